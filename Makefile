@@ -1,0 +1,53 @@
+# Two commands, on any machine with Python 3.11 or newer: `make demo` and `make test`.
+# Each sets itself up first: a virtual environment in .venv with the versions in constraints.txt.
+#
+#   make demo TORCH=cpu    on Linux, take torch's CPU build and not the large CUDA one
+#   make demo PYTHON=...   use another Python than python3
+
+PYTHON ?= python3
+TORCH ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_FROM := $(if $(filter cpu,$(TORCH)),--index-url $(CPU_INDEX))
+
+.PHONY: demo test test-system lint soak bench clean
+
+demo: .venv/ready
+	@$(BIN)/limelight demo
+
+test: .venv/ready-to-develop
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+
+test-system: .venv/ready-to-develop
+	$(BIN)/pytest -m system
+
+lint: .venv/ready-to-develop
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+soak: .venv/ready-to-develop
+	$(BIN)/pytest -m soak -n auto --maxprocesses 4 --dist worksteal
+
+bench: .venv/ready-to-develop
+	$(BIN)/python benchmarks/model_speed.py
+
+clean:
+	rm -rf .venv build dist *.egg-info
+
+# torch comes first and alone, so that nothing else can pull in another build of it.
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Limelight needs Python 3.11 or newer; say which with: make PYTHON=python3.12" >&2; exit 2; }
+	@echo "Setting up .venv (torch is large: this takes a few minutes the first time) ..."
+	@$(PYTHON) -m venv .venv
+	@$(PIP) $(TORCH_FROM) torch
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/ready-to-develop: .venv/ready
+	@echo "Installing what tests and linting need ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,67 @@
+"""The command line: a table from names to functions. Options come from the functions' types.
+
+Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import tyro
+
+from limelight.errors import UserError
+
+
+def info(
+    recipe: Annotated[str, tyro.conf.Positional],
+    devices: int = 1,
+    batch_tokens: int = 0,
+    json: bool = False,
+) -> None:
+    """Sizes of a model: parameters by part, multiply-adds per token, memory. Nothing is allocated.
+
+    Args:
+        recipe: the name of a recipe, or a TOML file.
+        devices: share the training state out over so many devices (full sharding).
+        batch_tokens: tokens in each device's batch; 0 for one text of full length.
+        json: print one JSON document.
+    """
+    from limelight.recipe import load_recipe
+
+    loaded = load_recipe(recipe)  # a misspelt name is refused before torch is even imported
+
+    from rich.console import Console
+
+    from limelight.info import describe, show
+
+    facts = describe(loaded, batch_tokens, devices)
+    if json:
+        from json import dumps
+
+        print(dumps(facts, indent=2))
+    else:
+        show(facts, Console())
+
+
+def demo() -> None:
+    """Build a tiny Transformer and watch one attention step with its true numbers."""
+    from limelight.demo import run
+
+    run()
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"demo": demo, "info": info}
+
+
+def main() -> None:
+    """Run the command; a user's mistake is answered with a sentence and exit code 2."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="limelight", description="The Transformer, whole and in the open."
+        )
+    except UserError as error:
+        print(f"limelight: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader (`head`, a pager) has seen enough
+        sys.exit(0)

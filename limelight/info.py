@@ -1,0 +1,233 @@
+"""`limelight info`: what a model weighs and what work it does, counted on the model itself.
+
+It is built on torch's meta device, where tensors have shapes and no numbers, so that even GPT-3
+takes no memory. One pass through it counts the multiply-adds, and what a backward pass would have
+to keep.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from limelight.errors import UserError
+from limelight.model import AnyConfig, build
+from limelight.model.attention import Attention
+from limelight.model.decoder_only import DecoderOnly
+from limelight.model.encoder_decoder import EncoderDecoder
+from limelight.model.layers import Layer
+from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDecoder
+from limelight.model.stack import Embedding
+from limelight.recipe import Recipe
+
+FLOAT = 4  # bytes of a float32
+ADAM = 4 * FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
+PARTS = {  # the first mark found in a parameter's name tells which part it belongs to
+    "norm.": "norms",
+    "attention.": "attention",
+    "feed_forward.": "feed-forward",
+    "_head.": "head",
+    "classifier.": "classifier",
+    "positions.": "positions",
+    "cell.": "recurrent cells",
+}
+
+
+def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[str, Any]:
+    """Everything `limelight info` tells, as plain data."""
+    config = recipe.model
+    if not 1 <= devices <= 1_000_000:
+        raise UserError(f"--devices {devices} is out of range: 1 to 1000000")
+    if batch_tokens and not config.max_len <= batch_tokens <= 2**32:
+        raise UserError(
+            f"--batch-tokens {batch_tokens} is out of range: from one full-length text, "
+            f"max_len={config.max_len}, to {2**32}"
+        )
+    with torch.device("meta"):
+        model = build(config)
+    parts = count_parameters(model)
+    return {
+        "name": recipe.name,
+        "about": recipe.about,
+        "model": asdict(config),
+        "parameters": sum(parts.values()),
+        "parts": parts,
+        "published": asdict(recipe.published) if recipe.published else None,
+        "multiply_adds_per_token": multiply_adds(model, config),
+        "training_bytes": training_memory(model, config, batch_tokens, devices),
+        "decoding_bytes": decoding_memory(model, config),
+    }
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Parameters by part; a shared table counts once, where it is met first."""
+    count: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        side = name.split(".")[0]
+        part = next((part for mark, part in PARTS.items() if mark in name), "embedding")
+        part = f"{side} {part}" if side in ("encoder", "decoder") else part
+        count[part] = count.get(part, 0) + parameter.numel()
+    return count
+
+
+def full_length(config: AnyConfig, rows: int = 1) -> list[Tensor]:
+    """Tokens for a pass of full length: source and target, or one text."""
+    tokens = torch.zeros(rows, config.max_len, dtype=torch.long, device="meta")
+    return [tokens, tokens] if config.family.endswith("encoder-decoder") else [tokens]
+
+
+def multiply_adds(model: nn.Module, config: AnyConfig) -> dict[str, dict[str, int]]:
+    """For one token of a full-length text, by part: with the weights, and with the other positions.
+
+    All pairs of positions count, those behind a mask too: a plain kernel computes them.
+    """
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(*full_length(config))
+    by_part = {}
+    for path, flops in counter.get_flop_counts().items():
+        parent, _, part = path.rpartition(".")
+        if parent == type(model).__name__ and flops:
+            weights = sum(n for op, n in flops.items() if str(op) in ("aten.mm", "aten.addmm"))
+            scale = 2 * config.max_len  # a multiply-add is two operations
+            positions = sum(flops.values()) - weights
+            by_part[part] = {"weights": weights // scale, "positions": positions // scale}
+    return by_part
+
+
+def training_memory(
+    model: nn.Module, config: AnyConfig, batch_tokens: int, devices: int
+) -> dict[str, int]:
+    """Bytes per device in float32 with Adam, whose state is shared out over all devices (FSDP)."""
+    rows = max(1, batch_tokens // config.max_len)
+    tokens = rows * config.max_len
+    units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]
+    memory = {
+        "weights, gradients, Adam": ADAM * size(model) // devices,
+        # While a sharded layer computes it is gathered whole, and the next one is on its way.
+        "gathered layers": 2 * FLOAT * max(map(size, units or [model])) if devices > 1 else 0,
+        "activations": kept_for_backward(model, full_length(config, rows)),
+        "logits and their gradient": 2 * FLOAT * tokens * config.vocab,
+    }
+    return {"devices": devices, "tokens": tokens, **memory, "total": sum(memory.values())}
+
+
+def size(module: nn.Module) -> int:
+    """How many parameters a part has."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+class FusedAttention(torch.autograd.Function):
+    """Stands in for the fused kernel: it keeps its inputs and output, never the T x S weights."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Keep what the kernel keeps."""
+        output = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, output)
+        return output
+
+
+def keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    """`attend`, for what it keeps and not for what it gives."""
+    return FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
+
+
+def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> int:
+    """Bytes of all values that a training pass keeps for its backward pass, up to the logits."""
+    kept = {}
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+    def keep(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return value
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = keep_as_fused
+    with saved_tensors_hooks(keep, lambda value: value):
+        model.train()(*tokens)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def decoding_memory(model: nn.Module, config: AnyConfig) -> dict[str, int]:
+    """Bytes in float32: the weights, and for each text what a full-length cache holds."""
+    memory = {"weights": FLOAT * size(model)}
+    if isinstance(model, EncoderDecoder | RecurrentEncoderDecoder):
+        memory["cache of one text"] = weigh(vars(model.start(full_length(config)[0])))
+    elif isinstance(model, DecoderOnly | RecurrentDecoderOnly):
+        memory["cache of one text"] = weigh(vars(model.start(1)))
+    return memory
+
+
+def weigh(value: object) -> int:
+    """Bytes of the tensors in a cache."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(weigh, value)) if isinstance(value, list | tuple) else 0
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    """The same for people: three tables that fit 80 columns."""
+    console.print(f"[bold]{facts['name']}[/]  {facts['about']}", highlight=False)
+    shape = ", ".join(f"{k} {v}" for k, v in facts["model"].items() if not isinstance(v, bool))
+    console.print(shape, style="dim", highlight=False)
+    rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
+    table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
+    if facts["published"]:
+        show_published(facts, console)
+    work = dict(facts["multiply_adds_per_token"])
+    work["total"] = {kind: sum(v[kind] for v in work.values()) for kind in ("weights", "positions")}
+    length = facts["model"]["max_len"]
+    heads = ["multiply-adds per token", "with weights", f"with {length} positions"]
+    table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
+    show_memory(facts, console)
+
+
+def show_published(facts: dict[str, Any], console: Console) -> None:
+    """Our count beside the published one, and why they differ."""
+    theirs = facts["published"]
+    ours, said = short(facts["parameters"]), short(theirs["parameters"])
+    console.print(f"counted {ours}, published {said} ({theirs['source']})", highlight=False)
+    if theirs["difference"]:
+        console.print(theirs["difference"].strip(), style="dim", highlight=False)
+
+
+def show_memory(facts: dict[str, Any], console: Console) -> None:
+    """What training and decoding take."""
+    training, decoding = dict(facts["training_bytes"]), facts["decoding_bytes"]
+    devices, tokens = training.pop("devices"), training.pop("tokens")
+    where = f"each of {devices} devices" if devices > 1 else "one device"
+    rows = [(k, short(n, "B")) for k, n in training.items() if n]
+    table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
+    table(console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()])
+
+
+def table(console: Console, heads: list[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """A plain table with numbers to the right."""
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, head in enumerate(heads):
+        drawn.add_column(head, justify="right" if i else "left")
+    for row in rows:
+        drawn.add_row(*row, style="bold" if row[0] == "total" else None)
+    console.print(drawn)
+
+
+def short(number: float, unit: str = "") -> str:
+    """Three digits and a letter: 65.1M, 2.80TB."""
+    letters = ["", "k", "M", "G" if unit else "B", "T"]
+    power = 0
+    while number >= 999.5 and power < len(letters) - 1:
+        number, power = number / 1000, power + 1
+    digits = f"{number:.3g}" if number < 100 else f"{number:.0f}"
+    return f"{digits}{letters[power]}{unit}"

@@ -1,0 +1,44 @@
+"""Integers become predictions: every family of Transformer from one set of blocks.
+
+Read in this order: `config` (what a model looks like), `attention` (the heart), `positions`,
+`layers` (Figure 1), `cache` (what decoding keeps), `stack` (N layers and both ends), then the
+families `encoder_decoder` (the paper), `decoder_only` (GPT), `encoder_only` (BERT), `recurrent`
+(what the paper replaced), and last `taps` (how to watch them all).
+
+Shape letters, the same in every file:
+    B batch    T target or query positions    S source or key positions    V vocabulary    N layers
+    D d_model  H heads    G heads of keys and values (G divides H)    K = D / H
+
+Models hold parameters only. Caches are passed in; training, devices and tracing live outside.
+"""
+
+from typing import TYPE_CHECKING
+
+from limelight.model.config import AnyConfig, ModelConfig, RecurrentConfig, model_config
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+__all__ = ["AnyConfig", "ModelConfig", "RecurrentConfig", "build", "model_config"]
+
+
+def build(config: AnyConfig) -> "Module":
+    """The model that a configuration describes, freshly initialised."""
+    # Imported here, so that reading a configuration does not wait for torch.
+    from limelight.model.decoder_only import DecoderOnly
+    from limelight.model.encoder_decoder import EncoderDecoder
+    from limelight.model.encoder_only import EncoderOnly
+    from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDecoder
+
+    if isinstance(config, RecurrentConfig):
+        recurrent = {
+            "recurrent-encoder-decoder": RecurrentEncoderDecoder,
+            "recurrent-decoder-only": RecurrentDecoderOnly,
+        }
+        return recurrent[config.family](config)
+    families = {
+        "encoder-decoder": EncoderDecoder,
+        "decoder-only": DecoderOnly,
+        "encoder-only": EncoderOnly,
+    }
+    return families[config.family](config)

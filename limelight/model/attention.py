@@ -1,0 +1,131 @@
+"""Attention, the heart of the paper (section 3.2): every position asks, every position may answer.
+
+Equation 1 stands here twice. `attend_explicitly` is the truth, one line per step, each of which can
+be watched; `attend` is the same in one fused kernel, and a test holds the two equal.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from limelight.model.config import ModelConfig
+
+Watch = Callable[[str, Tensor], Tensor]
+KeysValues = tuple[Tensor, Tensor]
+
+
+class Attend(Protocol):
+    """How queries (B H T K) gather from keys and values (B G S K), where G divides H."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float, /
+    ) -> Tensor:
+        """The weighted sums of values, B H T K. `mask` is True where a query may look."""
+        ...
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
+) -> Tensor:
+    """Equation 1 in one fused kernel."""
+    grouped = q.size(1) != k.size(1)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=grouped
+    )
+
+
+def attend_explicitly(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    watch: Watch = lambda _, value: value,
+) -> Tensor:
+    """Equation 1 step by step: softmax(Q K^T / sqrt(d_k)) V."""
+    q, k, v = watch("q", q), watch("k", k), watch("v", v)
+    k, v = share_heads(k, q.size(1)), share_heads(v, q.size(1))
+    scores = watch("scores", q @ k.transpose(-2, -1))  # B H T S: each query against each key
+    scaled = watch("scaled", scores / math.sqrt(q.size(-1)))
+    if causal:
+        mask = look_back(q.size(-2), q.device)
+    masked = scaled if mask is None else scaled.masked_fill(~mask, -math.inf)
+    weights = watch("weights", watch("masked", masked).softmax(dim=-1))  # each row sums to 1
+    return watch("mixed", F.dropout(weights, dropout) @ v)  # B H T K
+
+
+def share_heads(x: Tensor, heads: int) -> Tensor:
+    """Repeat each of the G heads of keys or values for the group of query heads that shares it."""
+    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
+
+
+def look_back(length: int, device: torch.device) -> Tensor:
+    """The look-ahead mask, T T: a position sees itself and what came before, never what follows."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def may_see(real: Tensor, causal: bool = False) -> Tensor:
+    """The mask for a padded batch, B 1 T S or B 1 1 S, from `real` (B S), False at padding.
+
+    Softmax over nothing would be NaN. So a padding position under the causal mask sees itself, and
+    a row that is all padding sees its padding; nothing real ever looks there.
+    """
+    if not causal:
+        return (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
+    length = real.size(1)
+    itself = torch.eye(length, dtype=torch.bool, device=real.device)
+    return (look_back(length, real.device) & real[:, None, None, :]) | itself
+
+
+class Attention(nn.Module):
+    """Multi-head attention (section 3.2.2), for self, masked, cross and cached use alike.
+
+    Queries always come from `x`. Keys and values come from `x` too (self-attention) or from
+    `memory`, the encoder's output (cross-attention): the decoder asks, the encoder answers. Many
+    explainers have this reversed; the shape B H T S of the weights settles it.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d_model, d_keys = config.d_model, config.kv_heads * config.d_head
+        self.d_head = config.d_head
+        self.dropout = config.attention_dropout
+        self.query = nn.Linear(d_model, d_model, bias=config.bias)
+        self.key = nn.Linear(d_model, d_keys, bias=config.bias)
+        self.value = nn.Linear(d_model, d_keys, bias=config.bias)
+        self.output = nn.Linear(d_model, d_model, bias=config.bias)
+        self.attend: Attend = attend
+
+    def forward(
+        self,
+        x: Tensor,  # B T D
+        memory: Tensor | KeysValues | None = None,  # B S D, or what `keys_values` made of it before
+        mask: Tensor | None = None,  # True where a query may look
+        causal: bool = False,  # the look-ahead mask, without building it
+        rotate: Callable[[Tensor], Tensor] | None = None,  # rotary positions
+        remember: Callable[[Tensor, Tensor], KeysValues] | None = None,  # a cache: adds the past
+    ) -> Tensor:
+        q = self.split(self.query(x))  # B H T K
+        if isinstance(memory, tuple):
+            k, v = memory
+        else:
+            k, v = self.keys_values(x if memory is None else memory)  # B G S K
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        if remember is not None:
+            k, v = remember(k, v)
+        mixed = self.attend(q, k, v, mask, causal, self.dropout if self.training else 0.0)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # heads side by side again: B T D
+
+    def keys_values(self, states: Tensor) -> KeysValues:
+        """Keys and values of these states; for a source they are computed once and kept."""
+        return self.split(self.key(states)), self.split(self.value(states))
+
+    def split(self, x: Tensor) -> Tensor:
+        """Cut D numbers into heads of K: B T D -> B H T K."""
+        return x.view(*x.shape[:-1], -1, self.d_head).transpose(1, 2)

@@ -1,0 +1,65 @@
+"""What a decoder keeps between two tokens, so that a step does not redo the past.
+
+All room is taken once, in fixed shapes. A token's slot is its position: row b writes its next token
+at slot `length[b]`, and a query at position p sees the slots up to p. That one rule covers the
+look-ahead mask, rows of different lengths, and padding, which is written behind the last real
+token, never seen, and overwritten by what comes next.
+"""
+
+import torch
+from torch import Tensor
+
+from limelight.errors import UserError
+from limelight.model.attention import KeysValues
+from limelight.model.config import ModelConfig
+
+
+class Cache:
+    """Keys and values of every layer for a batch of rows, and those of the source, if any."""
+
+    def __init__(self, config: ModelConfig, rows: int, max_len: int, like: Tensor) -> None:
+        shape = (config.layers, rows, config.kv_heads, max_len, config.d_head)
+        self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)  # N B G S K
+        self.length = torch.zeros(rows, dtype=torch.long, device=like.device)
+        self.reach = 0  # no row is longer than this: the slots beyond need not be looked at
+        self.positions = self.length[:, None]  # B T: of the tokens being read now
+        self.memory: list[KeysValues] = []  # of each layer's cross-attention, computed once
+        self.memory_mask: Tensor | None = None
+
+    def open(self, count: int) -> None:
+        """Make ready for `count` more tokens in every row."""
+        room = self.keys.size(3)
+        if self.reach + count > room:
+            raise UserError(
+                f"{self.reach + count} tokens do not fit into a cache made for max_len={room}: "
+                "ask for a longer one, or stop earlier"
+            )
+        self.reach += count
+        self.positions = self.length[:, None] + torch.arange(count, device=self.length.device)
+
+    def mask(self) -> Tensor:
+        """B 1 T S: a token sees the slots up to its own."""
+        slots = torch.arange(self.reach, device=self.length.device)
+        return (slots <= self.positions[..., None])[:, None]
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
+        """Write the new keys and values (B G T K) into their slots; return them with the past."""
+        rows = torch.arange(k.size(0), device=k.device)[:, None]
+        self.keys[layer][rows, :, self.positions] = k.transpose(1, 2)
+        self.values[layer][rows, :, self.positions] = v.transpose(1, 2)
+        return self.keys[layer, :, :, : self.reach], self.values[layer, :, :, : self.reach]
+
+    def close(self, real: Tensor | None = None) -> Tensor:
+        """Count the tokens just read, without the padding behind them; return how many, B."""
+        count = self.positions.size(1)
+        taken = torch.full_like(self.length, count) if real is None else real.sum(dim=1)
+        self.length = self.length + taken
+        return taken
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be named again (beams) or not at all."""
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self.length = self.length[rows]
+        self.memory = [(k[rows], v[rows]) for k, v in self.memory]
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask[rows]

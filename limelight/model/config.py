@@ -1,0 +1,159 @@
+"""What a model looks like, as data: the numbers of the paper's Table 3, and some variants.
+
+Impossible configurations are refused here, before a single number is allocated.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin
+
+from limelight.errors import UserError, unknown
+
+Cell = Literal["rnn", "lstm", "gru"]
+
+LARGEST_SIZE = 2**24  # far beyond every published model, far below what would overflow anything
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A Transformer. The defaults are the paper's base model."""
+
+    family: Literal["encoder-decoder", "decoder-only", "encoder-only"] = "encoder-decoder"
+    vocab: int  # V: how many different tokens there are
+    layers: int = 6  # N, of the encoder and of the decoder
+    d_model: int = 512  # D: how many numbers stand for one token
+    d_ff: int = 0  # inside the feed-forward layer; 0 means 4 * d_model
+    heads: int = 8  # H
+    kv_heads: int = 0  # heads of keys and values, shared by groups of queries; 0 means `heads`
+    max_len: int = 512  # longest sequence: the table of learned positions, the room of a cache
+
+    norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
+    norm: Literal["layer", "rms"] = "layer"
+    norm_eps: float = 1e-5
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"] = "relu"
+    bias: bool = True  # in the linear layers of attention and feed-forward
+    tied: bool = True  # one table for source, target and classifier
+    dropout: float = 0.1  # on every sub-layer's output and on the embeddings (section 5.4)
+    attention_dropout: float = 0.0  # on the attention weights; the paper has none
+
+    sentence_pairs: bool = False  # encoder-only: a head that tells if two sentences belong together
+    classes: int = 0  # encoder-only: a classifier of whole texts in place of the masked-token head
+
+    def __post_init__(self) -> None:
+        check_fields(self, may_be_zero=("d_ff", "kv_heads", "classes"))
+        object.__setattr__(self, "d_ff", self.d_ff or 4 * self.d_model)
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        if self.d_model % self.heads:
+            fitting = [h for h in range(1, self.heads + 1) if self.d_model % h == 0]
+            raise UserError(
+                f"heads={self.heads} does not divide d_model={self.d_model}: "
+                f"every head needs an equal share; {fitting[-1]} heads would fit"
+            )
+        if self.heads % self.kv_heads:
+            raise UserError(
+                f"kv_heads={self.kv_heads} does not divide heads={self.heads}: "
+                "every group of query heads shares one head of keys and values"
+            )
+        if self.positions == "rotary" and self.d_head % 2:
+            raise UserError(
+                f"rotary positions turn pairs of numbers, but d_model={self.d_model} over "
+                f"heads={self.heads} gives {self.d_head} per head: choose an even share"
+            )
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise UserError(
+                f"sinusoidal positions come in pairs (sine, cosine), but d_model={self.d_model} "
+                "is odd: choose an even d_model"
+            )
+        if self.family != "encoder-only" and (self.sentence_pairs or self.classes):
+            name = "sentence_pairs" if self.sentence_pairs else "classes"
+            raise UserError(
+                f"{name}={getattr(self, name)} belongs to family='encoder-only', "
+                f"this is family={self.family!r}"
+            )
+        if self.classes and self.sentence_pairs:
+            raise UserError(
+                f"classes={self.classes} replaces the pre-training heads, so sentence_pairs=True "
+                "cannot be there too: choose one"
+            )
+        if self.classes == 1:
+            raise UserError("classes=1 leaves nothing to decide: at least 2 are needed")
+
+    @property
+    def d_head(self) -> int:
+        """K = D / H, the paper's d_k = d_v."""
+        return self.d_model // self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig:
+    """What the paper replaced: a recurrent language model, or a recurrent encoder and decoder."""
+
+    family: Literal["recurrent-encoder-decoder", "recurrent-decoder-only"]
+    vocab: int
+    layers: int = 2
+    d_model: int = 512  # the width of embeddings and of the recurrent state
+    cell: Cell = "lstm"
+    attention: bool = True  # encoder-decoder: additive attention over the encoder's states
+    max_len: int = 512  # longest sequence that training or decoding will ask for
+    tied: bool = True
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_fields(self, may_be_zero=())
+        if self.d_model % 2 and self.family == "recurrent-encoder-decoder":
+            raise UserError(
+                f"d_model={self.d_model} is odd: the encoder reads in both directions, "
+                "each with half of d_model"
+            )
+
+
+AnyConfig = ModelConfig | RecurrentConfig
+FAMILIES: dict[str, type[AnyConfig]] = {
+    name: config
+    for config in (ModelConfig, RecurrentConfig)
+    for name in get_args(config.__dataclass_fields__["family"].type)
+}
+
+
+def model_config(**values: object) -> AnyConfig:
+    """The configuration that these names and values describe, or a sentence that says why none."""
+    family = values.get("family", "encoder-decoder")
+    if str(family) not in FAMILIES:
+        raise unknown("family", family, FAMILIES)
+    config = FAMILIES[str(family)]
+    known = {field.name for field in fields(config)}
+    for name in values:
+        if name not in known:
+            raise unknown(f"{family} setting", name, known)
+    if "vocab" not in values:
+        raise UserError("vocab is missing: how many different tokens does the model know?")
+    return config(**values)  # type: ignore[arg-type]  # each config checks its own fields
+
+
+def check_fields(config: AnyConfig, may_be_zero: tuple[str, ...]) -> None:
+    """Hold every field to its type and bounds; what fields mean to each other is checked after."""
+    for field in fields(config):
+        value, name = getattr(config, field.name), field.name
+        if get_origin(field.type) is Literal:
+            if value not in get_args(field.type):
+                raise unknown(name, value, get_args(field.type))
+        elif field.type is bool:
+            if not isinstance(value, bool):
+                raise UserError(f"{name}={value!r} must be true or false")
+        elif field.type is int:
+            least = 0 if name in may_be_zero else 1
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UserError(f"{name}={value!r} must be a whole number")
+            if not least <= value <= LARGEST_SIZE:
+                raise UserError(f"{name}={value} is out of range: {least} to {LARGEST_SIZE}")
+        else:
+            check_fraction(name, value)
+
+
+def check_fraction(name: str, value: object) -> None:
+    """The remaining fields are rates and epsilons: from 0 to just under 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{name}={value!r} must be a number")
+    if not (math.isfinite(value) and 0 <= value < 1):
+        raise UserError(f"{name}={value} is out of range: from 0 to less than 1")

@@ -1,0 +1,61 @@
+"""GPT: the decoder alone, with nothing to look at but what it has written itself."""
+
+import math
+
+from torch import Tensor, nn
+
+from limelight.model.attention import may_see
+from limelight.model.cache import Cache
+from limelight.model.config import ModelConfig
+from limelight.model.positions import where
+from limelight.model.stack import Classifier, Embedding, Stack, last_real
+
+
+class DecoderOnly(nn.Module):
+    """Tokens in, a score for every next token out."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.target = Embedding(config)
+        self.decoder = Stack(config)
+        self.classifier = Classifier(self.target.tokens.weight, config.tied, bias=False)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """As in GPT-2: 0.02 everywhere, smaller where 2N sub-layers add onto one running sum."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                last = name.endswith(("attention.output", "feed_forward.outer"))
+                std = 0.02 / math.sqrt(2 * self.config.layers) if last else 0.02
+                nn.init.normal_(module.weight, std=std)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(self.classifier.weight, std=0.02)
+
+    def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+        """States, B T D: row t has read the tokens up to t.
+
+        `real` (B T) is False at padding; padding on the right needs none, it comes after all the
+        rest.
+        """
+        positions = where(tokens, real)
+        mask = None if real is None else may_see(real, causal=True)
+        return self.decoder(self.target(tokens, positions), positions, mask, mask is None)
+
+    def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+        """Logits, B T V: row t scores the token that follows tokens[:, t]."""
+        return self.classifier(self.decode(tokens, real))
+
+    def start(self, rows: int, max_len: int | None = None) -> Cache:
+        """The state from which `step` writes: nothing read yet."""
+        table = self.target.tokens.weight
+        return Cache(self.config, rows, max_len or self.config.max_len, like=table)
+
+    def step(self, tokens: Tensor, state: Cache, real: Tensor | None = None) -> Tensor:
+        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        state.open(tokens.size(1))
+        states = self.decoder.step(self.target(tokens, state.positions), state)
+        return self.classifier(last_real(states, state.close(real)))

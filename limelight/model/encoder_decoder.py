@@ -1,0 +1,94 @@
+"""The paper's model (Figure 1): an encoder reads the source, a decoder writes the target."""
+
+import math
+
+from torch import Tensor, nn
+
+from limelight.model.attention import may_see
+from limelight.model.cache import Cache
+from limelight.model.config import ModelConfig
+from limelight.model.positions import where
+from limelight.model.stack import Classifier, Embedding, Stack, last_real
+
+
+class EncoderDecoder(nn.Module):
+    """Source and target tokens in, a score for every next target token out.
+
+    `source_real` and `target_real` (B S, B T) are False at padding. They may be left out when there
+    is none; so may `target_real` for padding on the right, which the look-ahead mask hides anyway.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        scale = math.sqrt(config.d_model)
+        self.source = Embedding(config, scale)
+        self.target = Embedding(config, scale)
+        self.encoder = Stack(config)
+        self.decoder = Stack(config, cross=True)
+        if config.tied:  # section 3.4: one table for both embeddings and the classifier
+            self.source.tokens.weight = self.target.tokens.weight
+        # The paper is silent on a bias here; Marian's published translators have one.
+        self.classifier = Classifier(self.target.tokens.weight, config.tied, bias=True)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """As in the paper's code: Glorot for matrices, d_model^-0.5 for tables, zero for biases.
+
+        The tables are small because sqrt(d_model) multiplies them when they are read.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
+        nn.init.normal_(self.classifier.weight, std=self.config.d_model**-0.5)
+
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
+        """The memory, B S D: one vector per source token, not one for the sentence."""
+        positions = where(source, source_real)
+        mask = None if source_real is None else may_see(source_real)
+        return self.encoder(self.source(source, positions), positions, mask)
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Tensor,
+        source_real: Tensor | None = None,
+        target_real: Tensor | None = None,
+    ) -> Tensor:
+        """States, B T D: row t has read the target up to t, and the whole memory."""
+        positions = where(target, target_real)
+        mask = None if target_real is None else may_see(target_real, causal=True)
+        memory_mask = None if source_real is None else may_see(source_real)
+        x = self.target(target, positions)
+        return self.decoder(x, positions, mask, mask is None, memory, memory_mask)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_real: Tensor | None = None,
+        target_real: Tensor | None = None,
+    ) -> Tensor:
+        """Logits, B T V: row t scores the token that follows target[:, t]."""
+        memory = self.encode(source, source_real)
+        return self.classifier(self.decode(target, memory, source_real, target_real))
+
+    def start(
+        self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
+    ) -> Cache:
+        """The state from which `step` writes: the source is read once, its keys and values kept."""
+        memory = self.encode(source, source_real)
+        cache = Cache(self.config, source.size(0), max_len or self.config.max_len, like=memory)
+        cache.memory = self.decoder.keys_values(memory)
+        cache.memory_mask = None if source_real is None else may_see(source_real)
+        return cache
+
+    def step(self, tokens: Tensor, state: Cache, real: Tensor | None = None) -> Tensor:
+        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        state.open(tokens.size(1))
+        states = self.decoder.step(self.target(tokens, state.positions), state)
+        return self.classifier(last_real(states, state.close(real)))

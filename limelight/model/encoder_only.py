@@ -1,0 +1,103 @@
+"""BERT: the encoder alone, which sees both ways, with a head for each thing people ask of it."""
+
+import torch
+from torch import Tensor, nn
+
+from limelight.model.attention import may_see
+from limelight.model.config import ModelConfig
+from limelight.model.layers import ACTIVATIONS, make_norm
+from limelight.model.positions import where
+from limelight.model.stack import Classifier, Embedding, Stack
+
+
+class MaskedTokenHead(nn.Module):
+    """What stood here? One more layer, then a score for every token of the vocabulary."""
+
+    def __init__(self, config: ModelConfig, table: Tensor) -> None:
+        super().__init__()
+        self.activate = ACTIVATIONS[config.activation]
+        self.inner = nn.Linear(config.d_model, config.d_model)
+        self.norm = make_norm(config)
+        self.classifier = Classifier(table, config.tied, bias=True)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.classifier(self.norm(self.activate(self.inner(states))))
+
+
+class TextHead(nn.Module):
+    """What is this text, or this pair? Decided from the first token's state alone."""
+
+    def __init__(self, config: ModelConfig, classes: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.d_model, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.d_model, classes)
+
+    def forward(self, first: Tensor) -> Tensor:
+        return self.classifier(self.dropout(torch.tanh(self.inner(first))))
+
+
+class EncoderOnly(nn.Module):
+    """Tokens in, a state for every token out, and on top the head that the model is trained for.
+
+    A pre-trained model fills in masked tokens, and with `sentence_pairs` tells whether two
+    sentences belong together. With `classes` it is a classifier of texts.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source = Embedding(config, segments=2, norm=True)  # the two sentences of a pair
+        self.encoder = Stack(config)
+        if config.classes:
+            self.text_head = TextHead(config, config.classes)
+        else:
+            self.masked_head = MaskedTokenHead(config, self.source.tokens.weight)
+        if config.sentence_pairs:
+            self.pair_head = TextHead(config, 2)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """As in BERT: a normal distribution of 0.02, cut at two deviations; zero for biases."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding | Classifier):
+                nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def encode(
+        self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """States, B S D. `segments` is 1 in the second sentence; `real` is False at padding."""
+        positions = where(tokens, real)
+        mask = None if real is None else may_see(real)
+        return self.encoder(self.source(tokens, positions, segments), positions, mask)
+
+    def forward(
+        self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """Logits: B classes for a classifier, else B S V for what may stand at each position."""
+        states = self.encode(tokens, segments, real)
+        return self.classify(states, real) if self.config.classes else self.masked_head(states)
+
+    def classify(self, states: Tensor, real: Tensor | None = None) -> Tensor:
+        """Logits for each class of text, B classes."""
+        return self.text_head(first_real(states, real))
+
+    def relate(self, states: Tensor, real: Tensor | None = None) -> Tensor:
+        """Logits for "the second sentence follows the first" and "it does not", B 2."""
+        return self.pair_head(first_real(states, real))
+
+    def pool(self, states: Tensor, real: Tensor | None = None) -> Tensor:
+        """One vector for the text, B D: the mean of its real tokens, to compare by meaning."""
+        if real is None:
+            return states.mean(dim=1)
+        kept = states.masked_fill(~real[..., None], 0)
+        return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def first_real(states: Tensor, real: Tensor | None) -> Tensor:
+    """The state of each row's first real token, B D."""
+    if real is None:
+        return states[:, 0]
+    return states[torch.arange(states.size(0), device=states.device), real.int().argmax(dim=1)]

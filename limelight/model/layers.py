@@ -1,0 +1,90 @@
+"""One layer of Figure 1: attention and feed-forward, each with its residual connection and norm."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from limelight.model.attention import Attention, KeysValues
+from limelight.model.config import ModelConfig
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,  # the paper
+    "gelu": F.gelu,  # BERT
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2
+    "silu": F.silu,  # Marian's published translators
+    "swiglu": F.silu,  # Llama, with a gate beside it
+}
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """Layer normalisation, or Llama's without mean and shift."""
+    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+    return kind(config.d_model, eps=config.norm_eps)
+
+
+class FeedForward(nn.Module):
+    """Section 3.3: D -> d_ff -> D at every position alike."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activate = ACTIVATIONS[config.activation]
+        self.inner = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
+        self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+        gated = config.activation == "swiglu"
+        self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.bias) if gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.outer(self.activate(self.inner(x)))
+        return self.outer(self.activate(self.gate(x)) * self.inner(x))
+
+
+class Residual(nn.Module):
+    """What surrounds every sub-layer: dropout, the sum with its input, a norm.
+
+    Post-norm is the paper: norm(x + f(x)). Pre-norm is GPT-2's: x + f(norm(x)), which is easier to
+    train in deep stacks because the sums run through untouched.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.post = config.norm_order == "post"
+        self.norm = make_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.post:
+            return self.norm(x + self.dropout(sublayer(x)))
+        return x + self.dropout(sublayer(self.norm(x)))
+
+
+class Layer(nn.Module):
+    """Figure 1: the left column, or with `cross` the right one, which also looks at the memory."""
+
+    def __init__(self, config: ModelConfig, cross: bool = False) -> None:
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.self_residual = Residual(config)
+        if cross:
+            self.cross_attention = Attention(config)
+            self.cross_residual = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(
+        self,
+        x: Tensor,  # B T D
+        mask: Tensor | None = None,
+        causal: bool = False,
+        rotate: Callable[[Tensor], Tensor] | None = None,
+        remember: Callable[[Tensor, Tensor], KeysValues] | None = None,
+        memory: Tensor | KeysValues | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        x = self.self_residual(
+            x, lambda x: self.self_attention(x, None, mask, causal, rotate, remember)
+        )
+        if memory is not None:
+            x = self.cross_residual(x, lambda x: self.cross_attention(x, memory, memory_mask))
+        return self.feed_forward_residual(x, self.feed_forward)

@@ -1,0 +1,75 @@
+"""Where a token stands (section 3.5). Attention itself has no order; these give it one.
+
+Sinusoidal is the paper's, learned is GPT-2's and BERT's, rotary is Llama's. The first and the last
+are formulas, computed when needed: no parameters, and no length at which a table would end.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from limelight.errors import UserError
+
+
+def where(tokens: Tensor, real: Tensor | None) -> Tensor:
+    """The position of each token, T or B T, counted from the first real one: padding has none."""
+    if real is None:
+        return torch.arange(tokens.size(1), device=tokens.device)
+    return (real.cumsum(dim=1) - 1).clamp(min=0)
+
+
+def angles(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """pos / 10000^(2i/width) for i = 0 .. width/2 - 1, the angles of section 3.5: ... width/2."""
+    precise = torch.promote_types(dtype, torch.float32)  # half precision cannot count to a thousand
+    i = torch.arange(width // 2, device=positions.device, dtype=precise)
+    return positions[..., None].to(precise) * 10000 ** (-2 * i / width)
+
+
+def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
+    """PE(pos, 2i) = sin(angle), PE(pos, 2i+1) = cos(angle): ... D.
+
+    Chosen because PE(pos + k) is a linear function of PE(pos): a turn by k's angle in each pair.
+    """
+    angle = angles(positions, d_model, dtype)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).to(dtype)
+
+
+def rotation(positions: Tensor, d_head: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Rotary positions: a function that turns each pair of a query or key by its position's angle.
+
+    Two turned vectors meet at the difference of their angles, so scores depend on distance alone.
+    """
+    angle = angles(positions, d_head, dtype)
+    if angle.dim() == 3:
+        angle = angle[:, None]  # B 1 T K/2: the same turn in all heads
+    sin, cos = angle.sin(), angle.cos()
+
+    def rotate(x: Tensor) -> Tensor:  # B H T K
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+
+    return rotate
+
+
+class SinusoidalPositions(nn.Module):
+    """The paper's fixed waves."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return sinusoids(positions, self.d_model, dtype)
+
+
+class LearnedPositions(nn.Embedding):
+    """A vector per position, learned like a word's; it ends where the table ends."""
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+        if positions.size(-1) > self.num_embeddings:
+            raise UserError(
+                f"{positions.size(-1)} tokens are too many for this model: its learned positions "
+                f"end at max_len={self.num_embeddings}; shorten the text"
+            )
+        return super().forward(positions).to(dtype)

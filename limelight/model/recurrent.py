@@ -1,0 +1,255 @@
+"""What the paper replaced: networks that read one token after another and carry a state along.
+
+They are here to be compared with. They speak the same language as the Transformers (`encode`,
+`decode`, `start`, `step`, `select`), so that training, decoding and evaluation need not know.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from limelight.model.attention import may_see
+from limelight.model.config import RecurrentConfig
+from limelight.model.stack import Classifier, last_real
+
+CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+Hidden = tuple[Tensor, ...]  # what a cell carries along, each N B D: (h,), or (h, c) for an LSTM
+
+
+class Memory(NamedTuple):
+    """What a recurrent encoder leaves: its state after each token, B S D, and after the last."""
+
+    states: Tensor
+    hidden: Hidden
+
+
+@dataclass
+class RecurrentState:
+    """Where a recurrent decoder stands: a few vectors per row, however much it has read."""
+
+    hidden: Hidden
+    memory: Tensor | None = None  # B S D
+    keys: Tensor | None = None  # B S D: the memory as additive attention compares it, computed once
+    mask: Tensor | None = None  # B 1 S
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be named again (beams) or not at all."""
+        self.hidden = tuple(h[:, rows] for h in self.hidden)
+        for name in ("memory", "keys", "mask"):
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else value[rows])
+
+
+class Reader(nn.Module):
+    """Layers of recurrent cells over a padded batch; padding leaves no trace in the state."""
+
+    def __init__(self, config: RecurrentConfig, both_ways: bool = False) -> None:
+        super().__init__()
+        self.cell = CELLS[config.cell](
+            config.d_model,
+            config.d_model // 2 if both_ways else config.d_model,
+            num_layers=config.layers,
+            dropout=config.dropout if config.layers > 1 else 0.0,
+            batch_first=True,
+            bidirectional=both_ways,
+        )
+
+    def forward(
+        self, x: Tensor, hidden: Hidden | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, Hidden]:
+        """The state after each token, B T D, and what is carried along after each row's last."""
+        carried = hidden[0] if hidden is not None and len(hidden) == 1 else hidden
+        if real is None:
+            states, carried = self.cell(x, carried)
+        else:
+            front = real.int().argsort(dim=1, descending=True, stable=True)  # real tokens first
+            lengths = real.sum(dim=1).clamp(min=1).cpu()
+            packed = pack_padded_sequence(
+                x.gather(1, front[..., None].expand_as(x)), lengths, True, enforce_sorted=False
+            )
+            packed_states, carried = self.cell(packed, carried)
+            states, _ = pad_packed_sequence(packed_states, True, total_length=x.size(1))
+            states = states.gather(1, front.argsort(dim=1)[..., None].expand_as(states))
+        carried = carried if isinstance(carried, tuple) else (carried,)
+        return states, tuple(
+            both_directions(h) for h in carried
+        ) if self.cell.bidirectional else carried
+
+    def initialise(self) -> None:
+        """As torch does it, but an LSTM begins by remembering: its forget gates start at bias 1."""
+        self.cell.reset_parameters()
+        if isinstance(self.cell, nn.LSTM):
+            size = self.cell.hidden_size
+            for name, bias in self.cell.named_parameters():
+                if name.startswith("bias"):
+                    nn.init.constant_(bias[size : 2 * size], 1.0 if "_ih_" in name else 0.0)
+
+
+def both_directions(hidden: Tensor) -> Tensor:
+    """2N B D/2 -> N B D: the forward and the backward state of a layer side by side."""
+    return torch.cat([hidden[0::2], hidden[1::2]], dim=-1)
+
+
+class AdditiveAttention(nn.Module):
+    """Bahdanau's score, v . tanh(W q + U k), where the Transformer has q . k.
+
+    Like Luong's it is placed behind the recurrence rather than inside it, so that training can read
+    all target tokens in one call of the cell.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, d_model, bias=False)
+        self.score = nn.Linear(d_model, 1, bias=False)
+        self.softmax = nn.Softmax(dim=-1)
+        self.output = nn.Linear(2 * d_model, d_model)
+
+    def forward(self, x: Tensor, memory: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+        compared = torch.tanh(self.query(x)[:, :, None] + keys[:, None])  # B T S D
+        scores = self.score(compared).squeeze(-1)  # B T S
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        mixed = self.softmax(scores) @ memory  # B T D
+        return torch.tanh(self.output(torch.cat([x, mixed], dim=-1)))
+
+
+class RecurrentEncoderDecoder(nn.Module):
+    """Sequence to sequence: an encoder reads both ways, a decoder starts from its last state.
+
+    Without attention that state is all the decoder ever knows of the source, however long it was.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source = nn.Embedding(config.vocab, config.d_model)
+        self.target = nn.Embedding(config.vocab, config.d_model)
+        self.encoder = Reader(config, both_ways=True)
+        self.decoder = Reader(config)
+        self.attention = AdditiveAttention(config.d_model) if config.attention else None
+        self.dropout = nn.Dropout(config.dropout)
+        if config.tied:
+            self.source.weight = self.target.weight
+        self.classifier = Classifier(self.target.weight, config.tied, bias=True)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Tables as in the Transformer, so that a comparison compares something else."""
+        initialise_tables(self)
+        self.encoder.initialise()
+        self.decoder.initialise()
+
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+        """The states of every source token, and the last."""
+        x = embed(self.source, source, self.dropout)
+        return Memory(*self.encoder(x, None, source_real))
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Memory,
+        source_real: Tensor | None = None,
+        target_real: Tensor | None = None,
+    ) -> Tensor:
+        """States, B T D: row t has read the target up to t."""
+        return self.read(target, self.remember(memory, source_real), target_real)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_real: Tensor | None = None,
+        target_real: Tensor | None = None,
+    ) -> Tensor:
+        """Logits, B T V: row t scores the token that follows target[:, t]."""
+        memory = self.encode(source, source_real)
+        return self.classifier(self.decode(target, memory, source_real, target_real))
+
+    def start(
+        self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
+    ) -> RecurrentState:
+        """The state from which `step` writes; it needs no room, so `max_len` changes nothing."""
+        return self.remember(self.encode(source, source_real), source_real)
+
+    def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
+        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        states = self.read(tokens, state, real)
+        return self.classifier(last_real(states, count_real(tokens, real)))
+
+    def remember(self, memory: Memory, source_real: Tensor | None) -> RecurrentState:
+        """The decoder's first state: the encoder's last one, and with attention all the others."""
+        state = RecurrentState(memory.hidden)
+        if self.attention is None:
+            return state
+        mask = None if source_real is None else may_see(source_real)[:, 0]
+        return replace(
+            state, memory=memory.states, keys=self.attention.key(memory.states), mask=mask
+        )
+
+    def read(self, tokens: Tensor, state: RecurrentState, real: Tensor | None) -> Tensor:
+        """Take the tokens in and move the state on; B T D."""
+        x, state.hidden = self.decoder(embed(self.target, tokens, self.dropout), state.hidden, real)
+        if self.attention is not None:
+            x = self.attention(x, state.memory, state.keys, state.mask)
+        return self.dropout(x)
+
+
+class RecurrentDecoderOnly(nn.Module):
+    """A recurrent language model: tokens in, a score for every next token out."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.target = nn.Embedding(config.vocab, config.d_model)
+        self.decoder = Reader(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = Classifier(self.target.weight, config.tied, bias=True)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """See RecurrentEncoderDecoder."""
+        initialise_tables(self)
+        self.decoder.initialise()
+
+    def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+        """States, B T D: row t has read the tokens up to t."""
+        states, _ = self.decoder(embed(self.target, tokens, self.dropout), None, real)
+        return self.dropout(states)
+
+    def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+        """Logits, B T V: row t scores the token that follows tokens[:, t]."""
+        return self.classifier(self.decode(tokens, real))
+
+    def start(self, rows: int, max_len: int | None = None) -> RecurrentState:
+        """The state from which `step` writes: nothing read yet, so all zeros."""
+        nothing = self.target.weight.new_zeros(self.config.layers, rows, self.config.d_model)
+        return RecurrentState((nothing, nothing) if self.config.cell == "lstm" else (nothing,))
+
+    def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
+        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        x = embed(self.target, tokens, self.dropout)
+        states, state.hidden = self.decoder(x, state.hidden, real)
+        return self.classifier(self.dropout(last_real(states, count_real(tokens, real))))
+
+
+def embed(table: nn.Embedding, tokens: Tensor, dropout: nn.Module) -> Tensor:
+    """B T -> B T D, lifted by sqrt(d_model) as in the Transformer."""
+    return dropout(table(tokens) * math.sqrt(table.embedding_dim))
+
+
+def count_real(tokens: Tensor, real: Tensor | None) -> Tensor:
+    """How many real tokens each row has, B."""
+    return (torch.ones_like(tokens) if real is None else real).sum(dim=1)
+
+
+def initialise_tables(model: nn.Module) -> None:
+    """d_model^-0.5 for the tables, because sqrt(d_model) multiplies them when they are read."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | Classifier):
+            nn.init.normal_(module.weight, std=module.weight.size(1) ** -0.5)

@@ -1,0 +1,106 @@
+"""Tokens become vectors, these go through N layers, and what comes out scores every word."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from limelight.model.attention import KeysValues
+from limelight.model.cache import Cache
+from limelight.model.config import ModelConfig
+from limelight.model.layers import Layer, make_norm
+from limelight.model.positions import LearnedPositions, SinusoidalPositions, rotation
+
+
+class Embedding(nn.Module):
+    """A learned vector for each token (section 3.4), plus its position (3.5).
+
+    `scale` is the paper's sqrt(d_model), which lifts small shared weights to the size of the waves
+    added to them; GPT-2 and BERT have none. `segments` and `norm` are BERT's.
+    """
+
+    def __init__(
+        self, config: ModelConfig, scale: float = 1.0, segments: int = 0, norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        self.tokens = nn.Embedding(config.vocab, config.d_model)
+        self.positions: nn.Module | None = (
+            None  # rotary positions enter later, at the queries and keys
+        )
+        if config.positions == "sinusoidal":
+            self.positions = SinusoidalPositions(config.d_model)
+        elif config.positions == "learned":
+            self.positions = LearnedPositions(config.max_len, config.d_model)
+        self.segments = nn.Embedding(segments, config.d_model) if segments else None
+        self.norm = make_norm(config) if norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None = None) -> Tensor:
+        x = self.tokens(tokens) * self.scale  # B T D
+        if self.positions is not None:
+            x = x + self.positions(positions, x.dtype)
+        if self.segments is not None:
+            x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments)
+        return self.dropout(self.norm(x))
+
+
+class Stack(nn.Module):
+    """N layers: an encoder, or with `cross` the paper's decoder, or without it GPT's."""
+
+    def __init__(self, config: ModelConfig, cross: bool = False) -> None:
+        super().__init__()
+        self.d_head = config.d_head
+        self.rotary = config.positions == "rotary"
+        self.layers = nn.ModuleList(Layer(config, cross) for _ in range(config.layers))
+        # Pre-norm leaves its running sum as it is, so it is normalised once, at the end.
+        self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,  # B T D
+        positions: Tensor,  # T or B T
+        mask: Tensor | None = None,
+        causal: bool = False,
+        memory: Tensor | None = None,  # B S D
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        rotate = rotation(positions, self.d_head, x.dtype) if self.rotary else None
+        for layer in self.layers:
+            x = layer(x, mask, causal, rotate, None, memory, memory_mask)
+        return self.norm(x)
+
+    def step(self, x: Tensor, cache: Cache) -> Tensor:
+        """The same for tokens that follow those in the cache."""
+        rotate = rotation(cache.positions, self.d_head, x.dtype) if self.rotary else None
+        mask = cache.mask()
+        for i, layer in enumerate(self.layers):
+            memory = cache.memory[i] if cache.memory else None
+            x = layer(x, mask, False, rotate, partial(cache.append, i), memory, cache.memory_mask)
+        return self.norm(x)
+
+    def keys_values(self, memory: Tensor) -> list[KeysValues]:
+        """What each layer's cross-attention makes of a source: computed once for all steps."""
+        layers = cast(Iterable[Layer], self.layers)
+        return [layer.cross_attention.keys_values(memory) for layer in layers]
+
+
+class Classifier(nn.Module):
+    """A score (logit) for each token of the vocabulary: D -> V, tied to the embedding or not."""
+
+    def __init__(self, table: Tensor, tied: bool, bias: bool) -> None:
+        super().__init__()
+        self.weight = table if tied else nn.Parameter(torch.empty_like(table))
+        self.bias = nn.Parameter(table.new_zeros(table.size(0))) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+def last_real(states: Tensor, taken: Tensor) -> Tensor:
+    """The state of each row's last real token, B D, where `taken` counts the real ones in front."""
+    index = (taken - 1).clamp(min=0)
+    return states[torch.arange(states.size(0), device=states.device), index]
