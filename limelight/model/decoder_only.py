@@ -8,7 +8,7 @@ from limelight.model.attention import may_see
 from limelight.model.cache import Cache
 from limelight.model.config import ModelConfig
 from limelight.model.positions import where
-from limelight.model.stack import Classifier, Embedding, Stack, last_real
+from limelight.model.stack import Classifier, Embedding, Stack, initialise, last_real
 
 
 class DecoderOnly(nn.Module):
@@ -24,16 +24,20 @@ class DecoderOnly(nn.Module):
 
     def initialise(self) -> None:
         """As in GPT-2: 0.02 everywhere, smaller where 2N sub-layers add onto one running sum."""
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                last = name.endswith(("attention.output", "feed_forward.outer"))
-                std = 0.02 / math.sqrt(2 * self.config.layers) if last else 0.02
-                nn.init.normal_(module.weight, std=std)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-        nn.init.normal_(self.classifier.weight, std=0.02)
+
+        def draw(name: str, matrix: Tensor) -> Tensor:
+            adds = name.endswith(("attention.output.weight", "feed_forward.outer.weight"))
+            return nn.init.normal_(
+                matrix, std=0.02 / math.sqrt(2 * self.config.layers if adds else 1)
+            )
+
+        self.tie()
+        initialise(self, draw)
+
+    def tie(self) -> None:
+        """One table for embedding and classifier. Moving off the meta device unties them."""
+        if self.config.tied:
+            self.classifier.weight = self.target.tokens.weight
 
     def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """States, B T D: row t has read the tokens up to t.

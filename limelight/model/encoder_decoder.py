@@ -8,7 +8,7 @@ from limelight.model.attention import may_see
 from limelight.model.cache import Cache
 from limelight.model.config import ModelConfig
 from limelight.model.positions import where
-from limelight.model.stack import Classifier, Embedding, Stack, last_real
+from limelight.model.stack import TABLES, Classifier, Embedding, Stack, initialise, last_real
 
 
 class EncoderDecoder(nn.Module):
@@ -26,8 +26,6 @@ class EncoderDecoder(nn.Module):
         self.target = Embedding(config, scale)
         self.encoder = Stack(config)
         self.decoder = Stack(config, cross=True)
-        if config.tied:  # section 3.4: one table for both embeddings and the classifier
-            self.source.tokens.weight = self.target.tokens.weight
         # The paper is silent on a bias here; Marian's published translators have one.
         self.classifier = Classifier(self.target.tokens.weight, config.tied, bias=True)
         self.initialise()
@@ -37,14 +35,19 @@ class EncoderDecoder(nn.Module):
 
         The tables are small because sqrt(d_model) multiplies them when they are read.
         """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
-        nn.init.normal_(self.classifier.weight, std=self.config.d_model**-0.5)
+
+        def draw(name: str, matrix: Tensor) -> Tensor:
+            if name.endswith(TABLES):
+                return nn.init.normal_(matrix, std=self.config.d_model**-0.5)
+            return nn.init.xavier_uniform_(matrix)
+
+        self.tie()
+        initialise(self, draw)
+
+    def tie(self) -> None:
+        """One table for both embeddings and the classifier (3.4). Moving off meta unties them."""
+        if self.config.tied:
+            self.source.tokens.weight = self.classifier.weight = self.target.tokens.weight
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
         """The memory, B S D: one vector per source token, not one for the sentence."""

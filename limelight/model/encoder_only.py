@@ -7,7 +7,7 @@ from limelight.model.attention import may_see
 from limelight.model.config import ModelConfig
 from limelight.model.layers import ACTIVATIONS, make_norm
 from limelight.model.positions import where
-from limelight.model.stack import Classifier, Embedding, Stack
+from limelight.model.stack import Classifier, Embedding, Stack, initialise
 
 
 class MaskedTokenHead(nn.Module):
@@ -59,11 +59,13 @@ class EncoderOnly(nn.Module):
 
     def initialise(self) -> None:
         """As in BERT: a normal distribution of 0.02, cut at two deviations; zero for biases."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding | Classifier):
-                nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.tie()
+        initialise(self, lambda _, matrix: nn.init.trunc_normal_(matrix, 0, 0.02, -0.04, 0.04))
+
+    def tie(self) -> None:
+        """One table for embedding and masked tokens. Moving off the meta device unties them."""
+        if self.config.tied and not self.config.classes:
+            self.masked_head.classifier.weight = self.source.tokens.weight
 
     def encode(
         self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None

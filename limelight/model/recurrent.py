@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from limelight.model.attention import may_see
 from limelight.model.config import RecurrentConfig
-from limelight.model.stack import Classifier, last_real
+from limelight.model.stack import Classifier, initialise, last_real
 
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 Hidden = tuple[Tensor, ...]  # what a cell carries along, each N B D: (h,), or (h, c) for an LSTM
@@ -134,16 +134,20 @@ class RecurrentEncoderDecoder(nn.Module):
         self.decoder = Reader(config)
         self.attention = AdditiveAttention(config.d_model) if config.attention else None
         self.dropout = nn.Dropout(config.dropout)
-        if config.tied:
-            self.source.weight = self.target.weight
         self.classifier = Classifier(self.target.weight, config.tied, bias=True)
         self.initialise()
 
     def initialise(self) -> None:
-        """Tables as in the Transformer, so that a comparison compares something else."""
-        initialise_tables(self)
+        """Outside the cells as in the Transformer, so that a comparison compares something else."""
+        self.tie()
+        initialise(self, draw)
         self.encoder.initialise()
         self.decoder.initialise()
+
+    def tie(self) -> None:
+        """One table for embeddings and classifier. Moving off the meta device unties them."""
+        if self.config.tied:
+            self.source.weight = self.classifier.weight = self.target.weight
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
         """The states of every source token, and the last."""
@@ -214,8 +218,14 @@ class RecurrentDecoderOnly(nn.Module):
 
     def initialise(self) -> None:
         """See RecurrentEncoderDecoder."""
-        initialise_tables(self)
+        self.tie()
+        initialise(self, draw)
         self.decoder.initialise()
+
+    def tie(self) -> None:
+        """One table for embedding and classifier. Moving off the meta device unties them."""
+        if self.config.tied:
+            self.classifier.weight = self.target.weight
 
     def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """States, B T D: row t has read the tokens up to t."""
@@ -248,8 +258,8 @@ def count_real(tokens: Tensor, real: Tensor | None) -> Tensor:
     return (torch.ones_like(tokens) if real is None else real).sum(dim=1)
 
 
-def initialise_tables(model: nn.Module) -> None:
+def draw(name: str, matrix: Tensor) -> Tensor:
     """d_model^-0.5 for the tables, because sqrt(d_model) multiplies them when they are read."""
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | Classifier):
-            nn.init.normal_(module.weight, std=module.weight.size(1) ** -0.5)
+    if name in ("source.weight", "target.weight", "classifier.weight"):
+        return nn.init.normal_(matrix, std=matrix.size(1) ** -0.5)
+    return nn.init.xavier_uniform_(matrix)

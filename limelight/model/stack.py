@@ -1,6 +1,6 @@
 """Tokens become vectors, these go through N layers, and what comes out scores every word."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import cast
 
@@ -89,7 +89,7 @@ class Stack(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A score (logit) for each token of the vocabulary: D -> V, tied to the embedding or not."""
+    """A score (logit) for each token of the vocabulary: D -> V, its table shared or not."""
 
     def __init__(self, table: Tensor, tied: bool, bias: bool) -> None:
         super().__init__()
@@ -98,6 +98,18 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+TABLES = ("tokens.weight", "positions.weight", "segments.weight", "classifier.weight")
+
+
+def initialise(model: nn.Module, draw: Callable[[str, Tensor], object]) -> None:
+    """Norms start at one, biases at zero, and every matrix as `draw(name, matrix)` fills it."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            draw(name, parameter)
+        else:
+            nn.init.constant_(parameter, 1.0 if name.endswith("norm.weight") else 0.0)
 
 
 def last_real(states: Tensor, taken: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ class Recorder:
 
 def eager(model: nn.Module) -> nn.Module:
     """The module underneath torch.compile's wrapper, DistributedDataParallel's, or both."""
-    while inner := model._modules.get("_orig_mod") or model._modules.get("module"):
+    while (inner := model._modules.get("_orig_mod", model._modules.get("module"))) is not None:
         model = inner
     return model
 

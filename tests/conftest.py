@@ -1,0 +1,14 @@
+"""Every test starts from the same random state, in one thread: xdist uses the other cores."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # other people's models are built here, never fetched
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def same_start() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)

@@ -1,0 +1,138 @@
+"""The three families again, in NumPy and double precision, sharing no code with the package.
+
+Written from the papers, one sentence and one head at a time, as slowly and plainly as possible.
+"""
+
+from math import erf, sqrt
+
+import numpy as np
+
+Weights = dict[str, np.ndarray]
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+ACTIVATION = {
+    "relu": lambda x: np.where(x > 0, x, 0.0),
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / sqrt(2))),
+    "gelu-tanh": lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "swiglu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+class Reference:
+    """One model's weights, and the equations that use them."""
+
+    def __init__(self, config, weights: Weights) -> None:
+        self.config, self.weights = config, weights
+
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        y = x @ self.weights[f"{name}.weight"].T
+        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        eps = self.config.norm_eps
+        rows = []
+        for row in x:
+            if self.config.norm == "rms":
+                rows.append(row / sqrt((row**2).mean() + eps) * self.weights[f"{name}.weight"])
+            else:
+                unit = (row - row.mean()) / sqrt(((row - row.mean()) ** 2).mean() + eps)
+                rows.append(unit * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"])
+        return np.stack(rows)
+
+    def embed(self, name: str, ids, scale: float, segments=None) -> np.ndarray:
+        d = self.config.d_model
+        rows = []
+        for place, token in enumerate(ids):
+            row = self.weights[f"{name}.tokens.weight"][token] * scale
+            if self.config.positions == "learned":
+                row = row + self.weights[f"{name}.positions.weight"][place]
+            if self.config.positions == "sinusoidal":
+                wave = [place / 10000 ** ((j - j % 2) / d) for j in range(d)]
+                row = row + [np.cos(w) if j % 2 else np.sin(w) for j, w in enumerate(wave)]
+            if segments is not None:
+                row = row + self.weights[f"{name}.segments.weight"][segments[place]]
+            rows.append(row)
+        x = np.stack(rows)
+        return self.norm(f"{name}.norm", x) if f"{name}.norm.weight" in self.weights else x
+
+    def turn(self, x: np.ndarray, place: int) -> np.ndarray:
+        """Rotary: each pair is a complex number, multiplied by e^(i angle)."""
+        width = len(x)
+        z = x[0::2] + 1j * x[1::2]
+        z = z * np.exp(1j * place * 10000.0 ** (-np.arange(0, width, 2) / width))
+        return np.stack([z.real, z.imag], axis=1).reshape(width)
+
+    def attention(self, name: str, x: np.ndarray, others: np.ndarray, causal: bool) -> np.ndarray:
+        config = self.config
+        size, group = config.d_model // config.heads, config.heads // config.kv_heads
+        q, k, v = (
+            self.linear(f"{name}.{part}", source)
+            for part, source in (("query", x), ("key", others), ("value", others))
+        )
+        rotary = config.positions == "rotary" and "self" in name
+        out = np.zeros_like(x)
+        for head in range(config.heads):
+            mine = slice(head * size, (head + 1) * size)
+            theirs = slice(head // group * size, (head // group + 1) * size)
+            for i in range(len(x)):
+                seen = range(i + 1) if causal else range(len(others))
+                scores = []
+                for j in seen:
+                    a, b = q[i, mine], k[j, theirs]
+                    if rotary:
+                        a, b = self.turn(a, i), self.turn(b, j)
+                    scores.append(a @ b / sqrt(size))
+                shares = softmax(np.array(scores))
+                out[i, mine] = sum(s * v[j, theirs] for s, j in zip(shares, seen, strict=True))
+        return self.linear(f"{name}.output", out)
+
+    def feed_forward(self, name: str, x: np.ndarray) -> np.ndarray:
+        active = ACTIVATION[self.config.activation]
+        if self.config.activation == "swiglu":
+            inner = active(self.linear(f"{name}.gate", x)) * self.linear(f"{name}.inner", x)
+        else:
+            inner = active(self.linear(f"{name}.inner", x))
+        return self.linear(f"{name}.outer", inner)
+
+    def sublayer(self, name: str, x: np.ndarray, function) -> np.ndarray:
+        if self.config.norm_order == "post":
+            return self.norm(f"{name}.norm", x + function(x))
+        return x + function(self.norm(f"{name}.norm", x))
+
+    def stack(self, side: str, x: np.ndarray, causal: bool, memory=None) -> np.ndarray:
+        for i in range(self.config.layers):
+            layer = f"{side}.layers.{i}"
+            for_self = f"{layer}.self_attention"
+            x = self.sublayer(
+                f"{layer}.self_residual", x, lambda x, n=for_self: self.attention(n, x, x, causal)
+            )
+            if memory is not None:
+                for_cross = f"{layer}.cross_attention"
+                x = self.sublayer(
+                    f"{layer}.cross_residual",
+                    x,
+                    lambda x, n=for_cross: self.attention(n, x, memory, False),
+                )
+            for_ff = f"{layer}.feed_forward"
+            x = self.sublayer(f"{for_ff}_residual", x, lambda x, n=for_ff: self.feed_forward(n, x))
+        return self.norm(f"{side}.norm", x) if self.config.norm_order == "pre" else x
+
+    def encoder_decoder(self, source, target) -> np.ndarray:
+        scale = sqrt(self.config.d_model)
+        memory = self.stack("encoder", self.embed("source", source, scale), causal=False)
+        states = self.stack("decoder", self.embed("target", target, scale), True, memory)
+        return self.linear("classifier", states)
+
+    def decoder_only(self, ids) -> np.ndarray:
+        return self.linear("classifier", self.stack("decoder", self.embed("target", ids, 1), True))
+
+    def encoder_only(self, ids, segments) -> np.ndarray:
+        states = self.stack("encoder", self.embed("source", ids, 1, segments), causal=False)
+        inner = ACTIVATION[self.config.activation](self.linear("masked_head.inner", states))
+        return self.linear("masked_head.classifier", self.norm("masked_head.norm", inner))

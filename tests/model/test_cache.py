@@ -1,0 +1,140 @@
+"""Decoding with a cache gives what decoding without one gives; `select` moves rows faithfully."""
+
+import pytest
+import torch
+
+from limelight.errors import UserError
+from tests.model.samples import VOCAB, WRITERS, begin, has_source, logits, small, tokens
+
+writers = pytest.mark.parametrize(("family", "changes"), WRITERS)
+
+
+@writers
+def test_cached_equals_uncached_on_random_prompts(family, changes):
+    """100 prompts of 1 to 12 tokens, in ragged batches of 25, then 6 tokens greedily."""
+    model = small(family, **changes)
+    with torch.no_grad():
+        for _ in range(4):
+            lengths = torch.randint(1, 13, (25,))
+            prompt, source = tokens(25, 12), tokens(25, 7)
+            real = torch.arange(12) < lengths[:, None]
+            written = [row[:n].tolist() for row, n in zip(prompt, lengths, strict=True)]
+            state = begin(model, source)
+            scores = model.step(prompt, state, real)
+            for _ in range(6):
+                for i, row in enumerate(written):
+                    full = logits(model, source[i : i + 1], torch.tensor([row]))[0, -1]
+                    torch.testing.assert_close(scores[i], full, rtol=0, atol=1e-10)
+                chosen = scores.argmax(dim=1)
+                for row, token in zip(written, chosen.tolist(), strict=True):
+                    row.append(token)
+                scores = model.step(chosen[:, None], state)
+
+
+@writers
+def test_a_prompt_may_come_in_pieces(family, changes):
+    model = small(family, **changes)
+    source, text = tokens(3, 5), tokens(3, 11)
+    with torch.no_grad():
+        full = logits(model, source, text)
+        state = begin(model, source)
+        for piece in (slice(0, 4), slice(4, 5), slice(5, 11)):
+            scores = model.step(text[:, piece], state)
+            torch.testing.assert_close(scores, full[:, piece.stop - 1], rtol=0, atol=1e-10)
+
+
+@writers
+@pytest.mark.parametrize("rows", [[2, 0, 3, 1], [1, 1, 1, 0, 2, 2], [3], [0, 1, 2, 3]])
+def test_select_reorders_repeats_and_drops_rows(family, changes, rows):
+    model = small(family, **changes)
+    source, text, more = tokens(4, 5), tokens(4, 6), tokens(len(rows), 3)
+    lengths = torch.tensor([6, 2, 4, 1])
+    source_real = torch.arange(5) < torch.tensor([[5], [2], [1], [4]])
+    rows = torch.tensor(rows)
+    with torch.no_grad():
+        state = begin(model, source, source_real)
+        model.step(text, state, torch.arange(6) < lengths[:, None])
+        state.select(rows)
+        chosen = [(model.step(more[:, i : i + 1], state)) for i in range(3)]
+        for new, old in enumerate(rows.tolist()):
+            whole = torch.cat([text[old, : lengths[old]], more[new]])[None]
+            n = int(source_real[old].sum())
+            full = logits(model, source[old : old + 1, :n], whole)[0, -3:]
+            got = torch.stack([step[new] for step in chosen])
+            torch.testing.assert_close(got, full, rtol=0, atol=1e-10)
+
+
+def test_the_source_is_read_once():
+    model = small("encoder-decoder")
+    calls = []
+    model.encoder.register_forward_hook(lambda *_: calls.append("encoder"))
+    for layer in model.decoder.layers:
+        layer.cross_attention.key.register_forward_hook(lambda *_: calls.append("key"))
+    with torch.no_grad():
+        state = model.start(tokens(2, 5))
+        before = list(calls)
+        for _ in range(4):
+            model.step(tokens(2, 1), state)
+    assert before == ["encoder", "key", "key"]
+    assert calls == before
+
+
+def test_a_step_works_only_on_what_is_new():
+    """With 30 tokens behind it a step still sends a single position through the layers."""
+    model = small("decoder-only")
+    widths = []
+    model.decoder.layers[0].feed_forward.register_forward_pre_hook(
+        lambda _, inputs: widths.append(inputs[0].size(1))
+    )
+    with torch.no_grad():
+        state = model.start(1)
+        model.step(tokens(1, 30), state)
+        model.step(tokens(1, 1), state)
+    assert widths == [30, 1]
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
+def test_room_is_taken_once_and_its_end_is_said(family):
+    model = small(family, max_len=8)
+    with torch.no_grad():
+        state = begin(model, tokens(2, 3))
+        room = state.keys
+        model.step(tokens(2, 6), state)
+        model.step(tokens(2, 2), state)
+        assert state.keys is room
+        with pytest.raises(UserError, match="9 tokens do not fit into a cache made for max_len=8"):
+            model.step(tokens(2, 1), state)
+
+
+def test_a_longer_cache_may_be_asked_for():
+    model = small("decoder-only", max_len=4, positions="rotary")
+    text = tokens(1, 9)
+    with torch.no_grad():
+        state = model.start(1, max_len=9)
+        torch.testing.assert_close(model.step(text, state), model(text)[:, -1])
+
+
+def test_stale_slots_are_never_read():
+    """What lies in the slots behind a row's end, such as padding of a prompt, has no influence."""
+    model = small("decoder-only")
+    text, real = tokens(2, 6), torch.arange(6) < torch.tensor([[6], [2]])
+    with torch.no_grad():
+        answers = []
+        for noise in (0.0, 1e3):
+            state = model.start(2)
+            state.keys.add_(noise)
+            state.values.add_(noise)
+            model.step(text, state, real)
+            answers.append(model.step(tokens(2, 1) * 0, state))
+    assert torch.equal(*answers)
+
+
+def test_recurrent_state_does_not_grow():
+    model = small("recurrent-encoder-decoder")
+    assert has_source(model)
+    with torch.no_grad():
+        state = model.start(tokens(2, 3))
+        before = [h.shape for h in state.hidden]
+        for _ in range(5):
+            assert model.step(tokens(2, 1), state).shape == (2, VOCAB)
+    assert [h.shape for h in state.hidden] == before

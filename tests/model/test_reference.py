@@ -1,0 +1,51 @@
+"""The package gives the numbers of the slow NumPy reference, whatever the shape and variant."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model.reference import Reference
+from tests.model.samples import TRANSFORMERS, small, tokens
+
+
+def random_variant(seed: int) -> dict:
+    choose = random.Random(seed)
+    heads = choose.choice([1, 2, 3, 4])
+    activation = choose.choice(["relu", "gelu", "gelu-tanh", "silu", "swiglu"])
+    return {
+        "heads": heads,
+        "kv_heads": choose.choice([n for n in range(1, heads + 1) if heads % n == 0]),
+        "d_model": heads * choose.choice([2, 4, 6]),
+        "d_ff": choose.randint(1, 20),
+        "layers": choose.randint(1, 3),
+        "norm_order": choose.choice(["post", "pre"]),
+        "norm": choose.choice(["layer", "rms"]),
+        "norm_eps": choose.choice([1e-12, 1e-5, 1e-3]),
+        "positions": choose.choice(["sinusoidal", "learned", "rotary"]),
+        "activation": activation,
+        "bias": choose.choice([True, False]),
+        "tied": choose.choice([True, False]),
+    }
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_logits_equal_the_numpy_reference(family, seed):
+    torch.manual_seed(seed)
+    model = small(family, **random_variant(seed))
+    source, target = tokens(1, 1 + seed % 7), tokens(1, 1 + seed % 5)
+    segments = torch.randint(2, source.shape)
+    inputs = {
+        "encoder-decoder": (source, target),
+        "decoder-only": (target,),
+        "encoder-only": (source, segments),
+    }[family]
+    weights = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    reference = getattr(Reference(model.config, weights), family.replace("-", "_"))
+    expected = reference(*(x[0].tolist() for x in inputs))
+    with torch.no_grad():
+        np.testing.assert_allclose(model(*inputs)[0].numpy(), expected, rtol=0, atol=1e-10)
+        got = model.float()(*inputs)[0].double().numpy()
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
