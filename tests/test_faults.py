@@ -1,0 +1,257 @@
+"""Planted faults: each is a slip that somebody has made before, and some test must catch it.
+
+The package is copied, one line of the copy is changed, and the named tests run on the copy. If they
+still pass, the tests are too weak, and this test fails.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+class Fault(NamedTuple):
+    slip: str
+    file: str  # in limelight/model
+    right: str  # occurs once in the file
+    wrong: str
+    tests: str  # in tests; with ::name where one is enough
+
+
+FAULTS = [
+    Fault(
+        "look-ahead mask off by one",
+        "attention.py",
+        ".tril()",
+        ".tril(1)",
+        "model/test_look_ahead.py::test_the_explicit_path_does_not_look_ahead_either",
+    ),
+    Fault(
+        "look-ahead mask forgotten in the decoder",
+        "decoder_only.py",
+        "positions, mask, mask is None)",
+        "positions, mask, False)",
+        "model/test_look_ahead.py",
+    ),
+    Fault(
+        "scores not divided by sqrt(d_k)",
+        "attention.py",
+        "scores / math.sqrt(q.size(-1))",
+        "scores",
+        "model/test_attention.py",
+    ),
+    Fault(
+        "keys and values exchanged",
+        "attention.py",
+        "return self.split(self.key(states)), self.split(self.value(states))",
+        "return self.split(self.value(states)), self.split(self.key(states))",
+        "model/test_reference.py",
+    ),
+    Fault(
+        "cross-attention asks with the memory",
+        "attention.py",
+        "q = self.split(self.query(x))",
+        "q = self.split(self.query(memory if isinstance(memory, Tensor) else x))",
+        "model/test_attention.py",
+    ),
+    Fault(
+        "grouped heads dealt out in turn",
+        "attention.py",
+        "x.repeat_interleave(heads // x.size(1), dim=1)",
+        "x.repeat(1, heads // x.size(1), 1, 1)",
+        "model/test_attention.py",
+    ),
+    Fault(
+        "heads concatenated without being turned back",
+        "attention.py",
+        "mixed.transpose(1, 2).flatten(2)",
+        "mixed.reshape(x.shape)",
+        "model/test_reference.py",
+    ),
+    Fault(
+        "attention dropout left on in use",
+        "attention.py",
+        "self.dropout if self.training else 0.0",
+        "self.dropout",
+        "model/test_attention.py",
+    ),
+    Fault(
+        "padding of the source seen by the encoder",
+        "encoder_decoder.py",
+        "        mask = None if source_real is None else may_see(source_real)\n",
+        "        mask = None\n",
+        "model/test_padding.py",
+    ),
+    Fault(
+        "padding of the source seen by cross-attention",
+        "encoder_decoder.py",
+        "        memory_mask = None if source_real is None else may_see(source_real)\n",
+        "        memory_mask = None\n",
+        "model/test_padding.py",
+    ),
+    Fault(
+        "padding counted as a position",
+        "positions.py",
+        "return (real.cumsum(dim=1) - 1).clamp(min=0)",
+        "return torch.arange(tokens.size(1)).expand_as(tokens)",
+        "model/test_positions.py",
+    ),
+    Fault(
+        "padding counted in the mean",
+        "encoder_only.py",
+        "real.sum(dim=1, keepdim=True).clamp(min=1)",
+        "real.size(1)",
+        "model/test_padding.py::test_heads_for_pairs_and_pooling_ignore_padding",
+    ),
+    Fault(
+        "sine and cosine exchanged",
+        "positions.py",
+        "torch.stack([angle.sin(), angle.cos()], dim=-1)",
+        "torch.stack([angle.cos(), angle.sin()], dim=-1)",
+        "model/test_positions.py",
+    ),
+    Fault(
+        "keys not rotated",
+        "attention.py",
+        "q, k = rotate(q), rotate(k)",
+        "q, k = rotate(q), k",
+        "model/test_reference.py",
+    ),
+    Fault(
+        "embedding not multiplied by sqrt(d_model)",
+        "encoder_decoder.py",
+        "scale = math.sqrt(config.d_model)",
+        "scale = 1.0",
+        "model/test_reference.py",
+    ),
+    Fault(
+        "residual connection lost",
+        "layers.py",
+        "return x + self.dropout(sublayer(self.norm(x)))",
+        "return self.dropout(sublayer(self.norm(x)))",
+        "model/test_reference.py",
+    ),
+    Fault(
+        "norm orders exchanged",
+        "layers.py",
+        'config.norm_order == "post"',
+        'config.norm_order == "pre"',
+        "against/test_torch.py",
+    ),
+    Fault(
+        "last norm of a pre-norm stack forgotten",
+        "stack.py",
+        'make_norm(config) if config.norm_order == "pre" else nn.Identity()',
+        "nn.Identity()",
+        "model/test_reference.py",
+    ),
+    Fault(
+        "classifier not tied",
+        "encoder_decoder.py",
+        "self.source.tokens.weight = self.classifier.weight = self.target.tokens.weight",
+        "self.source.tokens.weight = self.target.tokens.weight",
+        "model/test_build.py",
+    ),
+    Fault(
+        "cache position off by one",
+        "cache.py",
+        "self.length[:, None] + torch.arange(count,",
+        "self.length[:, None] + torch.arange(1, count + 1,",
+        "model/test_cache.py",
+    ),
+    Fault(
+        "cache hides a token from itself",
+        "cache.py",
+        "slots <= self.positions[..., None]",
+        "slots < self.positions[..., None]",
+        "model/test_cache.py",
+    ),
+    Fault(
+        "cache counts the padding of a prompt",
+        "cache.py",
+        "real.sum(dim=1)",
+        "torch.full_like(self.length, count)",
+        "model/test_cache.py",
+    ),
+    Fault(
+        "select leaves the lengths behind",
+        "cache.py",
+        "self.length = self.length[rows]",
+        "self.length = self.length[: len(rows)]",
+        "model/test_cache.py::test_select_reorders_repeats_and_drops_rows",
+    ),
+    Fault(
+        "select leaves the source behind",
+        "cache.py",
+        "self.memory = [(k[rows], v[rows]) for k, v in self.memory]",
+        "self.memory = [(k[: len(rows)], v[: len(rows)]) for k, v in self.memory]",
+        "model/test_cache.py::test_select_reorders_repeats_and_drops_rows",
+    ),
+    Fault(
+        "recurrent padding on the left read as text",
+        "recurrent.py",
+        "real.int().argsort(dim=1, descending=True, stable=True)",
+        "torch.arange(x.size(1)).expand(x.shape[:2])",
+        "model/test_padding.py",
+    ),
+    Fault(
+        "a tap that shows another value than was used",
+        "attention.py",
+        'watch("scaled", scores / math.sqrt(q.size(-1)))',
+        'watch("scaled", scores) / math.sqrt(q.size(-1))',
+        "model/test_attention.py",
+    ),
+]
+
+
+def run_on_a_copy(folder: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+    ]
+    return subprocess.run(
+        [*command, *(f"tests/{test}" for test in tests)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def copy_project(folder: Path) -> Path:
+    unneeded = shutil.ignore_patterns("__pycache__")
+    for part in ("limelight", "tests"):
+        shutil.copytree(ROOT / part, folder / part, ignore=unneeded)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.slip for fault in FAULTS])
+def test_a_planted_fault_is_caught(fault, tmp_path):
+    file = copy_project(tmp_path) / "limelight" / "model" / fault.file
+    source = file.read_text()
+    assert source.count(fault.right) == 1, "the fault no longer fits the source: plant it anew"
+    file.write_text(source.replace(fault.right, fault.wrong))
+    done = run_on_a_copy(tmp_path, [fault.tests])
+    assert done.returncode == 1, (
+        f"exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-800:]}"
+    )
+
+
+def test_without_a_fault_the_copy_passes(tmp_path):
+    """The control: otherwise every fault would seem caught."""
+    tests = sorted({fault.tests.split("::")[0] for fault in FAULTS})
+    done = run_on_a_copy(copy_project(tmp_path), tests)
+    assert done.returncode == 0, done.stdout[-3000:]
