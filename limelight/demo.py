@@ -40,9 +40,10 @@ def run() -> None:
     show_one_word(console, head)
     show_all_words(console, head["weights"])
     check(console, head)
-    console.print("\nNext: [bold]limelight info wmt14-en-de-base[/] (the paper's model, weighed),")
-    console.print("      [bold]docs/model.md[/] (a walk through it), ", end="")
-    console.print("[bold]docs/hundred_lines.py[/] (all of it on one page)")
+    console.print("\n[bold]Next[/]")
+    console.print("  .venv/bin/limelight info wmt14-en-de-base     the paper's model, weighed")
+    console.print("  .venv/bin/python docs/hundred_lines.py        all of it on one page, training")
+    console.print("  docs/model.md                                 a walk through it")
 
 
 def show_one_word(console: Console, head: dict[str, Tensor]) -> None:
