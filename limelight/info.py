@@ -113,7 +113,8 @@ def training_memory(
         # While a sharded layer computes it is gathered whole, and the next one is on its way.
         "gathered layers": 2 * FLOAT * max(map(size, units or [model])) if devices > 1 else 0,
         "activations": kept_for_backward(model, full_length(config, rows)),
-        "logits and their gradient": 2 * FLOAT * tokens * config.vocab,
+        # The classifier's scores, their softmax and their gradient, all at once.
+        "logits": 3 * FLOAT * tokens * config.vocab,
     }
     return {"devices": devices, "tokens": tokens, **memory, "total": sum(memory.values())}
 

@@ -117,7 +117,7 @@ def test_sharding_divides_what_is_shared_and_adds_what_is_gathered():
             positions="rotary", activation="swiglu", norm_order="pre", norm="rms", dropout=0.0,
         ),
         ModelConfig(family="encoder-only", vocab=50, layers=2, d_model=32, heads=4, max_len=24),
-        RecurrentConfig(family="recurrent-decoder-only", vocab=50, d_model=32, cell="gru", max_len=24),
+        RecurrentConfig(family="recurrent-decoder-only", vocab=50, d_model=32, max_len=24),
     ],
     ids=lambda config: config.family,
 )  # fmt: skip
