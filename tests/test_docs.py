@@ -1,0 +1,91 @@
+"""What README and docs tell people to run is run here, and what they show is what comes out."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from limelight.recipe import parse_recipe, recipe_names
+from tests.test_faults import FAULTS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
+
+
+COMMANDS = [
+    (page.name, line.split("#")[0].strip())
+    for page in PAGES
+    for block in blocks(page, "sh")
+    for line in block.splitlines()
+    if line.strip()
+]
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_shell_commands_run(page, command):
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert arguments[0] in targets  # the targets themselves are run by CI
+        return
+    assert program == "limelight"
+    done = subprocess.run(
+        [sys.executable, "-m", "limelight", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda p: p.name
+)
+def test_python_blocks_run_from_top_to_bottom(page, tmp_path):
+    script = tmp_path / "blocks.py"
+    script.write_text("\n".join(blocks(page, "python")))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_recipes_in_the_docs_are_valid():
+    shown = [block for page in PAGES for block in blocks(page, "toml")]
+    assert shown
+    for text in shown:
+        assert parse_recipe("shown.toml", text).model.vocab
+
+
+def test_the_readme_shows_what_the_demo_prints():
+    done = subprocess.run(
+        [sys.executable, "-m", "limelight", "demo"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    printed = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    (shown,) = blocks(ROOT / "README.md", "text")
+    assert printed.startswith(shown.rstrip())
+
+
+def test_the_readme_counts_and_names_truly():
+    text = (ROOT / "README.md").read_text()
+    assert all(f"`{name}`" in text for name in recipe_names())
+    assert len(FAULTS) == 26
+    assert "twenty-six planted" in text.replace("\n", " ")
+
+
+def test_links_lead_somewhere():
+    broken = [
+        f"{page.name}: {target}"
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "LAB.md"]
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text())
+        if not target.startswith("http") and not (page.parent / target).exists()
+    ]
+    assert broken == []
