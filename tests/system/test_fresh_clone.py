@@ -1,4 +1,4 @@
-"""A newcomer's first minutes: a clone, one command, nothing set up before. Needs git, make, the registry."""
+"""A newcomer's first minutes: a clone and one command. Needs git, make and the registry."""
 
 import os
 import subprocess
