@@ -140,9 +140,12 @@ def test_the_estimate_of_activations_is_what_a_real_pass_keeps(config):
     real = sum(storage.nbytes() for storage in kept.values())
     with torch.device("meta"):
         estimate = kept_for_backward(build(config), [t.to("meta") for t in tokens])
-    # What torch's recurrent cells keep differs between devices; the rest only by small change.
-    slack = 0.5 if config.family.startswith("recurrent") else 0.06
-    assert abs(estimate - real) <= slack * real
+    if config.family.startswith("recurrent"):
+        assert (
+            real / 4 < estimate <= real
+        )  # a lower bound: each kernel of a cell keeps its own extras
+    else:
+        assert abs(estimate - real) <= 0.06 * real
 
 
 def test_decoding_memory_by_hand():
