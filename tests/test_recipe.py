@@ -31,7 +31,7 @@ def test_a_file_of_ones_own(tmp_path):
         ("model = 3", r"model must be a table, \[model\], and not 3"),
         (
             "[model]\nvocab = 10\nhaeds = 8",
-            "no encoder-decoder setting 'haeds': did you mean 'heads'",
+            "no setting 'haeds': did you mean 'heads'",
         ),
         ("[model]\nvocab = 10\nlayers = 'six'", "layers='six' must be a whole number"),
         ("[model]\nvocab = 10\nlayers = -6", "layers=-6 is out of range"),

@@ -3,45 +3,45 @@
 Impossible configurations are refused here, before a single number is allocated.
 """
 
-import math
-from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
 
 from limelight.errors import UserError, unknown
+from limelight.settings import Fraction, Size, table
 
-Cell = Literal["rnn", "lstm", "gru"]
-
-LARGEST_SIZE = 2**24  # far beyond every published model, far below what would overflow anything
+OpenSize = Annotated[int, Field(ge=0, le=2**24)]  # 0 leaves it to a default, or leaves it out
 
 
-@dataclass(frozen=True, kw_only=True)
+@table
 class ModelConfig:
     """A Transformer. The defaults are the paper's base model."""
 
     family: Literal["encoder-decoder", "decoder-only", "encoder-only"] = "encoder-decoder"
-    vocab: int  # V: how many different tokens there are
-    layers: int = 6  # N, of the encoder and of the decoder
-    d_model: int = 512  # D: how many numbers stand for one token
-    d_ff: int = 0  # inside the feed-forward layer; 0 means 4 * d_model
-    heads: int = 8  # H
-    kv_heads: int = 0  # heads of keys and values, shared by groups of queries; 0 means `heads`
-    max_len: int = 512  # longest sequence: the table of learned positions, the room of a cache
+    vocab: Size  # V: how many different tokens there are
+    layers: Size = 6  # N, of the encoder and of the decoder
+    d_model: Size = 512  # D: how many numbers stand for one token
+    d_ff: OpenSize = 0  # inside the feed-forward layer; 0 means 4 * d_model
+    heads: Size = 8  # H
+    kv_heads: OpenSize = 0  # heads of keys and values, shared by groups of queries; 0 means `heads`
+    max_len: Size = 512  # longest sequence: the table of learned positions, the room of a cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
     norm: Literal["layer", "rms"] = "layer"
-    norm_eps: float = 1e-5
+    norm_eps: Fraction = 1e-5
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"] = "relu"
     bias: bool = True  # in the linear layers of attention and feed-forward
     tied: bool = True  # one table for source, target and classifier
-    dropout: float = 0.1  # on every sub-layer's output and on the embeddings (section 5.4)
-    attention_dropout: float = 0.0  # on the attention weights; the paper has none
+    dropout: Fraction = 0.1  # on every sub-layer's output and on the embeddings (section 5.4)
+    attention_dropout: Fraction = 0.0  # on the attention weights; the paper has none
 
     sentence_pairs: bool = False  # encoder-only: a head that tells if two sentences belong together
-    classes: int = 0  # encoder-only: a classifier of whole texts in place of the masked-token head
+    classes: OpenSize = (
+        0  # encoder-only: a classifier of whole texts in place of the masked-token head
+    )
 
     def __post_init__(self) -> None:
-        check_fields(self, may_be_zero=("d_ff", "kv_heads", "classes"))
         object.__setattr__(self, "d_ff", self.d_ff or 4 * self.d_model)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         if self.d_model % self.heads:
@@ -85,22 +85,21 @@ class ModelConfig:
         return self.d_model // self.heads
 
 
-@dataclass(frozen=True, kw_only=True)
+@table
 class RecurrentConfig:
     """What the paper replaced: a recurrent language model, or a recurrent encoder and decoder."""
 
     family: Literal["recurrent-encoder-decoder", "recurrent-decoder-only"]
-    vocab: int
-    layers: int = 2
-    d_model: int = 512  # the width of embeddings and of the recurrent state
-    cell: Cell = "lstm"
+    vocab: Size
+    layers: Size = 2
+    d_model: Size = 512  # the width of embeddings and of the recurrent state
+    cell: Literal["rnn", "lstm", "gru"] = "lstm"
     attention: bool = True  # encoder-decoder: additive attention over the encoder's states
-    max_len: int = 512  # longest sequence that training or decoding will ask for
+    max_len: Size = 512  # longest sequence that training or decoding will ask for
     tied: bool = True
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
 
     def __post_init__(self) -> None:
-        check_fields(self, may_be_zero=())
         if self.d_model % 2 and self.family == "recurrent-encoder-decoder":
             raise UserError(
                 f"d_model={self.d_model} is odd: the encoder reads in both directions, "
@@ -116,44 +115,9 @@ FAMILIES: dict[str, type[AnyConfig]] = {
 }
 
 
-def model_config(**values: object) -> AnyConfig:
+def model_config(**values: Any) -> AnyConfig:
     """The configuration that these names and values describe, or a sentence that says why none."""
     family = values.get("family", "encoder-decoder")
     if str(family) not in FAMILIES:
         raise unknown("family", family, FAMILIES)
-    config = FAMILIES[str(family)]
-    known = {field.name for field in fields(config)}
-    for name in values:
-        if name not in known:
-            raise unknown(f"{family} setting", name, known)
-    if "vocab" not in values:
-        raise UserError("vocab is missing: how many different tokens does the model know?")
-    return config(**values)  # type: ignore[arg-type]  # each config checks its own fields
-
-
-def check_fields(config: AnyConfig, may_be_zero: tuple[str, ...]) -> None:
-    """Hold every field to its type and bounds; what fields mean to each other is checked after."""
-    for field in fields(config):
-        value, name = getattr(config, field.name), field.name
-        if get_origin(field.type) is Literal:
-            if value not in get_args(field.type):
-                raise unknown(name, value, get_args(field.type))
-        elif field.type is bool:
-            if not isinstance(value, bool):
-                raise UserError(f"{name}={value!r} must be true or false")
-        elif field.type is int:
-            least = 0 if name in may_be_zero else 1
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise UserError(f"{name}={value!r} must be a whole number")
-            if not least <= value <= LARGEST_SIZE:
-                raise UserError(f"{name}={value} is out of range: {least} to {LARGEST_SIZE}")
-        else:
-            check_fraction(name, value)
-
-
-def check_fraction(name: str, value: object) -> None:
-    """The remaining fields are rates and epsilons: from 0 to just under 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{name}={value!r} must be a number")
-    if not (math.isfinite(value) and 0 <= value < 1):
-        raise UserError(f"{name}={value} is out of range: from 0 to less than 1")
+    return FAMILIES[family](**values)

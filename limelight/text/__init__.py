@@ -1,0 +1,1 @@
+"""Strings become integers: tokenizer, corpora, store, batches, masking, in this order."""

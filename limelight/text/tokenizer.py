@@ -1,0 +1,212 @@
+"""Text becomes token ids and comes back, byte for byte.
+
+All three kinds stand on bytes, so no text is unknown to them: `bpe` merges frequent neighbours into
+larger pieces, `word` has a token for every frequent word, `char` for every frequent character, and
+what has none is spelled out in bytes. The work is done by the `tokenizers` library;
+`tokenizer.json` is its file.
+
+Special tokens such as ⟨end⟩ are written with brackets that byte-level text cannot contain (a "⟨"
+that a user types is three bytes, and three other symbols). So no text can ever spell one.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+from limelight.errors import UserError
+
+Kind = Literal["bpe", "word", "char"]
+SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
+
+
+def special(name: str) -> str:
+    """How a special token is written in the vocabulary."""
+    return f"⟨{name}⟩"
+
+
+class Tokenizer:
+    """Encodes text as ids, decodes ids as text, and can show its work."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        self.core = core
+        self.vocabulary: dict[str, int] = core.get_vocab(with_added_tokens=False)
+        self.special = {piece[1:-1]: i for piece, i in self.vocabulary.items() if piece[0] == "⟨"}
+        missing = [name for name in SPECIAL if self.special.get(name) != SPECIAL.index(name)]
+        if missing:
+            raise UserError(f"this tokenizer has no token {special(missing[0])}: it is not ours")
+        self.pad, self.start, self.end, self.mask, self.separator = range(len(SPECIAL))
+        self._symbols = {i: piece for piece, i in self.vocabulary.items()}
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    @classmethod
+    def train(
+        cls, kind: Kind, texts: Iterable[str], vocab: int, tags: Sequence[str] = ()
+    ) -> "Tokenizer":
+        """Learn a vocabulary of at most `vocab` tokens; `tags` become special tokens."""
+        names = [*SPECIAL, *tags]
+        room = vocab - len(names) - len(ALPHABET)
+        if room < 0:
+            raise UserError(
+                f"vocab={vocab} is too small: {len(ALPHABET)} bytes and {len(names)} special "
+                f"tokens take {vocab - room} already"
+            )
+        texts = map(valid_unicode, texts)
+        learn = {"bpe": learn_merges, "word": learn_units, "char": learn_units}[kind]
+        pieces, merges = learn(splitter(kind), texts, room)
+        vocabulary = {
+            piece: i for i, piece in enumerate([*map(special, names), *ALPHABET, *pieces])
+        }
+        return cls(assemble(kind, vocabulary, merges))
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read a `tokenizer.json`."""
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except UserError:
+            raise
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{path} is not a tokenizer: {error}") from error
+
+    def save(self, path: Path) -> None:
+        """Write `tokenizer.json`."""
+        path.write_text(self.core.to_str(pretty=True), encoding="utf-8")
+
+    @property
+    def hash(self) -> str:
+        """The same for the same tokenizer, on any machine."""
+        return sha256(self.core.to_str().encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; a lone surrogate, which is no character, is read as U+FFFD."""
+        return self.core.encode(valid_unicode(text), add_special_tokens=False).ids
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same for many texts, on all cores that the library may use."""
+        valid = [valid_unicode(text) for text in texts]
+        return [e.ids for e in self.core.encode_batch_fast(valid, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these ids, special tokens left out; half a character shows as U+FFFD."""
+        return self.core.decode([i for i in ids if i >= self.first], skip_special_tokens=False)
+
+    @property
+    def first(self) -> int:
+        """The first id that stands for text: the special ones come before it."""
+        return len(self.special)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Each id as a person can read it: text, a special name, or bytes of half a character."""
+        return [self._readable(i) for i in ids]
+
+    def _readable(self, i: int) -> str:
+        if i < self.first:
+            return self._symbols[i]
+        raw = bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "".join(f"<{byte:02X}>" for byte in raw)
+
+    def show_work(self, text: str) -> list[list[list[str]]]:
+        """How each word of a text came to its pieces: for each word the pieces after every merge.
+
+        This is the algorithm in the open; a test holds its last line equal to `encode`.
+        """
+        words = self.core.pre_tokenizer.pre_tokenize_str(valid_unicode(text))
+        model = json.loads(self.core.to_str())["model"]
+        rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
+        return [
+            list(merge_steps(word, rank, self.vocabulary if model["ignore_merges"] else {}))
+            for word, _ in words
+        ]
+
+
+def merge_steps(
+    word: str, rank: dict[tuple[str, ...], int], whole: dict[str, int]
+) -> Iterator[list[str]]:
+    """Bytes first; then again and again the pair that was learned earliest, until none is left."""
+    pieces = list(word)
+    yield pieces
+    if word in whole and len(word) > 1:
+        yield [word]
+        return
+    while pairs := [pair for pair in pairwise(pieces) if pair in rank]:
+        left, right = min(pairs, key=lambda pair: rank[pair])
+        merged, i = [], 0
+        while i < len(pieces):
+            both = i + 1 < len(pieces) and (pieces[i], pieces[i + 1]) == (left, right)
+            merged.append(left + right if both else pieces[i])
+            i += 2 if both else 1
+        pieces = merged
+        yield pieces
+
+
+def valid_unicode(text: str) -> str:
+    """Lone surrogates are no characters and have no bytes: they become U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def splitter(kind: Kind) -> Any:
+    """Where pieces may never reach across: word by word, or character by character."""
+    if kind != "char":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    each = pre_tokenizers.Split(Regex(r"(?m:.)"), "isolated")
+    return pre_tokenizers.Sequence(
+        [each, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
+def learn_merges(split: Any, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+    """Byte-pair encoding (Sennrich et al. 2016), as the paper uses it (section 5.1)."""
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = split
+    trainer = trainers.BpeTrainer(
+        vocab_size=room + len(ALPHABET), initial_alphabet=ALPHABET, show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
+    model = json.loads(core.to_str())["model"]
+    learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return [piece for piece in learned if piece not in BYTE_OF], [tuple(m) for m in model["merges"]]
+
+
+def learn_units(split: Any, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+    """The most frequent words or characters, the first in alphabet among equals."""
+    count: Counter[str] = Counter()
+    for text in texts:
+        count.update(piece for piece, _ in split.pre_tokenize_str(text))
+    longer = [piece for piece in count if len(piece) > 1]
+    return sorted(longer, key=lambda piece: (-count[piece], piece))[:room], []
+
+
+def assemble(kind: Kind, vocabulary: dict[str, int], merges: list[Any]) -> tokenizers.Tokenizer:
+    """A vocabulary and its merges as the library's tokenizer."""
+    model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind != "bpe")
+    core = tokenizers.Tokenizer(model)
+    core.pre_tokenizer = splitter(kind)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def byte_symbols() -> dict[str, int]:
+    """Which byte each symbol of the byte-level alphabet stands for, in GPT-2's order.
+
+    The visible ones of Latin-1 stand for themselves; the others follow from U+0100 on.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    shown = {chr(byte): byte for byte in visible}
+    return shown | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+BYTE_OF = byte_symbols()
