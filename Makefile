@@ -9,7 +9,7 @@ TORCH ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_INDEX := https://download.pytorch.org/whl/cpu
-TORCH_FROM := $(if $(filter cpu,$(TORCH)),--index-url $(CPU_INDEX))
+TORCH_FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_INDEX))
 
 .PHONY: demo test test-system lint soak bench clean
 

@@ -3,17 +3,21 @@
 Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
 """
 
+import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from limelight.errors import UserError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 def info(
-    recipe: Annotated[str, tyro.conf.Positional],
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")],
     devices: int = 1,
     batch_tokens: int = 0,
     json: bool = False,
@@ -30,8 +34,6 @@ def info(
 
     loaded = load_recipe(recipe)  # a misspelt name is refused before torch is even imported
 
-    from rich.console import Console
-
     from limelight.info import describe, show
 
     facts = describe(loaded, batch_tokens, devices)
@@ -40,14 +42,25 @@ def info(
 
         print(dumps(facts, indent=2))
     else:
-        show(facts, Console())
+        show(facts, terminal())
 
 
 def demo() -> None:
     """Build a tiny Transformer and watch one attention step with its true numbers."""
     from limelight.demo import run
 
-    run()
+    run(terminal())
+
+
+def terminal() -> "Console":
+    """Standard output as rich draws on it."""
+    from rich.console import Console
+
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1; `main` knows that nothing is wrong
+
+    return Terminal(highlight=False)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"demo": demo, "info": info}
@@ -59,9 +72,10 @@ def main() -> None:
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="limelight", description="The Transformer, whole and in the open."
         )
+        sys.stdout.flush()
     except UserError as error:
         print(f"limelight: {error}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader (`head`, a pager) has seen enough
-        sys.exit(0)
+        # The reader (`head`, a pager) has seen enough; Python must not try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,13 +13,14 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from limelight.errors import UserError
-from limelight.model import AnyConfig, build
-from limelight.model.attention import Attention
+from limelight.model import AnyConfig, ModelConfig, build
+from limelight.model.attention import Attention, attend
 from limelight.model.decoder_only import DecoderOnly
 from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.layers import Layer
@@ -56,7 +57,7 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
     return {
         "name": recipe.name,
         "about": recipe.about,
-        "model": asdict(config),
+        "model": settled(config),
         "parameters": sum(parts.values()),
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
@@ -64,6 +65,14 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "training_bytes": training_memory(model, config, batch_tokens, devices),
         "decoding_bytes": decoding_memory(model, config),
     }
+
+
+def settled(config: AnyConfig) -> dict[str, Any]:
+    """All settings, those left open with the value they get."""
+    values = asdict(config)
+    if isinstance(config, ModelConfig):
+        values |= {"d_ff": config.d_inner, "kv_heads": config.key_heads}
+    return values
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
@@ -77,28 +86,40 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     return count
 
 
-def full_length(config: AnyConfig, rows: int = 1) -> list[Tensor]:
-    """Tokens for a pass of full length: source and target, or one text."""
-    tokens = torch.zeros(rows, config.max_len, dtype=torch.long, device="meta")
+def texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
+    """Tokens for one pass: source and target, or one text."""
+    tokens = torch.zeros(rows, length, dtype=torch.long, device="meta")
     return [tokens, tokens] if config.family.endswith("encoder-decoder") else [tokens]
 
 
 def multiply_adds(model: nn.Module, config: AnyConfig) -> dict[str, dict[str, int]]:
     """For one token of a full-length text, by part: with the weights, and with the other positions.
 
-    All pairs of positions count, those behind a mask too: a plain kernel computes them.
+    The second is what grows with the length. All pairs of positions count, those behind a mask too:
+    a plain kernel computes them. An encoder-decoder reads one source and one target token here.
     """
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(*full_length(config))
+    long, short = config.max_len, max(1, config.max_len // 2)
+    whole, half = count_work(model, config, long), count_work(model, config, short)
     by_part = {}
+    for part, work in whole.items():
+        grows = (work - half[part]) * long // (long - short) if long > short else 0
+        by_part[part] = {"weights": work - grows, "positions": grows}
+    return by_part
+
+
+def count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, int]:
+    """Multiply-adds per token of a text of this length, by the model's parts."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(*texts(config, 1, length))
+    root, work = type(model).__name__, dict[str, int]()
     for path, flops in counter.get_flop_counts().items():
         parent, _, part = path.rpartition(".")
-        if parent == type(model).__name__ and flops:
-            weights = sum(n for op, n in flops.items() if str(op) in ("aten.mm", "aten.addmm"))
-            scale = 2 * config.max_len  # a multiply-add is two operations
-            positions = sum(flops.values()) - weights
-            by_part[part] = {"weights": weights // scale, "positions": positions // scale}
-    return by_part
+        if parent == root and flops:
+            work[part] = sum(flops.values())
+    # Additive attention makes its keys once per source, outside the pass through its module.
+    if keys := counter.get_total_flops() - sum(work.values()):
+        work["attention"] += keys
+    return {part: flops // (2 * length) for part, flops in work.items()}  # a multiply-add is two
 
 
 def training_memory(
@@ -108,13 +129,13 @@ def training_memory(
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
     units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]
+    activations, logits = kept_for_backward(model, texts(config, rows, config.max_len))
     memory = {
         "weights, gradients, Adam": ADAM * size(model) // devices,
         # While a sharded layer computes it is gathered whole, and the next one is on its way.
         "gathered layers": 2 * FLOAT * max(map(size, units or [model])) if devices > 1 else 0,
-        "activations": kept_for_backward(model, full_length(config, rows)),
-        # The classifier's scores, their softmax and their gradient, all at once.
-        "logits": 3 * FLOAT * tokens * config.vocab,
+        "activations": activations,
+        "logits": 3 * logits,  # the scores, their softmax and their gradient, all at once
     }
     return {"devices": devices, "tokens": tokens, **memory, "total": sum(memory.values())}
 
@@ -140,8 +161,8 @@ def keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
 
 
-def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> int:
-    """Bytes of all values that a training pass keeps for its backward pass, up to the logits."""
+def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]:
+    """Bytes of all values that a training pass keeps for its backward pass, and of its logits."""
     kept = {}
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
 
@@ -151,19 +172,21 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> int:
             kept[storage._cdata] = storage
         return value
 
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.attend = keep_as_fused
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    for attention in attentions:
+        attention.attend = keep_as_fused
     with saved_tensors_hooks(keep, lambda value: value):
-        model.train()(*tokens)
-    return sum(storage.nbytes() for storage in kept.values())
+        logits: Tensor = model.train()(*tokens)
+    for attention in attentions:
+        attention.attend = attend
+    return sum(storage.nbytes() for storage in kept.values()), logits.nbytes
 
 
 def decoding_memory(model: nn.Module, config: AnyConfig) -> dict[str, int]:
     """Bytes in float32: the weights, and for each text what a full-length cache holds."""
     memory = {"weights": FLOAT * size(model)}
     if isinstance(model, EncoderDecoder | RecurrentEncoderDecoder):
-        memory["cache of one text"] = weigh(vars(model.start(full_length(config)[0])))
+        memory["cache of one text"] = weigh(vars(model.start(texts(config, 1, config.max_len)[0])))
     elif isinstance(model, DecoderOnly | RecurrentDecoderOnly):
         memory["cache of one text"] = weigh(vars(model.start(1)))
     return memory
@@ -180,9 +203,9 @@ def weigh(value: object) -> int:
 
 def show(facts: dict[str, Any], console: Console) -> None:
     """The same for people: three tables that fit 80 columns."""
-    console.print(f"[bold]{facts['name']}[/]  {facts['about']}", highlight=False)
+    console.print(Text(facts["name"], "bold") + Text(f"  {facts['about']}", "not bold"))
     shape = ", ".join(f"{k} {v}" for k, v in facts["model"].items() if not isinstance(v, bool))
-    console.print(shape, style="dim", highlight=False)
+    console.print(Text(shape, "dim"))
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
     table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
     if facts["published"]:
@@ -199,9 +222,9 @@ def show_published(facts: dict[str, Any], console: Console) -> None:
     """Our count beside the published one, and why they differ."""
     theirs = facts["published"]
     ours, said = short(facts["parameters"]), short(theirs["parameters"])
-    console.print(f"counted {ours}, published {said} ({theirs['source']})", highlight=False)
+    console.print(Text(f"counted {ours}, published {said} ({theirs['source']})"))
     if theirs["difference"]:
-        console.print(theirs["difference"].strip(), style="dim", highlight=False)
+        console.print(Text(theirs["difference"].strip(), "dim"))
 
 
 def show_memory(facts: dict[str, Any], console: Console) -> None:
@@ -225,7 +248,7 @@ def table(console: Console, heads: list[str], rows: Iterable[tuple[str, ...]]) -
 
 
 def short(number: float, unit: str = "") -> str:
-    """Three digits and a letter: 65.1M, 2.80TB."""
+    """Three digits and a letter: 65.1M, 2.8TB."""
     letters = ["", "k", "M", "G" if unit else "B", "T"]
     power = 0
     while number >= 999.5 and power < len(letters) - 1:

@@ -1,22 +1,26 @@
 """One experiment as data: a TOML file, by its path or by the name of one in the package."""
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from limelight.errors import UserError, unknown
 from limelight.model import AnyConfig, model_config
+from limelight.settings import table
 
 SHIPPED = files("limelight") / "recipes"
+TABLES = ("model", "published")
 
 
-@dataclass(frozen=True)
+@table
 class Published:
     """What others say of this model, to hold our count against."""
 
-    parameters: int
+    parameters: Annotated[int, Field(ge=1, le=10**18)]
     source: str
     difference: str = ""  # why ours is another number
 
@@ -41,52 +45,42 @@ def load_recipe(name: str) -> Recipe:
     if name in recipe_names():
         return parse_recipe(name, (SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))
     path = Path(name)
-    if not name.endswith(".toml") and not path.is_file():
-        raise unknown("recipe", name, recipe_names())
     try:
-        return parse_recipe(name, path.read_text(encoding="utf-8"))
+        if not name.endswith(".toml") and not path.is_file():
+            raise unknown("recipe", name, recipe_names())
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read the recipe {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not a text file in UTF-8 (byte {error.start})") from error
+    return parse_recipe(name, text)
 
 
 def parse_recipe(name: str, text: str) -> Recipe:
     """The recipe that this TOML describes."""
     try:
-        tables: dict[str, Any] = tomllib.loads(text)
-        only_known("key", tables, ("about", "model", "published"))
-        if "model" not in tables:
+        values = parse_toml(text)
+        for key in values:
+            if key not in ("about", *TABLES):
+                raise unknown("key", key, ("about", *TABLES))
+        for key in TABLES:
+            if not isinstance(values.get(key, {}), dict):
+                raise UserError(f"{key} must be a table, [{key}], and not {values[key]!r}")
+        if "model" not in values:
             raise UserError("there is no [model] table: a recipe says at least what the model is")
         return Recipe(
             name=Path(name).name.removesuffix(".toml"),
-            model=model_config(**table(tables, "model")),
-            about=str(tables.get("about", "")),
-            published=published(table(tables, "published")) if "published" in tables else None,
+            model=model_config(**values["model"]),
+            about=str(values.get("about", "")),
+            published=Published(**values["published"]) if "published" in values else None,
         )
-    except (tomllib.TOMLDecodeError, UserError) as error:
+    except UserError as error:
         raise UserError(f"{name}: {error}") from error
 
 
-def published(values: dict[str, Any]) -> Published:
-    """The [published] table."""
-    only_known("key in [published]", values, [field.name for field in fields(Published)])
-    for key, kind in (("parameters", int), ("source", str)):
-        if not isinstance(values.get(key), kind):
-            raise UserError(f"[published] needs {key}, {kind.__name__}: got {values.get(key)!r}")
-    return Published(**values)
-
-
-def table(tables: dict[str, Any], name: str) -> dict[str, Any]:
-    """One table of the file."""
-    values = tables[name]
-    if not isinstance(values, dict):
-        raise UserError(f"{name} must be a table, [{name}], and not {values!r}")
-    return values
-
-
-def only_known(kind: str, values: dict[str, Any], known: list[str] | tuple[str, ...]) -> None:
-    """Refuse a misspelt key, with the nearest right one."""
-    for key in values:
-        if key not in known:
-            raise unknown(kind, key, known)
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML as a dict; a hostile file (endless digits, bottomless nesting) is only a wrong one."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(str(error) or "nested too deeply") from error

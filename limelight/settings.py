@@ -46,7 +46,9 @@ def table(cls: type[T]) -> type[T]:
         try:
             build(self, *positional, **values)
         except pydantic.ValidationError as error:
-            raise UserError(sentence(error.errors()[0], cls)) from None
+            problems = error.errors()
+            problems.sort(key=lambda problem: problem["type"] != "unexpected_keyword_argument")
+            raise UserError(sentence(problems[0], cls)) from None  # a misspelt name comes first
 
     cast(Any, checked).__init__ = __init__
     return cast(type[T], checked)

@@ -34,8 +34,8 @@ FAULTS = [
     Fault(
         "look-ahead mask forgotten in the decoder",
         "decoder_only.py",
-        "positions, mask, mask is None)",
-        "positions, mask, False)",
+        "positions, mask, causal=mask is None)",
+        "positions, mask, causal=False)",
         "model/test_look_ahead.py",
     ),
     Fault(
@@ -161,7 +161,7 @@ FAULTS = [
         "cache position off by one",
         "cache.py",
         "self.length[:, None] + torch.arange(count,",
-        "self.length[:, None] + torch.arange(1, count + 1,",
+        "self.length[:, None] - 1 + torch.arange(count,",
         "model/test_cache.py",
     ),
     Fault(
@@ -174,8 +174,8 @@ FAULTS = [
     Fault(
         "cache counts the padding of a prompt",
         "cache.py",
-        "real.sum(dim=1)",
-        "torch.full_like(self.length, count)",
+        "taken = real.sum(dim=1)",
+        "taken = torch.full_like(self.length, count)",
         "model/test_cache.py",
     ),
     Fault(

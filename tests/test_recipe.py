@@ -11,7 +11,7 @@ def test_what_is_shipped():
     paper = {"wmt14-en-de-base", "wmt14-en-de-big"}
     assert paper | {"gpt2-124m", "gpt3-175b", "bert-base", "reverse"} <= set(recipe_names())
     base, big = (load_recipe(name).model for name in sorted(paper))
-    assert base == ModelConfig(vocab=37_000)
+    assert base == ModelConfig(vocab=37_000, d_ff=2048)
     assert (big.d_model, big.d_ff, big.heads, big.dropout) == (1024, 4096, 16, 0.3)
 
 
@@ -39,9 +39,16 @@ def test_a_file_of_ones_own(tmp_path):
         ("[model]\nlayers = 6", "vocab is missing"),
         (
             "[model]\nvocab = 10\n[published]\nparameters = 'many'\nsource = 'me'",
-            "needs parameters",
+            "parameters='many' must be a whole number",
         ),
         ("[model]\nvocab = 10\n[published]\nparams = 1", "did you mean 'parameters'"),
+        (
+            "[model]\nvocab = 10\n[published]\nparameters = true\nsource = ''",
+            "parameters=True must",
+        ),
+        ("[model]\nvocab = 10\n[published]\nparameters = 1\nsource = 3", "source=3 must be text"),
+        ("[model]\nvocab = " + "9" * 5000, "digits"),
+        ("x = " + "[" * 5000, "recursion|nested"),
     ],
 )
 def test_mistakes_are_named_with_the_file(tmp_path, text, sentence):
@@ -52,7 +59,14 @@ def test_mistakes_are_named_with_the_file(tmp_path, text, sentence):
     assert str(error.value).startswith(str(file))
 
 
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    (tmp_path / "windows.toml").write_bytes(b"\xef\xbb\xbf[model]\r\nvocab = 10\r\n")
+    assert load_recipe(str(tmp_path / "windows.toml")).model.vocab == 10
+
+
 def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read the recipe x+: File name too long"):
+        load_recipe("x" * 5000)
     with pytest.raises(UserError, match=r"cannot read the recipe .*nothing.toml: No such file"):
         load_recipe(str(tmp_path / "nothing.toml"))
     (tmp_path / "folder.toml").mkdir()

@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        d_model, d_keys = config.d_model, config.kv_heads * config.d_head
+        d_model, d_keys = config.d_model, config.key_heads * config.d_head
         self.d_head = config.d_head
         self.dropout = config.attention_dropout
         self.query = nn.Linear(d_model, d_model, bias=config.bias)
@@ -110,6 +110,8 @@ class Attention(nn.Module):
         rotate: Callable[[Tensor], Tensor] | None = None,  # rotary positions
         remember: Callable[[Tensor, Tensor], KeysValues] | None = None,  # a cache: adds the past
     ) -> Tensor:
+        if causal and mask is not None:
+            raise ValueError("give a mask or causal=True, not both: may_see makes one of the two")
         q = self.split(self.query(x))  # B H T K
         if isinstance(memory, tuple):
             k, v = memory
@@ -128,4 +130,4 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """Cut D numbers into heads of K: B T D -> B H T K."""
-        return x.view(*x.shape[:-1], -1, self.d_head).transpose(1, 2)
+        return x.view(*x.shape[:2], x.size(2) // self.d_head, self.d_head).transpose(1, 2)

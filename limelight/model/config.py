@@ -8,9 +8,14 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from limelight.errors import UserError, unknown
-from limelight.settings import Fraction, Size, table
+from limelight.settings import Fraction, table
 
-OpenSize = Annotated[int, Field(ge=0, le=2**24)]  # 0 leaves it to a default, or leaves it out
+# Bounds far beyond every published model, and far below what would overflow a size in bytes.
+Width = Annotated[int, Field(ge=1, le=2**20)]
+Vocab = Annotated[int, Field(ge=1, le=2**24)]
+Layers = Annotated[int, Field(ge=1, le=1000)]
+Heads = Annotated[int, Field(ge=1, le=4096)]
+OpenWidth = Annotated[int, Field(ge=0, le=2**22)]  # 0 leaves it open
 
 
 @table
@@ -18,13 +23,15 @@ class ModelConfig:
     """A Transformer. The defaults are the paper's base model."""
 
     family: Literal["encoder-decoder", "decoder-only", "encoder-only"] = "encoder-decoder"
-    vocab: Size  # V: how many different tokens there are
-    layers: Size = 6  # N, of the encoder and of the decoder
-    d_model: Size = 512  # D: how many numbers stand for one token
-    d_ff: OpenSize = 0  # inside the feed-forward layer; 0 means 4 * d_model
-    heads: Size = 8  # H
-    kv_heads: OpenSize = 0  # heads of keys and values, shared by groups of queries; 0 means `heads`
-    max_len: Size = 512  # longest sequence: the table of learned positions, the room of a cache
+    vocab: Vocab  # V: how many different tokens there are
+    layers: Layers = 6  # N, of the encoder and of the decoder
+    d_model: Width = 512  # D: how many numbers stand for one token
+    d_ff: OpenWidth = 0  # inside the feed-forward layer; 0 means 4 * d_model
+    heads: Heads = 8  # H
+    kv_heads: OpenWidth = (
+        0  # heads of keys and values, shared by groups of queries; 0 means `heads`
+    )
+    max_len: Width = 512  # longest sequence: the table of learned positions, the room of a cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
     norm: Literal["layer", "rms"] = "layer"
@@ -37,20 +44,18 @@ class ModelConfig:
     attention_dropout: Fraction = 0.0  # on the attention weights; the paper has none
 
     sentence_pairs: bool = False  # encoder-only: a head that tells if two sentences belong together
-    classes: OpenSize = (
+    classes: OpenWidth = (
         0  # encoder-only: a classifier of whole texts in place of the masked-token head
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "d_ff", self.d_ff or 4 * self.d_model)
-        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         if self.d_model % self.heads:
             fitting = [h for h in range(1, self.heads + 1) if self.d_model % h == 0]
             raise UserError(
                 f"heads={self.heads} does not divide d_model={self.d_model}: "
                 f"every head needs an equal share; {fitting[-1]} heads would fit"
             )
-        if self.heads % self.kv_heads:
+        if self.heads % self.key_heads:
             raise UserError(
                 f"kv_heads={self.kv_heads} does not divide heads={self.heads}: "
                 "every group of query heads shares one head of keys and values"
@@ -84,18 +89,28 @@ class ModelConfig:
         """K = D / H, the paper's d_k = d_v."""
         return self.d_model // self.heads
 
+    @property
+    def d_inner(self) -> int:
+        """The width inside the feed-forward layer, the paper's d_ff."""
+        return self.d_ff or 4 * self.d_model
+
+    @property
+    def key_heads(self) -> int:
+        """G: how many heads of keys and values there are."""
+        return self.kv_heads or self.heads
+
 
 @table
 class RecurrentConfig:
     """What the paper replaced: a recurrent language model, or a recurrent encoder and decoder."""
 
     family: Literal["recurrent-encoder-decoder", "recurrent-decoder-only"]
-    vocab: Size
-    layers: Size = 2
-    d_model: Size = 512  # the width of embeddings and of the recurrent state
+    vocab: Vocab
+    layers: Layers = 2
+    d_model: Width = 512  # the width of embeddings and of the recurrent state
     cell: Literal["rnn", "lstm", "gru"] = "lstm"
     attention: bool = True  # encoder-decoder: additive attention over the encoder's states
-    max_len: Size = 512  # longest sequence that training or decoding will ask for
+    max_len: Annotated[int, Field(ge=1, le=4096)] = 512  # longest sequence, read step by step
     tied: bool = True
     dropout: Fraction = 0.1
 

@@ -2,12 +2,13 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from limelight.model.attention import may_see
 from limelight.model.cache import Cache
 from limelight.model.config import ModelConfig
-from limelight.model.positions import where
+from limelight.model.positions import positions_of
 from limelight.model.stack import Classifier, Embedding, Stack, initialise, last_real
 
 
@@ -19,11 +20,14 @@ class DecoderOnly(nn.Module):
         self.config = config
         self.target = Embedding(config)
         self.decoder = Stack(config)
-        self.classifier = Classifier(self.target.tokens.weight, config.tied, bias=False)
+        self.classifier = Classifier(config.vocab, config.d_model, bias=False)
         self.initialise()
 
     def initialise(self) -> None:
-        """As in GPT-2: 0.02 everywhere, smaller where 2N sub-layers add onto one running sum."""
+        """As in GPT-2's paper: 0.02, and less where 2N sub-layers add onto one running sum.
+
+        OpenAI's code has 0.01 for the positions; that difference has not mattered to anybody.
+        """
 
         def draw(name: str, matrix: Tensor) -> Tensor:
             adds = name.endswith(("attention.output.weight", "feed_forward.outer.weight"))
@@ -35,7 +39,7 @@ class DecoderOnly(nn.Module):
         initialise(self, draw)
 
     def tie(self) -> None:
-        """One table for embedding and classifier. Moving off the meta device unties them."""
+        """One table for embedding and classifier; see EncoderDecoder.tie."""
         if self.config.tied:
             self.classifier.weight = self.target.tokens.weight
 
@@ -45,9 +49,9 @@ class DecoderOnly(nn.Module):
         `real` (B T) is False at padding; padding on the right needs none, it comes after all the
         rest.
         """
-        positions = where(tokens, real)
+        positions = positions_of(tokens, real)
         mask = None if real is None else may_see(real, causal=True)
-        return self.decoder(self.target(tokens, positions), positions, mask, mask is None)
+        return self.decoder(self.target(tokens, positions), positions, mask, causal=mask is None)
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """Logits, B T V: row t scores the token that follows tokens[:, t]."""
@@ -58,6 +62,7 @@ class DecoderOnly(nn.Module):
         table = self.target.tokens.weight
         return Cache(self.config, rows, max_len or self.config.max_len, like=table)
 
+    @torch.no_grad()
     def step(self, tokens: Tensor, state: Cache, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         state.open(tokens.size(1))

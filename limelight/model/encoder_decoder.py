@@ -2,13 +2,14 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from limelight.model.attention import may_see
 from limelight.model.cache import Cache
 from limelight.model.config import ModelConfig
-from limelight.model.positions import where
-from limelight.model.stack import TABLES, Classifier, Embedding, Stack, initialise, last_real
+from limelight.model.positions import positions_of
+from limelight.model.stack import Classifier, Embedding, Stack, initialise, last_real
 
 
 class EncoderDecoder(nn.Module):
@@ -27,17 +28,17 @@ class EncoderDecoder(nn.Module):
         self.encoder = Stack(config)
         self.decoder = Stack(config, cross=True)
         # The paper is silent on a bias here; Marian's published translators have one.
-        self.classifier = Classifier(self.target.tokens.weight, config.tied, bias=True)
+        self.classifier = Classifier(config.vocab, config.d_model, bias=True)
         self.initialise()
 
     def initialise(self) -> None:
         """As in the paper's code: Glorot for matrices, d_model^-0.5 for tables, zero for biases.
 
-        The tables are small because sqrt(d_model) multiplies them when they are read.
+        The table of tokens is small because sqrt(d_model) multiplies it when it is read.
         """
 
         def draw(name: str, matrix: Tensor) -> Tensor:
-            if name.endswith(TABLES):
+            if name.endswith(("tokens.weight", "positions.weight", "classifier.weight")):
                 return nn.init.normal_(matrix, std=self.config.d_model**-0.5)
             return nn.init.xavier_uniform_(matrix)
 
@@ -45,13 +46,16 @@ class EncoderDecoder(nn.Module):
         initialise(self, draw)
 
     def tie(self) -> None:
-        """One table for both embeddings and the classifier (3.4). Moving off meta unties them."""
+        """One table for both embeddings and the classifier (section 3.4).
+
+        Moving off the meta device and loading with assign=True untie them: tie again.
+        """
         if self.config.tied:
             self.source.tokens.weight = self.classifier.weight = self.target.tokens.weight
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
         """The memory, B S D: one vector per source token, not one for the sentence."""
-        positions = where(source, source_real)
+        positions = positions_of(source, source_real)
         mask = None if source_real is None else may_see(source_real)
         return self.encoder(self.source(source, positions), positions, mask)
 
@@ -63,11 +67,13 @@ class EncoderDecoder(nn.Module):
         target_real: Tensor | None = None,
     ) -> Tensor:
         """States, B T D: row t has read the target up to t, and the whole memory."""
-        positions = where(target, target_real)
+        positions = positions_of(target, target_real)
         mask = None if target_real is None else may_see(target_real, causal=True)
         memory_mask = None if source_real is None else may_see(source_real)
         x = self.target(target, positions)
-        return self.decoder(x, positions, mask, mask is None, memory, memory_mask)
+        return self.decoder(
+            x, positions, mask, causal=mask is None, memory=memory, memory_mask=memory_mask
+        )
 
     def forward(
         self,
@@ -80,6 +86,7 @@ class EncoderDecoder(nn.Module):
         memory = self.encode(source, source_real)
         return self.classifier(self.decode(target, memory, source_real, target_real))
 
+    @torch.no_grad()
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
     ) -> Cache:
@@ -90,6 +97,7 @@ class EncoderDecoder(nn.Module):
         cache.memory_mask = None if source_real is None else may_see(source_real)
         return cache
 
+    @torch.no_grad()
     def step(self, tokens: Tensor, state: Cache, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         state.open(tokens.size(1))

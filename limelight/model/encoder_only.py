@@ -6,19 +6,19 @@ from torch import Tensor, nn
 from limelight.model.attention import may_see
 from limelight.model.config import ModelConfig
 from limelight.model.layers import ACTIVATIONS, make_norm
-from limelight.model.positions import where
+from limelight.model.positions import positions_of
 from limelight.model.stack import Classifier, Embedding, Stack, initialise
 
 
 class MaskedTokenHead(nn.Module):
     """What stood here? One more layer, then a score for every token of the vocabulary."""
 
-    def __init__(self, config: ModelConfig, table: Tensor) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activate = ACTIVATIONS[config.activation]
         self.inner = nn.Linear(config.d_model, config.d_model)
         self.norm = make_norm(config)
-        self.classifier = Classifier(table, config.tied, bias=True)
+        self.classifier = Classifier(config.vocab, config.d_model, bias=True)
 
     def forward(self, states: Tensor) -> Tensor:
         return self.classifier(self.norm(self.activate(self.inner(states))))
@@ -52,7 +52,7 @@ class EncoderOnly(nn.Module):
         if config.classes:
             self.text_head = TextHead(config, config.classes)
         else:
-            self.masked_head = MaskedTokenHead(config, self.source.tokens.weight)
+            self.masked_head = MaskedTokenHead(config)
         if config.sentence_pairs:
             self.pair_head = TextHead(config, 2)
         self.initialise()
@@ -63,7 +63,7 @@ class EncoderOnly(nn.Module):
         initialise(self, lambda _, matrix: nn.init.trunc_normal_(matrix, 0, 0.02, -0.04, 0.04))
 
     def tie(self) -> None:
-        """One table for embedding and masked tokens. Moving off the meta device unties them."""
+        """One table for embedding and masked tokens; see EncoderDecoder.tie."""
         if self.config.tied and not self.config.classes:
             self.masked_head.classifier.weight = self.source.tokens.weight
 
@@ -71,7 +71,7 @@ class EncoderOnly(nn.Module):
         self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
     ) -> Tensor:
         """States, B S D. `segments` is 1 in the second sentence; `real` is False at padding."""
-        positions = where(tokens, real)
+        positions = positions_of(tokens, real)
         mask = None if real is None else may_see(real)
         return self.encoder(self.source(tokens, positions, segments), positions, mask)
 

@@ -1,6 +1,7 @@
 """One layer of Figure 1: attention and feed-forward, each with its residual connection and norm."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,7 +12,7 @@ from limelight.model.config import ModelConfig
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,  # the paper
     "gelu": F.gelu,  # BERT
-    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),  # GPT-2
     "silu": F.silu,  # Marian's published translators
     "swiglu": F.silu,  # Llama, with a gate beside it
 }
@@ -29,10 +30,10 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activate = ACTIVATIONS[config.activation]
-        self.inner = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
-        self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+        self.inner = nn.Linear(config.d_model, config.d_inner, bias=config.bias)
+        self.outer = nn.Linear(config.d_inner, config.d_model, bias=config.bias)
         gated = config.activation == "swiglu"
-        self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.bias) if gated else None
+        self.gate = nn.Linear(config.d_model, config.d_inner, bias=config.bias) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -82,9 +83,8 @@ class Layer(nn.Module):
         memory: Tensor | KeysValues | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        x = self.self_residual(
-            x, lambda x: self.self_attention(x, None, mask, causal, rotate, remember)
-        )
+        look_around = {"mask": mask, "causal": causal, "rotate": rotate, "remember": remember}
+        x = self.self_residual(x, lambda x: self.self_attention(x, **look_around))
         if memory is not None:
             x = self.cross_residual(x, lambda x: self.cross_attention(x, memory, memory_mask))
         return self.feed_forward_residual(x, self.feed_forward)

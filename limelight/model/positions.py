@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from limelight.errors import UserError
 
 
-def where(tokens: Tensor, real: Tensor | None) -> Tensor:
+def positions_of(tokens: Tensor, real: Tensor | None) -> Tensor:
     """The position of each token, T or B T, counted from the first real one: padding has none."""
     if real is None:
         return torch.arange(tokens.size(1), device=tokens.device)

@@ -7,7 +7,7 @@ They are here to be compared with. They speak the same language as the Transform
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,18 +67,28 @@ class Reader(nn.Module):
         if real is None:
             states, carried = self.cell(x, carried)
         else:
-            front = real.int().argsort(dim=1, descending=True, stable=True)  # real tokens first
-            lengths = real.sum(dim=1).clamp(min=1).cpu()
-            packed = pack_padded_sequence(
-                x.gather(1, front[..., None].expand_as(x)), lengths, True, enforce_sorted=False
-            )
-            packed_states, carried = self.cell(packed, carried)
-            states, _ = pad_packed_sequence(packed_states, True, total_length=x.size(1))
-            states = states.gather(1, front.argsort(dim=1)[..., None].expand_as(states))
+            states, carried = self.read_padded(x, carried, real)
         carried = carried if isinstance(carried, tuple) else (carried,)
-        return states, tuple(
-            both_directions(h) for h in carried
-        ) if self.cell.bidirectional else carried
+        if real is not None:  # a row with nothing real in it stays where it was
+            before = hidden or tuple(torch.zeros_like(h) for h in carried)
+            some = real.any(dim=1)[:, None]
+            carried = tuple(
+                torch.where(some, new, old) for new, old in zip(carried, before, strict=True)
+            )
+        if self.cell.bidirectional:
+            carried = tuple(both_directions(h) for h in carried)
+        return states, carried
+
+    def read_padded(self, x: Tensor, carried: Any, real: Tensor) -> tuple[Tensor, Any]:
+        """Bring the real tokens to the front, let torch pack them, and put the states back."""
+        front = real.int().argsort(dim=1, descending=True, stable=True)
+        lengths = real.sum(dim=1).clamp(min=1).cpu()
+        packed = pack_padded_sequence(
+            x.gather(1, front[..., None].expand_as(x)), lengths, True, enforce_sorted=False
+        )
+        packed_states, carried = self.cell(packed, carried)
+        states, _ = pad_packed_sequence(packed_states, True, total_length=x.size(1))
+        return states.gather(1, front.argsort(dim=1)[..., None].expand_as(states)), carried
 
     def initialise(self) -> None:
         """As torch does it, but an LSTM begins by remembering: its forget gates start at bias 1."""
@@ -134,7 +144,7 @@ class RecurrentEncoderDecoder(nn.Module):
         self.decoder = Reader(config)
         self.attention = AdditiveAttention(config.d_model) if config.attention else None
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = Classifier(self.target.weight, config.tied, bias=True)
+        self.classifier = Classifier(config.vocab, config.d_model, bias=True)
         self.initialise()
 
     def initialise(self) -> None:
@@ -145,7 +155,7 @@ class RecurrentEncoderDecoder(nn.Module):
         self.decoder.initialise()
 
     def tie(self) -> None:
-        """One table for embeddings and classifier. Moving off the meta device unties them."""
+        """One table for both embeddings and the classifier; see EncoderDecoder.tie."""
         if self.config.tied:
             self.source.weight = self.classifier.weight = self.target.weight
 
@@ -175,12 +185,14 @@ class RecurrentEncoderDecoder(nn.Module):
         memory = self.encode(source, source_real)
         return self.classifier(self.decode(target, memory, source_real, target_real))
 
+    @torch.no_grad()
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
     ) -> RecurrentState:
         """The state from which `step` writes; it needs no room, so `max_len` changes nothing."""
         return self.remember(self.encode(source, source_real), source_real)
 
+    @torch.no_grad()
     def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         states = self.read(tokens, state, real)
@@ -213,7 +225,7 @@ class RecurrentDecoderOnly(nn.Module):
         self.target = nn.Embedding(config.vocab, config.d_model)
         self.decoder = Reader(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = Classifier(self.target.weight, config.tied, bias=True)
+        self.classifier = Classifier(config.vocab, config.d_model, bias=True)
         self.initialise()
 
     def initialise(self) -> None:
@@ -223,7 +235,7 @@ class RecurrentDecoderOnly(nn.Module):
         self.decoder.initialise()
 
     def tie(self) -> None:
-        """One table for embedding and classifier. Moving off the meta device unties them."""
+        """One table for embedding and classifier; see EncoderDecoder.tie."""
         if self.config.tied:
             self.classifier.weight = self.target.weight
 
@@ -241,6 +253,7 @@ class RecurrentDecoderOnly(nn.Module):
         nothing = self.target.weight.new_zeros(self.config.layers, rows, self.config.d_model)
         return RecurrentState((nothing, nothing) if self.config.cell == "lstm" else (nothing,))
 
+    @torch.no_grad()
     def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         x = embed(self.target, tokens, self.dropout)

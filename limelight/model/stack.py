@@ -28,9 +28,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.scale = scale
         self.tokens = nn.Embedding(config.vocab, config.d_model)
-        self.positions: nn.Module | None = (
-            None  # rotary positions enter later, at the queries and keys
-        )
+        # Rotary positions enter later, at the queries and keys.
+        self.positions: nn.Module | None = None
         if config.positions == "sinusoidal":
             self.positions = SinusoidalPositions(config.d_model)
         elif config.positions == "learned":
@@ -70,7 +69,7 @@ class Stack(nn.Module):
     ) -> Tensor:
         rotate = rotation(positions, self.d_head, x.dtype) if self.rotary else None
         for layer in self.layers:
-            x = layer(x, mask, causal, rotate, None, memory, memory_mask)
+            x = layer(x, mask, causal, rotate, memory=memory, memory_mask=memory_mask)
         return self.norm(x)
 
     def step(self, x: Tensor, cache: Cache) -> Tensor:
@@ -78,8 +77,14 @@ class Stack(nn.Module):
         rotate = rotation(cache.positions, self.d_head, x.dtype) if self.rotary else None
         mask = cache.mask()
         for i, layer in enumerate(self.layers):
-            memory = cache.memory[i] if cache.memory else None
-            x = layer(x, mask, False, rotate, partial(cache.append, i), memory, cache.memory_mask)
+            x = layer(
+                x,
+                mask,
+                rotate=rotate,
+                remember=partial(cache.append, i),
+                memory=cache.memory[i] if cache.memory else None,
+                memory_mask=cache.memory_mask,
+            )
         return self.norm(x)
 
     def keys_values(self, memory: Tensor) -> list[KeysValues]:
@@ -89,18 +94,15 @@ class Stack(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A score (logit) for each token of the vocabulary: D -> V, its table shared or not."""
+    """A score (logit) for each token of the vocabulary: D -> V."""
 
-    def __init__(self, table: Tensor, tied: bool, bias: bool) -> None:
+    def __init__(self, vocab: int, d_model: int, bias: bool) -> None:
         super().__init__()
-        self.weight = table if tied else nn.Parameter(torch.empty_like(table))
-        self.bias = nn.Parameter(table.new_zeros(table.size(0))) if bias else None
+        self.weight: Tensor = nn.Parameter(torch.empty(vocab, d_model))  # or a shared table: `tie`
+        self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
-
-
-TABLES = ("tokens.weight", "positions.weight", "segments.weight", "classifier.weight")
 
 
 def initialise(model: nn.Module, draw: Callable[[str, Tensor], object]) -> None:

@@ -130,10 +130,11 @@ class Recorder:
     was asked for.
     """
 
-    def __init__(self, model: nn.Module, names: Iterable[str] = ("*",)) -> None:
+    def __init__(self, model: nn.Module, names: str | Iterable[str] = "*") -> None:
         self.model = eager(model)
         known = taps(self.model)
-        self.places = {name: known[name] for name in matching(names, known)}
+        wanted = [names] if isinstance(names, str) else names
+        self.places = {name: known[name] for name in matching(wanted, known)}
         paths = {path for path, _ in self.model.named_modules()}
         if hidden := [name for name, place in self.places.items() if place.module not in paths]:
             raise UserError(
@@ -153,6 +154,10 @@ class Recorder:
         raise UserError(f"the tap {name!r} was not recorded: {why}")
 
     def __enter__(self) -> Self:
+        for module in self.model.modules():
+            if isinstance(module, Attention) and isinstance(module.attend, partial):
+                raise UserError("this model is being recorded already: one recorder at a time")
+        self.values.clear()
         name_at = {place: name for name, place in self.places.items()}
         for path, module in self.model.named_modules():
             self._change(module, "_compiled_call_impl", None)  # hooks never fire in compiled code

@@ -70,7 +70,10 @@ class Reference:
 
     def attention(self, name: str, x: np.ndarray, others: np.ndarray, causal: bool) -> np.ndarray:
         config = self.config
-        size, group = config.d_model // config.heads, config.heads // config.kv_heads
+        size, group = (
+            config.d_model // config.heads,
+            config.heads // (config.kv_heads or config.heads),
+        )
         q, k, v = (
             self.linear(f"{name}.{part}", source)
             for part, source in (("query", x), ("key", others), ("value", others))

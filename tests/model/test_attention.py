@@ -129,3 +129,16 @@ def test_attention_dropout_is_for_training_only():
     assert not torch.equal(attention(x), attention(x))
     attention.eval()
     assert torch.equal(attention(x), attention(x))
+
+
+def test_a_mask_and_the_look_ahead_flag_are_not_mixed():
+    attention = Attention(ModelConfig(vocab=2, d_model=8, heads=2))
+    with pytest.raises(ValueError, match="not both"):
+        attention(torch.randn(1, 3, 8), mask=torch.ones(3, 3).bool(), causal=True)
+
+
+def test_explicit_dropout_drops_weights():
+    """With all weights dropped nothing is mixed; with none dropped all is as without."""
+    q = torch.randn(1, 2, 3, 4)
+    assert torch.equal(attend_explicitly(q, q, q, dropout=1.0), torch.zeros_like(q))
+    assert torch.equal(attend_explicitly(q, q, q, dropout=0.0), attend_explicitly(q, q, q))

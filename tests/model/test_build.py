@@ -1,12 +1,16 @@
 """What a freshly built model is: its start, its ties, and that it holds nothing but parameters."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
 from limelight.model import ModelConfig, RecurrentConfig, build
+from limelight.model.layers import Layer
+from limelight.model.stack import Embedding
 from tests.model.samples import RECURRENT, TRANSFORMERS, VARIANTS, small
 
 EVERY = [(f, v) for f in TRANSFORMERS for v in VARIANTS.values()] + [
@@ -117,3 +121,40 @@ def test_dropout_is_for_training_only(family, changes):
     assert torch.equal(model(*text), model(*text))
     model.train()
     assert not torch.equal(model(*text), model(*text))
+
+
+ALL = 1 - 1e-12  # so much dropout that nothing is left of what it acts on
+
+
+@pytest.mark.parametrize("norm_order", ["post", "pre"])
+def test_dropout_acts_on_each_sublayers_output_and_on_nothing_else(norm_order):
+    """Section 5.4: with everything dropped, x still runs through every residual connection."""
+    config = ModelConfig(vocab=9, d_model=16, heads=4, dropout=ALL, norm_order=norm_order)
+    layer, x = Layer(config, cross=True).train(), torch.randn(2, 5, 16)
+    expected = x
+    if norm_order == "post":
+        for part in (layer.self_residual, layer.cross_residual, layer.feed_forward_residual):
+            expected = part.norm(expected)
+    torch.testing.assert_close(layer(x, memory=x), expected)
+
+
+def test_dropout_acts_on_the_embeddings():
+    config = ModelConfig(vocab=9, d_model=16, heads=4, dropout=ALL)
+    embedding = Embedding(config).train()
+    assert embedding(torch.tensor([[1, 2, 3]]), torch.arange(3)).abs().max() == 0
+
+
+@pytest.mark.parametrize("family", ["recurrent-encoder-decoder", "recurrent-decoder-only"])
+def test_dropout_acts_on_a_recurrent_models_states(family):
+    model = small(family, dropout=ALL, layers=1).train()
+    text = [torch.zeros(1, 4, dtype=torch.long)] * (2 if family.endswith("encoder-decoder") else 1)
+    torch.testing.assert_close(model(*text), model.classifier.bias.expand(1, 4, -1))
+
+
+@pytest.mark.parametrize(("family", "changes"), EVERY)
+def test_models_can_be_copied_and_sent_to_another_process(family, changes):
+    model = small(family, **changes)
+    text = [torch.zeros(1, 4, dtype=torch.long)] * (2 if family.endswith("encoder-decoder") else 1)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(*text), model(*text))
+        assert len(list(again.parameters())) == len(list(model.parameters()))  # ties included

@@ -98,10 +98,11 @@ def test_room_is_taken_once_and_its_end_is_said(family):
     model = small(family, max_len=8)
     with torch.no_grad():
         state = begin(model, tokens(2, 3))
-        room = state.keys
+        room = state.keys[0]
         model.step(tokens(2, 6), state)
         model.step(tokens(2, 2), state)
-        assert state.keys is room
+        state.select(torch.tensor([1, 0]))
+        assert state.keys[0] is room
         with pytest.raises(UserError, match="9 tokens do not fit into a cache made for max_len=8"):
             model.step(tokens(2, 1), state)
 
@@ -122,8 +123,8 @@ def test_stale_slots_are_never_read():
         answers = []
         for noise in (0.0, 1e3):
             state = model.start(2)
-            state.keys.add_(noise)
-            state.values.add_(noise)
+            for kept in (*state.keys, *state.values):
+                kept.add_(noise)
             model.step(text, state, real)
             answers.append(model.step(tokens(2, 1) * 0, state))
     assert torch.equal(*answers)
@@ -138,3 +139,68 @@ def test_recurrent_state_does_not_grow():
         for _ in range(5):
             assert model.step(tokens(2, 1), state).shape == (2, VOCAB)
     assert [h.shape for h in state.hidden] == before
+
+
+@writers
+def test_a_row_with_nothing_new_stays_where_it_was(family, changes):
+    model = small(family, **changes)
+    source, text = tokens(2, 5), tokens(2, 4)
+    nothing = torch.tensor([[True] * 3, [False] * 3])
+    state, alone = begin(model, source), begin(model, source[1:])
+    model.step(text[:, :3], state)
+    model.step(text[1:, :3], alone)
+    model.step(tokens(2, 3), state, nothing)  # only the first row reads on
+    torch.testing.assert_close(model.step(text[:, 3:], state)[1:], model.step(text[1:, 3:], alone))
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
+def test_no_rows_at_all_is_no_error(family):
+    """What a search is left with when every row has finished."""
+    model = small(family)
+    state = begin(model, tokens(3, 5))
+    model.step(tokens(3, 2), state)
+    state.select(torch.tensor([], dtype=torch.long))
+    assert model.step(tokens(3, 1)[:0], state).shape == (0, VOCAB)
+
+
+def test_padding_takes_no_room():
+    model = small("decoder-only", max_len=8)
+    state = model.start(2)
+    for _ in range(2):
+        model.step(tokens(2, 4), state, torch.tensor([[True] * 3 + [False], [True] + [False] * 3]))
+    assert state.length.tolist() == [6, 2]
+    for _ in range(2):
+        model.step(tokens(2, 1), state)  # slots 6 and 7 of the longer row
+    assert state.reach == 8
+
+
+def test_a_step_that_fails_changes_nothing():
+    model = small("decoder-only")
+    text = tokens(1, 5)
+    state = model.start(1)
+    model.step(text[:, :3], state)
+    with pytest.raises(IndexError):
+        model.step(torch.tensor([[VOCAB]]), state)  # no such token
+    torch.testing.assert_close(model.step(text[:, 3:], state), model(text)[:, -1])
+
+
+def test_learned_positions_bound_the_cache():
+    model = small("decoder-only", positions="learned", max_len=8)
+    with pytest.raises(UserError, match=r"max_len=12 is of no use: .* end at max_len=8"):
+        model.start(1, max_len=12)
+
+
+def test_keys_of_another_precision_are_kept_in_the_caches_own():
+    """As autocast gives them: half precision from weights in single precision."""
+    state = small("decoder-only", torch.float32).start(2)
+    state.open(3)
+    k, v = state.append(0, *torch.randn(2, 2, 4, 3, 4).half())
+    assert k.dtype == v.dtype == torch.float32
+    assert k.abs().sum() > 0
+
+
+@writers
+def test_decoding_keeps_no_graph(family, changes):
+    model = small(family, **changes)
+    state = begin(model, tokens(2, 3))
+    assert not model.step(tokens(2, 2), state).requires_grad

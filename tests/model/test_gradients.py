@@ -95,7 +95,7 @@ def test_embedding_stack_and_classifier(positions):
     ids, places = tokens(2, 3) % 5, torch.arange(3)
     check(randomised(Embedding(changes, scale=2.0, segments=2, norm=True)), ids, places, ids % 2)
     check(randomised(Stack(changes)), x(2, 3, 4), places, mask=may_see(REAL))
-    check(randomised(Classifier(torch.nn.Parameter(x(5, 4)), tied=True, bias=True)), x(2, 3, 4))
+    check(randomised(Classifier(5, 4, bias=True)), x(2, 3, 4))
 
 
 def test_positions():
@@ -106,9 +106,7 @@ def test_positions():
 
 
 def test_heads_of_the_encoder():
-    check(
-        randomised(MaskedTokenHead(config(activation="gelu"), torch.nn.Parameter(x(5, 4)))), x(2, 4)
-    )
+    check(randomised(MaskedTokenHead(config(activation="gelu"))), x(2, 4))
     check(randomised(TextHead(config(), 3)), x(2, 4))
 
 

@@ -99,6 +99,28 @@ def test_no_look_ahead_with_a_cache(family, variant, trained):
             )
 
 
+def sees_ahead_in_a_cache(model, source, target) -> list[tuple[int, int]]:
+    """The same by gradient for a prompt that is read into a cache: states at i, tokens at j > i."""
+    state = begin(model, source)
+    state.open(LENGTH)
+    x = model.target(target, state.positions).detach().requires_grad_()
+    states = model.decoder.step(x, state)[0]
+    pairs = []
+    for i in range(LENGTH):
+        (gradient,) = torch.autograd.grad(states[i].pow(3).sum(), x, retain_graph=True)
+        assert gradient[0, i].abs().max() > 0
+        pairs += [(i, j) for j in range(i + 1, LENGTH) if gradient[0, j].abs().max() != 0]
+    return pairs
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
+def test_no_gradient_towards_the_future_in_a_cache(family, variant, trained):
+    model = make(family, variant, trained)
+    assert sees_ahead_in_a_cache(model, tokens(1, 6), tokens(1, LENGTH)) == []
+
+
 def blind(q, k, v, mask, causal, dropout):
     return attend(q, k, v, None, False, dropout)
 
@@ -114,6 +136,7 @@ def test_without_the_mask_these_tests_fail(family):
     every_pair = [(i, j) for i in range(LENGTH) for j in range(i + 1, LENGTH)]
     assert sorted(sees_ahead_by_value(model, source, target)) == every_pair
     assert sees_ahead_by_gradient(model, source, target) == every_pair
+    assert sees_ahead_in_a_cache(model, source, target) == every_pair
 
 
 def test_an_encoder_does_look_both_ways():

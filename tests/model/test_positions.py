@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from limelight.errors import UserError
-from limelight.model.positions import LearnedPositions, rotation, sinusoids, where
+from limelight.model.positions import LearnedPositions, positions_of, rotation, sinusoids
 
 
 def test_sinusoids_follow_the_formula():
@@ -45,11 +45,11 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone():
 
 def test_padding_takes_no_position():
     real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 1, 0, 1]]).bool()
-    found = where(torch.zeros(3, 5), real)
+    found = positions_of(torch.zeros(3, 5), real)
     assert found[0, 2:].tolist() == [0, 1, 2]
     assert found[1, :2].tolist() == [0, 1]
     assert found[2, ::2].tolist() == [0, 1, 2]
-    assert where(torch.zeros(3, 5), None).tolist() == [0, 1, 2, 3, 4]
+    assert positions_of(torch.zeros(3, 5), None).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_half_precision_counts_as_well_as_single():
