@@ -72,11 +72,23 @@ def test_info_shares_gpt3_out():
     assert re.search(r"weights, gradients, Adam +2\.73GB", done.stdout)
 
 
-def test_a_reader_that_leaves_early_is_no_error():
-    command = f"{sys.executable} -m limelight info gpt2-124m --json | head -c 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stdout == "{"
-    assert done.stderr == ""
+@pytest.mark.parametrize("command", ["info gpt2-124m", "info reverse --json", "demo"])
+@pytest.mark.parametrize("reader", ["true", "head -c 1"])
+def test_a_reader_that_leaves_early_is_no_error(command, reader):
+    line = f"set -o pipefail; {sys.executable} -m limelight {command} | {reader}"
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, env=buffered
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_text_from_a_recipe_is_shown_as_it_is(tmp_path):
+    file = tmp_path / "odd.toml"
+    file.write_text('about = "see [/foo] [bold]"\n[model]\nvocab = 9\nlayers = 1\n')
+    done = limelight("info", str(file))
+    assert done.returncode == 0
+    assert "see [/foo] [bold]" in done.stdout
 
 
 def test_demo_shows_true_numbers():

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
 from limelight.errors import UserError
 from limelight.info import describe, kept_for_backward, short
@@ -92,6 +93,31 @@ def test_multiply_adds_of_grouped_heads_and_gates():
     )  # fmt: skip
     work = describe(Recipe("x", config))["multiply_adds_per_token"]["decoder"]
     assert work["weights"] == 8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 12
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_multiply_adds_are_all_there(name):
+    config = load_recipe(name).model
+    with torch.device("meta"):
+        model = build(config)
+        text = torch.zeros(1, config.max_len, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(*([text, text] if config.family.endswith("encoder-decoder") else [text]))
+    parts = describe(load_recipe(name))["multiply_adds_per_token"].values()
+    total = sum(work["weights"] + work["positions"] for work in parts)
+    assert total * 2 * config.max_len == counter.get_total_flops()
+
+
+def test_a_classifier_pays_for_its_classes_only():
+    config = ModelConfig(
+        family="encoder-only", vocab=30_000, layers=1, d_model=8, heads=1, classes=3
+    )
+    assert describe(Recipe("x", config))["training_bytes"]["logits"] == 3 * 4 * 3
+
+
+def test_open_sizes_are_shown_as_they_turn_out():
+    facts = describe(load_recipe("gpt2-124m"))
+    assert (facts["model"]["d_ff"], facts["model"]["kv_heads"]) == (3072, 12)
 
 
 def test_sharding_divides_what_is_shared_and_adds_what_is_gathered():

@@ -1,4 +1,4 @@
-"""The three families again, in NumPy and double precision, sharing no code with the package.
+"""All families again, in NumPy and double precision, sharing no code with the package.
 
 Written from the papers, one sentence and one head at a time, as slowly and plainly as possible.
 """
@@ -139,3 +139,80 @@ class Reference:
         states = self.stack("encoder", self.embed("source", ids, 1, segments), causal=False)
         inner = ACTIVATION[self.config.activation](self.linear("masked_head.inner", states))
         return self.linear("masked_head.classifier", self.norm("masked_head.norm", inner))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+class RecurrentReference:
+    """The recurrent families, one row and one token at a time."""
+
+    def __init__(self, config, weights: Weights) -> None:
+        self.config, self.weights = config, weights
+
+    def cell(self, name: str, x: np.ndarray, state: tuple) -> tuple:
+        """One step of one layer in one direction: the new (h,) or (h, c)."""
+        inside, carried = (
+            self.weights[f"{side}"] @ value + self.weights[f"{bias}"]
+            for side, bias, value in (
+                (name.format("weight_ih"), name.format("bias_ih"), x),
+                (name.format("weight_hh"), name.format("bias_hh"), state[0]),
+            )
+        )
+        if self.config.cell == "rnn":
+            return (np.tanh(inside + carried),)
+        if self.config.cell == "lstm":
+            i, f, g, o = np.split(inside + carried, 4)
+            c = sigmoid(f) * state[1] + sigmoid(i) * np.tanh(g)
+            return sigmoid(o) * np.tanh(c), c
+        (r, z, n), (cr, cz, cn) = np.split(inside, 3), np.split(carried, 3)
+        reset, keep = sigmoid(r + cr), sigmoid(z + cz)
+        return ((1 - keep) * np.tanh(n + reset * cn) + keep * state[0],)
+
+    def read(self, name: str, xs: list, states: list | None, both_ways: bool) -> tuple[list, list]:
+        """All layers over all tokens: the top states, and what each layer ends with."""
+        size = self.config.d_model // 2 if both_ways else self.config.d_model
+        parts = 2 if self.config.cell == "lstm" else 1
+        ends = []
+        for layer in range(self.config.layers):
+            columns, last = [], []
+            for direction in ("", "_reverse") if both_ways else ("",):
+                cell = f"{name}.cell.{{}}_l{layer}{direction}"
+                state = states[layer] if states else (np.zeros(size),) * parts
+                column = []
+                for x in reversed(xs) if direction else xs:
+                    state = self.cell(cell, x, state)
+                    column.append(state[0])
+                columns.append(column[::-1] if direction else column)
+                last.append(state)
+            xs = [np.concatenate(row) for row in zip(*columns, strict=True)]
+            ends.append(tuple(np.concatenate(pair) for pair in zip(*last, strict=True)))
+        return xs, ends
+
+    def embed(self, name: str, ids) -> list:
+        return [self.weights[f"{name}.weight"][i] * sqrt(self.config.d_model) for i in ids]
+
+    def attend(self, x: np.ndarray, memory: list) -> np.ndarray:
+        w = {name: self.weights[f"attention.{name}"] for name in ("key.weight", "score.weight")}
+        q = self.weights["attention.query.weight"] @ x + self.weights["attention.query.bias"]
+        scores = [w["score.weight"][0] @ np.tanh(q + w["key.weight"] @ m) for m in memory]
+        shares = softmax(np.array(scores))
+        mixed = sum(s * m for s, m in zip(shares, memory, strict=True))
+        output = self.weights["attention.output.weight"] @ np.concatenate([x, mixed])
+        return np.tanh(output + self.weights["attention.output.bias"])
+
+    def classify(self, states: list) -> np.ndarray:
+        return (
+            np.stack(states) @ self.weights["classifier.weight"].T + self.weights["classifier.bias"]
+        )
+
+    def recurrent_encoder_decoder(self, source, target) -> np.ndarray:
+        memory, ends = self.read("encoder", self.embed("source", source), None, both_ways=True)
+        states, _ = self.read("decoder", self.embed("target", target), ends, both_ways=False)
+        if self.config.attention:
+            states = [self.attend(x, memory) for x in states]
+        return self.classify(states)
+
+    def recurrent_decoder_only(self, ids) -> np.ndarray:
+        return self.classify(self.read("decoder", self.embed("target", ids), None, False)[0])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model.reference import Reference
-from tests.model.samples import TRANSFORMERS, small, tokens
+from tests.model.reference import RecurrentReference, Reference
+from tests.model.samples import RECURRENT, TRANSFORMERS, small, tokens
 
 
 def random_variant(seed: int) -> dict:
@@ -49,3 +49,17 @@ def test_logits_equal_the_numpy_reference(family, seed):
         np.testing.assert_allclose(model(*inputs)[0].numpy(), expected, rtol=0, atol=1e-10)
         got = model.float()(*inputs)[0].double().numpy()
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("variant", RECURRENT)
+@pytest.mark.parametrize("family", ["recurrent-encoder-decoder", "recurrent-decoder-only"])
+def test_recurrent_logits_equal_the_numpy_reference(family, variant, layers):
+    model = small(family, layers=layers, d_model=8, tied=layers == 2, **RECURRENT[variant])
+    source, target = tokens(1, 5), tokens(1, 4)
+    inputs = (source, target) if family.endswith("encoder-decoder") else (target,)
+    weights = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    reference = getattr(RecurrentReference(model.config, weights), family.replace("-", "_"))
+    expected = reference(*(x[0].tolist() for x in inputs))
+    with torch.no_grad():
+        np.testing.assert_allclose(model(*inputs)[0].numpy(), expected, rtol=0, atol=1e-10)

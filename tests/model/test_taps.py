@@ -128,6 +128,30 @@ def test_traced_equals_untraced(family, variant, dtype):
     assert (traced - fused).abs().max() <= 1e-6 * fused.abs().max()
 
 
+@pytest.mark.parametrize("family", ["recurrent-encoder-decoder", "recurrent-decoder-only"])
+def test_traced_equals_untraced_for_recurrent_models(family):
+    model = small(family)
+    given = inputs(model)
+    untraced = model(*given)
+    with Recorder(model) as recorder:
+        traced = model(*given)
+    assert torch.equal(traced, untraced)
+    assert torch.equal(recorder["logits"], untraced)
+
+
+def test_one_recorder_at_a_time():
+    model = small("decoder-only")
+    with Recorder(model, "logits") as outer:
+        with pytest.raises(UserError, match="recorded already"), Recorder(model):
+            pass
+        model(*inputs(model))
+    assert list(outer.values) == ["logits"]
+    with outer:
+        assert outer.values == {}  # a new block starts afresh
+    with Recorder(model):  # and after the refusal all is as before
+        model(*inputs(model))
+
+
 def test_recorded_values_fit_together():
     """Each value is the one that was used: recompute the next from it, across a whole layer."""
     model = small("encoder-decoder")
