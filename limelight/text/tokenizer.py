@@ -89,7 +89,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; a lone surrogate, which is no character, is read as U+FFFD."""
-        return self.core.encode(valid_unicode(text), add_special_tokens=False).ids
+        if isinstance(self.core.pre_tokenizer, pre_tokenizers.ByteLevel):
+            return self.encode_many([text])[0]
+        # Characters do not depend on each other, and the library is slow on a million at once.
+        text = valid_unicode(text)
+        parts = self.encode_many([text[i : i + 10_000] for i in range(0, len(text), 10_000)])
+        return [i for part in parts for i in part]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """The same for many texts, on all cores that the library may use."""

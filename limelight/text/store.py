@@ -1,0 +1,192 @@
+"""A corpus as integers on disk: tokenised once, read in place ever after.
+
+A store is a folder named after a hash of all it depends on: the files' contents, how they are read,
+and the tokenizer. It is made under another name and renamed when it is whole. So a store that
+exists is complete, an interrupted one leaves nothing that could be taken for one, and of two
+processes that make the same one the first to finish wins.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from hashlib import file_digest, sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limelight.errors import UserError
+from limelight.text.corpora import DataConfig, Example, Tally, read_split
+from limelight.text.tokenizer import Tokenizer
+
+FORMAT = 1  # a store written by another version of this file has another name
+AT_ONCE = 4096  # examples that are tokenised together: enough for all cores, little memory
+
+
+class Column:
+    """All sequences of one side, end to end, and where each begins."""
+
+    def __init__(self, folder: Path, name: str, dtype: str) -> None:
+        self.tokens = read_array(folder / f"{name}.tokens", dtype)
+        self.offsets = read_array(folder / f"{name}.offsets", "<i8")
+        self.lengths: NDArray[np.int64] = np.diff(self.offsets)
+
+    def __getitem__(self, i: int) -> NDArray[Any]:
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    def gather(self, rows: NDArray[np.int64], width: int, pad: int) -> NDArray[np.int64]:
+        """These rows side by side, B width, padded on the right. Nothing loops per token."""
+        place = np.arange(width)
+        inside = place < self.lengths[rows, None]
+        index = np.where(inside, self.offsets[rows, None] + place, 0)
+        return np.where(inside, self.tokens[index], pad).astype(np.int64)
+
+
+def read_array(path: Path, dtype: str) -> NDArray[Any]:
+    """A file as an array that stays on disk; numpy cannot map an empty one."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+
+class Store:
+    """One split of one corpus, tokenised."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
+        names = [str(i) for i in range(self.facts["columns"])]
+        self.columns = [Column(folder, name, self.facts["dtype"]) for name in names]
+
+    def __len__(self) -> int:
+        return int(self.facts["examples"])
+
+    @property
+    def tally(self) -> Tally:
+        """What became of the lines that were read."""
+        told = self.facts["tally"]
+        counters = {name: Counter(told[name]) for name in ("refused", "mended")}
+        return Tally(told["read"], told["used"], **counters)
+
+
+def prepare(
+    data: DataConfig,
+    split: str,
+    tokenizer: Tokenizer,
+    stores: Path,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Store:
+    """The store of this split, made now or found from before; `progress` hears of examples done."""
+    stores.mkdir(parents=True, exist_ok=True)
+    folder = stores / key(data, split, tokenizer, stores)
+    if not folder.is_dir():
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=stores))
+        try:
+            write(data, split, tokenizer, unfinished, progress)
+            commit(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return Store(folder)
+
+
+def commit(unfinished: Path, folder: Path) -> None:
+    """Give a finished store its name, unless another process has just made the same one."""
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def write(
+    data: DataConfig,
+    split: str,
+    tokenizer: Tokenizer,
+    folder: Path,
+    progress: Callable[[int], None],
+) -> None:
+    """Tokenise a split into a folder, a few thousand examples at a time."""
+    dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"
+    columns = 2 if data.kind in ("pairs", "dialogues") else 1
+    tally = Tally()
+    examples = read_split(data, split, tally)
+    labels: list[str] = []
+    writers = [ColumnWriter(folder, str(i), dtype) for i in range(columns)]
+    count = 0
+    for chunk in chunks(examples):
+        for i, writer in enumerate(writers):
+            writer.add(tokenizer.encode_many([example[i] for example in chunk]))
+        if data.kind == "labelled":
+            labels += [example[1] for example in chunk]
+        count += len(chunk)
+        progress(len(chunk))
+    for writer in writers:
+        writer.close()
+    facts = {"format": FORMAT, "examples": count, "columns": columns, "dtype": dtype}
+    (folder / "facts.json").write_text(
+        json.dumps({**facts, "labels": labels, "tally": vars(tally)}), "utf-8"
+    )
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+class ColumnWriter:
+    """Appends sequences to the two files of a column."""
+
+    def __init__(self, folder: Path, name: str, dtype: str) -> None:
+        self.tokens: BinaryIO = (folder / f"{name}.tokens").open("wb")
+        self.offsets: BinaryIO = (folder / f"{name}.offsets").open("wb")
+        self.dtype = dtype
+        self.end = 0
+        self.offsets.write(np.zeros(1, "<i8").tobytes())
+
+    def add(self, sequences: list[list[int]]) -> None:
+        """Write these behind the others."""
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        ends = self.end + np.cumsum(lengths)
+        self.offsets.write(ends.astype("<i8").tobytes())
+        self.tokens.write(np.array([i for ids in sequences for i in ids], self.dtype).tobytes())
+        self.end = int(ends[-1])
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.tokens.close()
+        self.offsets.close()
+
+
+def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
+    """Examples in lists of at most AT_ONCE."""
+    while chunk := list(islice(examples, AT_ONCE)):
+        yield chunk
+
+
+def key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
+    """A name for exactly this content, read this way, by this tokenizer."""
+    settings = {k: v for k, v in asdict(data).items() if k not in ("train", "valid", "test")}
+    files = [content_hash(Path(name), stores) for name in getattr(data, split)]
+    made_of = [FORMAT, settings, split if data.toy else "", files, tokenizer.hash]
+    return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def content_hash(path: Path, stores: Path) -> str:
+    """SHA-256 of a file. A file whose size and time have not changed since is not read again."""
+    try:
+        stat = path.stat()
+        seen = sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
+        note = stores / "hashes" / seen
+        if note.is_file() and len(known := note.read_text("ascii")) == 64:
+            return known
+        with path.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    note.parent.mkdir(exist_ok=True)
+    unfinished = note.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(digest, "ascii")
+    unfinished.replace(note)
+    return digest

@@ -1,0 +1,159 @@
+"""Files become examples; every line that does not is counted with its reason."""
+
+import gzip
+import json
+import lzma
+from collections import Counter
+
+import pytest
+
+from limelight.errors import UserError
+from limelight.text.corpora import DataConfig, Tally, read_split
+
+
+def read(data, split="train"):
+    tally = Tally()
+    examples = list(read_split(data, split, tally))
+    assert tally.read == tally.used + tally.refused.total()
+    assert tally.used == len(examples)
+    return examples, tally
+
+
+def write(path, content):
+    content = content if isinstance(content, bytes) else content.encode()
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(content))
+    return str(path)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+def test_parallel_files(tmp_path, ending):
+    files = (
+        write(tmp_path / f"a.en{ending}", "one\ntwo\n"),
+        write(tmp_path / f"a.de{ending}", "eins\nzwei"),  # the last line may lack its end
+    )
+    examples, tally = read(DataConfig(train=files))
+    assert examples == [("one", "eins"), ("two", "zwei")]
+    assert tally == Tally(read=2, used=2)
+
+
+def test_files_that_are_not_parallel_are_refused_with_both_counts(tmp_path):
+    files = (write(tmp_path / "a", "1\n2\n3\n"), write(tmp_path / "b", "1\n2\n"))
+    with pytest.raises(UserError, match=r"a has 3 lines and .*b has 2: they cannot be parallel"):
+        read(DataConfig(train=files))
+
+
+def test_tsv_jsonl_and_labels(tmp_path):
+    tsv = write(tmp_path / "a.tsv.xz", "hi\thallo\nbad\nx\ty\tz\n")
+    examples, tally = read(DataConfig(train=(tsv,)))
+    assert examples == [("hi", "hallo")]
+    assert tally.refused == Counter({"not two columns": 2})
+
+    rows = [
+        {"source": "hi", "target": "hallo"},
+        {"source": "hi"},
+        ["hi"],
+        {"source": 1, "target": 2},
+    ]
+    jsonl = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)) + "\n{nonsense\n")
+    examples, tally = read(DataConfig(train=(jsonl,)))
+    assert examples == [("hi", "hallo"), ("1", "2")]
+    assert tally.refused == {"without source and target": 1, "not a JSON object": 2}
+
+    labelled = write(tmp_path / "l.jsonl", '{"text": "fine", "label": 1}\n')
+    assert read(DataConfig(kind="labelled", train=(labelled,)))[0] == [("fine", "1")]
+
+
+def test_texts_by_line_and_by_document(tmp_path):
+    file = write(tmp_path / "t.txt", "a\nb\n\n###\nc\n###\n###\n")
+    by_line = ["a", "b", "###", "c", "###", "###"]  # the empty line is refused
+    assert read(DataConfig(kind="texts", train=(file,)))[0] == [(line,) for line in by_line]
+    documents = DataConfig(kind="texts", train=(file,), separator="###")
+    assert read(documents)[0] == [("a\nb\n",), ("c",)]
+
+
+def test_dialogues_become_history_and_answer(tmp_path):
+    turns = write(tmp_path / "d.jsonl", '{"turns": ["a", "b", "c", "d"]}\n{"turns": ["x"]}\n')
+    examples, tally = read(DataConfig(kind="dialogues", train=(turns,), history=2))
+    assert examples == [("a", "b"), ("a\nb", "c"), ("b\nc", "d")]
+    assert tally.refused == {"no dialogue of two turns": 1}
+    lines = write(tmp_path / "d.txt", "Hi . __eou__ Hello ! __eou__\n")
+    assert read(DataConfig(kind="dialogues", train=(lines,)))[0] == [("Hi .", "Hello !")]
+
+
+FAULTS = {
+    "invalid UTF-8": b"\xff\xfe bad",
+    "truncated UTF-8": "é".encode()[:1],
+    "NUL": b"a\0b",
+    "empty": b"",
+    "blank": b"   \t ",
+    "too long": b"x" * 101,
+}
+
+
+def test_planted_faults_are_counted_one_by_one(tmp_path):
+    """Six faults on either side of parallel files, in different numbers: every count is exact."""
+    good = [b"fine"] * 7
+    source, target = list(good), list(good)
+    expected = Counter()
+    for number, (name, line) in enumerate(FAULTS.items(), start=1):
+        reason = {"truncated UTF-8": "invalid UTF-8", "blank": "empty"}.get(name, name)
+        source += [line] * number + [b"fine"] * number
+        target += [b"fine"] * number + [line] * number
+        expected[reason] += 2 * number
+    source += [b"\xff"]  # both sides wrong, each in its own way: still one line and one reason
+    target += [b"a\0"]
+    expected["invalid UTF-8"] += 1
+    files = [tmp_path / "a.en", tmp_path / "a.de"]
+    files[0].write_bytes(b"\xef\xbb\xbf" + b"\n".join(source))
+    files[1].write_bytes(b"\r\n".join(target))
+    examples, tally = read(DataConfig(train=tuple(map(str, files)), longest=100))
+    assert examples == [("fine", "fine")] * 7
+    assert tally.refused == expected
+    assert tally.mended == {"byte-order mark": 1, "carriage return": len(target) - 1}
+    assert tally.read == len(source)
+
+
+@pytest.mark.parametrize("toy", ["reverse", "copy", "sort"])
+def test_toys_are_right_repeatable_and_apart(toy):
+    data = DataConfig(toy=toy, toy_examples=500, toy_length=6)
+    splits = {split: read(data, split)[0] for split in ("train", "valid", "test")}
+    assert [len(rows) for rows in splits.values()] == [500, 50, 50]
+    make = {"reverse": lambda x: x[::-1], "copy": list, "sort": sorted}[toy]
+    for rows in splits.values():
+        assert all(target.split() == make(source.split()) for source, target in rows)
+    sources = [{source for source, _ in rows} for rows in splits.values()]
+    assert len(set.union(*sources)) == sum(map(len, sources))  # no row is in two splits
+    assert read(data, "test")[0] == splits["test"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train": ()}, "data.train names no file"),
+        ({"train": ("a", "b", "c")}, "pairs come from two parallel files, or one, but 3 are named"),
+        ({"train": ("nowhere.tsv",)}, "cannot read nowhere.tsv: No such file"),
+        ({"train": ("a.txt",)}, "a.txt must end in .tsv or .jsonl to hold pairs"),
+        ({"kind": "texts", "train": ("a", "b")}, "texts come from one file, but 2 are named"),
+        ({"toy": "reverse", "train": ("a",)}, "makes its own examples"),
+        ({"toy": "reverse", "kind": "texts"}, "makes pairs, not kind='texts'"),
+        ({"toy": "revers"}, "did you mean 'reverse'"),
+        ({"kind": "pair"}, "did you mean 'pairs'"),
+        ({"history": 0}, "history=0 is out of range"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        read(DataConfig(**changes))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz"])
+def test_a_damaged_archive_is_said(tmp_path, ending):
+    file = tmp_path / f"a.tsv{ending}"
+    write(file, "hi\thallo\n" * 1000)
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(UserError, match="is damaged"):
+        read(DataConfig(train=(str(file),)))
+    file.write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="is damaged"):
+        read(DataConfig(train=(str(file),)))

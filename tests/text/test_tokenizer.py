@@ -1,0 +1,169 @@
+"""Any text goes in and comes back; none becomes a special token; the work can be shown."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from limelight.errors import UserError
+from limelight.text.tokenizer import ALPHABET, BYTE_OF, SPECIAL, Tokenizer, special, valid_unicode
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. The dog sleeps, the fox does not.",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "it's 1984, isn't it? <pad> ⟨pad⟩ </s> [MASK] naïve café 東京 🍌🍌",
+] * 5
+KINDS = ("bpe", "word", "char")
+TOKENIZERS = {kind: Tokenizer.train(kind, CORPUS, 400, tags=["de", "fr"]) for kind in KINDS}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+# All planes, lone surrogates included, and what tends to go wrong: NUL, joiners, marks, Hebrew.
+characters = st.characters() | st.sampled_from("\0\r\n\t  ‍َ́א🍌👩\ud800\udfff﻿�⟨⟩Ġ")
+texts = st.text(characters, max_size=60) | st.lists(
+    st.sampled_from([*CORPUS, "<pad>", *map(special, SPECIAL), " ", "\n\n", "👩‍👩‍👧"]), max_size=4
+).map("".join)
+
+
+def check_round_trip(text):
+    for tokenizer in TOKENIZERS.values():
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == valid_unicode(text)
+        assert all(tokenizer.first <= i < len(tokenizer) for i in ids)
+
+
+@given(texts)
+@settings(max_examples=2000, deadline=None)
+def test_text_comes_back_and_never_becomes_a_special_token(text):
+    check_round_trip(text)
+
+
+@pytest.mark.soak
+@given(texts)
+@settings(max_examples=100_000, deadline=None)
+def test_a_hundred_thousand_texts_come_back(text):
+    check_round_trip(text)
+
+
+def test_the_rule_for_surrogates():
+    """A lone one is no character and reads as U+FFFD; a pair is the character that it encodes."""
+    assert valid_unicode("a\ud83cb") == "a�b"
+    assert valid_unicode("\ud83c\udf4c") == "🍌"
+    assert valid_unicode("﻿ start") == "﻿ start"
+
+
+@kinds
+def test_special_tokens_have_fixed_ids_and_no_text(kind):
+    tokenizer = TOKENIZERS[kind]
+    assert [tokenizer.special[name] for name in (*SPECIAL, "de", "fr")] == list(range(7))
+    assert (tokenizer.pad, tokenizer.start, tokenizer.end) == (0, 1, 2)
+    assert tokenizer.decode([1, *tokenizer.encode("so"), 2, 0, 0]) == "so"
+    assert tokenizer.pieces([0, 5]) == ["⟨pad⟩", "⟨de⟩"]
+    assert set(BYTE_OF) == set(ALPHABET)
+    assert sorted(BYTE_OF.values()) == list(range(256))
+
+
+@kinds
+def test_frequent_text_is_short_and_unknown_text_is_bytes(kind):
+    tokenizer = TOKENIZERS[kind]
+    assert len(tokenizer.encode(CORPUS[0])) <= len(CORPUS[0])
+    assert tokenizer.pieces(tokenizer.encode("ж")) == ["<D0>", "<B6>"]
+    if kind == "char":
+        assert tokenizer.pieces(tokenizer.encode("über 東")) == ["ü", "b", "e", "r", " ", "東"]
+    if kind == "word":
+        assert tokenizer.pieces(tokenizer.encode("The fox")) == ["The", " fox"]
+
+
+@kinds
+def test_many_equals_one_by_one(kind):
+    tokenizer = TOKENIZERS[kind]
+    rows = [*CORPUS, "", "\ud800", "ж"]
+    assert tokenizer.encode_many(rows) == [tokenizer.encode(row) for row in rows]
+
+
+@kinds
+@given(text=texts)
+@settings(max_examples=200, deadline=None)
+def test_the_work_shown_ends_with_what_encode_gives(kind, text):
+    tokenizer = TOKENIZERS[kind]
+    words = tokenizer.show_work(text)
+    pieces = [piece for steps in words for piece in steps[-1]]
+    assert [tokenizer.vocabulary[piece] for piece in pieces] == tokenizer.encode(text)
+    for steps in words:
+        assert all(len(piece) == 1 for piece in steps[0])
+        assert len({"".join(step) for step in steps}) == 1  # nothing is lost on the way
+
+
+@kinds
+def test_saved_and_loaded_it_is_the_same(kind, tmp_path):
+    tokenizer = TOKENIZERS[kind]
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert again.hash == tokenizer.hash
+    assert again.encode(CORPUS[1]) == tokenizer.encode(CORPUS[1])
+    assert again.special == tokenizer.special
+
+
+@kinds
+def test_training_is_deterministic(kind):
+    assert Tokenizer.train(kind, CORPUS, 400, tags=["de", "fr"]).hash == TOKENIZERS[kind].hash
+    assert Tokenizer.train(kind, CORPUS, 270, tags=["de", "fr"]).hash != TOKENIZERS[kind].hash
+
+
+@kinds
+def test_the_vocabulary_is_bounded(kind):
+    for vocab in (261, 270, 300):
+        assert len(Tokenizer.train(kind, CORPUS, vocab)) <= vocab
+    with pytest.raises(UserError, match="vocab=260 is too small: 256 bytes and 5 special tokens"):
+        Tokenizer.train(kind, CORPUS, 260)
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path):
+    for name, content in (("a.json", "{}"), ("b.json", "nonsense"), ("c.json", "")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match="is not a tokenizer"):
+            Tokenizer.load(tmp_path / name)
+    with pytest.raises(UserError, match="is not a tokenizer"):
+        Tokenizer.load(tmp_path / "missing.json")
+
+
+HOSTILE = ["a", " ", "\n", "\t", "'", "1", ".", "é", "́", "🍌", "\0", "﻿", "‍", "東", "א", "'s", "ab"]
+HOSTILE += [
+    "a ",
+    " \n",
+    "<pad>",
+    "⟨pad⟩",
+    "the",
+    " the",
+    "a1",
+    "1a.",
+    "\r\n",
+    "🍌a",
+    "eé",
+    "''''s",
+    "_",
+]
+
+
+def seconds(tokenizer, text):
+    """The faster of two rounds."""
+    rounds = []
+    for _ in range(2):
+        began = time.perf_counter()
+        tokenizer.encode(text)
+        rounds.append(time.perf_counter() - began)
+    return min(rounds)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("pattern", HOSTILE)
+def test_hostile_text_takes_linear_time(pattern):
+    """A megabyte of each in two seconds; doubled at most two and a half times as long.
+
+    The doubling is from two to four megabytes: up to one, all fits the processor's cache.
+    """
+    assert len(HOSTILE) == 30
+    megabyte = pattern * (1_000_000 // len(pattern.encode()))
+    for tokenizer in TOKENIZERS.values():
+        assert seconds(tokenizer, megabyte) <= 2
+        assert seconds(tokenizer, 4 * megabyte) <= 2.5 * seconds(tokenizer, 2 * megabyte)
