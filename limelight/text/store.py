@@ -65,6 +65,9 @@ class Store:
     def __len__(self) -> int:
         return int(self.facts["examples"])
 
+    def __reduce__(self) -> tuple[type["Store"], tuple[Path]]:
+        return Store, (self.folder,)  # another process opens the files itself: nothing is copied
+
     @property
     def tally(self) -> Tally:
         """What became of the lines that were read."""

@@ -1,0 +1,154 @@
+"""Batches: every example once an epoch, in one order on any machine, with little padding."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from limelight.text.batches import Batches, count_blocks, pack, plan_epoch, round_up
+from limelight.text.corpora import DataConfig
+from limelight.text.store import prepare
+from limelight.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.train("char", ["a b c"], 300)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    data = DataConfig(toy="reverse", toy_examples=137, toy_length=12)
+    return prepare(data, "train", TOKENIZER, tmp_path_factory.mktemp("stores"))
+
+
+def batches(store, **changes):
+    return Batches(
+        **{"store": store, "tokenizer": TOKENIZER, "batch_tokens": 160, "seed": 5, **changes}
+    )
+
+
+def order(store, epoch, position=0, ranks=1, workers=0):
+    """The examples of an epoch from a position on, as all processes see them, turn by turn."""
+    each = [
+        list(batches(store, rank=rank, ranks=ranks, workers=workers).epoch(epoch, position))
+        for rank in range(ranks)
+    ]
+    assert len({len(mine) for mine in each}) == 1  # equally many turns
+    turns = [batch for turn in zip(*each, strict=True) for batch in turn if batch is not None]
+    return [batch.examples.tolist() for batch in turns]
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_every_example_exactly_once(store, epoch):
+    seen = [i for rows in order(store, epoch) for i in rows]
+    assert sorted(seen) == list(range(137))
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_order_for_any_number_of_processes_and_workers(store, epoch, ranks, workers):
+    whole = order(store, epoch)
+    assert order(store, epoch, 0, ranks, workers) == whole
+    for position in (1, ranks, len(whole) // 2, len(whole) - 1, len(whole)):
+        assert order(store, epoch, position, ranks, 0) == whole[position:]
+
+
+def test_resume_at_every_position(store):
+    whole = order(store, 1)
+    for position in range(len(whole) + 1):
+        assert order(store, 1, position, ranks=2) == whole[position:]
+
+
+def test_epochs_and_seeds_differ(store):
+    orders = [order(store, epoch) for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    groups = [{frozenset(rows) for rows in plan} for plan in orders]
+    assert groups[0] != groups[1]  # not only the order of batches, also who meets whom
+    other = [batch.examples.tolist() for batch in batches(store, seed=6).epoch(0)]
+    assert other != orders[0]
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_batch_holds_its_examples(store, rounded):
+    for batch in batches(store, rounded=rounded).epoch(0):
+        rows, width = batch.source.shape
+        assert rows * max(width, batch.target.size(1) - 1) <= 160
+        for row, i in enumerate(batch.examples.tolist()):
+            source, target = batch.source[row], batch.target[row]
+            if i < 0:
+                assert not batch.source_real[row].any()
+                assert not batch.target_real[row].any()
+                continue
+            texts = [column[i].tolist() for column in store.columns]
+            assert source[batch.source_real[row]].tolist() == [*texts[0], TOKENIZER.end]
+            expected = [TOKENIZER.start, *texts[1], TOKENIZER.end]
+            assert target[batch.target_real[row]].tolist() == expected
+            assert (source[~batch.source_real[row]] == TOKENIZER.pad).all()
+            assert (target[~batch.target_real[row]] == TOKENIZER.pad).all()
+
+
+def captions(count=29_000):
+    """Lengths like those of image captions in two languages: 15 tokens, give or take, and alike."""
+    draw = np.random.default_rng(0)
+    source = np.clip(draw.lognormal(2.65, 0.35, count), 4, 60).astype(int)
+    target = np.clip(source * draw.normal(1.04, 0.14, count), 4, 60).astype(int)
+    return np.stack([source, target], axis=1)
+
+
+def waste(lengths, plan, rounded=False):
+    widths = round_up(lengths) if rounded else lengths
+    padded = sum(len(rows) * widths[rows].max(axis=0).sum() for rows in plan)
+    return 1 - lengths.sum() / padded
+
+
+def test_little_is_padding():
+    lengths = captions()
+    assert waste(lengths, plan_epoch(lengths, 4096, seed=0, epoch=0)) < 0.06
+    unsorted = np.split(np.arange(29_000), 100)
+    assert waste(lengths, unsorted) > 0.3  # the control: this is what sorting saves
+
+
+def test_rounded_shapes_are_few(tmp_path):
+    (tmp_path / "a.tsv").write_text(
+        "".join(f"{'a' * s}\t{'b' * t}\n" for s, t in captions(8000).tolist())
+    )
+    data = DataConfig(train=(str(tmp_path / "a.tsv"),))
+    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
+    made = list(batches(store, batch_tokens=4096, rounded=True).epoch(0))
+    shapes = {(batch.source.shape, batch.target.shape) for batch in made}
+    assert len(shapes) <= 48
+    real = sum(int(b.source_real.sum() + b.target_real.sum()) for b in made)
+    room = sum(b.source.numel() + b.target.numel() for b in made)
+    assert 1 - real / room <= 0.2  # of 8,000 only: more examples fill their buckets better
+
+
+def test_one_that_exceeds_the_budget_gets_a_batch_of_its_own():
+    lengths = np.array([[5, 5], [500, 3], [5, 5]])
+    plan = plan_epoch(lengths, 100, seed=0, epoch=0)
+    assert sorted(map(len, plan)) == [1, 2]
+
+
+def test_a_store_is_sent_by_name_not_by_value(store):
+    sent = pickle.dumps(store)
+    assert len(sent) < 500
+    assert pickle.loads(sent).columns[0][3].tolist() == store.columns[0][3].tolist()
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 64, 1000])
+def test_packed_blocks_are_the_texts_end_to_end(tmp_path, length):
+    (tmp_path / "t.txt").write_text("abc\na\nbcabca\n" * 9)
+    data = DataConfig(kind="texts", train=(str(tmp_path / "t.txt"),))
+    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
+    stream = [i for n in range(len(store)) for i in [*store.columns[0][n].tolist(), TOKENIZER.end]]
+    count = count_blocks(store, length)
+    assert count == (len(stream) - 1) // length
+    for block in range(count):
+        got = pack(store, TOKENIZER.end, length, block).tolist()
+        assert got == stream[block * length : block * length + length + 1]
+    assert len(stream) - 1 - count * length < length  # less than a block is left over
+
+
+def test_batches_are_tensors_that_a_model_takes(store):
+    batch = next(batches(store).epoch(0))
+    assert batch.source.dtype == batch.target.dtype == torch.int64
+    assert batch.source_real.dtype == torch.bool

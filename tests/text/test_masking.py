@@ -1,0 +1,73 @@
+"""BERT's masking: the paper's shares, never special tokens or padding, whole words by choice."""
+
+import pytest
+import torch
+
+from limelight.text.masking import mask_tokens, word_starts
+from limelight.text.tokenizer import Tokenizer
+
+CORPUS = ["the quick brown fox jumps over the lazy dog"] * 3
+TOKENIZER = Tokenizer.train("bpe", CORPUS, 300)
+
+
+def masked(seed=0, rows=400, rate=0.15, words=None):
+    torch.manual_seed(3)
+    tokens = torch.randint(TOKENIZER.first, len(TOKENIZER), (rows, 50))
+    tokens[:, 0], tokens[:, 30] = TOKENIZER.start, TOKENIZER.separator
+    real = torch.arange(50) < torch.randint(31, 51, (rows, 1))
+    draw = torch.Generator().manual_seed(seed)
+    hidden, asked = mask_tokens(tokens, real, TOKENIZER, draw, rate, words)
+    return tokens, real, hidden, asked
+
+
+def share(part, whole):
+    return (part.sum() / whole.sum()).item()
+
+
+def test_the_papers_shares():
+    tokens, real, hidden, asked = masked()
+    may = real & (tokens >= TOKENIZER.first)
+    assert share(asked, may) == pytest.approx(0.15, abs=0.01)
+    assert share(asked & (hidden == TOKENIZER.mask), asked) == pytest.approx(0.8, abs=0.02)
+    kept = asked & (hidden == tokens)
+    assert share(kept, asked) == pytest.approx(0.1, abs=0.02)
+    other = asked & (hidden != tokens) & (hidden != TOKENIZER.mask)
+    assert share(other, asked) == pytest.approx(0.1, abs=0.02)
+    assert (hidden[other] >= TOKENIZER.first).all()
+
+
+def test_only_what_is_asked_for_changes():
+    tokens, real, hidden, asked = masked()
+    assert torch.equal(hidden[~asked], tokens[~asked])
+    assert not asked[~real].any()
+    assert not asked[tokens < TOKENIZER.first].any()
+
+
+def test_it_is_drawn_anew_and_repeatable():
+    first, again, other = masked(0), masked(0), masked(1)
+    assert torch.equal(first[2], again[2])
+    assert not torch.equal(first[3], other[3])
+
+
+def test_rates_at_the_edges():
+    tokens, _, hidden, asked = masked(rate=0.0)
+    assert torch.equal(hidden, tokens)
+    assert not asked.any()
+    tokens, real, _, asked = masked(rate=1.0)
+    assert torch.equal(asked, real & (tokens >= TOKENIZER.first))
+
+
+def test_whole_words_are_hidden_together():
+    starts = word_starts(TOKENIZER)
+    ids = TOKENIZER.encode(" the quick unquickly lazydog over")
+    tokens = torch.tensor([ids]).repeat(300, 1)
+    begins = starts[tokens[0]]
+    assert not begins.all()  # some words have several pieces, or this would test nothing
+    draw = torch.Generator().manual_seed(0)
+    everything = torch.ones_like(tokens, dtype=torch.bool)
+    _, asked = mask_tokens(tokens, everything, TOKENIZER, draw, 0.3, starts)
+    word = begins.cumsum(0)
+    for number in word.unique():
+        together = asked[:, word == number]
+        assert (together.all(dim=1) | ~together.any(dim=1)).all()
+    assert 0.2 < share(asked, everything) < 0.4
