@@ -21,6 +21,7 @@ def info(
     devices: int = 1,
     batch_tokens: int = 0,
     json: bool = False,
+    set: tuple[str, ...] = (),
 ) -> None:
     """Sizes of a model: parameters by part, multiply-adds per token, memory. Nothing is allocated.
 
@@ -29,10 +30,11 @@ def info(
         devices: share the training state out over so many devices (full sharding).
         batch_tokens: tokens in each device's batch; 0 for one text of full length.
         json: print one JSON document.
+        set: changes to the recipe, as model.layers=3; --model.layers 3 says the same.
     """
     from limelight.recipe import load_recipe
 
-    loaded = load_recipe(recipe)  # a misspelt name is refused before torch is even imported
+    loaded = load_recipe(recipe, set)  # a misspelt name is refused before torch is even imported
 
     from limelight.info import describe, show
 
@@ -66,11 +68,34 @@ def terminal() -> "Console":
 COMMANDS: dict[str, Callable[..., None]] = {"demo": demo, "info": info}
 
 
+def gather_changes(arguments: list[str]) -> list[str]:
+    """`--train.steps 500` becomes `--set train.steps=500`: any setting of a recipe is an option."""
+    others: list[str] = []
+    changes: list[str] = []
+    place = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
+            place = name if "." in name else ""
+            if place and equals:
+                changes.append(f"{place}={value}")
+            elif not place:
+                others.append(argument)
+        elif place:
+            changes.append(f"{place}={argument}")
+        else:
+            others.append(argument)
+    return [*others, "--set", *changes] if changes else others
+
+
 def main() -> None:
     """Run the command; a user's mistake is answered with a sentence and exit code 2."""
     try:
         tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="limelight", description="The Transformer, whole and in the open."
+            COMMANDS,
+            prog="limelight",
+            description="The Transformer, whole and in the open.",
+            args=gather_changes(sys.argv[1:]),
         )
         sys.stdout.flush()
     except UserError as error:

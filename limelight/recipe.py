@@ -1,19 +1,30 @@
-"""One experiment as data: a TOML file, by its path or by the name of one in the package."""
+"""One experiment as data: a TOML file, by its path or by the name of one in the package.
 
+Each table belongs to the part that uses it and is checked there. Any setting can be changed from
+outside (`--train.steps 500`), and the recipe as it was finally used can be written down and read
+again.
+"""
+
+import json
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 from pydantic import Field
 
+from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError, unknown
 from limelight.model import AnyConfig, model_config
+from limelight.model.config import FAMILIES
 from limelight.settings import table
+from limelight.text.corpora import DataConfig
+from limelight.text.tokenizer import TokenizerConfig
+from limelight.train.config import TrainConfig
 
 SHIPPED = files("limelight") / "recipes"
-TABLES = ("model", "published")
 
 
 @table
@@ -27,12 +38,25 @@ class Published:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe as far as it goes today: what the model looks like, and what is known of it."""
+    """Everything that makes an experiment what it is."""
 
     name: str
     model: AnyConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
     about: str = ""
     published: Published | None = None
+
+
+TABLES: dict[str, type[Any]] = {
+    "data": DataConfig,
+    "tokenizer": TokenizerConfig,
+    "train": TrainConfig,
+    "decode": DecodeConfig,
+    "published": Published,
+}
 
 
 def recipe_names() -> list[str]:
@@ -40,10 +64,11 @@ def recipe_names() -> list[str]:
     return sorted(item.name.removesuffix(".toml") for item in SHIPPED.iterdir())
 
 
-def load_recipe(name: str) -> Recipe:
-    """Read a recipe; every mistake in it is named with its file and its key."""
+def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
+    """Read a recipe and change it ("train.steps=500"); mistakes are named with file and key."""
     if name in recipe_names():
-        return parse_recipe(name, (SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))
+        text = (SHIPPED / f"{name}.toml").read_text(encoding="utf-8")
+        return parse_recipe(name, text, changes)
     path = Path(name)
     try:
         if not name.endswith(".toml") and not path.is_file():
@@ -53,27 +78,22 @@ def load_recipe(name: str) -> Recipe:
         raise UserError(f"cannot read the recipe {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not a text file in UTF-8 (byte {error.start})") from error
-    return parse_recipe(name, text)
+    return parse_recipe(name, text, changes)
 
 
-def parse_recipe(name: str, text: str) -> Recipe:
-    """The recipe that this TOML describes."""
+def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
+    """The recipe that this TOML describes, with these changes."""
     try:
         values = parse_toml(text)
         for key in values:
-            if key not in ("about", *TABLES):
-                raise unknown("key", key, ("about", *TABLES))
-        for key in TABLES:
-            if not isinstance(values.get(key, {}), dict):
+            if key not in ("about", "model", *TABLES):
+                raise unknown("key", key, ("about", "model", *TABLES))
+            if key != "about" and not isinstance(values[key], dict):
                 raise UserError(f"{key} must be a table, [{key}], and not {values[key]!r}")
         if "model" not in values:
             raise UserError("there is no [model] table: a recipe says at least what the model is")
-        return Recipe(
-            name=Path(name).name.removesuffix(".toml"),
-            model=model_config(**values["model"]),
-            about=str(values.get("about", "")),
-            published=Published(**values["published"]) if "published" in values else None,
-        )
+        change(values, changes)
+        return assemble(Path(name).name.removesuffix(".toml"), values)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
 
@@ -84,3 +104,81 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(str(error) or "nested too deeply") from error
+
+
+def assemble(name: str, values: Mapping[str, Any]) -> Recipe:
+    """A recipe from its tables, each checked by the part that owns it."""
+    parts = {
+        key: checked(key, lambda owner=owner, key=key: owner(**tuples(values[key])))
+        for key, owner in TABLES.items()
+        if key in values
+    }
+    model = dict(values["model"])
+    if "tokenizer" in values:  # how many tokens there are is the tokenizer's to say
+        model.setdefault("vocab", parts["tokenizer"].vocab)
+    about = str(values.get("about", ""))
+    return Recipe(name, checked("model", lambda: model_config(**model)), about=about, **parts)
+
+
+def checked(key: str, build: Any) -> Any:
+    """What `build` gives; its complaint with the table's name in front."""
+    try:
+        return build()
+    except UserError as error:
+        raise UserError(f"[{key}] {error}") from error
+
+
+def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML's lists as tuples, which cannot be changed."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+
+def change(values: dict[str, Any], changes: Iterable[str]) -> None:
+    """Apply "table.setting=value", in the tables as they were read."""
+    lists: dict[tuple[str, str], list[str]] = {}
+    for one in changes:
+        place, equals, raw = one.partition("=")
+        key, dot, setting = place.replace("-", "_").partition(".")
+        if not (equals and dot):
+            raise UserError(f"{one!r} is no change: write table.setting=value")
+        if key not in ("model", *TABLES):
+            raise unknown("table", key, ("model", *TABLES))
+        target = values.setdefault(key, {})
+        kind = type_of(key, setting, values)
+        if get_origin(kind) is tuple:
+            target[setting] = lists.setdefault((key, setting), [])
+            target[setting].append(raw)
+        else:
+            target[setting] = raw if kind is str else number_or_text(raw)
+
+
+def type_of(key: str, setting: str, values: Mapping[str, Any]) -> Any:
+    """The type of a setting, or None where there is no such setting: that is refused later."""
+    family = str(values["model"].get("family", "encoder-decoder"))
+    owner = TABLES[key] if key != "model" else FAMILIES.get(family)
+    return {f.name: f.type for f in fields(owner)}.get(setting) if owner else None
+
+
+def number_or_text(raw: str) -> Any:
+    """A value as TOML would read it, or else the text as it stands."""
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except (ValueError, RecursionError):
+        return raw
+
+
+def write_recipe(recipe: Recipe) -> str:
+    """The recipe as TOML; read again it is the same."""
+    lines = [f"about = {toml(recipe.about)}"]
+    for key in ("data", "tokenizer", "model", "train", "decode", "published"):
+        part = getattr(recipe, key)
+        if part is not None:
+            lines += ["", f"[{key}]", *(f"{k} = {toml(v)}" for k, v in asdict(part).items())]
+    return "\n".join(lines) + "\n"
+
+
+def toml(value: object) -> str:
+    """A value in TOML: as in JSON, but that TOML wants DEL escaped and no pairs of surrogates."""
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,10 +1,26 @@
 """Recipes: what is shipped is right, what is wrong is said with its file and key."""
 
-import pytest
+import math
+from dataclasses import fields
+from typing import get_origin
 
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from limelight.cli import gather_changes
 from limelight.errors import UserError
 from limelight.model import ModelConfig
-from limelight.recipe import load_recipe, recipe_names
+from limelight.recipe import (
+    TABLES,
+    Recipe,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+    write_recipe,
+)
+from limelight.text.corpora import DataConfig
+from limelight.text.tokenizer import TokenizerConfig
 
 
 def test_what_is_shipped():
@@ -79,3 +95,108 @@ def test_files_that_cannot_be_read(tmp_path):
         UserError, match="no recipe 'wmt14-en-de-bse': did you mean 'wmt14-en-de-base'"
     ):
         load_recipe("wmt14-en-de-bse")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_written_down_and_read_again_it_is_the_same(name):
+    recipe = load_recipe(name)
+    assert parse_recipe(name, write_recipe(recipe)) == recipe
+
+
+@given(st.text(), st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=3))
+def test_any_text_survives_being_written_down(about, files):
+    assume(not any(0xD800 <= ord(c) < 0xE000 for c in about))
+    config = load_recipe("reverse").model
+    recipe = Recipe("x", config, about=about, data=DataConfig(train=tuple(files), kind="texts"))
+    assert parse_recipe("x", write_recipe(recipe)) == recipe
+
+
+def test_the_paper_is_followed():
+    base, big = load_recipe("wmt14-en-de-base"), load_recipe("wmt14-en-de-big")
+    for recipe in (base, big):
+        train, decode = recipe.train, recipe.decode
+        assert (train.batch_tokens, train.warmup, train.label_smoothing) == (25_000, 4000, 0.1)
+        assert (train.beta1, train.beta2, train.eps) == (0.9, 0.98, 1e-9)
+        assert (train.schedule, train.weight_decay, train.clip) == ("paper", 0.0, 0.0)
+        assert (decode.beam, decode.length_penalty, decode.extra_tokens) == (4, 0.6, 50)
+        assert recipe.tokenizer == TokenizerConfig(kind="bpe", vocab=37_000)
+    assert (base.train.steps, base.train.average) == (100_000, 5)
+    assert (big.train.steps, big.train.average) == (300_000, 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["train.steps=500"], ("train", "steps", 500)),
+        (["train.batch-tokens=auto"], ("train", "batch_tokens", "auto")),
+        (["train.batch_tokens=77"], ("train", "batch_tokens", 77)),
+        (["train.label_smoothing=0"], ("train", "label_smoothing", 0.0)),
+        (["model.dropout=0.25"], ("model", "dropout", 0.25)),
+        (["model.tied=false"], ("model", "tied", False)),
+        (["data.toy=sort"], ("data", "toy", "sort")),
+        (["decode.beam=7", "decode.beam=8"], ("decode", "beam", 8)),
+    ],
+)
+def test_any_setting_can_be_changed(changes, expected):
+    table, setting, value = expected
+    changed = getattr(getattr(load_recipe("reverse", changes), table), setting)
+    assert changed == value
+    assert type(changed) is type(value)
+
+
+def test_lists_are_given_value_by_value():
+    changes = ["data.toy=", "data.train=a.en", "data.train=5"]
+    assert load_recipe("reverse", changes).data.train == ("a.en", "5")
+
+
+OWNERS = {
+    "model": ModelConfig,
+    **{key: owner for key, owner in TABLES.items() if key != "published"},
+}
+SETTINGS = [(key, field) for key, owner in OWNERS.items() for field in fields(owner)]
+
+
+@pytest.mark.parametrize(("key", "field"), SETTINGS, ids=lambda x: getattr(x, "name", x))
+def test_every_setting_refuses_what_it_cannot_be(key, field):
+    """A wrong type, and for numbers both ends of the range; a misspelt name gets the right one."""
+    wrong = {"type": [object()]} if field.type is str or get_origin(field.type) is tuple else {}
+    values = wrong.get("type", [object(), None, [1.5, "x"], "no such choice ", {}])
+    if field.type is not str and get_origin(field.type) is not tuple and field.type is not bool:
+        values = [*values, -1e30, 1e30, 10**40, -(10**40), math.nan]
+    for value in values:
+        needed = {"vocab": 10} if key == "model" else {}
+        with pytest.raises(UserError, match=field.name) as error:
+            OWNERS[key](**{**needed, field.name: value})
+        assert len(str(error.value)) < 400
+    with pytest.raises(UserError, match=f"no setting '{field.name}x'"):
+        load_recipe("reverse", [f"{key}.{field.name}x=1"])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("train.steps", "write table.setting=value"),
+        ("steps=5", "write table.setting=value"),
+        ("trian.steps=5", "no table 'trian': did you mean 'train'"),
+        ("train.warmup=-1", r"\[train\] warmup=-1 is out of range"),
+        ("model.family=gpt", "no family 'gpt'"),
+        ("data.kind=texts", "makes pairs, not kind='texts'"),
+        ("data.hold_out=0.9", "leaves little to train on"),
+    ],
+)
+def test_changes_that_cannot_be_made(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load_recipe("reverse", [change])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["info", "x"], ["info", "x"]),
+        (["info", "x", "--train.steps", "5"], ["info", "x", "--set", "train.steps=5"]),
+        (["info", "--a.b=1", "--json"], ["info", "--json", "--set", "a.b=1"]),
+        (["i", "--a.b", "x", "-5", "--c", "y"], ["i", "--c", "y", "--set", "a.b=x", "a.b=-5"]),
+    ],
+)
+def test_settings_on_the_command_line(arguments, expected):
+    assert gather_changes(arguments) == expected

@@ -12,13 +12,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
 
 from pydantic import Field
 
 from limelight.errors import UserError
-from limelight.settings import Count, Size, table
+from limelight.settings import Count, Fraction, Size, table
 
 Kind = Literal["pairs", "texts", "labelled", "dialogues"]
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
@@ -32,12 +33,14 @@ class DataConfig:
     """Where examples come from: files of one kind, or a toy that makes its own."""
 
     kind: Kind = "pairs"
+    name: str = ""  # a public corpus that `limelight.text.named` knows, instead of files
     train: tuple[str, ...] = ()  # pairs: two parallel files, or one .tsv or .jsonl; else one file
     valid: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=1, le=1000)] = 10  # longest
+    hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
     separator: str = ""  # texts: the line between two documents; without one each line is a text
     history: Size = 3  # dialogues: how many turns before an answer are its source
     longest: Size = 100_000  # characters; longer ones are refused
@@ -49,6 +52,16 @@ class DataConfig:
             )
         if self.toy and self.kind != "pairs":
             raise UserError(f"toy={self.toy!r} makes pairs, not kind={self.kind!r}")
+        if self.name and (self.toy or self.train or self.valid or self.test):
+            raise UserError(
+                f"name={self.name!r} has its own files: leave toy, train, valid, test out"
+            )
+        if self.hold_out > 0.4:
+            raise UserError(f"hold_out={self.hold_out} leaves little to train on: at most 0.4")
+        if self.hold_out and (self.valid or self.test):
+            raise UserError(
+                f"hold_out={self.hold_out} makes valid and test: name no files for them"
+            )
 
 
 @dataclass
@@ -71,16 +84,24 @@ def read_split(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
     if data.toy:
         yield from make_toys(data, split, tally)
         return
-    files = [Path(name) for name in getattr(data, split)]
+    files = [Path(name) for name in (data.train if data.hold_out else getattr(data, split))]
     if not files:
         raise UserError(f"data.{split} names no file")
     for example in read_files(data, files, tally):
-        if refusal := refuse(example, data.longest):
+        if data.hold_out and held_in(example, data.hold_out) != split:
+            tally.refused["in another split"] += 1
+        elif refusal := refuse(example, data.longest):
             tally.refused[refusal] += 1
         else:
             tally.used += 1
             yield example
     tally.check()
+
+
+def held_in(example: Example, share: float) -> str:
+    """Which split an example belongs to, by its source alone: equal sources stay together."""
+    place = int.from_bytes(sha256(example[0].encode()).digest()[:6]) / 2**48
+    return "valid" if place < share else "test" if place < 2 * share else "train"
 
 
 def refuse(example: Example, longest: int) -> str | None:

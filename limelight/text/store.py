@@ -171,8 +171,9 @@ def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
 def key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
     """A name for exactly this content, read this way, by this tokenizer."""
     settings = {k: v for k, v in asdict(data).items() if k not in ("train", "valid", "test")}
-    files = [content_hash(Path(name), stores) for name in getattr(data, split)]
-    made_of = [FORMAT, settings, split if data.toy else "", files, tokenizer.hash]
+    names = data.train if data.hold_out else getattr(data, split)
+    files = [content_hash(Path(name), stores) for name in names]
+    made_of = [FORMAT, settings, split if data.toy or data.hold_out else "", files, tokenizer.hash]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -15,12 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tokenizers
+from pydantic import Field
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from limelight.errors import UserError
+from limelight.settings import table
 
 Kind = Literal["bpe", "word", "char"]
 SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
@@ -30,6 +32,14 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, o
 def special(name: str) -> str:
     """How a special token is written in the vocabulary."""
     return f"⟨{name}⟩"
+
+
+@table
+class TokenizerConfig:
+    """What kind of tokenizer is learned from the training text, and how large."""
+
+    kind: Kind = "bpe"
+    vocab: Annotated[int, Field(ge=len(SPECIAL) + 256, le=2**24)] = 8000
 
 
 class Tokenizer:

@@ -1,0 +1,1 @@
+"""Predictions become tokens. So far: the settings of it."""

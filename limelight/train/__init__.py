@@ -1,0 +1,1 @@
+"""Predictions become good. So far: the settings of it."""
