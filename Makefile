@@ -33,6 +33,7 @@ soak: .venv/ready-to-develop
 
 bench: .venv/ready-to-develop
 	$(BIN)/python benchmarks/model_speed.py
+	$(BIN)/python benchmarks/text_speed.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -6,7 +6,7 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -47,6 +47,38 @@ def info(
         show(facts, terminal())
 
 
+def data(
+    action: Annotated[Literal["check"], tyro.conf.Positional],
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")],
+    json: bool = False,
+    set: tuple[str, ...] = (),
+) -> None:
+    """Look at a recipe's data: counts, lengths, bad lines by reason, duplicates, leaks, alignment.
+
+    Args:
+        action: check.
+        recipe: the name of a recipe, or a TOML file.
+        json: print one JSON document.
+        set: changes to the recipe, as data.train=FILE; --data.train FILE ... says the same.
+    """
+    from limelight.recipe import load_recipe
+
+    loaded = load_recipe(recipe, set)
+
+    from limelight.text.doctor import check, show
+    from limelight.text.named import resolve
+
+    tokens = loaded.train.batch_tokens
+    batch_tokens = tokens if isinstance(tokens, int) else 4096
+    report = check(resolve(loaded.data), loaded.tokenizer, batch_tokens)
+    if json:
+        from json import dumps
+
+        print(dumps(report, indent=2))
+    else:
+        show(report, terminal())
+
+
 def demo() -> None:
     """Build a tiny Transformer and watch one attention step with its true numbers."""
     from limelight.demo import run
@@ -65,7 +97,7 @@ def terminal() -> "Console":
     return Terminal(highlight=False)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"demo": demo, "info": info}
+COMMANDS: dict[str, Callable[..., None]] = {"data": data, "demo": demo, "info": info}
 
 
 def gather_changes(arguments: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from hashlib import file_digest, sha256
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -153,7 +153,8 @@ class ColumnWriter:
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         ends = self.end + np.cumsum(lengths)
         self.offsets.write(ends.astype("<i8").tobytes())
-        self.tokens.write(np.array([i for ids in sequences for i in ids], self.dtype).tobytes())
+        flat = np.fromiter(chain.from_iterable(sequences), self.dtype, int(lengths.sum()))
+        self.tokens.write(flat.tobytes())
         self.end = int(ends[-1])
 
     def close(self) -> None:

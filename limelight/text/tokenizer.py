@@ -169,7 +169,11 @@ def merge_steps(
 
 def valid_unicode(text: str) -> str:
     """Lone surrogates are no characters and have no bytes: they become U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def splitter(kind: Kind) -> Any:

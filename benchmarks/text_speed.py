@@ -1,0 +1,89 @@
+"""How fast text becomes batches, beside the bare `tokenizers` library, in the same run.
+
+    python benchmarks/text_speed.py [FILE ...]      plain text; without one, made-up captions
+
+Tokenising: megabytes a second into a store on disk, against the library encoding the same lines and
+keeping nothing. Batches: tokens a second delivered from the store, on one core. Memory: the peak of
+preparing a corpus and one four times as large.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from limelight.text.batches import Batches
+from limelight.text.corpora import DataConfig, open_packed
+from limelight.text.store import chunks, prepare
+from limelight.text.tokenizer import Tokenizer
+
+WORDS = [f"w{'aeiou'[i % 5]}{chr(97 + i % 26)}{i % 97}" for i in range(5000)]
+
+
+def made_up(lines: int) -> list[str]:
+    draw = np.random.default_rng(0)
+    ranks = np.minimum(draw.zipf(1.3, (lines, 24)) - 1, len(WORDS) - 1)
+    sizes = draw.integers(5, 25, lines)
+    return [" ".join(WORDS[i] for i in row[:n]) for row, n in zip(ranks, sizes, strict=True)]
+
+
+def peak_of_preparing(folder: Path, copies: int) -> float:
+    """Megabytes, in a process of its own, read on Linux: ru_maxrss begins at the parent's."""
+    code = (
+        "from pathlib import Path; from limelight.text.corpora import DataConfig;"
+        "from limelight.text.store import prepare; from limelight.text.tokenizer import Tokenizer;"
+        f"f = Path({str(folder)!r}); t = Tokenizer.load(f / 'tokenizer.json');"
+        f"data = DataConfig(kind='texts', train=(str(f / '{copies}.txt'),));"
+        f"prepare(data, 'train', t, f / 's{copies}');"
+        "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout) / 1e3
+
+
+def main() -> None:
+    files = [Path(name) for name in sys.argv[1:]]
+    lines = [line.decode().rstrip("\n") for f in files for line in open_packed(f)] or made_up(
+        200_000
+    )
+    lines = [line for line in lines if line.strip()]
+    size = sum(len(line.encode()) for line in lines) / 1e6
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer = Tokenizer.train("bpe", lines[:50_000], 8000)
+        tokenizer.save(folder / "tokenizer.json")
+        (folder / "pairs.tsv").write_text("".join(f"{x}\t{x}\n" for x in lines if "\t" not in x))
+        for copies in (1, 4):
+            (folder / f"{copies}.txt").write_text("\n".join(lines * copies))
+
+        began = time.perf_counter()
+        for chunk in chunks(iter([(line,) for line in lines])):
+            tokenizer.core.encode_batch_fast([line for (line,) in chunk], add_special_tokens=False)
+        bare = time.perf_counter() - began
+        began = time.perf_counter()
+        prepare(
+            DataConfig(kind="texts", train=(str(folder / "1.txt"),)),
+            "train",
+            tokenizer,
+            folder / "x",
+        )
+        ours = time.perf_counter() - began
+        print(f"tokenising {size:.1f} MB: {size / ours:.1f} MB/s into a store, ", end="")
+        print(f"the bare library {size / bare:.1f} MB/s, ratio {bare / ours:.2f}")
+
+        store = prepare(
+            DataConfig(train=(str(folder / "pairs.tsv"),)), "train", tokenizer, folder / "p"
+        )
+        batches = Batches(store, tokenizer, batch_tokens=4096, seed=0)
+        began = time.perf_counter()
+        tokens = sum(int(b.source_real.sum() + b.target_real.sum()) for b in batches.epoch(0) if b)
+        print(f"batches: {tokens / (time.perf_counter() - began) / 1e6:.1f} million tokens/s")
+        small, large = peak_of_preparing(folder, 1), peak_of_preparing(folder, 4)
+        print(f"peak memory: {small:.0f} MB, for four times the corpus {large:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

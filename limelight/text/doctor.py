@@ -1,0 +1,219 @@
+"""The data doctor: what is in a corpus, and what is wrong with it, before a model learns it.
+
+`limelight data check RECIPE`. Nothing is changed; everything is counted.
+"""
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+
+from limelight.errors import UserError
+from limelight.text.batches import lengths_of, plan_epoch
+from limelight.text.corpora import DataConfig, Example, Tally, read_split
+from limelight.text.store import prepare
+from limelight.text.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
+
+SPLITS = ("train", "valid", "test")
+PERCENTILES = (5, 50, 95, 99, 100)
+BLOCK = 400  # lines that are looked at together when two files are suspected of being shifted
+
+
+def check(data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int) -> dict[str, Any]:
+    """Everything that `limelight data check` tells, as plain data."""
+    splits = {split: examine(data, split) for split in SPLITS if has(data, split)}
+    if not splits:
+        raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
+    seen = {split: report.pop("sources") for split, report in splits.items()}
+    report: dict[str, Any] = {"splits": splits, "leaks": leaks(seen)}
+    if "train" in splits and splits["train"]["tally"]["used"]:
+        report["tokens"] = tokens(data, tokenizer, batch_tokens)
+    report["warnings"] = list(warnings(report))
+    return report
+
+
+def has(data: DataConfig, split: str) -> bool:
+    """Whether there is such a split."""
+    return bool(data.toy or data.hold_out or getattr(data, split))
+
+
+def examine(data: DataConfig, split: str) -> dict[str, Any]:
+    """One split: its tally, lengths, duplicates, and whether its two sides fit together."""
+    tally = Tally()
+    lengths: list[list[int]] = []
+    exact: Counter[bytes] = Counter()
+    near: Counter[bytes] = Counter()
+    sources: set[bytes] = set()
+    for example in read_split(data, split, tally):
+        lengths.append([len(text) for text in example[: sides(data)]])
+        exact[digest(example)] += 1
+        near[digest(map(plain, example))] += 1
+        sources.add(digest([plain(example[0])]))
+    sizes = np.array(lengths, np.int64).reshape(-1, sides(data))
+    repeated = sum(exact.values()) - len(exact)
+    report: dict[str, Any] = {
+        "tally": {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(tally).items()},
+        "characters": {
+            side: percentiles(sizes[:, i])
+            for i, side in enumerate(("source", "target")[: sides(data)])
+        },
+        "duplicates": repeated,
+        "near_duplicates": sum(near.values()) - len(near) - repeated,
+        "sources": sources,
+    }
+    if sides(data) == 2 and data.kind == "pairs":
+        report["shifted"] = shifted(sizes)
+    return report
+
+
+def sides(data: DataConfig) -> int:
+    """How many texts an example has."""
+    return 2 if data.kind in ("pairs", "dialogues") else 1
+
+
+def digest(texts: Iterable[str]) -> bytes:
+    """A short fingerprint; two texts that share one are the same for our purposes."""
+    return blake2b("\0".join(map(valid_unicode, texts)).encode(), digest_size=8).digest()
+
+
+def plain(text: str) -> str:
+    """A text without case, accents, digits, punctuation and spaces: what near duplicates share."""
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(c for c in decomposed if c.isalpha()) or text
+
+
+def percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:
+    """The lengths that so many percent stay below; 100 is the longest."""
+    if not len(sizes):
+        return {}
+    return {str(p): int(np.percentile(sizes, p, method="lower")) for p in PERCENTILES}
+
+
+def shifted(sizes: NDArray[np.int64]) -> list[int]:
+    """First lines of blocks whose lengths fit the line before or after better than their own.
+
+    The longer a sentence, the longer its translation: in a block that is aligned, the logarithms of
+    the lengths go together; shift one side by a line, and they go together there instead.
+    """
+    logs = np.log(np.maximum(sizes, 1))
+    suspects = []
+    for begin in range(0, len(logs) - 50, BLOCK):
+        source, target = logs[begin : begin + BLOCK].T
+        if len(source) < 50:
+            break
+        here = together(source, target)
+        beside = max(together(source[1:], target[:-1]), together(source[:-1], target[1:]))
+        if beside > here + 0.25:
+            suspects.append(begin + 1)
+    return suspects
+
+
+def together(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """The correlation of two rows of numbers; 0 where one of them does not vary."""
+    if a.std() == 0 or b.std() == 0:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def leaks(seen: dict[str, set[bytes]]) -> dict[str, int]:
+    """How many different sources of one split occur in another, near duplicates included."""
+    pairs = [("train", "valid"), ("train", "test"), ("valid", "test")]
+    return {f"{b} in {a}": len(seen[a] & seen[b]) for a, b in pairs if a in seen and b in seen}
+
+
+def tokens(data: DataConfig, config: TokenizerConfig, batch_tokens: int) -> dict[str, Any]:
+    """What the recipe's tokenizer makes of the training text, and what batches come of it."""
+    texts = (
+        text for example in read_split(data, "train", Tally()) for text in texts_of(data, example)
+    )
+    tokenizer = Tokenizer.train(config.kind, texts, config.vocab)
+    with TemporaryDirectory() as folder:
+        store = prepare(data, "train", tokenizer, Path(folder))
+        total = sum(len(column.tokens) for column in store.columns)
+        report: dict[str, Any] = {"vocabulary": len(tokenizer), "tokens": total}
+        words, lost = 0, 0
+        for i, example in enumerate(read_split(data, "train", Tally())):
+            for column, text in zip(store.columns, texts_of(data, example), strict=True):
+                words += len(text.split())
+                lost += tokenizer.decode(column[i].tolist()) != valid_unicode(text)
+        report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
+        if sides(data) == 2:
+            report |= batches(lengths_of(store), batch_tokens)
+    return report
+
+
+def texts_of(data: DataConfig, example: Example) -> Example:
+    """The texts of an example, its label left out."""
+    return example[: sides(data)]
+
+
+def batches(lengths: NDArray[np.int64], batch_tokens: int) -> dict[str, Any]:
+    """How many batches an epoch has, and how much of them is padding."""
+    plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
+    padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in plan)
+    return {"batches": len(plan), "padding": round(1 - float(lengths.sum()) / max(1, padded), 4)}
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """The same for people."""
+    for split, facts in report["splits"].items():
+        tally = facts["tally"]
+        console.print(f"[bold]{split}[/]  {tally['read']:,} read, {tally['used']:,} used")
+        for kind in ("refused", "mended"):
+            for reason, count in sorted(tally[kind].items()):
+                console.print(Text(f"  {count:>12,} {kind}: {reason}"))
+        console.print(f"  {facts['duplicates']:>12,} duplicates", end="")
+        console.print(f", {facts['near_duplicates']:,} nearly so")
+        show_lengths(facts["characters"], console)
+    if "tokens" in report:
+        facts = report["tokens"]
+        console.print(f"[bold]tokens[/]  {facts['tokens']:,} in training, ", end="")
+        console.print(f"{facts['tokens_per_word']} to a word, vocabulary {facts['vocabulary']:,}")
+        if "batches" in facts:
+            console.print(
+                f"  {facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
+            )
+    for warning in report["warnings"]:
+        console.print(Text("warning: ", "yellow") + Text(warning, "default"))
+    if not report["warnings"]:
+        console.print("[green]nothing to warn of[/]")
+
+
+def show_lengths(characters: dict[str, dict[str, int]], console: Console) -> None:
+    """How long the texts are, as bars: the length that so many percent stay within."""
+    longest = max((at for sizes in characters.values() for at in sizes.values()), default=1)
+    for side, sizes in characters.items():
+        for percent, at in sizes.items():
+            bar = "█" * max(1, round(40 * at / longest))
+            console.print(f"  {side:>8} {percent:>3}% {bar} {at:,} characters")
+
+
+def warnings(report: dict[str, Any]) -> Iterable[str]:
+    """What a person should look at, in sentences."""
+    for split, facts in report["splits"].items():
+        tally = facts["tally"]
+        refused = sum(n for reason, n in tally["refused"].items() if reason != "in another split")
+        if not tally["used"]:
+            yield f"{split} has no example that can be used"
+        elif refused > 0.05 * tally["read"]:
+            share = math.ceil(100 * refused / tally["read"])
+            yield f"{share}% of {split} is refused: see the reasons"
+        if places := facts.get("shifted"):
+            yield (
+                f"{split} seems shifted by a line from about line {places[0]} on "
+                f"({len(places)} places): is a line missing on one side?"
+            )
+    for leak, count in report["leaks"].items():
+        if count:
+            yield f"{count} sources of {leak}: scores on them mean little"
+    if report.get("tokens", {}).get("not_round_trip"):
+        yield "some texts do not come back from the tokenizer"
