@@ -20,9 +20,11 @@ from pydantic import Field
 
 from limelight.errors import UserError
 from limelight.settings import Count, Fraction, Size, table
+from limelight.text.tokenizer import valid_unicode
 
 Kind = Literal["pairs", "texts", "labelled", "dialogues"]
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
+Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 PACKED = (".gz", ".xz")
 KEYS = {"pairs": ("source", "target"), "texts": ("text",), "labelled": ("text", "label")}
 END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
@@ -87,8 +89,8 @@ def read_split(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
     files = [Path(name) for name in (data.train if data.hold_out else getattr(data, split))]
     if not files:
         raise UserError(f"data.{split} names no file")
-    for example in read_files(data, files, tally):
-        if data.hold_out and held_in(example, data.hold_out) != split:
+    for origin, example in read_files(data, files, tally):
+        if data.hold_out and held_in(origin, data.hold_out) != split:
             tally.refused["in another split"] += 1
         elif refusal := refuse(example, data.longest):
             tally.refused[refusal] += 1
@@ -98,9 +100,9 @@ def read_split(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
     tally.check()
 
 
-def held_in(example: Example, share: float) -> str:
-    """Which split an example belongs to, by its source alone: equal sources stay together."""
-    place = int.from_bytes(sha256(example[0].encode()).digest()[:6]) / 2**48
+def held_in(origin: str, share: float) -> str:
+    """Which split an example belongs to: equal sources stay together, and so does a dialogue."""
+    place = int.from_bytes(sha256(origin.encode()).digest()[:6]) / 2**48
     return "valid" if place < share else "test" if place < 2 * share else "train"
 
 
@@ -113,7 +115,7 @@ def refuse(example: Example, longest: int) -> str | None:
     return None
 
 
-def read_files(data: DataConfig, files: list[Path], tally: Tally) -> Iterator[Example]:
+def read_files(data: DataConfig, files: list[Path], tally: Tally) -> Iterator[Found]:
     """Examples before they are judged; lines that give none are counted as refused here."""
     if data.kind == "pairs" and len(files) == 2:
         return read_parallel(files[0], files[1], tally)
@@ -176,7 +178,7 @@ def open_packed(path: Path) -> IO[Any]:
     return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
 
 
-def read_parallel(source: Path, target: Path, tally: Tally) -> Iterator[Example]:
+def read_parallel(source: Path, target: Path, tally: Tally) -> Iterator[Found]:
     """Line n of the one is the translation of line n of the other; both must have as many."""
     counts = [sum(1 for _ in raw_lines(path)) for path in (source, target)]
     if counts[0] != counts[1]:
@@ -188,7 +190,7 @@ def read_parallel(source: Path, target: Path, tally: Tally) -> Iterator[Example]
     for left, right in both:
         tally.read += 1
         if left is not None and right is not None:
-            yield left, right
+            yield left, (left, right)
             continue
         reasons = [reason for fault in faults for reason in fault.refused.elements()]
         tally.refused[reasons[0]] += 1  # one line, one reason: the first that was met
@@ -198,7 +200,7 @@ def read_parallel(source: Path, target: Path, tally: Tally) -> Iterator[Example]
         tally.mended += fault.mended
 
 
-def read_tsv(path: Path, tally: Tally) -> Iterator[Example]:
+def read_tsv(path: Path, tally: Tally) -> Iterator[Found]:
     """Two columns with a tab between them."""
     for line in lines(path, tally):
         tally.read += 1
@@ -206,12 +208,12 @@ def read_tsv(path: Path, tally: Tally) -> Iterator[Example]:
             continue
         columns = line.split("\t")
         if len(columns) == 2:
-            yield columns[0], columns[1]
+            yield columns[0], (columns[0], columns[1])
         else:
             tally.refused["not two columns"] += 1
 
 
-def read_jsonl(data: DataConfig, path: Path, tally: Tally) -> Iterator[Example]:
+def read_jsonl(data: DataConfig, path: Path, tally: Tally) -> Iterator[Found]:
     """One JSON object a line, with the keys of its kind: source and target, text, label, turns."""
     for line in lines(path, tally):
         if line is None:
@@ -230,12 +232,13 @@ def read_jsonl(data: DataConfig, path: Path, tally: Tally) -> Iterator[Example]:
         if not isinstance(entry, dict):
             tally.refused["not a JSON object"] += 1
         elif all(isinstance(entry.get(key), str | int) for key in keys):
-            yield tuple(str(entry[key]) for key in keys)
+            example = tuple(valid_unicode(str(entry[key])) for key in keys)
+            yield example[0], example
         else:
             tally.refused["without " + " and ".join(keys)] += 1
 
 
-def read_documents(path: Path, separator: str, tally: Tally) -> Iterator[Example]:
+def read_documents(path: Path, separator: str, tally: Tally) -> Iterator[Found]:
     """Documents between separator lines, or without a separator one text a line."""
     document: list[str] = []
     for line in lines(path, tally):
@@ -243,7 +246,7 @@ def read_documents(path: Path, separator: str, tally: Tally) -> Iterator[Example
             tally.read += 1
         elif not separator:
             tally.read += 1
-            yield (line,)
+            yield line, (line,)
         elif line == separator:
             yield from finish(document, tally)
         else:
@@ -251,15 +254,16 @@ def read_documents(path: Path, separator: str, tally: Tally) -> Iterator[Example
     yield from finish(document, tally)
 
 
-def finish(document: list[str], tally: Tally) -> Iterator[Example]:
+def finish(document: list[str], tally: Tally) -> Iterator[Found]:
     """The document collected so far, if there is one."""
     if document:
         tally.read += 1
-        yield ("\n".join(document),)
+        text = "\n".join(document)
+        yield text, (text,)
         document.clear()
 
 
-def read_turn_lines(path: Path, history: int, tally: Tally) -> Iterator[Example]:
+def read_turn_lines(path: Path, history: int, tally: Tally) -> Iterator[Found]:
     """One dialogue a line, its turns ended by `__eou__`."""
     for line in lines(path, tally):
         if line is None:
@@ -269,15 +273,16 @@ def read_turn_lines(path: Path, history: int, tally: Tally) -> Iterator[Example]
             yield from answers([turn for turn in turns if turn], history, tally)
 
 
-def answers(turns: object, history: int, tally: Tally) -> Iterator[Example]:
+def answers(turns: object, history: int, tally: Tally) -> Iterator[Found]:
     """Each turn but the first is an answer; its source is the turns before it, one a line."""
     if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(t, str) for t in turns):
         tally.read += 1
         tally.refused["no dialogue of two turns"] += 1
         return
+    turns = [valid_unicode(turn) for turn in turns]
     for i in range(1, len(turns)):
         tally.read += 1
-        yield "\n".join(turns[max(0, i - history) : i]), turns[i]
+        yield "\n".join(turns), ("\n".join(turns[max(0, i - history) : i]), turns[i])
 
 
 TOYS: dict[str, Callable[[list[str]], list[str]]] = {

@@ -60,6 +60,9 @@ def test_tsv_jsonl_and_labels(tmp_path):
     assert examples == [("hi", "hallo"), ("1", "2")]
     assert tally.refused == {"without source and target": 1, "not a JSON object": 2}
 
+    odd = write(tmp_path / "o.jsonl", '{"source": "\\ud800 x", "target": "y"}\n')
+    assert read(DataConfig(train=(odd,)))[0] == [("\ufffd x", "y")]  # JSON can spell a surrogate
+
     labelled = write(tmp_path / "l.jsonl", '{"text": "fine", "label": 1}\n')
     assert read(DataConfig(kind="labelled", train=(labelled,)))[0] == [("fine", "1")]
 

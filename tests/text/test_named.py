@@ -1,6 +1,7 @@
 """Public corpora by name: found where LIMELIGHT_DATA says, proved by hash, else a sentence."""
 
 import gzip
+import json
 from hashlib import sha256
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from limelight.errors import UserError
 from limelight.recipe import load_recipe, recipe_names
 from limelight.text import named
-from limelight.text.corpora import DataConfig, Tally, held_in, read_split
+from limelight.text.corpora import DataConfig, Tally, read_split
 from limelight.text.named import NAMED, SHA256, resolve
 
 
@@ -81,4 +82,16 @@ def test_held_out_sources_are_in_one_split_only(tmp_path):
     for split in ("valid", "test"):
         assert 60 <= len(splits[split]) <= 180  # a tenth of 1200, give or take
         assert tallies[split].refused["in another split"] == 1200 - len(splits[split])
-    assert held_in(("source 1", "x"), 0.1) == held_in(("source 1", "y"), 0.1)
+
+
+def test_a_dialogue_is_held_out_as_a_whole(tmp_path):
+    file = tmp_path / "d.jsonl"
+    rows = [json.dumps({"turns": [f"{i} {turn}" for turn in "abcde"]}) for i in range(300)]
+    file.write_text("\n".join(rows))
+    data = DataConfig(kind="dialogues", train=(str(file),), hold_out=0.2)
+    owners = [
+        {source.split()[0] for source, _ in read_split(data, split, Tally())}
+        for split in ("train", "valid", "test")
+    ]
+    assert len(set.union(*owners)) == sum(map(len, owners)) == 300
+    assert min(map(len, owners)) > 30
