@@ -70,7 +70,8 @@ def data(
 
     tokens = loaded.train.batch_tokens
     batch_tokens = tokens if isinstance(tokens, int) else 4096
-    report = check(resolve(loaded.data), loaded.tokenizer, batch_tokens)
+    data = resolve(loaded.data)
+    report = check(data, loaded.tokenizer, batch_tokens, loaded.model.max_len)
     if json:
         from json import dumps
 
@@ -100,23 +101,28 @@ def terminal() -> "Console":
 COMMANDS: dict[str, Callable[..., None]] = {"data": data, "demo": demo, "info": info}
 
 
+LISTS = ("data.train", "data.valid", "data.test")
+
+
 def gather_changes(arguments: list[str]) -> list[str]:
-    """`--train.steps 500` becomes `--set train.steps=500`: any setting of a recipe is an option."""
+    """`--train.steps 500` becomes `--set train.steps=500`: any setting of a recipe is an option.
+
+    A setting takes one value, a list of files all that follow, and a bare one means true.
+    """
     others: list[str] = []
     changes: list[str] = []
-    place = ""
-    for argument in arguments:
-        if argument.startswith("--"):
-            name, equals, value = argument[2:].partition("=")
-            place = name if "." in name else ""
-            if place and equals:
-                changes.append(f"{place}={value}")
-            elif not place:
-                others.append(argument)
-        elif place:
-            changes.append(f"{place}={argument}")
-        else:
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        name, equals, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or ("." not in name and name != "set"):
             others.append(argument)
+            continue
+        values = [value] if equals else []
+        many = name in ("set", *LISTS)
+        while not equals and left and not left[0].startswith("--") and (many or not values):
+            values.append(left.pop(0))
+        changes += values if name == "set" else [f"{name}={v}" for v in values or ["true"]]
     return [*others, "--set", *changes] if changes else others
 
 

@@ -116,8 +116,16 @@ def assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     model = dict(values["model"])
     if "tokenizer" in values:  # how many tokens there are is the tokenizer's to say
         model.setdefault("vocab", parts["tokenizer"].vocab)
-    about = str(values.get("about", ""))
-    return Recipe(name, checked("model", lambda: model_config(**model)), about=about, **parts)
+    about = values.get("about", "")
+    if not isinstance(about, str):
+        raise UserError(f"about={about!r} must be text")
+    recipe = Recipe(name, checked("model", lambda: model_config(**model)), about=about, **parts)
+    if "tokenizer" in values and recipe.tokenizer.vocab > recipe.model.vocab:
+        raise UserError(
+            f"the tokenizer may learn {recipe.tokenizer.vocab} tokens, but the model knows only "
+            f"{recipe.model.vocab}: change model.vocab with tokenizer.vocab, or leave it out"
+        )
+    return recipe
 
 
 def checked(key: str, build: Any) -> Any:
@@ -162,7 +170,7 @@ def type_of(key: str, setting: str, values: Mapping[str, Any]) -> Any:
 def number_or_text(raw: str) -> Any:
     """A value as TOML would read it, or else the text as it stands."""
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
+        return raw if "\n" in raw else tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):
         return raw
 

@@ -46,28 +46,38 @@ def table(cls: type[T]) -> type[T]:
         try:
             build(self, *positional, **values)
         except pydantic.ValidationError as error:
-            problems = error.errors()
-            problems.sort(key=lambda problem: problem["type"] != "unexpected_keyword_argument")
-            raise UserError(sentence(problems[0], cls)) from None  # a misspelt name comes first
+            raise UserError(sentence(error.errors(), cls)) from None
 
     cast(Any, checked).__init__ = __init__
     return cast(type[T], checked)
 
 
-def sentence(problem: Any, cls: type) -> str:
-    """What pydantic found, told to a person."""
-    kind, value = problem["type"], problem["input"]
-    place = [str(part) for part in problem["loc"]]
-    name = ".".join(place)
+def sentence(problems: list[Any], cls: type) -> str:
+    """What pydantic found first, told to a person; a misspelt name comes before all else."""
+    problems = sorted(problems, key=lambda p: p["type"] != "unexpected_keyword_argument")
+    kind = problems[0]["type"]
     if kind == "value_error":  # one of our own sentences
-        return str(problem["ctx"]["error"])
+        return str(problems[0]["ctx"]["error"])
+    name = str(problems[0]["loc"][0])
     if kind == "unexpected_keyword_argument":
         return str(unknown("setting", name, [field.name for field in fields(cls)]))
     if kind == "missing":
         return f"{name} is missing"
+    value = problems[0]["input"]
     if kind == "literal_error":
-        choices = get_args(cls.__dataclass_fields__[place[0]].type)  # type: ignore[attr-defined]
+        choices = get_args(cls.__dataclass_fields__[name].type)  # type: ignore[attr-defined]
         return str(unknown(name, value, map(str, choices)))
-    if kind in KINDS:
-        return f"{name}={value!r} must be {KINDS[kind]}"
-    return f"{name}={value!r} is out of range: {problem['msg'].removeprefix('Input ')}"
+    same = [problem for problem in problems if problem["loc"][0] == name]
+    if all(problem["type"] in (*KINDS, "literal_error") for problem in same):
+        wanted = [KINDS.get(p["type"]) or p["ctx"]["expected"] for p in same]
+        return f"{name}={shown(value)} must be {' or '.join(wanted)}"
+    return f"{name}={shown(value)} is out of range: {problems[0]['msg'].removeprefix('Input ')}"
+
+
+def shown(value: object) -> str:
+    """A value in a message: short, and never a failure of its own."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write out thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."

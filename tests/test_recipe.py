@@ -1,7 +1,9 @@
 """Recipes: what is shipped is right, what is wrong is said with its file and key."""
 
 import math
-from dataclasses import fields
+import subprocess
+import sys
+from dataclasses import fields, replace
 from typing import get_origin
 
 import pytest
@@ -13,7 +15,6 @@ from limelight.errors import UserError
 from limelight.model import ModelConfig
 from limelight.recipe import (
     TABLES,
-    Recipe,
     load_recipe,
     parse_recipe,
     recipe_names,
@@ -64,6 +65,10 @@ def test_a_file_of_ones_own(tmp_path):
         ),
         ("[model]\nvocab = 10\n[published]\nparameters = 1\nsource = 3", "source=3 must be text"),
         ("[model]\nvocab = " + "9" * 5000, "digits"),
+        ("[model]\nvocab = 0x" + "f" * 6000, "thousands of digits is out of range"),
+        ("about = [1]\n[model]\nvocab = 10", r"about=\[1\] must be text"),
+        ("[model]\nvocab = 10\n[tokenizer]\nvocab = 300", "may learn 300 tokens, but the model"),
+        ("[model]\n[tokenizer]\nvocab = 300\n[train]\nbatch_tokens = 'x'", "number or 'auto'"),
         ("x = " + "[" * 5000, "recursion|nested"),
     ],
 )
@@ -106,8 +111,8 @@ def test_written_down_and_read_again_it_is_the_same(name):
 @given(st.text(), st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=3))
 def test_any_text_survives_being_written_down(about, files):
     assume(not any(0xD800 <= ord(c) < 0xE000 for c in about))
-    config = load_recipe("reverse").model
-    recipe = Recipe("x", config, about=about, data=DataConfig(train=tuple(files), kind="texts"))
+    data = DataConfig(train=tuple(files), kind="texts")
+    recipe = replace(load_recipe("reverse"), name="x", about=about, data=data)
     assert parse_recipe("x", write_recipe(recipe)) == recipe
 
 
@@ -142,6 +147,18 @@ def test_any_setting_can_be_changed(changes, expected):
     changed = getattr(getattr(load_recipe("reverse", changes), table), setting)
     assert changed == value
     assert type(changed) is type(value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--train.nonsense"], ["--train.steps", "x"], ["--model.heads", "5"], ["--decode.beam=0"]],
+)
+def test_the_command_line_says_what_is_wrong(arguments):
+    command = [sys.executable, "-m", "limelight", "info", "reverse", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("limelight: reverse: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_lists_are_given_value_by_value():
@@ -182,6 +199,7 @@ def test_every_setting_refuses_what_it_cannot_be(key, field):
         ("model.family=gpt", "no family 'gpt'"),
         ("data.kind=texts", "makes pairs, not kind='texts'"),
         ("data.hold_out=0.9", "leaves little to train on"),
+        ("train.steps=5\nx=1", "must be a whole number"),
     ],
 )
 def test_changes_that_cannot_be_made(change, sentence):
@@ -195,7 +213,11 @@ def test_changes_that_cannot_be_made(change, sentence):
         (["info", "x"], ["info", "x"]),
         (["info", "x", "--train.steps", "5"], ["info", "x", "--set", "train.steps=5"]),
         (["info", "--a.b=1", "--json"], ["info", "--json", "--set", "a.b=1"]),
-        (["i", "--a.b", "x", "-5", "--c", "y"], ["i", "--c", "y", "--set", "a.b=x", "a.b=-5"]),
+        (["i", "--a.b", "-5", "--c", "y"], ["i", "--c", "y", "--set", "a.b=-5"]),
+        (["i", "--a.b", "5", "x"], ["i", "x", "--set", "a.b=5"]),
+        (["i", "--data.train", "x", "y"], ["i", "--set", "data.train=x", "data.train=y"]),
+        (["i", "--a.b", "--c.d"], ["i", "--set", "a.b=true", "c.d=true"]),
+        (["i", "--set", "a.b=1", "--c.d", "2"], ["i", "--set", "a.b=1", "c.d=2"]),
     ],
 )
 def test_settings_on_the_command_line(arguments, expected):

@@ -24,7 +24,7 @@ Rows = NDArray[np.int64]
 class Batch(NamedTuple):
     """Some examples side by side, padded on the right. Empty rows may fill up a rounded shape."""
 
-    position: int  # its place in the epoch's plan; the next one is position + 1
+    position: int  # its place in the epoch's plan
     examples: Tensor  # B: which ones they are, -1 for an empty row
     source: Tensor  # B S: the tokens and the end
     target: Tensor  # B T + 1: the start, the tokens and the end; read [:, :-1], predict [:, 1:]
@@ -32,9 +32,9 @@ class Batch(NamedTuple):
     target_real: Tensor  # B T + 1
 
 
-def lengths_of(store: Store) -> NDArray[np.int64]:
-    """How long each example is on each side, its end token included: n x 2."""
-    return np.stack([column.lengths + 1 for column in store.columns], axis=1)
+def lengths_of(store: Store, rows: Rows | slice = slice(None)) -> NDArray[np.int64]:
+    """How long examples are on each side, the end token included: n x 2."""
+    return np.stack([column.lengths[rows] + 1 for column in store.columns], axis=1)
 
 
 def plan_epoch(
@@ -95,7 +95,7 @@ class EpochPlan(Dataset[Batch]):
 
     def __getitem__(self, position: int) -> Batch:
         rows = self.plan[position]
-        lengths = lengths_of_rows(self.store, rows)
+        lengths = lengths_of(self.store, rows)
         width = (round_up(lengths) if self.rounded else lengths).max(axis=0)
         source = add_end(self.store, 0, rows, int(width[0]), self.tokenizer)
         target = add_end(self.store, 1, rows, int(width[1]), self.tokenizer)
@@ -109,11 +109,6 @@ class EpochPlan(Dataset[Batch]):
             real(lengths[:, 1] + 1, int(width[1]) + 1),
         )
         return fill_up(batch, self.batch_tokens, self.tokenizer.pad) if self.rounded else batch
-
-
-def lengths_of_rows(store: Store, rows: Rows) -> NDArray[np.int64]:
-    """`lengths_of`, for a few examples."""
-    return np.stack([column.lengths[rows] + 1 for column in store.columns], axis=1)
 
 
 def add_end(
@@ -179,29 +174,38 @@ class Batches:
             sampler=mine,
             num_workers=self.workers,
             pin_memory=self.pinned,
+            generator=torch.Generator(),  # or it would draw from torch's own, and dropout with it
         )
         turns = -(-(len(plan) - position) // self.ranks)
         yield from [None] * (turns - len(mine))
 
 
-def pack(store: Store, end: int, length: int, block: int) -> NDArray[np.int64]:
-    """Block `block` of the texts of a store laid end to end, an end token after each: length + 1.
+class Blocks(Dataset[Tensor]):
+    """The texts of a store laid end to end, an end token after each, and cut: length + 1 each.
 
-    Neighbouring blocks share one token: it is the last to be predicted here and the first to be
-    read there. For language models; nothing is padded.
+    Neighbouring blocks share one token: it is the last to be predicted in the one and the first to
+    be read in the other. For language models; nothing is padded, and less than a block is left
+    over.
     """
-    column = store.columns[0]
-    ends = column.offsets[1:] + np.arange(1, len(store) + 1)  # of each text, its end token included
-    first, stop = block * length, block * length + length + 1
-    texts = range(
-        int(np.searchsorted(ends, first, "right")), int(np.searchsorted(ends, stop, "left")) + 1
-    )
-    begin = int(ends[texts[0] - 1]) if texts[0] else 0
-    pieces = [np.append(column[i], end) for i in texts if i < len(store)]
-    return np.concatenate(pieces).astype(np.int64)[first - begin : stop - begin]
 
+    def __init__(self, store: Store, end: int, length: int) -> None:
+        self.column, self.end, self.length = store.columns[0], end, length
+        self.stops = self.column.offsets[1:] + np.arange(1, len(store) + 1)  # of text and end token
 
-def count_blocks(store: Store, length: int) -> int:
-    """How many whole blocks there are; what is left over at the very end is less than one."""
-    total = len(store.columns[0].tokens) + len(store)
-    return max(0, (total - 1) // length)
+    def __len__(self) -> int:
+        return max(0, (int(self.stops[-1]) - 1) // self.length) if len(self.stops) else 0
+
+    def __getitem__(self, block: int) -> Tensor:
+        first = block * self.length
+        stop = first + self.length + 1
+        tokens = np.empty(stop - first, np.int64)
+        text = int(np.searchsorted(self.stops, first, "right"))
+        while first < stop:
+            until = min(stop, int(self.stops[text]))
+            offset = first - (int(self.stops[text]) - int(self.column.lengths[text]) - 1)
+            piece = self.column[text][offset : offset + until - first]
+            tokens[first - stop :][: len(piece)] = piece
+            if len(piece) < until - first:
+                tokens[until - stop - 1] = self.end
+            first, text = until, text + 1
+        return torch.from_numpy(tokens)

@@ -9,6 +9,7 @@ import gzip
 import json
 import lzma
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class DataConfig:
     test: tuple[str, ...] = ()
     toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
-    toy_length: Annotated[int, Field(ge=1, le=1000)] = 10  # longest
+    toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
     hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
     separator: str = ""  # texts: the line between two documents; without one each line is a text
     history: Size = 3  # dialogues: how many turns before an answer are its source
@@ -100,6 +101,11 @@ def read_split(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
     tally.check()
 
 
+def sides(data: DataConfig) -> int:
+    """How many texts an example has: a source and a target, or one (a label is no text)."""
+    return 2 if data.kind in ("pairs", "dialogues") else 1
+
+
 def held_in(origin: str, share: float) -> str:
     """Which split an example belongs to: equal sources stay together, and so does a dialogue."""
     place = int.from_bytes(sha256(origin.encode()).digest()[:6]) / 2**48
@@ -108,6 +114,8 @@ def held_in(origin: str, share: float) -> str:
 
 def refuse(example: Example, longest: int) -> str | None:
     """Why an example cannot be used, if so."""
+    if any("\0" in text for text in example):
+        return "NUL"
     if any(not text.strip() for text in example):
         return "empty"
     if any(len(text) > longest for text in example):
@@ -118,6 +126,10 @@ def refuse(example: Example, longest: int) -> str | None:
 def read_files(data: DataConfig, files: list[Path], tally: Tally) -> Iterator[Found]:
     """Examples before they are judged; lines that give none are counted as refused here."""
     if data.kind == "pairs" and len(files) == 2:
+        if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
+            raise UserError(
+                f"{files[0]} and {files[1]}: a .tsv or .jsonl file holds both sides alone"
+            )
         return read_parallel(files[0], files[1], tally)
     if len(files) != 1:
         wanted = "two parallel files, or one" if data.kind == "pairs" else "one file"
@@ -137,7 +149,7 @@ def read_files(data: DataConfig, files: list[Path], tally: Tally) -> Iterator[Fo
 def lines(path: Path, tally: Tally) -> Iterator[str | None]:
     """The lines of a file, mended where that is harmless; None where one cannot be text.
 
-    A byte-order mark and a carriage return are taken off; invalid UTF-8 and NUL are refused.
+    A byte-order mark and a carriage return are taken off; invalid UTF-8 is refused.
     """
     for number, raw in enumerate(raw_lines(path)):
         line = raw.removesuffix(b"\n")
@@ -148,15 +160,10 @@ def lines(path: Path, tally: Tally) -> Iterator[str | None]:
             line = line[:-1]
             tally.mended["carriage return"] += 1
         try:
-            text = line.decode()
+            text: str | None = line.decode()
         except UnicodeDecodeError:
             tally.refused["invalid UTF-8"] += 1
-            yield None
-            continue
-        if "\0" in text:
-            tally.refused["NUL"] += 1
-            yield None
-            continue
+            text = None
         yield text
 
 
@@ -165,10 +172,12 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     try:
         with open_packed(path) as file:
             yield from file
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise UserError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def open_packed(path: Path) -> IO[Any]:
@@ -221,7 +230,7 @@ def read_jsonl(data: DataConfig, path: Path, tally: Tally) -> Iterator[Found]:
             continue
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             entry = None
         if data.kind == "dialogues":
             turns = entry.get("turns") if isinstance(entry, dict) else None
@@ -231,7 +240,7 @@ def read_jsonl(data: DataConfig, path: Path, tally: Tally) -> Iterator[Found]:
         keys = KEYS[data.kind]
         if not isinstance(entry, dict):
             tally.refused["not a JSON object"] += 1
-        elif all(isinstance(entry.get(key), str | int) for key in keys):
+        elif all(type(entry.get(key)) in (str, int) for key in keys):
             example = tuple(valid_unicode(str(entry[key])) for key in keys)
             yield example[0], example
         else:

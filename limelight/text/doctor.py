@@ -19,7 +19,7 @@ from rich.text import Text
 
 from limelight.errors import UserError
 from limelight.text.batches import lengths_of, plan_epoch
-from limelight.text.corpora import DataConfig, Example, Tally, read_split
+from limelight.text.corpora import DataConfig, Example, Tally, read_split, sides
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
 
@@ -28,7 +28,9 @@ PERCENTILES = (5, 50, 95, 99, 100)
 BLOCK = 400  # lines that are looked at together when two files are suspected of being shifted
 
 
-def check(data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int) -> dict[str, Any]:
+def check(
+    data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int, max_len: int
+) -> dict[str, Any]:
     """Everything that `limelight data check` tells, as plain data."""
     splits = {split: examine(data, split) for split in SPLITS if has(data, split)}
     if not splits:
@@ -36,7 +38,7 @@ def check(data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int) -> di
     seen = {split: report.pop("sources") for split, report in splits.items()}
     report: dict[str, Any] = {"splits": splits, "leaks": leaks(seen)}
     if "train" in splits and splits["train"]["tally"]["used"]:
-        report["tokens"] = tokens(data, tokenizer, batch_tokens)
+        report["tokens"] = tokens(data, tokenizer, batch_tokens, max_len)
     report["warnings"] = list(warnings(report))
     return report
 
@@ -73,11 +75,6 @@ def examine(data: DataConfig, split: str) -> dict[str, Any]:
     if sides(data) == 2 and data.kind == "pairs":
         report["shifted"] = shifted(sizes)
     return report
-
-
-def sides(data: DataConfig) -> int:
-    """How many texts an example has."""
-    return 2 if data.kind in ("pairs", "dialogues") else 1
 
 
 def digest(texts: Iterable[str]) -> bytes:
@@ -119,7 +116,7 @@ def shifted(sizes: NDArray[np.int64]) -> list[int]:
 
 def together(a: NDArray[Any], b: NDArray[Any]) -> float:
     """The correlation of two rows of numbers; 0 where one of them does not vary."""
-    if a.std() == 0 or b.std() == 0:
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
     return float(np.corrcoef(a, b)[0, 1])
 
@@ -130,7 +127,9 @@ def leaks(seen: dict[str, set[bytes]]) -> dict[str, int]:
     return {f"{b} in {a}": len(seen[a] & seen[b]) for a, b in pairs if a in seen and b in seen}
 
 
-def tokens(data: DataConfig, config: TokenizerConfig, batch_tokens: int) -> dict[str, Any]:
+def tokens(
+    data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int
+) -> dict[str, Any]:
     """What the recipe's tokenizer makes of the training text, and what batches come of it."""
     texts = (
         text for example in read_split(data, "train", Tally()) for text in texts_of(data, example)
@@ -146,6 +145,7 @@ def tokens(data: DataConfig, config: TokenizerConfig, batch_tokens: int) -> dict
                 words += len(text.split())
                 lost += tokenizer.decode(column[i].tolist()) != valid_unicode(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
+        report["over_max_len"] = int((lengths_of(store) + 1 > max_len).any(axis=1).sum())
         if sides(data) == 2:
             report |= batches(lengths_of(store), batch_tokens)
     return report
@@ -209,11 +209,14 @@ def warnings(report: dict[str, Any]) -> Iterable[str]:
             yield f"{share}% of {split} is refused: see the reasons"
         if places := facts.get("shifted"):
             yield (
-                f"{split} seems shifted by a line from about line {places[0]} on "
+                f"{split} seems shifted by a line from about example {places[0]} on "
                 f"({len(places)} places): is a line missing on one side?"
             )
     for leak, count in report["leaks"].items():
         if count:
             yield f"{count} sources of {leak}: scores on them mean little"
-    if report.get("tokens", {}).get("not_round_trip"):
+    told = report.get("tokens", {})
+    if told.get("not_round_trip"):
         yield "some texts do not come back from the tokenizer"
+    if long := told.get("over_max_len"):
+        yield f"{long} examples are longer than the model's max_len in tokens"

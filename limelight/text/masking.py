@@ -39,8 +39,5 @@ def word_heads(begins: Tensor) -> Tensor:
 
 def word_starts(tokenizer: Tokenizer) -> Tensor:
     """Which tokens begin a word, V: those with a space in front, and special ones."""
-    pieces = tokenizer.pieces(range(len(tokenizer)))
-    special = range(tokenizer.first)
-    return torch.tensor(
-        [i in special or not p.strip() or p[0].isspace() for i, p in enumerate(pieces)]
-    )
+    raw = [tokenizer.raw(i) for i in range(len(tokenizer))]
+    return torch.tensor([not piece or piece[:1].isspace() for piece in raw])

@@ -115,7 +115,9 @@ def resolve(data: DataConfig) -> DataConfig:
         split: tuple(str(find(data.name, corpus, file)) for file in getattr(corpus, split))
         for split in ("train", "valid", "test")
     }
-    return replace(data, **{**corpus.settings, **splits, "name": ""})
+    defaults = DataConfig()
+    ours = {k: v for k, v in corpus.settings.items() if getattr(data, k) == getattr(defaults, k)}
+    return replace(data, **{**ours, **splits, "name": ""})
 
 
 def find(name: str, corpus: Named, file: str) -> Path:

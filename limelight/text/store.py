@@ -8,10 +8,12 @@ processes that make the same one the first to finish wins.
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import file_digest, sha256
 from itertools import chain, islice
@@ -22,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limelight.errors import UserError
-from limelight.text.corpora import DataConfig, Example, Tally, read_split
+from limelight.text.corpora import DataConfig, Example, Tally, read_split, sides
 from limelight.text.tokenizer import Tokenizer
 
 FORMAT = 1  # a store written by another version of this file has another name
@@ -85,24 +87,63 @@ def prepare(
 ) -> Store:
     """The store of this split, made now or found from before; `progress` hears of examples done."""
     stores.mkdir(parents=True, exist_ok=True)
-    folder = stores / key(data, split, tokenizer, stores)
-    if not folder.is_dir():
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=stores))
+    name = key(data, split, tokenizer, stores)
+    folder = stores / name
+    if not whole(folder):
+        sweep(stores)
+        unfinished = stores / f"{name}.tmp-{secrets.token_hex(4)}"
+        unfinished.mkdir()
         try:
             write(data, split, tokenizer, unfinished, progress)
+            if key(data, split, tokenizer, stores) != name:
+                raise UserError(
+                    f"the files of data.{split} changed while they were read: try again"
+                )
             commit(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return Store(folder)
 
 
+def whole(folder: Path) -> bool:
+    """Whether this is a store with all its bytes; a damaged one is taken away, to be made anew."""
+    if not folder.is_dir():
+        return False
+    try:
+        facts = json.loads((folder / "facts.json").read_text("utf-8"))
+        if all((folder / name).stat().st_size == size for name, size in facts["sizes"].items()):
+            return True
+    except (OSError, ValueError, KeyError):
+        pass
+    shutil.rmtree(folder)
+    return False
+
+
+def sweep(stores: Path) -> None:
+    """Take away what killed processes left unfinished more than a day ago."""
+    for path in stores.glob("*.tmp-*"):
+        if time.time() - path.stat().st_mtime > 86_400:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def commit(unfinished: Path, folder: Path) -> None:
     """Give a finished store its name, unless another process has just made the same one."""
+    sync(unfinished)
     try:
         unfinished.rename(folder)
     except OSError:
-        if not folder.is_dir():
+        if not whole(folder):
             raise
+    sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder really written, not only promised."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write(
@@ -114,7 +155,7 @@ def write(
 ) -> None:
     """Tokenise a split into a folder, a few thousand examples at a time."""
     dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"
-    columns = 2 if data.kind in ("pairs", "dialogues") else 1
+    columns = sides(data)
     tally = Tally()
     examples = read_split(data, split, tally)
     labels: list[str] = []
@@ -129,13 +170,17 @@ def write(
         progress(len(chunk))
     for writer in writers:
         writer.close()
-    facts = {"format": FORMAT, "examples": count, "columns": columns, "dtype": dtype}
-    (folder / "facts.json").write_text(
-        json.dumps({**facts, "labels": labels, "tally": vars(tally)}), "utf-8"
-    )
+    facts = {
+        "examples": count,
+        "columns": columns,
+        "dtype": dtype,
+        "sizes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+        "labels": labels,
+        "tally": vars(tally),
+    }
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
     for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
 
 
 class ColumnWriter:
@@ -173,7 +218,7 @@ def key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str
     """A name for exactly this content, read this way, by this tokenizer."""
     settings = {k: v for k, v in asdict(data).items() if k not in ("train", "valid", "test")}
     names = data.train if data.hold_out else getattr(data, split)
-    files = [content_hash(Path(name), stores) for name in names]
+    files = [[Path(name).suffixes, content_hash(Path(name), stores)] for name in names]
     made_of = [FORMAT, settings, split if data.toy or data.hold_out else "", files, tokenizer.hash]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -190,8 +235,9 @@ def content_hash(path: Path, stores: Path) -> str:
             digest = file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    note.parent.mkdir(exist_ok=True)
-    unfinished = note.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(digest, "ascii")
-    unfinished.replace(note)
+    with suppress(OSError):  # a folder that cannot be written to only costs the reading
+        note.parent.mkdir(exist_ok=True)
+        unfinished = note.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(digest, "ascii")
+        unfinished.replace(note)
     return digest

@@ -124,14 +124,17 @@ class Tokenizer:
         """Each id as a person can read it: text, a special name, or bytes of half a character."""
         return [self._readable(i) for i in ids]
 
+    def raw(self, i: int) -> bytes:
+        """The bytes that a token stands for; none for a special one."""
+        return b"" if i < self.first else bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
+
     def _readable(self, i: int) -> str:
         if i < self.first:
             return self._symbols[i]
-        raw = bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
         try:
-            return raw.decode()
+            return self.raw(i).decode()
         except UnicodeDecodeError:
-            return "".join(f"<{byte:02X}>" for byte in raw)
+            return "".join(f"<{byte:02X}>" for byte in self.raw(i))
 
     def show_work(self, text: str) -> list[list[list[str]]]:
         """How each word of a text came to its pieces: for each word the pieces after every merge.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from limelight.text.batches import Batches, count_blocks, pack, plan_epoch, round_up
+from limelight.text.batches import Batches, Blocks, plan_epoch, round_up
 from limelight.text.corpora import DataConfig
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def test_one_order_for_any_number_of_processes_and_workers(store, epoch, ranks, 
     whole = order(store, epoch)
     assert order(store, epoch, 0, ranks, workers) == whole
     for position in (1, ranks, len(whole) // 2, len(whole) - 1, len(whole)):
-        assert order(store, epoch, position, ranks, 0) == whole[position:]
+        assert order(store, epoch, position, ranks, workers) == whole[position:]
 
 
 def test_resume_at_every_position(store):
@@ -140,12 +140,28 @@ def test_packed_blocks_are_the_texts_end_to_end(tmp_path, length):
     data = DataConfig(kind="texts", train=(str(tmp_path / "t.txt"),))
     store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
     stream = [i for n in range(len(store)) for i in [*store.columns[0][n].tolist(), TOKENIZER.end]]
-    count = count_blocks(store, length)
-    assert count == (len(stream) - 1) // length
-    for block in range(count):
-        got = pack(store, TOKENIZER.end, length, block).tolist()
-        assert got == stream[block * length : block * length + length + 1]
-    assert len(stream) - 1 - count * length < length  # less than a block is left over
+    blocks = Blocks(store, TOKENIZER.end, length)
+    assert len(blocks) == (len(stream) - 1) // length
+    for i in range(len(blocks)):
+        assert blocks[i].tolist() == stream[i * length : i * length + length + 1]
+    assert len(stream) - 1 - len(blocks) * length < length  # less than a block is left over
+
+
+def test_no_texts_are_no_blocks(tmp_path):
+    (tmp_path / "t.txt").write_text("")
+    data = DataConfig(kind="texts", train=(str(tmp_path / "t.txt"),))
+    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
+    assert len(Blocks(store, TOKENIZER.end, 5)) == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_leave_torchs_random_numbers_alone(store, workers):
+    """Or dropout after a resume would not be what it was."""
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    list(batches(store, workers=workers).epoch(0, position=2))
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_batches_are_tensors_that_a_model_takes(store):

@@ -63,6 +63,16 @@ def test_tsv_jsonl_and_labels(tmp_path):
     odd = write(tmp_path / "o.jsonl", '{"source": "\\ud800 x", "target": "y"}\n')
     assert read(DataConfig(train=(odd,)))[0] == [("\ufffd x", "y")]  # JSON can spell a surrogate
 
+    hostile = [
+        '{"source": "a\\u0000", "target": "y"}',
+        "[" * 100_000,
+        '{"source": true, "target": "y"}',
+    ]
+    hostile = write(tmp_path / "h.jsonl", "\n".join(hostile))
+    examples, tally = read(DataConfig(train=(hostile,)))
+    assert examples == []
+    assert tally.refused == {"NUL": 1, "not a JSON object": 1, "without source and target": 1}
+
     labelled = write(tmp_path / "l.jsonl", '{"text": "fine", "label": 1}\n')
     assert read(DataConfig(kind="labelled", train=(labelled,)))[0] == [("fine", "1")]
 
@@ -143,6 +153,9 @@ def test_toys_are_right_repeatable_and_apart(toy):
         ({"toy": "revers"}, "did you mean 'reverse'"),
         ({"kind": "pair"}, "did you mean 'pairs'"),
         ({"history": 0}, "history=0 is out of range"),
+        ({"toy_length": 1, "toy": "copy"}, "toy_length=1 is out of range"),
+        ({"train": ("a.tsv", "b.tsv")}, "holds both sides alone"),
+        ({"train": ("a\0b.tsv",)}, "cannot read a"),
     ],
 )
 def test_mistakes_are_answered_with_a_sentence(changes, sentence):
@@ -157,6 +170,17 @@ def test_a_damaged_archive_is_said(tmp_path, ending):
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(UserError, match="is damaged"):
         read(DataConfig(train=(str(file),)))
+    whole = bytearray(gzip.compress(b"hi\thallo\n" * 1000, mtime=0))
+    if ending == ".xz":
+        whole = bytearray(lzma.compress(b"hi\thallo\n" * 1000))
+    for place in range(10, len(whole)):  # a flipped bit is found, or does no harm
+        whole[place] ^= 4
+        file.write_bytes(bytes(whole))
+        try:
+            read(DataConfig(train=(str(file),)))
+        except UserError as error:
+            assert "is damaged" in str(error) or "cannot read" in str(error)  # noqa: PT017
+        whole[place] ^= 4
     file.write_bytes(b"nonsense")
     with pytest.raises(UserError, match="is damaged"):
         read(DataConfig(train=(str(file),)))

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def test_a_sound_corpus_has_nothing_to_warn_of(tmp_path):
             tmp_path, "train", [(f"{chr(97 + i % 26)}{t}", s) for i, (s, t) in enumerate(corpus(1))]
         ),
     )
-    report = check(data, SMALL, 512)
+    report = check(data, SMALL, 512, 256)
     assert report["splits"]["train"]["tally"]["used"] == 300
     assert report["tokens"]["not_round_trip"] == 0
     assert 0 < report["tokens"]["padding"] < 0.2
@@ -50,7 +51,7 @@ def test_a_sound_corpus_has_nothing_to_warn_of(tmp_path):
 
 
 def test_twelve_planted_faults_are_counted_exactly(tmp_path):
-    """Six kinds of bad lines, two mended ones, two kinds of duplicates, a leak, and a shift."""
+    """Bad lines of six kinds, mended ones of two, duplicates of two, a leak, unequal files."""
     good = [
         (f"source {chr(97 + i % 26) * (i % 7 + 1)} {i // 26 * 'x'}", f"ziel {i}")
         for i in range(200)
@@ -75,7 +76,7 @@ def test_twelve_planted_faults_are_counted_exactly(tmp_path):
         tmp_path, "valid", [(good[5][0].title(), "x"), ("completely new", "y")]
     )  # 11 leak
     data = DataConfig(train=tuple(map(str, files)), valid=valid, longest=500)
-    report = check(data, SMALL, 512)
+    report = check(data, SMALL, 512, 256)
     train = report["splits"]["train"]
     assert train["tally"]["refused"] == {"empty": 2, "invalid UTF-8": 1, "NUL": 1, "too long": 2}
     assert train["tally"]["mended"] == {"carriage return": 1, "byte-order mark": 1}
@@ -85,7 +86,7 @@ def test_twelve_planted_faults_are_counted_exactly(tmp_path):
     assert any("valid in train" in warning for warning in report["warnings"])
     short = write(tmp_path, "short", good[:3])  # 12 not parallel
     with pytest.raises(UserError, match="cannot be parallel"):
-        check(DataConfig(train=(str(files[0]), short[1])), SMALL, 512)
+        check(DataConfig(train=(str(files[0]), short[1])), SMALL, 512, 256)
 
 
 def lengths(seed, count=2000):
@@ -108,8 +109,24 @@ def test_shifted_files_are_suspected_and_good_ones_are_not():
     assert wrong <= 1
 
 
+def test_a_shifted_corpus_is_warned_of(tmp_path):
+    rows = corpus(3, count=900)
+    moved = [(s, t) for (s, _), (_, t) in pairwise(rows)]
+    report = check(DataConfig(train=write(tmp_path, "train", moved)), SMALL, 512, 256)
+    assert any("seems shifted by a line from about example 1" in w for w in report["warnings"])
+
+
+def test_what_is_too_long_for_the_model_is_warned_of(tmp_path):
+    rows = [*corpus(4, count=60), ("so " * 300, "ja " * 300)]
+    report = check(DataConfig(train=write(tmp_path, "train", rows)), SMALL, 4096, 256)
+    assert report["tokens"]["over_max_len"] == 1
+    assert any("longer than the model's max_len" in warning for warning in report["warnings"])
+
+
 def test_lengths_that_do_not_vary_prove_nothing():
-    assert shifted(np.full((1000, 2), 7)) == []
+    for source in range(1, 40):
+        for target in range(1, 40):
+            assert shifted(np.full((500, 2), (source, target))) == []
     assert shifted(lengths(0, count=30)) == []
 
 

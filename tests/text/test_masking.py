@@ -57,17 +57,29 @@ def test_rates_at_the_edges():
     assert torch.equal(asked, real & (tokens >= TOKENIZER.first))
 
 
+def test_where_words_begin():
+    """Stated by hand: after every space, umlauts and half characters included."""
+    tokenizer = Tokenizer.train("bpe", [" über öl ärger übel"] * 9, 265)
+    starts = word_starts(tokenizer)
+    ids = tokenizer.encode(" über öl x")
+    raw = [tokenizer.raw(i) for i in ids]
+    assert any(len(piece) > 1 and piece[:1] == b" " for piece in raw)  # a space and half an umlaut
+    assert starts[ids].tolist() == [piece[:1] == b" " for piece in raw]
+    assert starts[: tokenizer.first].all()
+
+
 def test_whole_words_are_hidden_together():
     starts = word_starts(TOKENIZER)
-    ids = TOKENIZER.encode(" the quick unquickly lazydog over")
-    tokens = torch.tensor([ids]).repeat(300, 1)
-    begins = starts[tokens[0]]
-    assert not begins.all()  # some words have several pieces, or this would test nothing
+    words = [
+        TOKENIZER.encode(word) for word in (" the", " quick", " unquickly", " lazydog", " over")
+    ]
+    assert any(len(word) > 1 for word in words)  # some have several pieces, or this tests nothing
+    text = TOKENIZER.encode(" the quick unquickly lazydog over")
+    assert text == [i for word in words for i in word]
+    tokens = torch.tensor([text]).repeat(300, 1)
     draw = torch.Generator().manual_seed(0)
     everything = torch.ones_like(tokens, dtype=torch.bool)
     _, asked = mask_tokens(tokens, everything, TOKENIZER, draw, 0.3, starts)
-    word = begins.cumsum(0)
-    for number in word.unique():
-        together = asked[:, word == number]
+    for together in asked.split([len(word) for word in words], dim=1):
         assert (together.all(dim=1) | ~together.any(dim=1)).all()
     assert 0.2 < share(asked, everything) < 0.4

@@ -37,6 +37,13 @@ def test_found_and_read(multi30k):
         assert list(read_split(data, split, Tally())) == expected
 
 
+def test_what_the_user_says_comes_before_what_the_corpus_suggests(tmp_path, monkeypatch):
+    monkeypatch.setattr(named, "find", lambda name, corpus, file: tmp_path / file)
+    assert resolve(DataConfig(name="tatoeba-en-de")).hold_out == 0.02
+    assert resolve(DataConfig(name="tatoeba-en-de", hold_out=0.1)).hold_out == 0.1
+    assert resolve(DataConfig(name="stories", longest=500)).longest == 500
+
+
 def test_another_file_is_refused(multi30k):
     (multi30k / "multi30k/val.de.gz").write_bytes(b"something else")
     with pytest.raises(

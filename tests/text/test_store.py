@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -89,14 +90,64 @@ def test_a_killed_process_leaves_no_store(tmp_path):
     assert len(prepare(DATA, "train", TOKENIZER, tmp_path)) == 300
 
 
-TOGETHER = KILLED.replace("lambda _: os._exit(9)", "lambda _: None")
+# Each waits in the middle of its work until the other one is there too.
+TOGETHER = KILLED.replace(
+    "lambda _: os._exit(9)",
+    "lambda _: (Path(sys.argv[2], str(os.getpid())).touch(), "
+    "[None for _ in iter(lambda: len(os.listdir(sys.argv[2])) < 2, False)])",
+)
 
 
 def test_two_processes_make_the_same_store_in_peace(tmp_path):
-    both = [subprocess.Popen([sys.executable, "-c", TOGETHER, tmp_path]) for _ in range(2)]
+    stores, meeting = tmp_path / "stores", tmp_path / "meeting"
+    meeting.mkdir()
+    command = [sys.executable, "-c", TOGETHER, stores, meeting]
+    both = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
-    assert len([path for path in tmp_path.iterdir() if ".tmp-" in path.name]) == 0
-    assert len(prepare(DATA, "train", TOKENIZER, tmp_path)) == 300
+    assert [path.name for path in stores.iterdir() if ".tmp-" in path.name] == []
+    assert len(prepare(DATA, "train", TOKENIZER, stores)) == 300
+
+
+@pytest.mark.parametrize("name", ["facts.json", "0.tokens", "1.offsets"])
+@pytest.mark.parametrize("damage", ["empty", "shorter", "gone"])
+def test_a_damaged_store_is_made_anew(tmp_path, name, damage):
+    folder = prepare(DATA, "train", TOKENIZER, tmp_path).folder
+    content = (folder / name).read_bytes()
+    if damage == "gone":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(b"" if damage == "empty" else content[:-8])
+    again = prepare(DATA, "train", TOKENIZER, tmp_path)
+    assert (again.folder / name).read_bytes() == content
+
+
+def test_old_leftovers_are_swept_and_new_ones_are_not(tmp_path):
+    for name, age in (("a.tmp-1", 100_000), ("b.tmp-2", 0)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    prepare(DATA, "train", TOKENIZER, tmp_path)
+    left = [path.name for path in tmp_path.iterdir() if ".tmp-" in path.name]
+    assert left == ["b.tmp-2"]
+
+
+def test_files_that_change_while_they_are_read_are_noticed(tmp_path):
+    source = tmp_path / "a.tsv"
+    source.write_text("hi\thallo\n")
+    data = DataConfig(train=(str(source),))
+    with pytest.raises(UserError, match=r"data.train changed while they were read"):
+        prepare(data, "train", TOKENIZER, tmp_path / "s", lambda _: source.write_text("ho\tja\n"))
+    assert [p for p in (tmp_path / "s").iterdir() if p.name != "hashes"] == []
+
+
+def test_the_same_bytes_read_another_way_are_another_store(tmp_path):
+    for name in ("a.txt", "a.jsonl"):
+        (tmp_path / name).write_text('{"text": "hello"}\n')
+    texts = []
+    for name in ("a.txt", "a.jsonl"):
+        data = DataConfig(kind="texts", train=(str(tmp_path / name),))
+        store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
+        texts.append(TOKENIZER.decode(store.columns[0][0]))
+    assert texts == ['{"text": "hello"}', "hello"]
 
 
 def test_labels_are_kept(tmp_path):
