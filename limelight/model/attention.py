@@ -111,7 +111,7 @@ class Attention(nn.Module):
         remember: Callable[[Tensor, Tensor], KeysValues] | None = None,  # a cache: adds the past
     ) -> Tensor:
         if causal and mask is not None:
-            raise ValueError("give a mask or causal=True, not both: may_see makes one of the two")
+            raise ValueError("give a mask or causal=True, not both: may_see can make one of them")
         q = self.split(self.query(x))  # B H T K
         if isinstance(memory, tuple):
             k, v = memory

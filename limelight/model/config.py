@@ -28,9 +28,7 @@ class ModelConfig:
     d_model: Width = 512  # D: how many numbers stand for one token
     d_ff: OpenWidth = 0  # inside the feed-forward layer; 0 means 4 * d_model
     heads: Heads = 8  # H
-    kv_heads: OpenWidth = (
-        0  # heads of keys and values, shared by groups of queries; 0 means `heads`
-    )
+    kv_heads: OpenWidth = 0  # G, heads of keys and values shared by queries; 0 means `heads`
     max_len: Width = 512  # longest sequence: the table of learned positions, the room of a cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
@@ -44,9 +42,7 @@ class ModelConfig:
     attention_dropout: Fraction = 0.0  # on the attention weights; the paper has none
 
     sentence_pairs: bool = False  # encoder-only: a head that tells if two sentences belong together
-    classes: OpenWidth = (
-        0  # encoder-only: a classifier of whole texts in place of the masked-token head
-    )
+    classes: OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
 
     def __post_init__(self) -> None:
         if self.d_model % self.heads:

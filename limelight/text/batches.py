@@ -196,16 +196,16 @@ class Blocks(Dataset[Tensor]):
         return max(0, (int(self.stops[-1]) - 1) // self.length) if len(self.stops) else 0
 
     def __getitem__(self, block: int) -> Tensor:
-        first = block * self.length
-        stop = first + self.length + 1
-        tokens = np.empty(stop - first, np.int64)
+        first, stop = block * self.length, block * self.length + self.length + 1
+        tokens = np.full(stop - first, self.end)  # what the texts leave open are end tokens
         text = int(np.searchsorted(self.stops, first, "right"))
-        while first < stop:
-            until = min(stop, int(self.stops[text]))
-            offset = first - (int(self.stops[text]) - int(self.column.lengths[text]) - 1)
-            piece = self.column[text][offset : offset + until - first]
-            tokens[first - stop :][: len(piece)] = piece
-            if len(piece) < until - first:
-                tokens[until - stop - 1] = self.end
-            first, text = until, text + 1
+        begin = first
+        while begin < stop:
+            end = int(self.stops[text]) - 1  # where this text's end token stands
+            start = end - int(self.column.lengths[text])
+            here = slice(max(first, start), min(stop, end))
+            tokens[here.start - first : here.stop - first] = self.column[text][
+                here.start - start : here.stop - start
+            ]
+            begin, text = end + 1, text + 1
         return torch.from_numpy(tokens)
