@@ -44,6 +44,8 @@ class DataConfig:
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
     hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
+    tail: Fraction = 0.0  # texts: the file is one text, and this share at its end becomes valid
+    header: bool = False  # .tsv: the first line names the columns
     separator: str = ""  # texts: the line between two documents; without one each line is a text
     history: Size = 3  # dialogues: how many turns before an answer are its source
     longest: Size = 100_000  # characters; longer ones are refused
@@ -61,6 +63,8 @@ class DataConfig:
             )
         if self.hold_out > 0.4:
             raise UserError(f"hold_out={self.hold_out} leaves little to train on: at most 0.4")
+        if self.tail and (self.kind != "texts" or self.valid or self.hold_out):
+            raise UserError(f"tail={self.tail} is for one file of texts, with no valid or hold_out")
         if self.hold_out and (self.valid or self.test):
             raise UserError(
                 f"hold_out={self.hold_out} makes valid and test: name no files for them"
@@ -87,10 +91,10 @@ def read_split(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
     if data.toy:
         yield from make_toys(data, split, tally)
         return
-    files = [Path(name) for name in (data.train if data.hold_out else getattr(data, split))]
+    files = [Path(name) for name in files_of(data, split)]
     if not files:
         raise UserError(f"data.{split} names no file")
-    for origin, example in read_files(data, files, tally):
+    for origin, example in read_files(data, files, split, tally):
         if data.hold_out and held_in(origin, data.hold_out) != split:
             tally.refused["in another split"] += 1
         elif refusal := refuse(example, data.longest):
@@ -99,6 +103,12 @@ def read_split(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
             tally.used += 1
             yield example
     tally.check()
+
+
+def files_of(data: DataConfig, split: str) -> tuple[str, ...]:
+    """The files that a split is read from; parts of the training text have none of their own."""
+    part = data.hold_out or (data.tail and split == "valid")
+    return data.train if part else cast(tuple[str, ...], getattr(data, split))
 
 
 def sides(data: DataConfig) -> int:
@@ -123,7 +133,7 @@ def refuse(example: Example, longest: int) -> str | None:
     return None
 
 
-def read_files(data: DataConfig, files: list[Path], tally: Tally) -> Iterator[Found]:
+def read_files(data: DataConfig, files: list[Path], split: str, tally: Tally) -> Iterator[Found]:
     """Examples before they are judged; lines that give none are counted as refused here."""
     if data.kind == "pairs" and len(files) == 2:
         if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
@@ -138,7 +148,9 @@ def read_files(data: DataConfig, files: list[Path], tally: Tally) -> Iterator[Fo
     if ending == [".jsonl"]:
         return read_jsonl(data, files[0], tally)
     if ending == [".tsv"] and data.kind in ("pairs", "labelled"):
-        return read_tsv(files[0], tally)
+        return read_tsv(files[0], data.header, tally)
+    if data.kind == "texts" and data.tail:
+        return read_part(files[0], data.tail, split, tally)
     if data.kind == "texts":
         return read_documents(files[0], data.separator, tally)
     if data.kind == "dialogues":
@@ -209,11 +221,14 @@ def read_parallel(source: Path, target: Path, tally: Tally) -> Iterator[Found]:
         tally.mended += fault.mended
 
 
-def read_tsv(path: Path, tally: Tally) -> Iterator[Found]:
+def read_tsv(path: Path, header: bool, tally: Tally) -> Iterator[Found]:
     """Two columns with a tab between them."""
-    for line in lines(path, tally):
+    for number, line in enumerate(lines(path, tally)):
         tally.read += 1
         if line is None:
+            continue
+        if header and number == 0:
+            tally.refused["header"] += 1
             continue
         columns = line.split("\t")
         if len(columns) == 2:
@@ -261,6 +276,15 @@ def read_documents(path: Path, separator: str, tally: Tally) -> Iterator[Found]:
         else:
             document.append(line)
     yield from finish(document, tally)
+
+
+def read_part(path: Path, tail: float, split: str, tally: Tally) -> Iterator[Found]:
+    """The whole file as one text, and of it the beginning or, for `valid`, the end."""
+    found = [line for line in lines(path, tally) if line is not None]
+    tally.read += tally.refused.total()
+    text = "\n".join(found)
+    cut = round(len(text) * (1 - tail))
+    yield from finish([text[cut:] if split == "valid" else text[:cut]], tally)
 
 
 def finish(document: list[str], tally: Tally) -> Iterator[Found]:

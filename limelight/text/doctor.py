@@ -19,7 +19,7 @@ from rich.text import Text
 
 from limelight.errors import UserError
 from limelight.text.batches import lengths_of, plan_epoch
-from limelight.text.corpora import DataConfig, Example, Tally, read_split, sides
+from limelight.text.corpora import DataConfig, Example, Tally, files_of, read_split, sides
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
 
@@ -45,7 +45,7 @@ def check(
 
 def has(data: DataConfig, split: str) -> bool:
     """Whether there is such a split."""
-    return bool(data.toy or data.hold_out or getattr(data, split))
+    return bool(data.toy or files_of(data, split))
 
 
 def examine(data: DataConfig, split: str) -> dict[str, Any]:
@@ -145,7 +145,8 @@ def tokens(
                 words += len(text.split())
                 lost += tokenizer.decode(column[i].tolist()) != valid_unicode(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
-        report["over_max_len"] = int((lengths_of(store) + 1 > max_len).any(axis=1).sum())
+        if data.kind != "texts":  # those are cut into blocks
+            report["over_max_len"] = int((lengths_of(store) + 1 > max_len).any(axis=1).sum())
         if sides(data) == 2:
             report |= batches(lengths_of(store), batch_tokens)
     return report

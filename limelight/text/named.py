@@ -55,6 +55,17 @@ NAMED = {
         ("prose/stories-valid.txt.xz",),
         settings={"kind": "texts", "separator": "<|endoftext|>", "longest": 2**24},
     ),
+    "tinyshakespeare": Named(
+        "public domain",
+        ("prose/tinyshakespeare.txt.xz",),
+        settings={"kind": "texts", "tail": 0.1, "longest": 2**24},
+    ),
+    "sst2": Named(
+        "research use; cite Socher et al. 2013",
+        ("classify/sst2.train.tsv.xz",),
+        ("classify/sst2.dev.tsv.xz",),
+        settings={"kind": "labelled", "header": True},
+    ),
     "dailydialog": Named(
         "CC BY-NC-SA 4.0, non-commercial",
         ("dialogue/dailydialog.train.txt.xz",),
@@ -92,6 +103,13 @@ SHA256 = {
     "prose/stories-valid.txt.xz": (
         "826d52d8b03404f53c9631e1e3133da8d3eca2b4680f0ddb0282681824496ae3"
     ),
+    "prose/tinyshakespeare.txt.xz": (
+        "21b40ccf4999c004256d116655824719001352dbc22636354d9cd0c645d03a4a"
+    ),
+    "classify/sst2.train.tsv.xz": (
+        "cee06de1abd189a137391b91c0644cd1c06bdd84edc62442fb804d6d06450ba8"
+    ),
+    "classify/sst2.dev.tsv.xz": "10259db6f6ebc89c4872544e51d2406e30362b6a231e535f30e801a1ce7ef072",
     "dialogue/dailydialog.train.txt.xz": (
         "78cb6e97abf4bfbe7208b86bf17a99e22e71d89e0c2f181f242d9db016df3c1c"
     ),

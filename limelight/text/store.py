@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limelight.errors import UserError
-from limelight.text.corpora import DataConfig, Example, Tally, read_split, sides
+from limelight.text.corpora import DataConfig, Example, Tally, files_of, read_split, sides
 from limelight.text.tokenizer import Tokenizer
 
 FORMAT = 1  # a store written by another version of this file has another name
@@ -217,9 +217,10 @@ def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
 def key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
     """A name for exactly this content, read this way, by this tokenizer."""
     settings = {k: v for k, v in asdict(data).items() if k not in ("train", "valid", "test")}
-    names = data.train if data.hold_out else getattr(data, split)
-    files = [[Path(name).suffixes, content_hash(Path(name), stores)] for name in names]
-    made_of = [FORMAT, settings, split if data.toy or data.hold_out else "", files, tokenizer.hash]
+    names = [Path(name) for name in files_of(data, split)]
+    files = [[name.suffixes, content_hash(name, stores)] for name in names]
+    part = split if data.toy or data.hold_out or data.tail else ""
+    made_of = [FORMAT, settings, part, files, tokenizer.hash]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -85,6 +85,25 @@ def test_texts_by_line_and_by_document(tmp_path):
     assert read(documents)[0] == [("a\nb\n",), ("c",)]
 
 
+def test_a_header_is_no_example(tmp_path):
+    file = write(tmp_path / "h.tsv", "sentence\tlabel\nfine\t1\n")
+    examples, tally = read(DataConfig(kind="labelled", train=(file,), header=True))
+    assert examples == [("fine", "1")]
+    assert tally.refused == {"header": 1}
+
+
+def test_the_tail_of_one_text_is_valid(tmp_path):
+    text = "".join(f"line {i}\n" for i in range(100))
+    file = write(tmp_path / "t.txt", text)
+    data = DataConfig(kind="texts", train=(file,), tail=0.1)
+    ((begin,),), _ = read(data)
+    ((end,),), _ = read(data, "valid")
+    assert begin + end == text.removesuffix("\n")
+    assert len(end) == pytest.approx(0.1 * len(text), abs=1)
+    with pytest.raises(UserError, match=r"tail=0.1 is for one file of texts"):
+        DataConfig(kind="pairs", tail=0.1)
+
+
 def test_dialogues_become_history_and_answer(tmp_path):
     turns = write(tmp_path / "d.jsonl", '{"turns": ["a", "b", "c", "d"]}\n{"turns": ["x"]}\n')
     examples, tally = read(DataConfig(kind="dialogues", train=(turns,), history=2))
