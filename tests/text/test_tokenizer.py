@@ -146,12 +146,12 @@ HOSTILE += [
 
 
 def seconds(tokenizer, text):
-    """The faster of two rounds."""
+    """Of the processor, the faster of two rounds."""
     rounds = []
     for _ in range(2):
-        began = time.perf_counter()
+        began = time.process_time()
         tokenizer.encode(text)
-        rounds.append(time.perf_counter() - began)
+        rounds.append(time.process_time() - began)
     return min(rounds)
 
 
@@ -160,10 +160,11 @@ def seconds(tokenizer, text):
 def test_hostile_text_takes_linear_time(pattern):
     """A megabyte of each in two seconds; doubled at most two and a half times as long.
 
-    The doubling is from two to four megabytes: up to one, all fits the processor's cache.
+    The doubling is from four to eight megabytes: smaller ones fit more or less of the processor's
+    cache, and the second megabyte costs more than the first (LAB.md has the numbers).
     """
     assert len(HOSTILE) == 30
     megabyte = pattern * (1_000_000 // len(pattern.encode()))
     for tokenizer in TOKENIZERS.values():
         assert seconds(tokenizer, megabyte) <= 2
-        assert seconds(tokenizer, 4 * megabyte) <= 2.5 * seconds(tokenizer, 2 * megabyte)
+        assert seconds(tokenizer, 8 * megabyte) <= 2.5 * seconds(tokenizer, 4 * megabyte)
