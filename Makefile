@@ -29,7 +29,7 @@ lint: .venv/ready-to-develop
 	$(BIN)/lint-imports
 
 soak: .venv/ready-to-develop
-	$(BIN)/pytest -m soak -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/pytest -m soak  # one after the other: some of them measure time
 
 bench: .venv/ready-to-develop
 	$(BIN)/python benchmarks/model_speed.py
