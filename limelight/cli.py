@@ -3,10 +3,11 @@
 Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -38,13 +39,7 @@ def info(
 
     from limelight.info import describe, show
 
-    facts = describe(loaded, batch_tokens, devices)
-    if json:
-        from json import dumps
-
-        print(dumps(facts, indent=2))
-    else:
-        show(facts, terminal())
+    tell(describe(loaded, batch_tokens, devices), show, json)
 
 
 def data(
@@ -71,13 +66,7 @@ def data(
     tokens = loaded.train.batch_tokens
     batch_tokens = tokens if isinstance(tokens, int) else 4096
     data = resolve(loaded.data)
-    report = check(data, loaded.tokenizer, batch_tokens, loaded.model.max_len)
-    if json:
-        from json import dumps
-
-        print(dumps(report, indent=2))
-    else:
-        show(report, terminal())
+    tell(check(data, loaded.tokenizer, batch_tokens, loaded.model.max_len), show, json)
 
 
 def demo() -> None:
@@ -85,6 +74,16 @@ def demo() -> None:
     from limelight.demo import run
 
     run(terminal())
+
+
+def tell(
+    facts: dict[str, Any], show: Callable[[dict[str, Any], "Console"], None], as_json: bool
+) -> None:
+    """What a command found out: one JSON document for programs, or drawn for people."""
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(facts, terminal())
 
 
 def terminal() -> "Console":

@@ -10,7 +10,7 @@ class UserError(ValueError):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
-    choices = sorted(known)
+    choices = sorted(filter(None, known))  # an empty choice, "none of these", helps nobody
     near = get_close_matches(str(name), choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "choose one of: " + ", ".join(choices)
     return UserError(f"there is no {kind} {name!r}: {hint}")

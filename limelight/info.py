@@ -1,8 +1,8 @@
 """`limelight info`: what a model weighs and what work it does, counted on the model itself.
 
 It is built on torch's meta device, where tensors have shapes and no numbers, so that even GPT-3
-takes no memory. One pass through it counts the multiply-adds, and what a backward pass would have
-to keep.
+takes no memory. Passes through it count the multiply-adds, and what a backward pass would have to
+keep.
 """
 
 from collections.abc import Iterable

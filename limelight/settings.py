@@ -16,7 +16,7 @@ from limelight.errors import UserError, unknown
 
 LARGEST = 2**40  # of any count: beyond every corpus and model, and far from overflow
 Count = Annotated[int, pydantic.Field(ge=0, le=LARGEST)]
-Size = Annotated[int, pydantic.Field(ge=1, le=2**24)]  # of a part of a model: it will be allocated
+Size = Annotated[int, pydantic.Field(ge=1, le=2**24)]  # of something that is held in memory
 Fraction = Annotated[float, pydantic.Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, pydantic.Field(gt=0, le=1e12, allow_inf_nan=False)]
 

@@ -1,1 +1,6 @@
-"""Strings become integers: tokenizer, corpora, store, batches, masking, in this order."""
+"""Strings become integers.
+
+Read in this order: `tokenizer`, `corpora` (files become examples), `named` (public ones), `store`
+(tokenised once), `batches`, `masking` (BERT's exercise), and last `doctor` (what is wrong with a
+corpus).
+"""

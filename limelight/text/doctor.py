@@ -56,7 +56,7 @@ def examine(data: DataConfig, split: str) -> dict[str, Any]:
     near: Counter[bytes] = Counter()
     sources: set[bytes] = set()
     for example in read_split(data, split, tally):
-        lengths.append([len(text) for text in example[: sides(data)]])
+        lengths.append([len(text) for text in texts_of(data, example)])
         exact[digest(example)] += 1
         near[digest(map(plain, example))] += 1
         sources.add(digest([plain(example[0])]))
