@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from limelight.text.batches import Batches
-from limelight.text.corpora import DataConfig, open_packed
+from limelight.text.config import DataConfig
+from limelight.text.examples import PairExamples
+from limelight.text.readers import open_packed
 from limelight.text.store import chunks, prepare
 from limelight.text.tokenizer import Tokenizer
 
@@ -33,7 +35,7 @@ def made_up(lines: int) -> list[str]:
 def peak_of_preparing(folder: Path, copies: int) -> float:
     """Megabytes, in a process of its own, read on Linux: ru_maxrss begins at the parent's."""
     code = (
-        "from pathlib import Path; from limelight.text.corpora import DataConfig;"
+        "from pathlib import Path; from limelight.text.config import DataConfig;"
         "from limelight.text.store import prepare; from limelight.text.tokenizer import Tokenizer;"
         f"f = Path({str(folder)!r}); t = Tokenizer.load(f / 'tokenizer.json');"
         f"data = DataConfig(kind='texts', train=(str(f / '{copies}.txt'),));"
@@ -77,7 +79,7 @@ def main() -> None:
         store = prepare(
             DataConfig(train=(str(folder / "pairs.tsv"),)), "train", tokenizer, folder / "p"
         )
-        batches = Batches(store, tokenizer, batch_tokens=4096, seed=0)
+        batches = Batches(PairExamples(store, tokenizer), batch_tokens=4096, seed=0)
         began = time.perf_counter()
         tokens = sum(int(b.source_real.sum() + b.target_real.sum()) for b in batches.epoch(0) if b)
         print(f"batches: {tokens / (time.perf_counter() - began) / 1e6:.1f} million tokens/s")

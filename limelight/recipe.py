@@ -20,8 +20,8 @@ from limelight.errors import UserError, unknown
 from limelight.model import AnyConfig, model_config
 from limelight.model.config import FAMILIES
 from limelight.settings import table
-from limelight.text.corpora import DataConfig
-from limelight.text.tokenizer import TokenizerConfig
+from limelight.text.config import DataConfig, lists_to_tuples
+from limelight.text.tokenizer import SMALLEST, TokenizerConfig
 from limelight.train.config import TrainConfig
 
 SHIPPED = files("limelight") / "recipes"
@@ -109,7 +109,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 def assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     """A recipe from its tables, each checked by the part that owns it."""
     parts = {
-        key: checked(key, lambda owner=owner, key=key: owner(**tuples(values[key])))
+        key: checked(key, lambda owner=owner, key=key: owner(**lists_to_tuples(values[key])))
         for key, owner in TABLES.items()
         if key in values
     }
@@ -119,8 +119,11 @@ def assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     about = values.get("about", "")
     if not isinstance(about, str):
         raise UserError(f"about={about!r} must be text")
-    recipe = Recipe(name, checked("model", lambda: model_config(**model)), about=about, **parts)
-    if "tokenizer" in values and recipe.tokenizer.vocab > recipe.model.vocab:
+    config = checked("model", lambda: model_config(**model))
+    if "tokenizer" not in values and config.vocab < TokenizerConfig().vocab:
+        parts["tokenizer"] = TokenizerConfig(vocab=max(SMALLEST, config.vocab))
+    recipe = Recipe(name, config, about=about, **parts)
+    if recipe.tokenizer.vocab > max(recipe.model.vocab, SMALLEST):
         raise UserError(
             f"the tokenizer may learn {recipe.tokenizer.vocab} tokens, but the model knows only "
             f"{recipe.model.vocab}: change model.vocab with tokenizer.vocab, or leave it out"
@@ -134,11 +137,6 @@ def checked(key: str, build: Any) -> Any:
         return build()
     except UserError as error:
         raise UserError(f"[{key}] {error}") from error
-
-
-def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML's lists as tuples, which cannot be changed."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
 
 
 def change(values: dict[str, Any], changes: Iterable[str]) -> None:
@@ -189,4 +187,8 @@ def toml(value: object) -> str:
     """A value in TOML: as in JSON, but that TOML wants DEL escaped and no pairs of surrogates."""
     if isinstance(value, float):
         return repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

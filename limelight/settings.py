@@ -32,6 +32,7 @@ KINDS = {
     "tuple_type": "a list",
     "dict_type": "a table",
     "dataclass_type": "a table",
+    "dataclass_exact_type": "a table",
 }
 
 

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from limelight.model import build
 from limelight.recipe import load_recipe
 from limelight.text.batches import Batches
-from limelight.text.corpora import Tally, read_split
+from limelight.text.corpora import read_split
+from limelight.text.examples import PairExamples
+from limelight.text.readers import Tally
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer
 
@@ -41,7 +43,7 @@ def test_a_toy_is_learned_and_written(name, changes, tmp_path):
     store = prepare(recipe.data, "train", tokenizer, tmp_path)
     model = build(replace(recipe.model, vocab=len(tokenizer), dropout=0.0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    batches = Batches(store, tokenizer, batch_tokens=1024, seed=1)
+    batches = Batches(PairExamples(store, tokenizer), batch_tokens=1024, seed=1)
     for epoch in range(14):
         for batch in batches.epoch(epoch):
             logits = model(batch.source, batch.target[:, :-1], batch.source_real)
@@ -52,7 +54,7 @@ def test_a_toy_is_learned_and_written(name, changes, tmp_path):
             optimizer.step()
     held_out = prepare(recipe.data, "test", tokenizer, tmp_path)
     right = total = 0
-    for batch in Batches(held_out, tokenizer, batch_tokens=1024, seed=1).epoch(0):
+    for batch in Batches(PairExamples(held_out, tokenizer), batch_tokens=1024, seed=1).epoch(0):
         for i, answer in zip(batch.examples, write(model.eval(), batch, tokenizer), strict=True):
             right += answer == tokenizer.decode(held_out.columns[1][int(i)])
             total += 1

@@ -20,7 +20,7 @@ from limelight.recipe import (
     recipe_names,
     write_recipe,
 )
-from limelight.text.corpora import DataConfig
+from limelight.text.config import DataConfig
 from limelight.text.tokenizer import TokenizerConfig
 
 

@@ -1,6 +1,7 @@
 """Strings become integers.
 
-Read in this order: `tokenizer`, `corpora` (files become examples), `named` (public ones), `store`
-(tokenised once), `batches`, `masking` (BERT's exercise), and last `doctor` (what is wrong with a
-corpus).
+Read in this order: `tokenizer`, `config` (where texts come from), `readers` (files become
+examples), `toys`, `corpora` (examples are judged), `named` (public ones), `store` (tokenised once),
+`masking` (BERT's exercise), `examples` (what a model learns from), `batches`, and last
+`mixups` and `doctor` (what is wrong with a corpus).
 """

@@ -7,6 +7,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +19,23 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.errors import UserError
-from limelight.text.batches import lengths_of, plan_epoch
-from limelight.text.corpora import DataConfig, Example, Tally, files_of, read_split, sides
+from limelight.text.batches import plan_epoch
+from limelight.text.config import DataConfig, parts_of, sides, tags_of
+from limelight.text.corpora import read_split
+from limelight.text.examples import lengths_of
+from limelight.text.mixups import find_mixups
+from limelight.text.readers import Example, Tally
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
 
 SPLITS = ("train", "valid", "test")
 PERCENTILES = (5, 50, 95, 99, 100)
+MIXED_UP = {
+    "copied": "have the source as their target: not translated?",
+    "swapped": "look as if source and target were swapped",
+    "source": "have a source that looks like the target's language",
+    "target": "have a target that looks like the source's language",
+}
 BLOCK = 400  # lines that are looked at together when two files are suspected of being shifted
 
 
@@ -32,7 +43,7 @@ def check(
     data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
     """Everything that `limelight data check` tells, as plain data."""
-    splits = {split: examine(data, split) for split in SPLITS if has(data, split)}
+    splits = {split: examine(data, split) for split in SPLITS if parts_of(data, split)}
     if not splits:
         raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
     seen = {split: report.pop("sources") for split, report in splits.items()}
@@ -41,11 +52,6 @@ def check(
         report["tokens"] = tokens(data, tokenizer, batch_tokens, max_len)
     report["warnings"] = list(warnings(report))
     return report
-
-
-def has(data: DataConfig, split: str) -> bool:
-    """Whether there is such a split."""
-    return bool(data.toy or files_of(data, split))
 
 
 def examine(data: DataConfig, split: str) -> dict[str, Any]:
@@ -72,8 +78,9 @@ def examine(data: DataConfig, split: str) -> dict[str, Any]:
         "near_duplicates": sum(near.values()) - len(near) - repeated,
         "sources": sources,
     }
-    if sides(data) == 2 and data.kind == "pairs":
+    if data.kind == "pairs" and not data.toy:
         report["shifted"] = shifted(sizes)
+        report["mixups"] = asdict(find_mixups(lambda: read_split(data, split, Tally())))
     return report
 
 
@@ -134,7 +141,7 @@ def tokens(
     texts = (
         text for example in read_split(data, "train", Tally()) for text in texts_of(data, example)
     )
-    tokenizer = Tokenizer.train(config.kind, texts, config.vocab)
+    tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
     with TemporaryDirectory() as folder:
         store = prepare(data, "train", tokenizer, Path(folder))
         total = sum(len(column.tokens) for column in store.columns)
@@ -146,7 +153,7 @@ def tokens(
                 lost += tokenizer.decode(column[i].tolist()) != valid_unicode(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
         if data.kind != "texts":  # those are cut into blocks
-            report["over_max_len"] = int((lengths_of(store) + 1 > max_len).any(axis=1).sum())
+            report["over_max_len"] = int((lengths_of(store) > max_len).any(axis=1).sum())
         if sides(data) == 2:
             report |= batches(lengths_of(store), batch_tokens)
     return report
@@ -208,6 +215,9 @@ def warnings(report: dict[str, Any]) -> Iterable[str]:
         elif refused > 0.05 * tally["read"]:
             share = math.ceil(100 * refused / tally["read"])
             yield f"{share}% of {split} is refused: see the reasons"
+        for kind, count in facts.get("mixups", {}).items():
+            if count:
+                yield f"{count} pairs of {split} {MIXED_UP[kind]}"
         if places := facts.get("shifted"):
             yield (
                 f"{split} seems shifted by a line from about example {places[0]} on "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from limelight.errors import UserError, unknown
-from limelight.text.corpora import DataConfig
+from limelight.text.config import DataConfig
 
 
 @dataclass(frozen=True)

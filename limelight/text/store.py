@@ -24,10 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limelight.errors import UserError
-from limelight.text.corpora import DataConfig, Example, Tally, files_of, read_split, sides
+from limelight.text.config import DataConfig, files_of, parts_of, sides
+from limelight.text.corpora import read_split
+from limelight.text.hub import hub_splits
+from limelight.text.readers import Example, Tally
 from limelight.text.tokenizer import Tokenizer
 
-FORMAT = 1  # a store written by another version of this file has another name
+FORMAT = 2  # a store written by another version of this file has another name
 AT_ONCE = 4096  # examples that are tokenised together: enough for all cores, little memory
 
 
@@ -157,21 +160,24 @@ def write(
     dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"
     columns = sides(data)
     tally = Tally()
-    examples = read_split(data, split, tally)
     labels: list[str] = []
     writers = [ColumnWriter(folder, str(i), dtype) for i in range(columns)]
-    count = 0
-    for chunk in chunks(examples):
-        for i, writer in enumerate(writers):
-            writer.add(tokenizer.encode_many([example[i] for example in chunk]))
-        if data.kind == "labelled":
-            labels += [example[1] for example in chunk]
-        count += len(chunk)
-        progress(len(chunk))
+    counts = []
+    for part in parts_of(data, split) or (data,):  # read_split says what is wrong with none
+        before = tally.used
+        for chunk in chunks(read_split(part, split, tally)):
+            for i, writer in enumerate(writers):
+                tag = [tokenizer.tag(part.tag)] if part.tag and i == 0 else []
+                writer.add(tokenizer.encode_many([example[i] for example in chunk]), tag)
+            if data.kind == "labelled":
+                labels += [example[1] for example in chunk]
+            progress(len(chunk))
+        counts.append(tally.used - before)
     for writer in writers:
         writer.close()
     facts = {
-        "examples": count,
+        "examples": tally.used,
+        "parts": counts,
         "columns": columns,
         "dtype": dtype,
         "sizes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
@@ -193,8 +199,10 @@ class ColumnWriter:
         self.end = 0
         self.offsets.write(np.zeros(1, "<i8").tobytes())
 
-    def add(self, sequences: list[list[int]]) -> None:
-        """Write these behind the others."""
+    def add(self, sequences: list[list[int]], tag: list[int]) -> None:
+        """Write these behind the others, each with its tag in front if there is one."""
+        if tag:
+            sequences = [tag + sequence for sequence in sequences]
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         ends = self.end + np.cumsum(lengths)
         self.offsets.write(ends.astype("<i8").tobytes())
@@ -216,12 +224,23 @@ def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
 
 def key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
     """A name for exactly this content, read this way, by this tokenizer."""
-    settings = {k: v for k, v in asdict(data).items() if k not in ("train", "valid", "test")}
-    names = [Path(name) for name in files_of(data, split)]
-    files = [[name.suffixes, content_hash(name, stores)] for name in names]
-    part = split if data.toy or data.hold_out or data.tail else ""
-    made_of = [FORMAT, settings, part, files, tokenizer.hash]
+    parts = [content_of(part, split, stores) for part in parts_of(data, split)]
+    made_of = [FORMAT, data.kind, parts, tokenizer.hash]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def content_of(data: DataConfig, split: str, stores: Path) -> list[Any]:
+    """What the examples of one corpus depend on: its files' contents, and how they are read."""
+    elsewhere = ("train", "valid", "test", "corpora", "weight")
+    settings = {k: v for k, v in asdict(data).items() if k not in elsewhere}
+    names = [Path(name) for name in files_of(data, split)]
+    files: list[Any] = [[name.suffixes, content_hash(name, stores)] for name in names]
+    if data.hub:
+        files = [
+            hub_splits(data.hub)["train" if data.hold_out else split]._fingerprint
+        ]  # the library's own hash of the content
+    part = split if data.toy or data.hold_out or data.tail else ""
+    return [settings, part, files]
 
 
 def content_hash(path: Path, stores: Path) -> str:

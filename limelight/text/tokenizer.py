@@ -27,6 +27,7 @@ from limelight.settings import table
 Kind = Literal["bpe", "word", "char"]
 SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
+SMALLEST = len(SPECIAL) + len(ALPHABET)  # no vocabulary can be smaller
 
 
 def special(name: str) -> str:
@@ -39,7 +40,7 @@ class TokenizerConfig:
     """What kind of tokenizer is learned from the training text, and how large."""
 
     kind: Kind = "bpe"
-    vocab: Annotated[int, Field(ge=len(SPECIAL) + 256, le=2**24)] = 8000
+    vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000
 
 
 class Tokenizer:
@@ -119,6 +120,12 @@ class Tokenizer:
     def first(self) -> int:
         """The first id that stands for text: the special ones come before it."""
         return len(self.special)
+
+    def tag(self, name: str) -> int:
+        """The id of a tag."""
+        if name not in self.special:
+            raise UserError(f"this tokenizer has no tag {name!r}: it was learned without")
+        return self.special[name]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each id as a person can read it: text, a special name, or bytes of half a character."""

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from limelight.text.batches import Batches, Blocks, plan_epoch, round_up
-from limelight.text.corpora import DataConfig
+from limelight.text.batches import Batches, plan_epoch, round_up
+from limelight.text.config import DataConfig
+from limelight.text.examples import PairExamples
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer
 
@@ -21,9 +22,8 @@ def store(tmp_path_factory):
 
 
 def batches(store, **changes):
-    return Batches(
-        **{"store": store, "tokenizer": TOKENIZER, "batch_tokens": 160, "seed": 5, **changes}
-    )
+    examples = PairExamples(store, TOKENIZER)
+    return Batches(**{"examples": examples, "batch_tokens": 160, "seed": 5, **changes})
 
 
 def order(store, epoch, position=0, ranks=1, workers=0):
@@ -128,30 +128,37 @@ def test_one_that_exceeds_the_budget_gets_a_batch_of_its_own():
     assert sorted(map(len, plan)) == [1, 2]
 
 
+def test_weights_say_how_often_an_epoch_has_an_example():
+    lengths = np.full((4000, 2), 5)
+    weights = np.repeat([2.0, 0.25, 1.5, 1.0], 1000)
+    seen = np.zeros((2, 4000), int)
+    for epoch in range(2):
+        rows = np.concatenate(plan_epoch(lengths, 100, seed=0, epoch=epoch, weights=weights))
+        np.add.at(seen[epoch], rows, 1)
+    assert (seen[:, :1000] == 2).all()
+    assert (seen[:, 3000:] == 1).all()
+    assert set(seen[0, 1000:2000]) == {0, 1}
+    assert abs(seen[0, 1000:2000].mean() - 0.25) < 0.06
+    assert set(seen[0, 2000:3000]) == {1, 2}
+    assert abs(seen[0, 2000:3000].mean() - 1.5) < 0.06
+    assert (seen[0] != seen[1]).any()  # which ones is drawn anew
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_what_a_model_cannot_read_is_left_out_and_counted(store, rounded):
+    few = batches(store, longest=14, rounded=rounded)
+    long = {i for i in range(137) if (few.examples.lengths[i] > 14).any()}
+    assert few.too_long == len(long) > 0
+    seen = [i for batch in few.epoch(0) for i in batch.examples.tolist() if i >= 0]
+    assert sorted(seen) == sorted(set(range(137)) - long)
+    assert max(batch.source.size(1) for batch in few.epoch(0)) <= 14
+    assert batches(store).too_long == 0
+
+
 def test_a_store_is_sent_by_name_not_by_value(store):
     sent = pickle.dumps(store)
     assert len(sent) < 500
     assert pickle.loads(sent).columns[0][3].tolist() == store.columns[0][3].tolist()
-
-
-@pytest.mark.parametrize("length", [1, 3, 8, 64, 1000])
-def test_packed_blocks_are_the_texts_end_to_end(tmp_path, length):
-    (tmp_path / "t.txt").write_text("abc\na\nbcabca\n" * 9)
-    data = DataConfig(kind="texts", train=(str(tmp_path / "t.txt"),))
-    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
-    stream = [i for n in range(len(store)) for i in [*store.columns[0][n].tolist(), TOKENIZER.end]]
-    blocks = Blocks(store, TOKENIZER.end, length)
-    assert len(blocks) == (len(stream) - 1) // length
-    for i in range(len(blocks)):
-        assert blocks[i].tolist() == stream[i * length : i * length + length + 1]
-    assert len(stream) - 1 - len(blocks) * length < length  # less than a block is left over
-
-
-def test_no_texts_are_no_blocks(tmp_path):
-    (tmp_path / "t.txt").write_text("")
-    data = DataConfig(kind="texts", train=(str(tmp_path / "t.txt"),))
-    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
-    assert len(Blocks(store, TOKENIZER.end, 5)) == 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -5,10 +5,13 @@ import json
 import lzma
 from collections import Counter
 
+import datasets
 import pytest
 
 from limelight.errors import UserError
-from limelight.text.corpora import DataConfig, Tally, read_split
+from limelight.text.config import DataConfig
+from limelight.text.corpora import read_split
+from limelight.text.readers import Tally
 
 
 def read(data, split="train"):
@@ -211,3 +214,94 @@ def test_a_damaged_archive_is_said(tmp_path, ending):
     file.write_bytes(b"nonsense")
     with pytest.raises(UserError, match="is damaged"):
         read(DataConfig(train=(str(file),)))
+
+
+def test_columns_are_chosen_by_number_or_by_name(tmp_path):
+    tsv = write(tmp_path / "a.tsv", "id\ten\tde\n1\thi\thallo\n2\tbye\n")
+    for columns in (("en", "de"), ("2", "3")):
+        examples, tally = read(DataConfig(train=(tsv,), header=True, columns=columns))
+        assert examples == [("hi", "hallo")]
+        assert tally.refused == Counter({"header": 1, "too few columns": 1})
+    said = complaint(DataConfig(train=(tsv,), header=True, columns=("en", "fr")))
+    assert "has no column 'fr': its header names id, en, de" in said
+    assert "say header = true" in complaint(DataConfig(train=(tsv,), columns=("en", "de")))
+
+
+def test_json_keys_are_chosen_and_looked_up_inside(tmp_path):
+    lines = [{"pair": {"en": "hi", "de": "hallo"}, "pair.en": "over"}, {"pair": {"en": "hi"}}, 3]
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines)))
+    data = DataConfig(train=(path,), columns=("pair.de", "pair.en"))
+    examples, tally = read(data)
+    assert examples == [("hallo", "over")]  # a key that is there wins over one inside
+    assert tally.refused == Counter({"without pair.de and pair.en": 1, "not a JSON object": 1})
+    with pytest.raises(UserError, match="must name where to find source and target"):
+        DataConfig(columns=("text",))
+
+
+def test_the_other_direction_stays_in_the_same_split(tmp_path):
+    path = write(tmp_path / "a.tsv", "".join(f"left {i}\tright {i}\n" for i in range(500)))
+    there = DataConfig(train=(path,), hold_out=0.1)
+    back = DataConfig(train=(path,), hold_out=0.1, swap=True)
+    for split in ("train", "valid", "test"):
+        forward, _ = read(there, split)
+        assert read(back, split)[0] == [(b, a) for a, b in forward]
+
+
+def test_several_corpora_are_read_one_after_the_other(tmp_path):
+    a = DataConfig(train=(write(tmp_path / "a.tsv", "1\t2\n\t\n"),))
+    b = DataConfig(train=(write(tmp_path / "b.jsonl", '{"source": "3", "target": "4"}'),))
+    examples, tally = read(DataConfig(corpora=(a, b)))
+    assert examples == [("1", "2"), ("3", "4")]
+    assert tally.refused == Counter({"empty": 1})
+    valid = write(tmp_path / "v.tsv", "5\t6\n")
+    assert read(DataConfig(corpora=(a, b), valid=(valid,)), "valid")[0] == [("5", "6")]
+    assert "data.valid names no file" in complaint_of(DataConfig(corpora=(a, b)), "valid")
+
+
+def complaint_of(data, split):
+    with pytest.raises(UserError) as error:
+        read(data, split)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"corpora": (DataConfig(kind="texts"),)}, "of one kind"),
+        ({"corpora": (DataConfig(),), "train": ("a.tsv",)}, "leave those out"),
+        ({"corpora": (DataConfig(corpora=(DataConfig(),)),)}, "none of its own"),
+        ({"hub": "x", "name": "multi30k-en-de"}, "leave hub, "),
+        ({"hub": "x", "train": ("a.tsv",)}, "has its own files"),
+        ({"swap": True, "kind": "texts"}, "turns pairs around"),
+        ({"tag": "end"}, "must be of letters"),
+        ({"tag": "a⟩"}, "must be of letters"),
+    ],
+)
+def test_impossible_mixtures_are_refused(settings, said):
+    with pytest.raises(UserError) as error:
+        DataConfig(**settings)
+    assert said in str(error.value)
+
+
+def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
+    """The library reads a folder as it reads the hub; nothing is downloaded here."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    rows = [{"translation": {"en": "hi", "de": "hallo"}}, {"translation": {"en": "", "de": "x"}}]
+    for split in ("train", "validation"):
+        write(folder / f"{split}.jsonl", "\n".join(map(json.dumps, rows)))
+    data = DataConfig(hub=str(folder), columns=("translation.en", "translation.de"))
+    for split in ("train", "valid"):
+        examples, tally = read(data, split)
+        assert examples == [("hi", "hallo")]
+        assert tally.refused == Counter({"empty": 1})
+    assert "data.test names no file" in complaint_of(data, "test")
+    held = DataConfig(hub=str(folder), columns=data.columns, hold_out=0.3)
+    assert sum(len(read(held, split)[0]) for split in ("train", "valid", "test")) == 1
+    assert "the hub gave no dataset" in complaint(DataConfig(hub=str(tmp_path / "none")))
+
+
+def test_without_the_hubs_library_a_sentence_says_so(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    assert "pip install datasets" in complaint(DataConfig(hub="wmt14:de-en"))

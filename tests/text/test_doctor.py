@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from limelight.errors import UserError
-from limelight.text.corpora import DataConfig
+from limelight.text.config import DataConfig
 from limelight.text.doctor import check, plain, shifted
 from limelight.text.tokenizer import TokenizerConfig
 

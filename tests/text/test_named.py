@@ -9,8 +9,10 @@ import pytest
 from limelight.errors import UserError
 from limelight.recipe import load_recipe, recipe_names
 from limelight.text import named
-from limelight.text.corpora import DataConfig, Tally, read_split
+from limelight.text.config import DataConfig
+from limelight.text.corpora import read_split
 from limelight.text.named import NAMED, SHA256, resolve
+from limelight.text.readers import Tally
 
 
 @pytest.fixture

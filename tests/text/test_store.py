@@ -10,7 +10,9 @@ import pytest
 
 from limelight.errors import UserError
 from limelight.text import store as store_module
-from limelight.text.corpora import DataConfig, Tally, read_split
+from limelight.text.config import DataConfig
+from limelight.text.corpora import read_split
+from limelight.text.readers import Tally
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer
 

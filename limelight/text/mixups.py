@@ -1,0 +1,56 @@
+"""Which lines of a bilingual corpus are in the wrong language? The corpus itself knows.
+
+Three letters in a row are typical of the one side or of the other. What most lines say about them
+judges every single line; no model and no list of languages is needed. Two sides of one language, as
+in a dialogue, have nothing typical, and so nothing is suspected.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BUCKETS = 2**16  # that the trigrams are counted in; a few share one
+ENOUGH = 12  # trigrams: shorter lines (names, numbers) can be anything
+SURE = 0.7  # of the mean logarithm of the odds, for one language against the other
+
+
+@dataclass(frozen=True)
+class Mixups:
+    """How many pairs are not what they should be."""
+
+    copied: int  # the target is the source: not translated
+    swapped: int  # each side looks like the other's language
+    source: int  # only the source looks like the target's language
+    target: int  # only the target looks like the source's
+
+
+def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> Mixups:
+    """Read the pairs twice: first for what is typical of each side, then to judge each line."""
+    counts = np.ones((2, BUCKETS))  # no trigram is impossible
+    for pair in read():
+        for side in (0, 1):
+            np.add.at(counts[side], trigrams(pair[side]), 1)
+    odds = np.diff(np.log(counts / counts.sum(axis=1, keepdims=True)), axis=0)[0]
+    found = {"copied": 0, "swapped": 0, "source": 0, "target": 0}
+    for source, target in read():
+        wrong = (leans(source, odds) > SURE, leans(target, odds) < -SURE)
+        if source == target and len(source.split()) > 2:
+            found["copied"] += 1
+        elif any(wrong):
+            found["swapped" if all(wrong) else "source" if wrong[0] else "target"] += 1
+    return Mixups(**found)
+
+
+def leans(text: str, odds: NDArray[np.float64]) -> float:
+    """How much a text looks like the target's side (above 0) or the source's (below)."""
+    found = trigrams(text)
+    return float(odds[found].mean()) if len(found) >= ENOUGH else 0.0
+
+
+def trigrams(text: str) -> NDArray[np.int64]:
+    """The bucket of every three characters in a row, without regard to case."""
+    codes = np.frombuffer(f" {text.lower()} ".encode("utf-32-le", "replace"), "<u4")
+    codes = codes.astype(np.int64)
+    return (codes[:-2] * 1_000_003 + codes[1:-1] * 10_007 + codes[2:] * 101) % BUCKETS
