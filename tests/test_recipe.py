@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from limelight.cli import gather_changes
+from limelight.cli import gather_changes, main
 from limelight.errors import UserError
 from limelight.model import ModelConfig
 from limelight.recipe import (
@@ -187,6 +187,41 @@ def test_every_setting_refuses_what_it_cannot_be(key, field):
         assert len(str(error.value)) < 400
     with pytest.raises(UserError, match=f"no setting '{field.name}x'"):
         load_recipe("reverse", [f"{key}.{field.name}x=1"])
+
+
+def refused(capsys, monkeypatch, *arguments):
+    """What the command says on its way out; with exit code 2, and in a sentence."""
+    monkeypatch.setattr(sys, "argv", ["limelight", "info", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capsys.readouterr()
+    assert left.value.code == 2
+    assert said.out == ""
+    assert said.err.startswith("limelight: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize(("key", "field"), SETTINGS, ids=lambda x: getattr(x, "name", x))
+def test_every_setting_is_refused_with_exit_code_2(key, field, tmp_path, capsys, monkeypatch):
+    """Of a wrong type, out of range or misspelt; in a file and on the command line."""
+    text = field.type is str
+    numbers = not text and field.type is not bool and "tuple" not in str(field.type)
+    in_file = ["{a = 1}", *(["3"] if text else ["1979-05-27"]), *(["-1e30", "1e30"] * numbers)]
+    path = tmp_path / "mine.toml"
+    for value in in_file:
+        model = "[model]\n" + ("vocab = 300\n" if field.name != "vocab" else "")
+        table = model if key == "model" else f"{model}[{key}]\n"
+        path.write_text(f"{table}{field.name} = {value}\n")
+        said = refused(capsys, monkeypatch, str(path))
+        assert str(path) in said
+        assert field.name in said
+    for value in [*(["-1e30", "nan"] * numbers), *(["{a = 1}"] * (not text))]:
+        if get_origin(field.type) is not tuple:  # a list takes any text
+            said = refused(capsys, monkeypatch, "reverse", f"--{key}.{field.name}={value}")
+            assert field.name in said
+    said = refused(capsys, monkeypatch, "reverse", f"--{key}.{field.name}x", "1")
+    assert f"no setting '{field.name}x'" in said
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limelight.errors import UserError
-from limelight.text.config import DataConfig, files_of, parts_of, sides
+from limelight.text.config import DataConfig, files_of, hub_rows, parts_of, sides
 from limelight.text.corpora import read_split
-from limelight.text.hub import hub_splits
 from limelight.text.readers import Example, Tally
 from limelight.text.tokenizer import Tokenizer
 
@@ -236,9 +235,7 @@ def content_of(data: DataConfig, split: str, stores: Path) -> list[Any]:
     names = [Path(name) for name in files_of(data, split)]
     files: list[Any] = [[name.suffixes, content_hash(name, stores)] for name in names]
     if data.hub:
-        files = [
-            hub_splits(data.hub)["train" if data.hold_out else split]._fingerprint
-        ]  # the library's own hash of the content
+        files = [hub_rows(data, split)._fingerprint]  # the library's own hash of the content
     part = split if data.toy or data.hold_out or data.tail else ""
     return [settings, part, files]
 
