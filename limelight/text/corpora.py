@@ -32,6 +32,13 @@ END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
 
 
 @table
+class Corpus:
+    """One of several corpora that are learnt together."""
+
+    train: tuple[str, ...] = ()
+
+
+@table
 class DataConfig:
     """Where examples come from: files of one kind, or a toy that makes its own."""
 
@@ -40,6 +47,7 @@ class DataConfig:
     train: tuple[str, ...] = ()  # pairs: two parallel files, or one .tsv or .jsonl; else one file
     valid: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
+    corpora: tuple[Corpus, ...] = ()  # instead of train: several of its kind
     toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
