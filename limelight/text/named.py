@@ -1,155 +1,315 @@
-"""Public corpora by name, found under the folder that LIMELIGHT_DATA names.
+"""Public corpora by name: found where you keep them, or downloaded once; proved either way.
 
-The hashes are of the files as they lay before us; a file that differs is refused, because a score
-on another text is another score. None of these texts comes with the package: mind their licences.
+A file is known by the SHA-256 of its content, packed or not: a score on another text is another
+score. None of these texts comes with the package: mind their licences.
 """
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from hashlib import file_digest
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from limelight.errors import UserError, unknown
 from limelight.text.config import DataConfig
+from limelight.text.fetch import extract, fetch
+from limelight.text.readers import PACKED, raw_lines
 
 
 @dataclass(frozen=True)
 class Named:
-    """Where a corpus lies, what its files are, and under which terms."""
+    """What the files of a corpus are, where they come from, and under which terms."""
 
     licence: str
-    train: tuple[str, ...]
+    origin: str
+    parts: tuple[tuple[str, ...], ...]  # to train on, each as `DataConfig.train` has it
     valid: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)  # how the files are to be read
 
 
+@dataclass(frozen=True)
+class Source:
+    """An address that gives a file, alone or as a member of a .zip or .tgz archive."""
+
+    url: str
+    member: str = ""
+    tried: bool = False  # whether somebody has seen it give this very file
+
+
+def in_both(stem: str, source: str, target: str) -> tuple[str, str]:
+    """Two parallel files, which differ in the language at their end."""
+    return f"{stem}.{source}", f"{stem}.{target}"
+
+
 def multi30k(source: str, target: str) -> Named:
     """Image captions, one direction of three languages."""
     train, valid, test = (
-        tuple(f"multi30k/{split}.{language}.gz" for language in (source, target))
+        in_both(f"multi30k/{split}", source, target)
         for split in ("train", "val", "test_2016_flickr")
     )
-    return Named("research use; cite Elliott et al. 2016", train, valid, test)
+    licence = "research use; cite Elliott et al. 2016"
+    return Named(licence, "github.com/multi30k/dataset", (train,), valid, test)
+
+
+def tatoeba(language: str, date: str) -> Named:
+    """Everyday sentences from English."""
+    return Named(
+        "CC BY 2.0 FR: tatoeba.org, manythings.org/anki",
+        f"manythings.org/anki as of {date}; what lies there now is another corpus",
+        ((f"tatoeba/anki.en-{language}.tsv",),),
+        settings={"hold_out": 0.02},
+    )
 
 
 NAMED = {
     "multi30k-en-de": multi30k("en", "de"),
     "multi30k-de-en": multi30k("de", "en"),
     "multi30k-en-fr": multi30k("en", "fr"),
-    "tatoeba-en-de": Named(
-        "CC BY 2.0 FR: tatoeba.org, manythings.org/anki",
-        ("tatoeba/anki.en-de.tsv.xz",),
-        settings={"hold_out": 0.02},
+    "wmt14-en-de": Named(
+        "research use; see statmt.org/wmt14",
+        "statmt.org; newstest2014 as text from a bucket of TensorFlow's",
+        (
+            in_both("wmt/europarl-v7.de-en", "en", "de"),
+            in_both("wmt/commoncrawl.de-en", "en", "de"),
+            in_both("wmt/news-commentary-v9.de-en", "en", "de"),
+        ),
+        in_both("wmt/newstest2013", "en", "de"),
+        in_both("wmt/newstest2014", "en", "de"),
     ),
-    "tatoeba-en-fr": Named(
-        "CC BY 2.0 FR: tatoeba.org, manythings.org/anki",
-        ("tatoeba/anki.en-fr.tsv.xz",),
-        settings={"hold_out": 0.02},
-    ),
+    "tatoeba-en-de": tatoeba("de", "2018-05-13"),
+    "tatoeba-en-fr": tatoeba("fr", "2019-04-08"),
     "stories": Named(
         "public domain in the USA (Project Gutenberg)",
-        ("prose/stories-train.txt.xz",),
-        ("prose/stories-valid.txt.xz",),
+        "173 books from github.com/GITenberg, put together and cleaned",
+        (("prose/stories-train.txt",),),
+        ("prose/stories-valid.txt",),
         settings={"kind": "texts", "separator": "<|endoftext|>", "longest": 2**24},
     ),
     "tinyshakespeare": Named(
         "public domain",
-        ("prose/tinyshakespeare.txt.xz",),
+        "github.com/karpathy/char-rnn",
+        (("prose/tinyshakespeare.txt",),),
         settings={"kind": "texts", "tail": 0.1, "longest": 2**24},
     ),
     "sst2": Named(
         "research use; cite Socher et al. 2013",
-        ("classify/sst2.train.tsv.xz",),
-        ("classify/sst2.dev.tsv.xz",),
+        "github.com/forest-snow/alps, 60,614 of the 67,349 training lines that GLUE has",
+        (("classify/sst2.train.tsv",),),
+        ("classify/sst2.dev.tsv",),
         settings={"kind": "labelled", "header": True},
     ),
     "dailydialog": Named(
         "CC BY-NC-SA 4.0, non-commercial",
-        ("dialogue/dailydialog.train.txt.xz",),
-        ("dialogue/dailydialog.validation.txt.xz",),
+        "github.com/Ls-Dai, data of a project there; other copies are in other forms",
+        (("dialogue/dailydialog.train.txt",),),
+        ("dialogue/dailydialog.validation.txt",),
         settings={"kind": "dialogues"},
     ),
     "synthetic-persona-chat": Named(
         "CC BY 4.0",
-        ("dialogue/synthetic-persona-chat.valid.jsonl.xz",),
+        "github.com/google-research-datasets/Synthetic-Persona-Chat, turned into JSON lines",
+        (("dialogue/synthetic-persona-chat.valid.jsonl",),),
         settings={"kind": "dialogues", "hold_out": 0.05},
     ),
 }
 
-SHA256 = {
-    "multi30k/train.en.gz": "e1d89f49b9f003db6bb35c24382eb56531fec4e3840cb704cf36f0c0e192b62d",
-    "multi30k/train.de.gz": "d71259ddb13479e1c9cac315c123493b7e97d2c996465b76d885a80a9e8daccd",
-    "multi30k/train.fr.gz": "41e4a42abcf242f69c88814fe0f8df106d877f0b07482c841f6063e3ed739039",
-    "multi30k/val.en.gz": "0a9a01b4fd231cafeebea18983300016112dc919d3b26c5c74f6d6f388936aeb",
-    "multi30k/val.de.gz": "c7c5fd8dde71846406de776f1c342f0c1e95e1c375e3bea7d52a77faec72e965",
-    "multi30k/val.fr.gz": "9ccb4038b407530093f76c4aa5e955842303e96b0bdef3c626a0c8320d450f36",
-    "multi30k/test_2016_flickr.en.gz": (
-        "4f32cb8118b90cd5189d141e34791f70c245315e17065ecf9b2af6ab57e747cf"
+SHA256 = {  # of the unpacked content, of every file of which a copy has been in hand
+    "multi30k/train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+    "multi30k/train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+    "multi30k/train.fr": "5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d",
+    "multi30k/val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+    "multi30k/val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+    "multi30k/val.fr": "5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc",
+    "multi30k/test_2016_flickr.en": (
+        "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182"
     ),
-    "multi30k/test_2016_flickr.de.gz": (
-        "d9747e9ef1c1bf36bf4a0e43c0d0fba58cc55d6b2b8e388cc863cba02b043fea"
+    "multi30k/test_2016_flickr.de": (
+        "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16"
     ),
-    "multi30k/test_2016_flickr.fr.gz": (
-        "aaa466eae473f1807a1b4a1683e18b6bba1234aee4ebf70e04bbc11d1e87d2be"
+    "multi30k/test_2016_flickr.fr": (
+        "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6"
     ),
-    "tatoeba/anki.en-de.tsv.xz": "aa6815002b155d14315ac44d6fdc90a8741e31f57a683febb6e718e0d840b10e",
-    "tatoeba/anki.en-fr.tsv.xz": "62a66fa85205362f1043ec23087cdaca244e67c5fb82354c7e4d2d25d04ac664",
-    "prose/stories-train.txt.xz": (
-        "2e4eae62ccae6051672e52ba5a0d5449260fe3ce5e8ce6b5bc95d23cee4efbaa"
+    "wmt/newstest2013.en": "ace268a1d9724ca76f6d8e5c720ffdc08f01bdce45630ed8b269dc7918e1c16e",
+    "wmt/newstest2013.de": "d7ea35ab91ff3709e03ad9cb6bf5b4f2cc775cd2d72efd5254c4aec5e69663ca",
+    "wmt/newstest2014.en": "7294bccf2879a97b3706b95c9595f1459617a8ee7130d5d8581c910e69736971",
+    "wmt/newstest2014.de": "ae5d110486bc33d7175e9e28c7d0051eb3e5fcd2166dd93371089852c091a20e",
+    "tatoeba/anki.en-de.tsv": "a79c90b3cd3102decffa49cc00fb6f20023974f2ae5c4782515bebe133fcc07b",
+    "tatoeba/anki.en-fr.tsv": "0bb85dbaa1c896844649094d7eaf2e34bee34e84fe362b26ce7e8f2e12aae104",
+    "prose/stories-train.txt": "d93f3c0644d29a82e26e32e961defeb046cf89bad0c224a3784e55f6d53cb358",
+    "prose/stories-valid.txt": "66f0442bddd07372dffb8a7f55f05cb4e46087e19c283aa2d4c8e7ba59df9662",
+    "prose/tinyshakespeare.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    "classify/sst2.train.tsv": "920e317b2c52e12cd22db1da2c6708312bd7dc4f3712b9bbf1b50ee6c2c792ba",
+    "classify/sst2.dev.tsv": "54a9c12c77e402fc14d6a66a506f24d999f596b0176eb777c972cccc2f9cc4b0",
+    "dialogue/dailydialog.train.txt": (
+        "71633bd5fdb0b09dd82215b131b56432cf7329a0fe50bc8adec168713d350d1a"
     ),
-    "prose/stories-valid.txt.xz": (
-        "826d52d8b03404f53c9631e1e3133da8d3eca2b4680f0ddb0282681824496ae3"
+    "dialogue/dailydialog.validation.txt": (
+        "2ad64701fe3a4449e7a6ee7cdc6c2a71c80f77b8a34f708ac0532395f499081c"
     ),
-    "prose/tinyshakespeare.txt.xz": (
-        "21b40ccf4999c004256d116655824719001352dbc22636354d9cd0c645d03a4a"
+    "dialogue/synthetic-persona-chat.valid.jsonl": (
+        "142cccd697652e04aa44cd91df71a636779e97bcb31111881077c1bebe499a04"
     ),
-    "classify/sst2.train.tsv.xz": (
-        "cee06de1abd189a137391b91c0644cd1c06bdd84edc62442fb804d6d06450ba8"
-    ),
-    "classify/sst2.dev.tsv.xz": "10259db6f6ebc89c4872544e51d2406e30362b6a231e535f30e801a1ce7ef072",
-    "dialogue/dailydialog.train.txt.xz": (
-        "78cb6e97abf4bfbe7208b86bf17a99e22e71d89e0c2f181f242d9db016df3c1c"
-    ),
-    "dialogue/dailydialog.validation.txt.xz": (
-        "89f02518e19ccca8d1bbdbde17385060090552aedd5506ed83ca72c621620ceb"
-    ),
-    "dialogue/synthetic-persona-chat.valid.jsonl.xz": (
-        "4d9671d8cebb2978bba85ef04d251ff44654a2bbddc5f41316cfec6a4ae90982"
-    ),
+}
+
+LINES = {  # as `wc -l` counts them, where others tell it and no copy has been in hand
+    **dict.fromkeys(in_both("wmt/europarl-v7.de-en", "en", "de"), 1_920_209),
+    **dict.fromkeys(in_both("wmt/commoncrawl.de-en", "en", "de"), 2_399_123),
+    **dict.fromkeys(in_both("wmt/news-commentary-v9.de-en", "en", "de"), 201_288),
+}
+
+GITHUB = "https://raw.githubusercontent.com"
+MULTI30K = f"{GITHUB}/multi30k/dataset/master/data/task1/raw"
+CHAR_RNN = f"{GITHUB}/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
+STATMT = "https://www.statmt.org"
+NEWSTEST2014 = (
+    "https://storage.googleapis.com/tf-perf-public/official_transformer/test_data/newstest2014.tgz"
+)
+
+SOURCES = {
+    "prose/tinyshakespeare.txt": Source(f"{CHAR_RNN}/data/tinyshakespeare/input.txt"),
+    **{
+        f"multi30k/{split}.{language}": Source(f"{MULTI30K}/{split}.{language}.gz")
+        for split in ("train", "val", "test_2016_flickr")
+        for language in ("en", "de", "fr")
+    },
+    **{
+        f"wmt/{Path(stem).name}.{language}": Source(url, f"{stem}.{language}")
+        for url, stem in (
+            (f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"),
+            (f"{STATMT}/wmt13/training-parallel-commoncrawl.tgz", "commoncrawl.de-en"),
+            (f"{STATMT}/wmt14/training-parallel-nc-v9.tgz", "training/news-commentary-v9.de-en"),
+            (f"{STATMT}/wmt14/dev.tgz", "dev/newstest2013"),
+            (NEWSTEST2014, "newstest2014"),
+        )
+        for language in ("en", "de")
+    },
 }
 
 
 def resolve(data: DataConfig) -> DataConfig:
     """The same with real files in place of a name."""
+    if data.corpora:
+        each = [resolve(corpus) for corpus in data.corpora]
+        return replace(data, corpora=tuple(part for one in each for part in one.corpora or (one,)))
     if not data.name:
         return data
     if data.name not in NAMED:
         raise unknown("corpus", data.name, NAMED)
     corpus = NAMED[data.name]
-    splits = {
-        split: tuple(str(find(data.name, corpus, file)) for file in getattr(corpus, split))
-        for split in ("train", "valid", "test")
-    }
+
+    def found(files: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(find(data.name, file)) for file in files)
+
+    # What is small comes first: if it is not to be had, nobody waits for what is large.
+    splits: dict[str, Any] = {"valid": found(corpus.valid), "test": found(corpus.test)}
+    parts = tuple(map(found, corpus.parts))
     defaults = DataConfig()
     ours = {k: v for k, v in corpus.settings.items() if getattr(data, k) == getattr(defaults, k)}
-    return replace(data, **{**ours, **splits, "name": ""})
+    data = replace(data, **ours, name="")
+    if len(parts) == 1:
+        return replace(data, train=parts[0], **splits)
+    corpora = tuple(replace(data, train=part) for part in parts)
+    return replace(data, corpora=corpora, **splits)
 
 
-def find(name: str, corpus: Named, file: str) -> Path:
-    """A file of a corpus, proved to be the one we mean."""
-    root = os.environ.get("LIMELIGHT_DATA")
-    path = Path(root or ".") / file
-    if root is None or not path.is_file():
-        place = "is not set" if root is None else f"is {root}, which has no such file"
+def find(name: str, file: str) -> Path:
+    """A file of a corpus, proved to be the one we mean: your own, or the one downloaded."""
+    own = os.environ.get("LIMELIGHT_DATA")
+    for root in [Path(own), downloads()] if own else [downloads()]:
+        for ending in ("", *PACKED):
+            path = root / f"{file}{ending}"
+            if path.is_file():
+                prove(path, file, root)
+                return path
+    needs = (
+        f"the corpus {name} ({NAMED[name].licence}) needs {file}, which is neither under "
+        f"LIMELIGHT_DATA ({own or 'not set'}) nor under {downloads()}"
+    )
+    source = SOURCES.get(file)
+    if source is None:
         raise UserError(
-            f"the corpus {name} ({corpus.licence}) needs {file} under the folder that the "
-            f"environment variable LIMELIGHT_DATA names; it {place}"
+            f"{needs}; there is no address to download it from. It comes from {NAMED[name].origin}"
         )
-    with path.open("rb") as content:
-        digest = file_digest(content, "sha256").hexdigest()
-    if digest != SHA256[file]:
-        raise UserError(f"{path} is not the file we know (SHA-256 {digest}, not {SHA256[file]})")
-    return path
+    try:
+        return download(file, source)
+    except UserError as error:
+        address = "its address" if source.tried else "an address that nobody has tried yet"
+        raise UserError(f"{needs}; the download from {address} failed: {error}") from error
+
+
+def cache() -> Path:
+    """The folder for what can be had again."""
+    ours = os.environ.get("LIMELIGHT_CACHE")
+    general = os.environ.get("XDG_CACHE_HOME")
+    return Path(ours) if ours else Path(general or Path.home() / ".cache") / "limelight"
+
+
+def downloads() -> Path:
+    """Where downloaded files lie, under the same names as under LIMELIGHT_DATA."""
+    return cache() / "data"
+
+
+def download(file: str, source: Source) -> Path:
+    """Bring a file here, and with it all others from the same archive; each is proved first."""
+    if not source.member:
+        ending = Path(source.url).suffix
+        path = downloads() / (f"{file}{ending}" if ending in PACKED else file)
+        fetch(source.url, path, partial(accept, file=file))
+        return path
+    archive = cache() / "archives" / source.url.partition("://")[2]
+    fetch(source.url, archive)
+    for other, its in SOURCES.items():
+        if its.url == source.url:
+            extract(archive, its.member, downloads() / other, partial(accept, file=other))
+    archive.unlink(missing_ok=True)
+    return downloads() / file
+
+
+def accept(path: Path, file: str) -> None:
+    """Prove what has come, and of a file that was never in hand remember for good what it was."""
+    digest = prove(path, file, downloads())
+    if file not in SHA256:
+        write_note(downloads() / f"{file}.sha256", f"{digest}  {Path(file).name}\n")
+
+
+def prove(path: Path, file: str, root: Path) -> str:
+    """The SHA-256 of a file's content, which must be the one we know or the one noted beside it."""
+    digest, lines = content(path)
+    note = root / f"{file}.sha256"
+    known, told = SHA256.get(file, digest), ""
+    if file not in SHA256 and note.is_file():
+        known, told = note.read_text("utf-8").partition(" ")[0], f" as {note} says"
+    if digest != known:
+        raise UserError(f"{path} is not the file we know (SHA-256 {digest}, not {known}{told})")
+    if lines != LINES.get(file, lines):
+        raise UserError(f"{path} has {lines:,} lines, not the {LINES[file]:,} it is known for")
+    return digest
+
+
+def content(path: Path) -> tuple[str, int]:
+    """SHA-256 and lines of a file, unpacked; what has not changed since is not read again."""
+    stat = path.stat()  # the inode and not the name: a download is read before it has its name
+    seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {path.suffix}"
+    note = cache() / "hashes" / sha256(seen.encode()).hexdigest()
+    with suppress(OSError, ValueError):
+        known, count = note.read_text("ascii").split()
+        return known, int(count)
+    digest, lines = sha256(), 0
+    for line in raw_lines(path):
+        digest.update(line)
+        lines += line.endswith(b"\n")
+    with suppress(OSError):  # a folder that cannot be written to only costs the reading
+        write_note(note, f"{digest.hexdigest()} {lines}")
+    return digest.hexdigest(), lines
+
+
+def write_note(note: Path, text: str) -> None:
+    """Write a small file so that nobody ever sees half of it."""
+    note.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = note.with_name(f"{note.name}.{os.getpid()}")
+    unfinished.write_text(text, "utf-8")
+    unfinished.replace(note)

@@ -164,8 +164,10 @@ def test_the_command():
         (["multi30k-en-de"], "LIMELIGHT_DATA"),
     ],
 )
-def test_mistakes_are_answered_with_a_sentence(arguments, sentence, monkeypatch):
+def test_mistakes_are_answered_with_a_sentence(arguments, sentence, monkeypatch, tmp_path):
     monkeypatch.delenv("LIMELIGHT_DATA", raising=False)
+    monkeypatch.setenv("LIMELIGHT_CACHE", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody listens
     done = run(*arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
