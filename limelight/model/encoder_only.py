@@ -20,8 +20,12 @@ class MaskedTokenHead(nn.Module):
         self.norm = make_norm(config)
         self.classifier = Classifier(config.vocab, config.d_model, bias=True)
 
+    def prepare(self, states: Tensor) -> Tensor:
+        """States as the classifier wants them."""
+        return self.norm(self.activate(self.inner(states)))
+
     def forward(self, states: Tensor) -> Tensor:
-        return self.classifier(self.norm(self.activate(self.inner(states))))
+        return self.classifier(self.prepare(states))
 
 
 class TextHead(nn.Module):

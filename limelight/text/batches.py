@@ -94,6 +94,10 @@ class Batches:
         """How many examples are left out because the model could not read them."""
         return int((self.examples.lengths > (self.longest or np.inf)).any(axis=1).sum())
 
+    def any(self) -> Batch:
+        """Some batch, for a process that has none in its turn."""
+        return EpochPlan(self, 0, self.plan(0))[0]
+
     def plan(self, epoch: int) -> list[Rows]:
         """All batches of an epoch, for all processes, as lists of examples."""
         return plan_epoch(

@@ -29,12 +29,24 @@ class TrainConfig:
     clip: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0  # of the norm; 0: none
     label_smoothing: Fraction = 0.1
 
-    average: Count = 5  # the last checkpoints, averaged at the end; 0: none
+    average: Annotated[int, Field(ge=0, le=1000)] = 5  # the last checkpoints, averaged; 0: none
+    ema: Fraction = 0.0  # a running average of the weights, this much of it kept each step; 0: none
     checkpoint_every: Steps = 1000
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2  # checkpoints, besides those to be averaged
     validate_every: Steps = 1000
+    patience: Count = 0  # validations without improvement before stopping; 0: never
+    metric: str = "loss"  # that shall improve: loss, perplexity, accuracy, or the task's own
+    log_every: Steps = 10
 
     mask_rate: Fraction = 0.15  # encoder-only: of all tokens, asked for
     whole_words: bool = False  # encoder-only: hide words and not pieces
+    freeze: tuple[str, ...] = ()  # parts that stay as they are, as "encoder" or "source.tokens"
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
+    compile: bool = False  # costs a minute at the start
+    shard: bool = False  # many devices: share the weights out too, for models that fit on none
+    workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that make batches
 
     def __post_init__(self) -> None:
         if self.warmup >= self.steps and self.schedule in ("cosine", "linear", "wsd"):

@@ -1,0 +1,140 @@
+"""What must survive: all that the rest of a training depends on, and nothing else.
+
+Dropout is not in it: every step draws from a seed made of the run's seed, the step and the rank.
+Nor is the learning rate, a function of the step. What remains are tensors (weights, Adam's
+averages, the running average of weights) and a few numbers.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from limelight.errors import UserError
+from limelight.train.workers import assign, whole
+
+WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+
+
+@dataclass
+class State:
+    """Where a training stands."""
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0  # in the plan of the epoch
+    tokens: int = 0  # learned from so far
+    skipped: int = 0  # steps in a row that were not finite
+    validated: int = 0  # the last step after which the model was validated
+    best: float = math.inf  # of the metric, lower is better
+    best_step: int = 0
+    tired: int = 0  # validations since then
+    stopped: bool = False  # early, because nothing improved any more
+    window: list[float] = field(default_factory=lambda: [0.0] * 4)  # scores since the last log line
+
+
+class NotFiniteError(Exception):
+    """A tensor that must not be saved."""
+
+
+def gather(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """All tensors by name, whole and on the CPU: the weights, and what the optimizer keeps."""
+    weights, kept = {}, {}
+    for name, parameter in model.named_parameters():
+        weights[name] = whole(parameter.detach()).cpu().contiguous()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            kept[f"{key}.{name}"] = whole(value.detach()).cpu().contiguous()
+        if name in average:
+            kept[f"ema.{name}"] = whole(average[name]).cpu().contiguous()
+    return weights, kept
+
+
+def write(folder: Path, weights: dict[str, Tensor], kept: dict[str, Tensor], state: State) -> None:
+    """The files of a checkpoint. A number that is none is never written."""
+    for name, tensor in (*weights.items(), *kept.items()):
+        if not torch.isfinite(tensor).all():
+            raise NotFiniteError(f"{name} has numbers that are not finite: it is not saved")
+    save_file(weights, folder / WEIGHTS)
+    save_file(kept, folder / OPTIMIZER)
+    (folder / STATE).write_text(json.dumps(asdict(state), indent=1), "utf-8")
+
+
+def restore(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: dict[str, Tensor],
+) -> State:
+    """Put everything back as it was."""
+    weights, kept = read_tensors(folder / WEIGHTS), read_tensors(folder / OPTIMIZER)
+    fill(model, weights)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        held = optimizer.state[parameter]
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            saved = kept[f"{key}.{name}"]
+            if key == "step":
+                held[key] = saved.to(parameter.device)
+            else:
+                held[key] = torch.zeros_like(parameter)
+                assign(held[key], saved)
+        if name in average:
+            assign(average[name], kept[f"ema.{name}"])
+    return read_state(folder / STATE)
+
+
+def read_state(path: Path) -> State:
+    """The numbers of a checkpoint; unknown or missing ones are refused."""
+    try:
+        told: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if set(told) != {f.name for f in fields(State)}:
+            raise ValueError("it has other entries than it should")
+        return State(**told)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors from a file of safetensors, which is data and never code."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a model these weights; names and shapes must be the same on both sides."""
+    parameters = dict(model.named_parameters())
+    missing = sorted(parameters.keys() ^ weights.keys())
+    if missing:
+        side = "the model" if missing[0] in parameters else "the file"
+        raise UserError(f"only {side} has {missing[0]}: these weights are of another model")
+    for name, parameter in parameters.items():
+        if parameter.shape != weights[name].shape:
+            raise UserError(
+                f"{name} is {tuple(parameter.shape)} in the model and "
+                f"{tuple(weights[name].shape)} in the file"
+            )
+        assign(parameter, weights[name])
+
+
+def average_of(folders: Iterable[Path]) -> dict[str, Tensor]:
+    """The mean of the weights of several checkpoints (section 6.1)."""
+    total: dict[str, Tensor] = {}
+    count = 0
+    for folder in folders:
+        for name, tensor in read_tensors(folder / WEIGHTS).items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+        count += 1
+    kinds = {name: tensor.dtype for name, tensor in read_tensors(folder / WEIGHTS).items()}
+    return {name: (tensor / count).to(kinds[name]) for name, tensor in total.items()}

@@ -1,0 +1,76 @@
+"""Where training happens, and in how many bits."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import torch
+
+from limelight.errors import UserError
+from limelight.train.config import TrainConfig
+
+PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
+
+
+def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device asked for, or the best there is: CUDA, Apple's MPS, or else the CPU."""
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    name = next(n for n, here in there.items() if here) if wanted == "auto" else wanted
+    if not there[name]:
+        raise UserError(f"device={name!r} is not there: this machine has only the CPU for torch")
+    return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
+
+
+def describe(device: torch.device) -> str:
+    """A device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = torch.get_num_threads()
+    return f"CPU, {cores} threads" if device.type == "cpu" else "Apple GPU (MPS)"
+
+
+def choose_precision(config: TrainConfig, device: torch.device) -> str:
+    """float32, or bfloat16 where the device is made for it; never the one that kills a CPU."""
+    if config.precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if fast else "float32"
+    if config.precision == "bfloat16" and device.type == "cpu" and not survives_bfloat16():
+        raise UserError(
+            "precision='bfloat16' kills the process on this CPU: it announces instructions that it "
+            "does not have. Set the environment variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, "
+            "or choose float32"
+        )
+    if config.precision == "float64" and device.type == "mps":
+        raise UserError("precision='float64' is not to be had on Apple's MPS: choose float32")
+    return config.precision
+
+
+def survives_bfloat16() -> bool:
+    """Whether a matrix product in bfloat16 can be computed here; tried where dying does no harm."""
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes that training has taken at most so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is how a device says that it has no more room; CPUs say it in words."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def local_rank() -> int:
+    """Which of this machine's processes this is, as `torchrun` says."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

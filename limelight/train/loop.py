@@ -1,0 +1,420 @@
+"""The loop: batches in, better weights out, and nothing lost when it is interrupted.
+
+`fit` is the whole of it. A step is a function of the weights, of Adam's averages, of the place in
+the data and of the number of the step; all of these are in every checkpoint, so a run that resumes
+from one does what it would have done.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limelight.errors import UserError
+from limelight.run.commit import check_room, commit, newest, numbered, prune
+from limelight.run.folder import RunFolder
+from limelight.run.log import Log, cut_log
+from limelight.text.batches import Batches
+from limelight.text.examples import Batch
+from limelight.train.checkpoint import (
+    WEIGHTS,
+    NotFiniteError,
+    State,
+    average_of,
+    gather,
+    restore,
+    write,
+)
+from limelight.train.config import TrainConfig
+from limelight.train.device import is_out_of_memory, peak_memory
+from limelight.train.loss import Score
+from limelight.train.objective import Learner, to_device
+from limelight.train.optimizer import gradient_norm, make_optimizer, scale_gradients, set_rate
+from limelight.train.report import Report
+from limelight.train.schedule import learning_rate
+from limelight.train.workers import Workers, gathering, spread
+
+PATIENCE_WITH_NAN = 3  # steps in a row that may be skipped
+Metrics = Callable[[nn.Module], dict[str, float]]
+Samples = Callable[[nn.Module], list[str]]
+
+
+class FailedError(Exception):
+    """Training cannot go on; why, in a sentence."""
+
+
+@dataclass
+class Trainer:
+    """All that takes part in a training."""
+
+    learner: Learner
+    batches: Batches
+    config: TrainConfig
+    run: RunFolder
+    workers: Workers
+    report: Report
+    valid: Batches | None = None
+    metrics: Metrics = lambda _: {}  # the task's own, on top of loss and accuracy
+    samples: Samples = lambda _: []
+    d_model: int = 1
+    precision: str = "float32"
+    state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        learner: nn.Module = self.learner
+        kind = torch.float64 if self.precision == "float64" else torch.float32
+        self.learner.to(self.workers.device, kind)
+        self.module = spread(learner, self.workers, self.config)
+        if self.config.compile:
+            self.module = torch.compile(self.module)
+        self.optimizer = make_optimizer(self.learner.model, self.config)
+        named = self.learner.model.named_parameters()
+        self.average = {n: p.detach().clone() for n, p in named} if self.config.ema else {}
+        self.learned = [p for p in self.learner.parameters() if p.requires_grad]
+
+
+def fit(trainer: Trainer) -> str:
+    """Train until the last step, or until it is interrupted: says which."""
+    config, state = trainer.config, trainer.state
+    resume(trainer)
+    log = Log(trainer.run.log) if trainer.workers.first else None
+    stream = batches_from(trainer.batches, state)
+    clock = Clock()
+    trainer.report.begin(state.step, config.steps)
+    try:
+        with interruption() as interrupted:
+            while True:
+                if due(config.validate_every, state, config) and state.validated < state.step:
+                    validate(trainer, log, clock, interrupted)
+                done = state.step >= config.steps or state.stopped
+                stop = trainer.workers.agree(bool(interrupted))
+                if done or stop or due(config.checkpoint_every, state, config):
+                    save(trainer, log, must=done or stop)
+                if done or stop:
+                    break
+                turn = list(islice(stream, config.accumulate))
+                entry = take_step(trainer, turn)
+                log_step(trainer, log, clock, entry, turn)
+    finally:
+        trainer.report.end()
+        if log is not None:
+            log.close()
+    if not done:
+        return "interrupted"
+    finish(trainer)
+    return "done"
+
+
+def resume(trainer: Trainer) -> None:
+    """Go on from the newest whole checkpoint, if there is any."""
+    folder, passed_over = newest(trainer.run.checkpoints)
+    for sentence in passed_over:
+        trainer.report.warn(sentence)
+    if folder is not None:
+        restored = restore(
+            folder, trainer.learner.model, trainer.optimizer, trainer.average
+        )
+        vars(trainer.state).update(vars(restored))
+        trainer.report.say(f"resuming from step {trainer.state.step}")
+    if trainer.workers.first:
+        cut_log(trainer.run.log, trainer.state.step)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A batch, or None where this process has nothing to do, and the place in the data after it."""
+
+    batch: Batch | None
+    epoch: int
+    position: int
+
+
+def batches_from(batches: Batches, state: State) -> Iterator[Turn]:
+    """Batches without end, from where the training stands."""
+    epoch, position = state.epoch, state.position
+    while True:
+        for batch in batches.epoch(epoch, position):
+            position += batches.ranks
+            yield Turn(batch, epoch, position)
+        if position == 0:
+            raise UserError("there is nothing to train on: no example fits the model")
+        epoch, position = epoch + 1, 0
+
+
+def due(every: int, state: State, config: TrainConfig) -> bool:
+    """Whether something that happens every so many steps happens now; at the end it does."""
+    return state.step > 0 and (state.step % every == 0 or state.step >= config.steps)
+
+
+def take_step(trainer: Trainer, turn: list[Turn]) -> dict[str, Any]:
+    """One step of the optimizer: the gradients of all batches of all processes, added up.
+
+    The loss of every token counts the same, so the sum is divided once, by all tokens. A step whose
+    loss or gradient is not finite changes nothing but the count.
+    """
+    config, state, workers = trainer.config, trainer.state, trainer.workers
+    state.step += 1
+    rate = learning_rate(config, trainer.d_model, state.step)
+    set_rate(trainer.optimizer, rate)
+    trainer.module.train()
+    sums = torch.zeros(4, device=workers.device, dtype=torch.float64)
+    for i, part in enumerate(turn):
+        seed_dropout(config.seed, state.step, i * workers.ranks + workers.rank)
+        with gathering(trainer.module, last=i == len(turn) - 1):
+            score = learn_from(trainer, part.batch)
+        sums += torch.stack([value.detach().double() for value in score])
+    loss, surprise, right, count = workers.sum(sums).tolist()
+    norm = float(gradient_norm(trainer.learned)) * workers.ranks / max(count, 1)
+    finite = math.isfinite(loss) and math.isfinite(norm) and count > 0
+    if finite:
+        clip = min(1.0, config.clip / norm) if config.clip and norm else 1.0
+        scale_gradients(trainer.learned, clip * workers.ranks / count)
+        trainer.optimizer.step()
+        update_average(trainer)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    state.skipped = 0 if finite else state.skipped + 1
+    state.epoch, state.position = turn[-1].epoch, turn[-1].position
+    state.tokens += int(count)
+    return {"sums": [loss, surprise, right, count], "rate": rate, "norm": norm, "finite": finite}
+
+
+def learn_from(trainer: Trainer, batch: Batch | None) -> Score:
+    """Forward and backward. Who has no batch goes along with any, and counts it as nothing."""
+    device, count = trainer.workers.device, 0.0 if batch is None else 1.0
+    batch = to_device(batch or trainer.batches.any(), device)
+    try:
+        with torch.autocast(device.type, torch.bfloat16, trainer.precision == "bfloat16"):
+            score: Score = trainer.module(batch)
+        (score.loss * count).backward()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        shape = " + ".join(str(tuple(x.shape)) for x in batch[2:4] if isinstance(x, Tensor))
+        raise FailedError(
+            f"out of memory at step {trainer.state.step}, on a batch of {shape} tokens: halve "
+            f"--train.batch-tokens {trainer.batches.batch_tokens} and double --train.accumulate "
+            f"{trainer.config.accumulate}; that is the same step in less memory"
+        ) from error
+    return Score(*(value * count for value in score))
+
+
+def seed_dropout(seed: int, step: int, share: int) -> None:
+    """Random numbers that depend on nothing but the place in the training: nothing to save."""
+    digest = sha256(f"{seed} {step} {share}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:7]))
+
+
+def update_average(trainer: Trainer) -> None:
+    """Move the running average of the weights a little towards them."""
+    if not trainer.average:
+        return
+    weights = [p.detach() for p in trainer.learner.model.parameters()]
+    torch._foreach_lerp_(list(trainer.average.values()), weights, 1 - trainer.config.ema)
+
+
+class Clock:
+    """Seconds since training began here, and tokens since the last line of the log."""
+
+    def __init__(self) -> None:
+        self.began = self.last = time.monotonic()
+        self.tokens = 0
+
+    def read(self) -> dict[str, float]:
+        """The time, and how fast it went since this was asked last."""
+        now = time.monotonic()
+        speed = self.tokens / max(1e-9, now - self.last)
+        self.last, self.tokens = now, 0
+        return {"seconds": round(now - self.began, 3), "tokens_per_second": round(speed, 1)}
+
+
+def log_step(
+    trainer: Trainer, log: Log | None, clock: Clock, entry: dict[str, Any], turn: list[Turn]
+) -> None:
+    """Remember what a step did, and write it down every few steps, or at once if it failed."""
+    config, state = trainer.config, trainer.state
+    clock.tokens += sum(tokens_in(part.batch) for part in turn) * trainer.workers.ranks
+    if entry["finite"]:
+        state.window = [a + b for a, b in zip(state.window, entry["sums"], strict=True)]
+    else:
+        told_skipped(trainer, log, entry, turn)
+    trainer.report.step(state.step)
+    count = state.window[3]
+    if count and (state.step % config.log_every == 0 or state.step >= config.steps):
+        loss, surprise, right, _ = (value / count for value in state.window)
+        line = {
+            "step": state.step,
+            "epoch": state.epoch,
+            "loss": loss,
+            "perplexity": perplexity(surprise),
+            "accuracy": right,
+            "rate": entry["rate"],
+            "norm": entry["norm"],
+            "tokens": state.tokens,
+            **clock.read(),
+            "memory": peak_memory(trainer.workers.device),
+        }
+        state.window = [0.0] * 4
+        trainer.report.train(line, config.steps)
+        if log is not None:
+            log.add(line)
+
+
+def told_skipped(
+    trainer: Trainer, log: Log | None, entry: dict[str, Any], turn: list[Turn]
+) -> None:
+    """A step that was not finite: say which examples it met; three in a row are too many."""
+    state = trainer.state
+    examples = [i for part in turn if part.batch for i in part.batch.examples.tolist() if i >= 0]
+    line = {"step": state.step, "skipped": True, "examples": examples}
+    if log is not None:
+        log.add(line)
+    trainer.report.warn(
+        f"step {state.step} was skipped: its loss or gradient is not finite "
+        f"(examples {', '.join(map(str, examples[:5]))}, ... are in the log)"
+    )
+    if state.skipped >= PATIENCE_WITH_NAN:
+        raise FailedError(
+            f"{state.skipped} steps in a row were not finite, so training stops; the last good "
+            "checkpoint is kept. A smaller --train.learning-rate or --train.clip 1 may help"
+        )
+
+
+def tokens_in(batch: Batch | None) -> int:
+    """How many real tokens a batch makes a model read."""
+    if batch is None:
+        return 0
+    real = [x for name, x in zip(batch._fields, batch, strict=True) if name.endswith("real")]
+    if any(x is None for x in real) or not real:
+        return int(batch[2].numel())
+    return sum(int(x.sum()) for x in real)
+
+
+def perplexity(surprise: float) -> float:
+    """How many tokens the model hesitates between, on average."""
+    return math.exp(min(surprise, 700.0))
+
+
+def evaluate(trainer: Trainer, batches: Batches, stop: list[int]) -> dict[str, float]:
+    """Loss, perplexity and accuracy on texts that are not learned from; empty if interrupted."""
+    workers = trainer.workers
+    trainer.module.eval()
+    sums = torch.zeros(4, device=workers.device, dtype=torch.float64)
+    with torch.no_grad():
+        for batch in batches.epoch(0):
+            if workers.ranks == 1 and stop:
+                return {}
+            with torch.autocast(
+                workers.device.type, torch.bfloat16, trainer.precision == "bfloat16"
+            ):
+                score = trainer.module(to_device(batch or batches.any(), workers.device))
+            if batch is not None:
+                sums += torch.stack([value.double() for value in score])
+    _, surprise, right, count = workers.sum(sums).tolist()
+    if not count:
+        return {}
+    mean = surprise / count
+    return {"loss": mean, "perplexity": perplexity(mean), "accuracy": right / count}
+
+
+def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -> None:
+    """See how the model does on the validation texts, and whether it still improves."""
+    state, config = trainer.state, trainer.config
+    if trainer.valid is None:
+        state.validated = state.step
+        return
+    scores = evaluate(trainer, trainer.valid, stop)
+    if not scores:
+        return  # interrupted: it is done again after resuming
+    if not config.shard:
+        scores |= trainer.metrics(trainer.learner.model.eval())
+    if config.metric not in scores:
+        raise UserError(f"metric={config.metric!r} is not measured; {', '.join(scores)} are")
+    value = scores[config.metric]
+    value = value if config.metric in ("loss", "perplexity") else -value
+    better = value < state.best
+    state.validated = state.step
+    state.best, state.best_step = (value, state.step) if better else (state.best, state.best_step)
+    state.tired = 0 if better else state.tired + 1
+    state.stopped = bool(config.patience and state.tired >= config.patience)
+    entry = {"step": state.step, "validation": True, **scores, "seconds": clock.read()["seconds"]}
+    if log is not None:
+        log.add(entry)
+    trainer.report.validation(entry, better)
+    if better and not config.shard:
+        trainer.report.samples(trainer.samples(trainer.learner.model.eval()))
+    if state.stopped:
+        trainer.report.say(f"{config.metric} has not improved {state.tired} times: stopping early")
+
+
+def name_of(step: int) -> str:
+    """The name of a checkpoint."""
+    return f"step-{step:06}"
+
+
+def save(trainer: Trainer, log: Log | None, must: bool) -> None:
+    """Commit a checkpoint, then delete old ones. A full disk does not end a run before it must."""
+    state, config, run = trainer.state, trainer.config, trainer.run
+    weights, kept = gather(trainer.learner.model, trainer.optimizer, trainer.average)
+    if trainer.workers.first and log is not None:
+        log.sync()
+        try:
+            needed = sum(t.nbytes for t in (*weights.values(), *kept.values()))
+            check_room(run.path, needed)
+            commit(run.checkpoints / name_of(state.step), lambda f: write(f, weights, kept, state))
+            best = [name_of(state.best_step)] if config.patience else []
+            prune(run.checkpoints, keep=max(config.keep, config.average), spare=best)
+        except NotFiniteError as error:
+            raise FailedError(f"{error}; the last good checkpoint is kept") from error
+        except OSError as error:
+            sentence = f"step {state.step} could not be saved: {error.strerror or error}"
+            if must:
+                raise FailedError(sentence) from error
+            trainer.report.warn(f"{sentence}. Training goes on; free some space")
+    trainer.workers.wait()
+
+
+def finish(trainer: Trainer) -> None:
+    """Write the weights to be used: an average, the best, or the last."""
+    config, state, run = trainer.config, trainer.state, trainer.run
+    weights, _ = gather(trainer.learner.model, trainer.optimizer, {})
+    if trainer.average:
+        weights = {name: tensor.cpu() for name, tensor in trainer.average.items()}
+    elif config.average:
+        weights = average_of(numbered(run.checkpoints)[: config.average])
+    elif config.patience and state.best_step:
+        weights = average_of([run.checkpoints / name_of(state.best_step)])
+    if trainer.workers.first:
+        from safetensors.torch import save_file
+
+        commit(run.finished / name_of(state.step), lambda f: save_file(weights, f / WEIGHTS))
+        prune(run.finished, keep=1)
+    trainer.workers.wait()
+
+
+@contextmanager
+def interruption() -> Iterator[list[int]]:
+    """Signals that ask the process to end are noted, and the step is finished first."""
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+
+    before = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, note)
+    except ValueError:
+        pass  # not the main thread: whoever trains there stops it in another way
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

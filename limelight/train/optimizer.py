@@ -1,0 +1,57 @@
+"""How weights move: Adam (section 5.3), with weight decay for matrices where it is asked for."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from limelight.errors import UserError
+from limelight.train.config import TrainConfig
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW over what is to be learned; norms and biases do not decay."""
+    learned = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learned if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in learned if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def freeze(model: nn.Module, parts: Iterable[str]) -> None:
+    """Let these parts stay as they are."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    for part in parts:
+        if not any(name == part or name.startswith(f"{part}.") for name in names):
+            raise UserError(f"freeze={part!r} is no part of the model, as {names[0]!r} is")
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(name == part or name.startswith(f"{part}.") for part in parts):
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"freeze={tuple(parts)} leaves nothing to learn")
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The length of all gradients together, over all devices that hold a share of them."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply all gradients."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    torch._foreach_mul_(grads, factor)

@@ -1,0 +1,105 @@
+"""One process or many: started by `torchrun`, each with a device and a share of every step.
+
+Data parallelism (DDP) keeps the whole model in every process; full sharding (FSDP2) shares it out,
+for models that fit on no device. Both are torch's own, and put around the learner from outside.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from limelight.model.layers import Layer
+from limelight.train.config import TrainConfig
+from limelight.train.device import choose_device, local_rank
+
+
+@dataclass(frozen=True)
+class Workers:
+    """This process among all of them."""
+
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and prints."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up what every process has."""
+        if self.ranks > 1:
+            dist.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        """Go on when all have come here."""
+        if self.ranks > 1:
+            dist.barrier()
+
+    def agree(self, yes: bool) -> bool:
+        """Whether any process says yes: then all do."""
+        return bool(self.sum(torch.tensor(float(yes), device=self.device)).item())
+
+
+@contextmanager
+def join(config: TrainConfig) -> Iterator[Workers]:
+    """Meet the other processes, if `torchrun` has started any."""
+    device = choose_device(config.device, local_rank())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks == 1 and not (config.shard and "RANK" in os.environ):
+        yield Workers(device)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Workers(device, dist.get_rank(), ranks)
+    finally:
+        dist.destroy_process_group()
+
+
+def spread(learner: nn.Module, workers: Workers, config: TrainConfig) -> nn.Module:
+    """The learner as all processes together train it."""
+    if workers.ranks == 1:
+        return learner
+    if not config.shard:
+        unused = hasattr(learner.model, "pair_head")  # a head that this exercise does not ask
+        return DistributedDataParallel(learner, find_unused_parameters=unused)
+    for part in learner.modules():
+        if isinstance(part, Layer):
+            fully_shard(part)
+    return cast(nn.Module, fully_shard(learner))
+
+
+def gathering(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Gradients are exchanged only once a step, in the last of its backward passes."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+    elif isinstance(module, DistributedDataParallel) and not last:
+        return cast(AbstractContextManager[Any], module.no_sync())
+    return nullcontext()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be shared out, put together; every process must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assign(target: Tensor, values: Tensor) -> None:
+    """Fill a tensor that may be shared out from one that is whole."""
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            values = distribute_tensor(
+                values.to(target.device, target.dtype), target.device_mesh, target.placements
+            )
+        target.copy_(values)
