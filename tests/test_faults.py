@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 class Fault(NamedTuple):
     slip: str
-    file: str  # in limelight/model
+    file: str  # in limelight, by a name that no other file there has
     right: str  # occurs once in the file
     wrong: str
     tests: str  # in tests; with ::name where one is enough
@@ -248,6 +248,41 @@ FAULTS = [
         'watch("scaled", scores) / math.sqrt(q.size(-1))',
         "model/test_attention.py",
     ),
+    Fault(
+        "files of a checkpoint not synced",
+        "commit.py",
+        "        sync(folder / name)\n",
+        "",
+        "run/test_power_cut.py",
+    ),
+    Fault(
+        "a checkpoint gets its name before its manifest",
+        "commit.py",
+        "        seal(unfinished)\n        unfinished.rename(folder)\n",
+        "        unfinished.rename(folder)\n        seal(folder)\n",
+        "run/test_power_cut.py",
+    ),
+    Fault(
+        "hashes not compared",
+        "commit.py",
+        "if sha256 != sha256_of(folder / name):",
+        "if not sha256:",
+        "run/test_commit.py::test_500_damages_are_noticed_and_the_one_before_is_taken",
+    ),
+    Fault(
+        "pruning takes the newest",
+        "commit.py",
+        "    for folder in numbered(parent):\n        if whole <",
+        "    for folder in reversed(numbered(parent)):\n        if whole <",
+        "run/test_commit.py::test_pruning_keeps_the_newest_whole_ones_and_those_to_spare",
+    ),
+    Fault(
+        "lock not taken",
+        "commit.py",
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(file, fcntl.LOCK_UN)",
+        "run/test_commit.py::test_a_second_process_is_refused_with_a_sentence",
+    ),
 ]
 
 
@@ -282,7 +317,7 @@ def copy_project(folder: Path) -> Path:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.slip for fault in FAULTS])
 def test_a_planted_fault_is_caught(fault, tmp_path):
-    file = copy_project(tmp_path) / "limelight" / "model" / fault.file
+    (file,) = (copy_project(tmp_path) / "limelight").rglob(fault.file)
     source = file.read_text()
     assert source.count(fault.right) == 1, "the fault no longer fits the source: plant it anew"
     file.write_text(source.replace(fault.right, fault.wrong))

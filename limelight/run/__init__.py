@@ -1,0 +1,1 @@
+"""The folder of a run, and what keeps it whole. So far: the committer behind checkpoints."""
