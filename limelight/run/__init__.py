@@ -1,1 +1,5 @@
-"""The folder of a run, and what keeps it whole. So far: the committer behind checkpoints."""
+"""The run folder, and the crash-safe committer behind it.
+
+Read in this order: `commit` (all or nothing), `log` (what happened), `folder` (what lies
+where), `curves` (the log as a picture).
+"""

@@ -20,6 +20,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import IO, Any
 
+from limelight.disk import sync, temporary
 from limelight.errors import UserError
 
 FORMAT = 1  # of the manifest
@@ -63,11 +64,6 @@ def make_folder(folder: Path) -> None:
         sync(folder.parent)
 
 
-def temporary(path: Path) -> Path:
-    """A name beside this one, for what is not finished yet or about to go."""
-    return path.with_name(f"{path.name}.tmp-{os.urandom(4).hex()}")
-
-
 def seal(folder: Path) -> None:
     """Have every file on the disk, and then the manifest that vouches for them."""
     files = {}
@@ -95,17 +91,6 @@ def sha256_of(path: Path) -> str:
     """The hash of a file's content."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder really written, not only promised."""
-    if sys.platform == "win32" and path.is_dir():
-        return  # Windows writes folders by itself, and files only through a writable descriptor
-    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def discard(folder: Path) -> None:
@@ -258,15 +243,3 @@ def check_room(parent: Path, needed: int) -> None:
     if free < 1.2 * needed:
         said = f"{needed:,} bytes are to be written and {free:,} are free"
         raise OSError(errno.ENOSPC, said, str(parent))
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file anew: a reader, and the next start, find the old or the new one whole."""
-    unfinished = temporary(path)
-    try:
-        unfinished.write_bytes(data)
-        sync(unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync(path.parent)

@@ -6,7 +6,6 @@ the same one, one fetches it and the others wait.
 """
 
 import fcntl
-import os
 import shutil
 import sys
 import tarfile
@@ -34,6 +33,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from limelight.disk import sync
 from limelight.errors import UserError
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before the next try, while the tries bring nothing new
@@ -81,15 +81,6 @@ def keep(part: Path, path: Path, check: Check) -> None:
     sync(part)
     part.replace(path)
     sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder really written, not only promised."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def download(url: str, part: Path) -> None:

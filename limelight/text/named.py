@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from limelight.disk import cache_folder, replace_file
 from limelight.errors import UserError, unknown
 from limelight.text.config import DataConfig
 from limelight.text.fetch import extract, fetch
@@ -241,16 +242,9 @@ def find(name: str, file: str) -> Path:
         raise UserError(f"{needs}; the download from {address} failed: {error}") from error
 
 
-def cache() -> Path:
-    """The folder for what can be had again."""
-    ours = os.environ.get("LIMELIGHT_CACHE")
-    general = os.environ.get("XDG_CACHE_HOME")
-    return Path(ours) if ours else Path(general or Path.home() / ".cache") / "limelight"
-
-
 def downloads() -> Path:
     """Where downloaded files lie, under the same names as under LIMELIGHT_DATA."""
-    return cache() / "data"
+    return cache_folder() / "data"
 
 
 def download(file: str, source: Source) -> Path:
@@ -260,7 +254,7 @@ def download(file: str, source: Source) -> Path:
         path = downloads() / (f"{file}{ending}" if ending in PACKED else file)
         fetch(source.url, path, partial(accept, file=file))
         return path
-    archive = cache() / "archives" / source.url.partition("://")[2]
+    archive = cache_folder() / "archives" / source.url.partition("://")[2]
     fetch(source.url, archive)
     for other, its in SOURCES.items():
         if its.url == source.url:
@@ -294,7 +288,7 @@ def content(path: Path) -> tuple[str, int]:
     """SHA-256 and lines of a file, unpacked; what has not changed since is not read again."""
     stat = path.stat()  # the inode and not the name: a download is read before it has its name
     seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {path.suffix}"
-    note = cache() / "hashes" / sha256(seen.encode()).hexdigest()
+    note = cache_folder() / "hashes" / sha256(seen.encode()).hexdigest()
     with suppress(OSError, ValueError):
         known, count = note.read_text("ascii").split()
         return known, int(count)
@@ -310,6 +304,4 @@ def content(path: Path) -> tuple[str, int]:
 def write_note(note: Path, text: str) -> None:
     """Write a small file so that nobody ever sees half of it."""
     note.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = note.with_name(f"{note.name}.{os.getpid()}")
-    unfinished.write_text(text, "utf-8")
-    unfinished.replace(note)
+    replace_file(note, text.encode())

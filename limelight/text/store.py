@@ -7,7 +7,6 @@ processes that make the same one the first to finish wins.
 """
 
 import json
-import os
 import secrets
 import shutil
 import time
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from limelight.disk import replace_file, sync
 from limelight.errors import UserError
 from limelight.text.config import DataConfig, files_of, hub_rows, parts_of, sides
 from limelight.text.corpora import read_split
@@ -139,15 +139,6 @@ def commit(unfinished: Path, folder: Path) -> None:
     sync(folder.parent)
 
 
-def sync(path: Path) -> None:
-    """Have a file or folder really written, not only promised."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write(
     data: DataConfig,
     split: str,
@@ -254,7 +245,5 @@ def content_hash(path: Path, stores: Path) -> str:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     with suppress(OSError):  # a folder that cannot be written to only costs the reading
         note.parent.mkdir(exist_ok=True)
-        unfinished = note.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(digest, "ascii")
-        unfinished.replace(note)
+        replace_file(note, digest.encode())
     return digest

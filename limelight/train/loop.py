@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limelight.errors import UserError
@@ -36,7 +37,7 @@ from limelight.train.checkpoint import (
 from limelight.train.config import TrainConfig
 from limelight.train.device import is_out_of_memory, peak_memory
 from limelight.train.loss import Score
-from limelight.train.objective import Learner, to_device
+from limelight.train.objective import Learner, to_device, tokens_in
 from limelight.train.optimizer import gradient_norm, make_optimizer, scale_gradients, set_rate
 from limelight.train.report import Report
 from limelight.train.schedule import learning_rate
@@ -69,20 +70,18 @@ class Trainer:
     state: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
-        learner: nn.Module = self.learner
         kind = torch.float64 if self.precision == "float64" else torch.float32
         self.learner.to(self.workers.device, kind)
-        self.module = spread(learner, self.workers, self.config)
-        if self.config.compile:
-            self.module = torch.compile(self.module)
+        spread_out = spread(self.learner, self.workers, self.config)
+        self.module: Any = torch.compile(spread_out) if self.config.compile else spread_out
         self.optimizer = make_optimizer(self.learner.model, self.config)
         named = self.learner.model.named_parameters()
         self.average = {n: p.detach().clone() for n, p in named} if self.config.ema else {}
         self.learned = [p for p in self.learner.parameters() if p.requires_grad]
 
 
-def fit(trainer: Trainer) -> str:
-    """Train until the last step, or until it is interrupted: says which."""
+def fit(trainer: Trainer) -> int:
+    """Train to the last step: 0. Or until a signal asks to leave: its number, all being saved."""
     config, state = trainer.config, trainer.state
     resume(trainer)
     log = Log(trainer.run.log) if trainer.workers.first else None
@@ -108,9 +107,9 @@ def fit(trainer: Trainer) -> str:
         if log is not None:
             log.close()
     if not done:
-        return "interrupted"
+        return interrupted[-1] if interrupted else signal.SIGTERM
     finish(trainer)
-    return "done"
+    return 0
 
 
 def resume(trainer: Trainer) -> None:
@@ -119,9 +118,7 @@ def resume(trainer: Trainer) -> None:
     for sentence in passed_over:
         trainer.report.warn(sentence)
     if folder is not None:
-        restored = restore(
-            folder, trainer.learner.model, trainer.optimizer, trainer.average
-        )
+        restored = restore(folder, trainer.learner.model, trainer.optimizer, trainer.average)
         vars(trainer.state).update(vars(restored))
         trainer.report.say(f"resuming from step {trainer.state.step}")
     if trainer.workers.first:
@@ -193,7 +190,7 @@ def learn_from(trainer: Trainer, batch: Batch | None) -> Score:
     try:
         with torch.autocast(device.type, torch.bfloat16, trainer.precision == "bfloat16"):
             score: Score = trainer.module(batch)
-        (score.loss * count).backward()
+        torch.autograd.backward(score.loss * count)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -240,7 +237,8 @@ def log_step(
 ) -> None:
     """Remember what a step did, and write it down every few steps, or at once if it failed."""
     config, state = trainer.config, trainer.state
-    clock.tokens += sum(tokens_in(part.batch) for part in turn) * trainer.workers.ranks
+    mine = sum(tokens_in(part.batch) for part in turn if part.batch is not None)
+    clock.tokens += mine * trainer.workers.ranks
     if entry["finite"]:
         state.window = [a + b for a, b in zip(state.window, entry["sums"], strict=True)]
     else:
@@ -285,16 +283,6 @@ def told_skipped(
             f"{state.skipped} steps in a row were not finite, so training stops; the last good "
             "checkpoint is kept. A smaller --train.learning-rate or --train.clip 1 may help"
         )
-
-
-def tokens_in(batch: Batch | None) -> int:
-    """How many real tokens a batch makes a model read."""
-    if batch is None:
-        return 0
-    real = [x for name, x in zip(batch._fields, batch, strict=True) if name.endswith("real")]
-    if any(x is None for x in real) or not real:
-        return int(batch[2].numel())
-    return sum(int(x.sum()) for x in real)
 
 
 def perplexity(surprise: float) -> float:
@@ -392,8 +380,6 @@ def finish(trainer: Trainer) -> None:
     elif config.patience and state.best_step:
         weights = average_of([run.checkpoints / name_of(state.best_step)])
     if trainer.workers.first:
-        from safetensors.torch import save_file
-
         commit(run.finished / name_of(state.step), lambda f: save_file(weights, f / WEIGHTS))
         prune(run.finished, keep=1)
     trainer.workers.wait()

@@ -21,7 +21,7 @@ class Score(NamedTuple):
     loss: Tensor  # with label smoothing: what is made smaller
     surprise: Tensor  # without: the negative log-probability of the right answers
     right: Tensor  # answers that were the model's first choice
-    count: Tensor
+    asked: Tensor  # how many answers were wanted
 
 
 def score_tokens(
@@ -33,7 +33,7 @@ def score_tokens(
 ) -> Score:
     """How well a classifier on these states gives the answers."""
     states, answers = states.flatten(0, -2), answers.flatten()
-    loss, surprise, right = ChunkedLoss.apply(states, weight, bias, answers, smoothing)
+    loss, surprise, right = chunked_loss(states, weight, bias, answers, smoothing)
     return Score(loss, surprise, right, (answers != IGNORED).sum())
 
 
@@ -59,16 +59,16 @@ class ChunkedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         states: Tensor,  # N D
         weight: Tensor,
         bias: Tensor | None,
         answers: Tensor,  # N
         smoothing: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         learning = any(ctx.needs_input_grad)
-        fewer = torch.get_autocast_dtype(states.device.type) if autocast_on(states) else states.dtype
+        fewer = computed_in(states)
         matrix, shift = weight.to(fewer), None if bias is None else bias.to(fewer)
         grads = [
             torch.zeros_like(x) if learning and x is not None else None
@@ -87,7 +87,7 @@ class ChunkedLoss(torch.autograd.Function):
         return torch.stack(sums).sum(dim=0).unbind()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         made = [None if grad is None else grad * upstream for grad in ctx.saved_tensors]
         return (*made, None, None)
 
@@ -116,9 +116,13 @@ def slope(logits: Tensor, answers: Tensor, smoothing: float) -> Tensor:
     return made.mul_((answers != IGNORED)[:, None]).to(logits.dtype)
 
 
-def autocast_on(tensor: Tensor) -> bool:
-    """Whether matrix products of such a tensor are to be computed in fewer bits."""
-    return torch.is_autocast_enabled(tensor.device.type)
+chunked_loss: Any = ChunkedLoss.apply
+
+
+def computed_in(tensor: Tensor) -> torch.dtype:
+    """The type that products with such a tensor are computed in: autocast may want fewer bits."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 def add_gradients(

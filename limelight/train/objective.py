@@ -4,6 +4,7 @@ A `Learner` is a model and its exercise in one module: a batch in, a score out. 
 around a module (compilation, many devices) goes around it whole.
 """
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -56,9 +57,9 @@ def choose_class(model: Any, batch: Labelled, smoothing: float) -> Score:
     """What is this text?"""
     logits = model(batch.tokens, real=batch.real).float()
     answers = batch.labels.masked_fill(batch.labels < 0, IGNORED)
-    settings = {"ignore_index": IGNORED, "reduction": "sum"}
-    loss = F.cross_entropy(logits, answers, label_smoothing=smoothing, **settings)
-    surprise = F.cross_entropy(logits.detach(), answers, **settings)
+    total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
+    loss = total(logits, answers, label_smoothing=smoothing)
+    surprise = total(logits.detach(), answers)
     right = (logits.argmax(dim=-1) == answers).sum()
     return Score(loss, surprise, right, (answers != IGNORED).sum())
 
@@ -73,5 +74,15 @@ EXERCISES = {
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The same batch where the model is."""
+    kind: Any = type(batch)
     moved = (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in batch)
-    return cast(Batch, type(batch)(*moved))
+    return cast(Batch, kind(*moved))
+
+
+def tokens_in(batch: Batch) -> int:
+    """How many real tokens a batch makes a model read."""
+    named = batch._asdict()
+    masks = [named[name] for name in ("real", "source_real", "target_real") if name in named]
+    if not masks or masks[0] is None:
+        return int(named["tokens"].numel())
+    return sum(int(mask.sum()) for mask in masks)

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from limelight.disk import replace_file
 from limelight.errors import UserError
 from limelight.run import commit as committer
 from limelight.run.commit import (
@@ -34,7 +35,6 @@ from limelight.run.commit import (
     lock,
     newest,
     prune,
-    replace_file,
     sweep,
 )
 from tests.run.samples import content, files_of, load, name_of, names_in, put, save

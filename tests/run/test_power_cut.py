@@ -10,7 +10,8 @@ from itertools import product
 
 import pytest
 
-from limelight.run.commit import damage, numbered, prune, replace_file
+from limelight.disk import replace_file
+from limelight.run.commit import damage, numbered, prune
 from tests.run.samples import load, save
 
 CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")

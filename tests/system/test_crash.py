@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from limelight.run.commit import check_room, damage, numbered, replace_file, sweep
+from limelight.disk import replace_file
+from limelight.run.commit import check_room, damage, numbered, sweep
 from tests.run.samples import load, names_in, save
 
 ROOT = Path(__file__).parents[2]

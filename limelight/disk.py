@@ -1,0 +1,43 @@
+"""Files that are really on the disk: synced, and never seen half written; and where caches lie.
+
+Only the standard library is imported, so that a test can start the committer a few hundred times.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder really written, not only promised."""
+    if sys.platform == "win32" and path.is_dir():
+        return  # Windows writes folders by itself, and files only through a writable descriptor
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary(path: Path) -> Path:
+    """A name beside this one, for what is not finished yet or about to go."""
+    return path.with_name(f"{path.name}.tmp-{os.urandom(4).hex()}")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file anew: a reader, and the next start, find the old or the new one whole."""
+    unfinished = temporary(path)
+    try:
+        unfinished.write_bytes(data)
+        sync(unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def cache_folder() -> Path:
+    """The folder for what can be had again: LIMELIGHT_CACHE, or where caches lie on this system."""
+    ours = os.environ.get("LIMELIGHT_CACHE")
+    general = os.environ.get("XDG_CACHE_HOME")
+    return Path(ours) if ours else Path(general or Path.home() / ".cache") / "limelight"

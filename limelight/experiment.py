@@ -1,0 +1,487 @@
+"""From a recipe to a trained model: the parts put together, and a run folder to keep it all.
+
+`train` is what `limelight train` does; `load` gives back what it made.
+"""
+
+import platform
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from limelight.decode.greedy import answer
+from limelight.disk import cache_folder
+from limelight.errors import UserError
+from limelight.model import AnyConfig, build
+from limelight.recipe import Recipe, load_recipe, parse_recipe, write_recipe
+from limelight.run.commit import lock, sweep
+from limelight.run.curves import draw_curves
+from limelight.run.folder import RunFolder
+from limelight.text.batches import Batches
+from limelight.text.config import DataConfig, parts_of, sides, tags_of
+from limelight.text.corpora import read_split
+from limelight.text.examples import (
+    BlockExamples,
+    Examples,
+    LabelledExamples,
+    MaskedExamples,
+    PairExamples,
+    PromptExamples,
+)
+from limelight.text.named import resolve
+from limelight.text.readers import Tally
+from limelight.text.store import Store, prepare
+from limelight.text.tokenizer import Tokenizer
+from limelight.train.checkpoint import WEIGHTS, fill, read_tensors
+from limelight.train.device import choose_precision, describe
+from limelight.train.loop import Trainer, evaluate, fit
+from limelight.train.objective import Learner
+from limelight.train.optimizer import freeze
+from limelight.train.report import Report
+from limelight.train.workers import Workers, join
+
+CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a step does
+    *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
+    *("average", "workers", "device", "compile"),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model with all that belongs to it."""
+
+    recipe: Recipe
+    tokenizer: Tokenizer
+    model: nn.Module
+    classes: tuple[str, ...] = ()
+    step: int = 0
+
+
+def load(path: str | Path) -> Loaded:
+    """The model of a run folder, ready to be used. Nothing in the folder is ever executed."""
+    run = RunFolder(Path(path))
+    run.check()
+    recipe = parse_recipe(str(run.path / "recipe.toml"), run.read("recipe.toml"))
+    tokenizer = Tokenizer.load(run.tokenizer)
+    classes = read_classes(run) if getattr(recipe.model, "classes", 0) else ()
+    folder, _ = run.weights()
+    model = build_from(recipe.model, folder / WEIGHTS)
+    return Loaded(recipe, tokenizer, model.eval(), classes, int(folder.name.removeprefix("step-")))
+
+
+def build_from(config: AnyConfig, path: Path) -> nn.Module:
+    """A model with weights from a file, whose shapes are compared before anything is allocated."""
+    with torch.device("meta"):
+        model = build(config)
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise UserError(
+                f"{path} is not of this model: {name} is {found.get(name, 'missing')} in the file "
+                f"and {wanted.get(name, 'missing')} in the model"
+            )
+    model = build(config)
+    fill(model, read_tensors(path))
+    return model
+
+
+def read_classes(run: RunFolder) -> tuple[str, ...]:
+    """The names of a classifier's classes."""
+    names = run.read_json("classes.json")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{run.path / 'classes.json'} must be a list of names")
+    return tuple(names)
+
+
+def train(
+    recipe: Recipe | str,
+    run: str | Path,
+    changes: Iterable[str] = (),
+    start_from: str | Path | None = None,
+    silent: bool = False,
+) -> int:
+    """Train what a recipe describes into a run folder, or go on with what is there.
+
+    0: done. Otherwise a signal asked to leave, and this is its number; everything is saved.
+    """
+    recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else recipe
+    folder = RunFolder(Path(run))
+    with join(recipe.train) as workers, locked(folder, workers):
+        report = Report(silent or not workers.first)
+        experiment = set_up(recipe, folder, workers, report, start_from)
+        left = fit(experiment)
+        if workers.first:
+            draw_curves(folder.log, folder.curves)
+    return left
+
+
+@contextmanager
+def locked(run: RunFolder, workers: Workers) -> Iterator[None]:
+    """The first process keeps others out of the folder, and clears away what dead ones left."""
+    with lock(run.path) if workers.first else nullcontext():
+        if workers.first:
+            for folder in (run.path, run.checkpoints, run.finished):
+                sweep(folder)
+        workers.wait()
+        yield
+
+
+def set_up(
+    recipe: Recipe,
+    run: RunFolder,
+    workers: Workers,
+    report: Report,
+    start_from: str | Path | None = None,
+) -> Trainer:
+    """Everything that training needs, made or found."""
+    config = recipe.train
+    precision = choose_precision(config, workers.device)
+    many = f", {workers.ranks} processes" if workers.ranks > 1 else ""
+    report.say(f"training {recipe.name} on {describe(workers.device)}, {precision}{many}")
+    origin = load(start_from) if start_from else None
+    data = resolve(recipe.data)
+    tokenizer = find_tokenizer(recipe, data, run, workers, origin, report)
+    recipe = settle(recipe, tokenizer, run)
+    stores = {
+        split: tokenise(data, split, tokenizer, workers, report)
+        for split in ("train", "valid")
+        if parts_of(data, split)
+    }
+    if "train" not in stores:
+        raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
+    classes = classes_of(recipe, stores["train"])
+    torch.manual_seed(config.seed)
+    model = build(recipe.model)
+    if origin is not None:
+        take_over(model, origin, report)
+    freeze(model, config.freeze)
+    recipe = replace(recipe, train=replace(config, batch_tokens=settle_batch(recipe, run)))
+    write_run(recipe, tokenizer, classes, stores, run, workers)
+    make = partial(batches_of, recipe, data, tokenizer, classes, workers)
+    batches = make(stores["train"], "train")
+    if batches.too_long:
+        report.warn(f"{batches.too_long} examples are longer than max_len={recipe.model.max_len}")
+    valid = make(stores["valid"], "valid") if "valid" in stores else None
+    trainer = Trainer(
+        learner=Learner(model, config.label_smoothing),
+        batches=batches,
+        config=recipe.train,
+        run=run,
+        workers=workers,
+        report=report,
+        valid=valid,
+        d_model=recipe.model.d_model,
+        precision=precision,
+    )
+    if "valid" in stores and sides(data) == 2:
+        trainer.samples = partial(sample, tokenizer, stores["valid"], recipe.model.max_len)
+        if data.toy:
+            trainer.metrics = partial(exact, tokenizer, stores["valid"], recipe.model.max_len)
+    return trainer
+
+
+def find_tokenizer(
+    recipe: Recipe,
+    data: DataConfig,
+    run: RunFolder,
+    workers: Workers,
+    origin: Loaded | None,
+    report: Report,
+) -> Tokenizer:
+    """The run's own tokenizer, the one of the model it starts from, or one learned now."""
+    if workers.first and not run.tokenizer.is_file():
+        if origin is not None:
+            tokenizer = origin.tokenizer
+        else:
+            report.say(f"learning a tokenizer of {recipe.tokenizer.vocab} tokens")
+            config = recipe.tokenizer
+            tokenizer = Tokenizer.train(config.kind, texts_of(data), config.vocab, tags_of(data))
+        run.write("tokenizer.json", tokenizer.core.to_str(pretty=True))
+    workers.wait()
+    tokenizer = Tokenizer.load(run.tokenizer)
+    if origin is not None and tokenizer.hash != origin.tokenizer.hash:
+        raise UserError(f"{run.path} has another tokenizer than the model it should start from")
+    return tokenizer
+
+
+def texts_of(data: DataConfig) -> Iterator[str]:
+    """All texts to be trained on, one by one."""
+    for example in read_split(data, "train", Tally()):
+        yield from example[: sides(data)]
+
+
+def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
+    """The recipe with as many tokens as the tokenizer has; or as in the run that it goes on with.
+
+    A change that would alter the model or the order of the data is refused.
+    """
+    if len(tokenizer) > recipe.model.vocab:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model knows only "
+            f"{recipe.model.vocab}: set model.vocab"
+        )
+    if recipe.model.vocab == recipe.tokenizer.vocab:  # a small text may have given fewer
+        recipe = replace(recipe, model=replace(recipe.model, vocab=len(tokenizer)))
+    if not run.begun:
+        return recipe
+    run.check()
+    before = parse_recipe(str(run.path / "recipe.toml"), run.read("recipe.toml"))
+    if recipe.train.batch_tokens == "auto":
+        train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
+        recipe = replace(recipe, train=train)
+    for table in ("model", "data", "tokenizer", "train"):
+        old, new = (asdict(getattr(r, table)) for r in (before, recipe))
+        for key in old.keys() | new.keys():
+            if (table != "train" or key not in CHANGEABLE) and old.get(key) != new.get(key):
+                raise UserError(
+                    f"{run.path} was begun with {table}.{key} = {old.get(key)}, and this is "
+                    f"{new.get(key)}: resume it as it was, or choose another folder"
+                )
+    return recipe
+
+
+def settle_batch(recipe: Recipe, run: RunFolder) -> int:
+    """How many tokens a batch has."""
+    wanted = recipe.train.batch_tokens
+    return 4096 if wanted == "auto" else wanted
+
+
+def tokenise(
+    data: DataConfig, split: str, tokenizer: Tokenizer, workers: Workers, report: Report
+) -> Store:
+    """The store of a split; the first process makes it, the others find it."""
+    stores = cache_folder() / "stores"
+    if workers.first:
+        with report.counting(f"tokenising {split}") as progress:
+            prepare(data, split, tokenizer, stores, progress)
+    workers.wait()
+    return prepare(data, split, tokenizer, stores)
+
+
+def classes_of(recipe: Recipe, store: Store) -> tuple[str, ...]:
+    """The names of the classes, if texts are to be classified."""
+    wanted = getattr(recipe.model, "classes", 0)
+    if not wanted:
+        return ()
+    found = tuple(sorted(set(store.facts["labels"])))
+    if len(found) != wanted:
+        raise UserError(
+            f"model.classes is {wanted}, but the data has {len(found)} labels: "
+            f"{', '.join(found[:10])}"
+        )
+    return found
+
+
+def batches_of(
+    recipe: Recipe,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    classes: tuple[str, ...],
+    workers: Workers,
+    store: Store,
+    split: str,
+) -> Batches:
+    """A split as this family of models learns from it."""
+    config, longest = recipe.train, recipe.model.max_len
+    weights = [part.weight for part in parts_of(data, split)] if split == "train" else []
+    examples = examples_of(recipe, data, tokenizer, classes, store, weights)
+    if not isinstance(config.batch_tokens, int):
+        raise TypeError("the number of tokens in a batch is settled before batches are made")
+    return Batches(
+        examples,
+        config.batch_tokens,
+        config.seed,
+        pad=tokenizer.pad,
+        longest=longest,
+        rounded=config.compile,
+        rank=workers.rank,
+        ranks=workers.ranks,
+        workers=config.workers,
+        pinned=workers.device.type == "cuda",
+    )
+
+
+def examples_of(
+    recipe: Recipe,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    classes: tuple[str, ...],
+    store: Store,
+    weights: list[float],
+) -> Examples:
+    """What this family of models makes of this kind of data."""
+    family, config, length = recipe.model.family, recipe.train, recipe.model.max_len
+    if data.kind in ("pairs", "dialogues"):
+        if family.endswith("encoder-decoder"):
+            return PairExamples(store, tokenizer, weights)
+        if family.endswith("decoder-only"):
+            return PromptExamples(store, tokenizer, weights)
+    if data.kind == "texts":
+        if family.endswith("decoder-only"):
+            return BlockExamples(store, tokenizer, length, config.seed, weights)
+        if family == "encoder-only" and not classes:
+            rate, whole = config.mask_rate, config.whole_words
+            return MaskedExamples(store, tokenizer, length, config.seed, rate, whole, weights)
+    if data.kind == "labelled" and family == "encoder-only" and classes:
+        return LabelledExamples(store, tokenizer, classes, length, weights)
+    heads = " without model.classes" if family == "encoder-only" and not classes else ""
+    raise UserError(f"a model of family {family!r}{heads} cannot learn from {data.kind}")
+
+
+def take_over(model: nn.Module, origin: Loaded, report: Report) -> None:
+    """Begin with another model's weights; only a head for a new purpose starts afresh."""
+    theirs = dict(origin.model.named_parameters())
+    fresh = []
+    for name, parameter in model.named_parameters():
+        if name in theirs and theirs[name].shape == parameter.shape:
+            with torch.no_grad():
+                parameter.copy_(theirs[name])
+        elif "_head." in name:
+            fresh.append(name)
+        else:
+            shape = tuple(theirs[name].shape) if name in theirs else "missing"
+            raise UserError(
+                f"{name} is {tuple(parameter.shape)} in this recipe and {shape} in the model to "
+                f"start from ({origin.recipe.name}): [model] must be the same"
+            )
+    kept = len(dict(model.named_parameters())) - len(fresh)
+    new = f"; new: {', '.join(fresh)}" if fresh else ""
+    report.say(f"starting from {origin.recipe.name}, step {origin.step}: {kept} tensors{new}")
+
+
+def write_run(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    classes: tuple[str, ...],
+    stores: dict[str, Store],
+    run: RunFolder,
+    workers: Workers,
+) -> None:
+    """Write down what this run is, and on resuming check that its data is still the same."""
+    told = environment(recipe, tokenizer, stores, workers)
+    if run.begun:
+        before = run.read_json("environment.json")
+        if before.get("data") != told["data"]:
+            raise UserError(
+                f"the data of {run.path} has changed since it was begun: its files have another "
+                "content now. Bring them back, or choose another folder"
+            )
+    if workers.first:
+        if classes:
+            run.write_json("classes.json", list(classes))
+        run.write("recipe.toml", write_recipe(recipe))
+        run.write_json("environment.json", told)
+        run.begin()
+    workers.wait()
+
+
+def environment(
+    recipe: Recipe, tokenizer: Tokenizer, stores: dict[str, Store], workers: Workers
+) -> dict[str, Any]:
+    """What a result may depend on besides the recipe."""
+    return {
+        "versions": {
+            "limelight": installed("limelight"),
+            "python": platform.python_version(),
+            **{name: installed(name) for name in ("torch", "tokenizers", "numpy", "safetensors")},
+        },
+        "commit": git_commit(),
+        "seed": recipe.train.seed,
+        "device": describe(workers.device),
+        "threads": torch.get_num_threads(),
+        "processes": workers.ranks,
+        "tokenizer": tokenizer.hash,
+        "data": {split: store.folder.name for split, store in stores.items()},
+    }
+
+
+def installed(package: str) -> str:
+    """The version of a package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def git_commit() -> str:
+    """The commit of the folder that training was started in, if it is one of git."""
+    try:
+        asked = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def sample(tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module) -> list[str]:
+    """What the model makes of the first few validation sources."""
+    rows = range(min(3, len(store)))
+    sources = [store.columns[0][i].tolist()[: longest - 1] for i in rows]
+    limit = min(longest - 1, 2 * max(map(len, sources)) + 10)
+    written = answer(model, tokenizer, sources, limit)
+    shown = [
+        (tokenizer.decode(s), tokenizer.decode(w)) for s, w in zip(sources, written, strict=True)
+    ]
+    return [f"{source!r:.100} -> {answered!r:.100}" for source, answered in shown]
+
+
+def exact(
+    tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module, most: int = 200
+) -> dict[str, float]:
+    """The share of sources whose answer is right in every token."""
+    rows = range(min(most, len(store)))
+    sources, targets = ([column[i].tolist() for i in rows] for column in store.columns)
+    limit = min(longest - 1, 2 * max(map(len, targets)))
+    written = answer(model, tokenizer, sources, limit)
+    right = sum(a == b for a, b in zip(written, targets, strict=True))
+    return {"exact": right / len(targets)}
+
+
+def evaluate_run(
+    path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
+) -> dict[str, Any]:
+    """Loss, perplexity and accuracy of a trained model on a split."""
+    loaded = load(path)
+    text = write_recipe(loaded.recipe)
+    recipe = parse_recipe(loaded.recipe.name, text, changes)
+    data = resolve(recipe.data)
+    if not parts_of(data, split):
+        raise UserError(f"there is no {split} split: say --data.{split} FILE ..., or --split")
+    with join(recipe.train) as workers:
+        report = Report(silent or not workers.first)
+        store = tokenise(data, split, loaded.tokenizer, workers, report)
+        batches = batches_of(recipe, data, loaded.tokenizer, loaded.classes, workers, store, split)
+        trainer = Trainer(
+            learner=Learner(loaded.model),
+            batches=batches,
+            config=recipe.train,
+            run=RunFolder(Path(path)),
+            workers=workers,
+            report=report,
+            precision=choose_precision(recipe.train, workers.device),
+        )
+        scores: dict[str, Any] = evaluate(trainer, batches, [])
+        if sides(data) == 2 and data.toy:
+            model = trainer.learner.model.eval()
+            scores |= exact(loaded.tokenizer, store, recipe.model.max_len, model)
+    return {
+        "run": str(path),
+        "step": loaded.step,
+        "split": split,
+        "examples": len(store) - batches.too_long,
+        "too_long": batches.too_long,
+        **scores,
+    }

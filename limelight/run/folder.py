@@ -1,0 +1,116 @@
+"""The run folder: everything about one training, as data and never as code.
+
+run.json           the format of this folder
+recipe.toml        the recipe as it was used
+tokenizer.json     the tokenizer
+classes.json       the names of the classes, for a classifier of texts
+environment.json   versions, seed, device, hashes of the data
+checkpoints/       the last ones, from which training resumes
+finished/          the weights to be used, when training has ended
+log.jsonl          what happened, line by line
+curves.svg         the same, drawn
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from limelight.disk import replace_file
+from limelight.errors import UserError
+from limelight.run.commit import newest
+
+FORMAT = 1
+LARGEST = 2**26  # bytes of any of the small files; ours have far less
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where the parts of a run lie."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folders of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def finished(self) -> Path:
+        """Folders of weights to be used; the newest counts."""
+        return self.path / "finished"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer's own file."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def log(self) -> Path:
+        """The log."""
+        return self.path / "log.jsonl"
+
+    @property
+    def curves(self) -> Path:
+        """The log as a picture."""
+        return self.path / "curves.svg"
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / "run.json").is_file()
+
+    def begin(self) -> None:
+        """Make this a run folder: the last thing to be written of what it begins with."""
+        self.write_json("run.json", {"format": FORMAT})
+
+    def check(self) -> None:
+        """Refuse what is no run folder, or one of another format."""
+        if not self.begun:
+            raise UserError(f"{self.path} is no run folder: it has no run.json")
+        told = self.read_json("run.json")
+        if not isinstance(told, dict) or told.get("format") != FORMAT:
+            raise UserError(
+                f"{self.path} has another format than this version of limelight reads "
+                f"({FORMAT}): its run.json says {told!s:.80}"
+            )
+
+    def write(self, name: str, text: str) -> None:
+        """Write a small file, whole or not at all."""
+        replace_file(self.path / name, text.encode())
+
+    def write_json(self, name: str, value: Any) -> None:
+        """The same for plain data."""
+        self.write(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+    def read(self, name: str) -> str:
+        """A small file as text."""
+        path = self.path / name
+        try:
+            if path.stat().st_size > LARGEST:
+                raise UserError(f"{path} is too large to be what it should be")
+            return path.read_text("utf-8")
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not text in UTF-8 (byte {error.start})") from error
+
+    def read_json(self, name: str) -> Any:
+        """A small file as plain data."""
+        try:
+            return json.loads(self.read(name))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{self.path / name} is not JSON: {error}") from error
+
+    def weights(self) -> tuple[Path, list[str]]:
+        """The folder with the weights to use: finished ones, or else the newest checkpoint's.
+
+        With it come sentences about damaged ones that were passed over.
+        """
+        warnings: list[str] = []
+        for parent in (self.finished, self.checkpoints):
+            folder, passed_over = newest(parent)
+            warnings += passed_over
+            if folder is not None:
+                return folder, warnings
+        raise UserError("; ".join([f"{self.path} has no weights yet", *warnings]))

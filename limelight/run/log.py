@@ -1,0 +1,63 @@
+"""The log of a run: one JSON object a line, in `log.jsonl`.
+
+A resumed run goes on where its checkpoint stood, so what was logged after it is taken away first:
+the log reads as if nothing had happened. Only the fields of `TIMING` differ between two runs.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from limelight.disk import replace_file
+
+TIMING = ("seconds", "tokens_per_second", "memory")  # what no two runs have in common
+Entry = dict[str, Any]
+
+
+class Log:
+    """Appends to a log file; every line is whole, or cut away when the run resumes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path.open("a", encoding="utf-8")
+
+    def add(self, entry: Entry) -> None:
+        """Write a line, and have the system know it."""
+        self.file.write(json.dumps(entry) + "\n")
+        self.file.flush()
+
+    def sync(self) -> None:
+        """Have all lines on the disk: before a checkpoint says that they were written."""
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.file.close()
+
+
+def read_log(path: Path) -> Iterator[Entry]:
+    """The entries of a log, as far as they are whole."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                return  # the last line of a run that was killed
+            if not line.endswith("\n") or not isinstance(entry, dict):
+                return
+            yield entry
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Take away what was logged after a step."""
+    kept = [entry for entry in read_log(path) if entry.get("step", 0) <= step]
+    replace_file(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+
+
+def without_timing(entry: Entry) -> Entry:
+    """What two runs of the same recipe have in common."""
+    return {key: value for key, value in entry.items() if key not in TIMING}
