@@ -1,3 +1,16 @@
 """Limelight: the Transformer of "Attention Is All You Need", whole and in the open."""
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+__all__ = ["load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """`limelight.train` and `limelight.load`, imported when they are asked for: torch is slow."""
+    if name in __all__:
+        from limelight import experiment
+
+        return getattr(experiment, name)
+    raise AttributeError(f"module 'limelight' has no attribute {name!r}")

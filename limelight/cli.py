@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
+Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+
+
 def info(
-    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")],
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|RUN")],
     devices: int = 1,
     batch_tokens: int = 0,
     json: bool = False,
@@ -27,24 +32,29 @@ def info(
     """Sizes of a model: parameters by part, multiply-adds per token, memory. Nothing is allocated.
 
     Args:
-        recipe: the name of a recipe, or a TOML file.
+        recipe: the name of a recipe, a TOML file, or a run folder.
         devices: share the training state out over so many devices (full sharding).
         batch_tokens: tokens in each device's batch; 0 for one text of full length.
         json: print one JSON document.
         set: changes to the recipe, as model.layers=3; --model.layers 3 says the same.
     """
-    from limelight.recipe import load_recipe
+    from limelight.recipe import load_recipe, recipe_of
+    from limelight.run.folder import RunFolder
+    from limelight.run.log import summary
 
-    loaded = load_recipe(recipe, set)  # a misspelt name is refused before torch is even imported
+    # A misspelt name is refused before torch is imported.
+    run = RunFolder(Path(recipe))
+    loaded = recipe_of(run, set) if run.path.is_dir() else load_recipe(recipe, set)
+    trained = {"trained": summary(run.log)} if run.path.is_dir() else {}
 
     from limelight.info import describe, show
 
-    tell(describe(loaded, batch_tokens, devices), show, json)
+    tell({**describe(loaded, batch_tokens, devices), **trained}, show, json)
 
 
 def data(
     action: Annotated[Literal["check"], tyro.conf.Positional],
-    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")],
+    recipe: Recipe,
     json: bool = False,
     set: tuple[str, ...] = (),
 ) -> None:
@@ -67,6 +77,64 @@ def data(
     batch_tokens = tokens if isinstance(tokens, int) else 4096
     data = resolve(loaded.data)
     tell(check(data, loaded.tokenizer, batch_tokens, loaded.model.max_len), show, json)
+
+
+def train(
+    recipe: Recipe,
+    run: str,
+    from_: Annotated[str, tyro.conf.arg(name="from", metavar="RUN")] = "",
+    verify_resume: bool = False,
+    set: tuple[str, ...] = (),
+) -> None:
+    """Train what a recipe describes. Say the same again to go on after an interruption.
+
+    Leaves with 0 when it is done, with 130 (Ctrl-C) or 143 (SIGTERM) when it was asked to leave and
+    has saved everything, with 1 when it cannot go on.
+
+    Args:
+        recipe: the name of a recipe, or a TOML file.
+        run: the folder for all that comes of it.
+        from_: begin with the weights and the tokenizer of this run.
+        verify_resume: prove with a few steps that a resumed run equals an uninterrupted one.
+        set: changes to the recipe, as train.steps=500; --train.steps 500 says the same.
+    """
+    from limelight.recipe import load_recipe
+
+    loaded = load_recipe(recipe, set)
+
+    from limelight import experiment
+    from limelight.training.loop import FailedError
+
+    try:
+        if verify_resume:
+            experiment.verify_resume(loaded, run, from_ or None)
+            return
+        number = experiment.train(loaded, run, start_from=from_ or None)
+    except FailedError as error:
+        print(f"limelight: {error}", file=sys.stderr)
+        sys.exit(1)
+    if number:
+        print(f"limelight: saved; go on with the same command ({run})", file=sys.stderr)
+        sys.exit(128 + number)
+
+
+def evaluate(
+    run: Run,
+    split: Literal["train", "valid", "test"] = "test",
+    json: bool = False,
+    set: tuple[str, ...] = (),
+) -> None:
+    """How good a trained model is: loss, perplexity and accuracy on texts it has not seen.
+
+    Args:
+        run: a run folder.
+        split: which texts.
+        json: print one JSON document.
+        set: changes to the recipe, as data.test=FILE; --data.test FILE ... says the same.
+    """
+    from limelight.experiment import evaluate_run, show_scores
+
+    tell(evaluate_run(run, split, set), show_scores, json)
 
 
 def demo() -> None:
@@ -97,10 +165,16 @@ def terminal() -> "Console":
     return Terminal(highlight=False)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"data": data, "demo": demo, "info": info}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "data": data,
+    "demo": demo,
+    "evaluate": evaluate,
+    "info": info,
+    "train": train,
+}
 
 
-LISTS = ("data.train", "data.valid", "data.test")
+LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze")
 
 
 def gather_changes(arguments: list[str]) -> list[str]:

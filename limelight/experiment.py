@@ -4,6 +4,7 @@
 """
 
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,9 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -21,8 +24,8 @@ from limelight.decode.greedy import answer
 from limelight.disk import cache_folder
 from limelight.errors import UserError
 from limelight.model import AnyConfig, build
-from limelight.recipe import Recipe, load_recipe, parse_recipe, write_recipe
-from limelight.run.commit import lock, sweep
+from limelight.recipe import Recipe, load_recipe, recipe_of, write_recipe
+from limelight.run.commit import lock, sha256_of, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
 from limelight.text.batches import Batches
@@ -40,13 +43,13 @@ from limelight.text.named import resolve
 from limelight.text.readers import Tally
 from limelight.text.store import Store, prepare
 from limelight.text.tokenizer import Tokenizer
-from limelight.train.checkpoint import WEIGHTS, fill, read_tensors
-from limelight.train.device import choose_precision, describe
-from limelight.train.loop import Trainer, evaluate, fit
-from limelight.train.objective import Learner
-from limelight.train.optimizer import freeze
-from limelight.train.report import Report
-from limelight.train.workers import Workers, join
+from limelight.training.checkpoint import WEIGHTS, fill, read_tensors
+from limelight.training.device import choose_precision, describe
+from limelight.training.loop import FailedError, Trainer, evaluate, fit, name_of
+from limelight.training.objective import Learner
+from limelight.training.optimizer import freeze
+from limelight.training.report import Report
+from limelight.training.workers import Workers, join
 
 CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
@@ -68,8 +71,7 @@ class Loaded:
 def load(path: str | Path) -> Loaded:
     """The model of a run folder, ready to be used. Nothing in the folder is ever executed."""
     run = RunFolder(Path(path))
-    run.check()
-    recipe = parse_recipe(str(run.path / "recipe.toml"), run.read("recipe.toml"))
+    recipe = recipe_of(run)
     tokenizer = Tokenizer.load(run.tokenizer)
     classes = read_classes(run) if getattr(recipe.model, "classes", 0) else ()
     folder, _ = run.weights()
@@ -237,8 +239,7 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
         recipe = replace(recipe, model=replace(recipe.model, vocab=len(tokenizer)))
     if not run.begun:
         return recipe
-    run.check()
-    before = parse_recipe(str(run.path / "recipe.toml"), run.read("recipe.toml"))
+    before = recipe_of(run)
     if recipe.train.batch_tokens == "auto":
         train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
         recipe = replace(recipe, train=train)
@@ -384,7 +385,7 @@ def write_run(
             run.write_json("classes.json", list(classes))
         run.write("recipe.toml", write_recipe(recipe))
         run.write_json("environment.json", told)
-        run.begin()
+        run.begin(recipe.name)
     workers.wait()
 
 
@@ -455,8 +456,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     loaded = load(path)
-    text = write_recipe(loaded.recipe)
-    recipe = parse_recipe(loaded.recipe.name, text, changes)
+    recipe = recipe_of(RunFolder(Path(path)), changes)
     data = resolve(recipe.data)
     if not parts_of(data, split):
         raise UserError(f"there is no {split} split: say --data.{split} FILE ..., or --split")
@@ -485,3 +485,56 @@ def evaluate_run(
         "too_long": batches.too_long,
         **scores,
     }
+
+
+def show_scores(scores: dict[str, Any], console: Console) -> None:
+    """The same for people."""
+    console.print(f"[bold]{scores['split']}[/]  {scores['examples']:,} examples, ", end="")
+    console.print(f"step {scores['step']:,}")
+    for name in ("loss", "perplexity", "accuracy", "exact"):
+        if name in scores:
+            console.print(f"  {name:>10} {scores[name]:.4f}")
+    if scores["too_long"]:
+        console.print(f"  {scores['too_long']:,} examples were too long for the model")
+
+
+def verify_resume(
+    recipe: Recipe, run: str | Path, start_from: str | Path | None = None, steps: int = 6
+) -> None:
+    """Prove on this recipe that resuming changes nothing; a certificate is written into the run.
+
+    It trains a few steps twice, once without a break and once with one in the middle, and compares
+    every byte of what a checkpoint holds.
+    """
+    report = Report()
+    short = replace(recipe.train, steps=steps, checkpoint_every=1, validate_every=steps, keep=steps)
+    with TemporaryDirectory() as place:
+        whole, broken = Path(place) / "whole", Path(place) / "broken"
+        report.say(f"{steps} steps without a break")
+        train(replace(recipe, train=short), whole, start_from=start_from, silent=True)
+        report.say(f"{steps // 2} steps, a break, {steps - steps // 2} steps")
+        train(replace(recipe, train=short), broken, start_from=start_from, silent=True)
+        for later in range(steps // 2 + 1, steps + 1):
+            shutil.rmtree(broken / "checkpoints" / name_of(later))
+        shutil.rmtree(broken / "finished")
+        train(replace(recipe, train=short), broken, start_from=start_from, silent=True)
+        last = [folder / "checkpoints" / name_of(steps) for folder in (whole, broken)]
+        hashes = [{path.name: sha256_of(path) for path in sorted(f.iterdir())} for f in last]
+    same = hashes[0] == hashes[1]
+    certificate = {
+        "recipe": recipe.name,
+        "steps": steps,
+        "broken_after": steps // 2,
+        "equal": same,
+        "uninterrupted": hashes[0],
+        "resumed": hashes[1],
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    Path(run).mkdir(parents=True, exist_ok=True)
+    RunFolder(Path(run)).write_json("resume-certificate.json", certificate)
+    if not same:
+        raise FailedError(
+            f"a resumed run differs from an uninterrupted one; see {run}/resume-certificate.json"
+        )
+    report.say(f"equal to the last bit; {run}/resume-certificate.json says so", "green")

@@ -206,6 +206,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
     console.print(Text(facts["name"], "bold") + Text(f"  {facts['about']}", "not bold"))
     shape = ", ".join(f"{k} {v}" for k, v in facts["model"].items() if not isinstance(v, bool))
     console.print(Text(shape, "dim"))
+    if facts.get("trained"):
+        show_trained(facts["trained"], console)
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
     table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
     if facts["published"]:
@@ -216,6 +218,18 @@ def show(facts: dict[str, Any], console: Console) -> None:
     heads = ["multiply-adds per token", "with weights", f"with {length} positions"]
     table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
     show_memory(facts, console)
+
+
+def show_trained(trained: dict[str, Any], console: Console) -> None:
+    """How far a run has come."""
+    last, best = trained["last"], trained["best_validation"]
+    if last is None:
+        console.print("not trained yet")
+        return
+    told = f"trained for {last['step']:,} steps, {last['tokens']:,} tokens, loss {last['loss']:.4f}"
+    if best is not None:
+        told += f"; best validation {best['loss']:.4f} at step {best['step']:,}"
+    console.print(Text(told))
 
 
 def show_published(facts: dict[str, Any], console: Console) -> None:

@@ -8,7 +8,7 @@ again.
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -19,10 +19,11 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError, unknown
 from limelight.model import AnyConfig, model_config
 from limelight.model.config import FAMILIES
+from limelight.run.folder import RunFolder
 from limelight.settings import table
 from limelight.text.config import DataConfig, lists_to_tuples
 from limelight.text.tokenizer import SMALLEST, TokenizerConfig
-from limelight.train.config import TrainConfig
+from limelight.training.config import TrainConfig
 
 SHIPPED = files("limelight") / "recipes"
 
@@ -96,6 +97,13 @@ def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
         return assemble(Path(name).name.removesuffix(".toml"), values)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
+
+
+def recipe_of(run: RunFolder, changes: Iterable[str] = ()) -> Recipe:
+    """The recipe as a run used it."""
+    name = run.check()
+    recipe = parse_recipe(str(run.path / "recipe.toml"), run.read("recipe.toml"), changes)
+    return replace(recipe, name=name)
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -60,12 +60,12 @@ class RunFolder:
         """Whether a run was begun here."""
         return (self.path / "run.json").is_file()
 
-    def begin(self) -> None:
+    def begin(self, recipe: str) -> None:
         """Make this a run folder: the last thing to be written of what it begins with."""
-        self.write_json("run.json", {"format": FORMAT})
+        self.write_json("run.json", {"format": FORMAT, "recipe": recipe})
 
-    def check(self) -> None:
-        """Refuse what is no run folder, or one of another format."""
+    def check(self) -> str:
+        """The name of its recipe. What is no run folder, or one of another format, is refused."""
         if not self.begun:
             raise UserError(f"{self.path} is no run folder: it has no run.json")
         told = self.read_json("run.json")
@@ -74,6 +74,7 @@ class RunFolder:
                 f"{self.path} has another format than this version of limelight reads "
                 f"({FORMAT}): its run.json says {told!s:.80}"
             )
+        return str(told.get("recipe", self.path.name))
 
     def write(self, name: str, text: str) -> None:
         """Write a small file, whole or not at all."""

@@ -61,3 +61,12 @@ def cut_log(path: Path, step: int) -> None:
 def without_timing(entry: Entry) -> Entry:
     """What two runs of the same recipe have in common."""
     return {key: value for key, value in entry.items() if key not in TIMING}
+
+
+def summary(path: Path) -> Entry:
+    """How far a run has come: its last training line, and its best and last validation."""
+    entries = [without_timing(entry) for entry in read_log(path)]
+    train = [entry for entry in entries if "rate" in entry]
+    valid = [entry for entry in entries if entry.get("validation")]
+    best = min(valid, key=lambda entry: float(entry["loss"]), default=None)
+    return {"last": train[-1] if train else None, "best_validation": best}

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from limelight.model.layers import Layer
-from limelight.train.config import TrainConfig
-from limelight.train.device import choose_device, local_rank
+from limelight.training.config import TrainConfig
+from limelight.training.device import choose_device, local_rank
 
 
 @dataclass(frozen=True)

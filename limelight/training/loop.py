@@ -25,7 +25,7 @@ from limelight.run.folder import RunFolder
 from limelight.run.log import Log, cut_log
 from limelight.text.batches import Batches
 from limelight.text.examples import Batch
-from limelight.train.checkpoint import (
+from limelight.training.checkpoint import (
     WEIGHTS,
     NotFiniteError,
     State,
@@ -34,14 +34,14 @@ from limelight.train.checkpoint import (
     restore,
     write,
 )
-from limelight.train.config import TrainConfig
-from limelight.train.device import is_out_of_memory, peak_memory
-from limelight.train.loss import Score
-from limelight.train.objective import Learner, to_device, tokens_in
-from limelight.train.optimizer import gradient_norm, make_optimizer, scale_gradients, set_rate
-from limelight.train.report import Report
-from limelight.train.schedule import learning_rate
-from limelight.train.workers import Workers, gathering, spread
+from limelight.training.config import TrainConfig
+from limelight.training.device import is_out_of_memory, peak_memory
+from limelight.training.loss import Score
+from limelight.training.objective import Learner, to_device, tokens_in
+from limelight.training.optimizer import gradient_norm, make_optimizer, scale_gradients, set_rate
+from limelight.training.report import Report
+from limelight.training.schedule import learning_rate
+from limelight.training.workers import Workers, gathering, spread
 
 PATIENCE_WITH_NAN = 3  # steps in a row that may be skipped
 Metrics = Callable[[nn.Module], dict[str, float]]

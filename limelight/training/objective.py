@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.text.examples import Batch, Labelled, Masked, Pairs, Texts
-from limelight.train.loss import IGNORED, Score, score_tokens
+from limelight.training.loss import IGNORED, Score, score_tokens
 
 
 class Learner(nn.Module):

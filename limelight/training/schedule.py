@@ -5,7 +5,7 @@ All begin with a linear warm-up. `step` counts from 1.
 
 import math
 
-from limelight.train.config import TrainConfig
+from limelight.training.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, d_model: int, step: int) -> float:

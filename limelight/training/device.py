@@ -8,7 +8,7 @@ import sys
 import torch
 
 from limelight.errors import UserError
-from limelight.train.config import TrainConfig
+from limelight.training.config import TrainConfig
 
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
 
