@@ -126,7 +126,7 @@ def our_step(sizes: dict[str, int], batch: Any, device: str, compiled: bool) -> 
     )
     config = TrainConfig(compile=compiled, label_smoothing=0.1 if translating else 0.0)
     trainer = Trainer(
-        learner=Learner(build(ModelConfig(**sizes, **family)), config.label_smoothing),
+        learner=Learner(build(ModelConfig(**sizes, **family)), config.label_smoothing, compiled),
         batches=None,  # type: ignore[arg-type]
         config=config,
         run=RunFolder(Path()),
@@ -174,7 +174,7 @@ def make_batch(sizes: dict[str, int], rows: int, length: int, device: str) -> An
     return Pairs(0, examples, source, target, None, asked)
 
 
-def contestants(case: str, device: str) -> tuple[dict[str, Step], int]:
+def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Step], int]:
     """A step of everybody, and the tokens of one."""
     sizes, rows, length = CASES[case]
     batch = make_batch(sizes, rows, length, device)
@@ -187,7 +187,7 @@ def contestants(case: str, device: str) -> tuple[dict[str, Step], int]:
         }
     )
     steps: dict[str, Step] = {}
-    for compiled in [False, True] if device == "cuda" else [False]:
+    for compiled in [mode == "compiled" for mode in modes]:
         mark = ", compiled" if compiled else ""
         steps[f"limelight{mark}"] = our_step(sizes, batch, device, compiled)
         for name, peer in peers.items():
@@ -195,9 +195,9 @@ def contestants(case: str, device: str) -> tuple[dict[str, Step], int]:
     return steps, rows * length * (1 if isinstance(batch, Texts) else 2)
 
 
-def measure(case: str, repeats: int, device: str) -> dict[str, dict[str, float]]:
+def measure(case: str, repeats: int, device: str, modes: list[str]) -> dict[str, dict[str, float]]:
     """Tokens per second of each, from the median of rounds in which all take turns."""
-    steps, tokens = contestants(case, device)
+    steps, tokens = contestants(case, device, modes)
     times: dict[str, list[float]] = {name: [] for name in steps}
     first: dict[str, float] = {}
     for round_ in range(repeats + 3):
@@ -226,13 +226,17 @@ def main() -> None:
     usual = [case for case in CASES if case.startswith("S,") != cuda]
     parser.add_argument("--cases", nargs="+", choices=CASES, default=usual)
     parser.add_argument("--repeats", type=int, default=20 if cuda else 7)
+    both = ["eager", "compiled"]
+    parser.add_argument("--modes", nargs="+", choices=both, default=both if cuda else both[:1])
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     machine = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU"
+    if cuda:
+        torch.set_float32_matmul_precision("high")
     print(f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     results = {}
     for case in options.cases:
-        results[case] = measure(case, options.repeats, device)
+        results[case] = measure(case, options.repeats, device, options.modes)
         best = max(v["tokens_per_second"] for k, v in results[case].items() if "limelight" not in k)
         print(case)
         for name, numbers in results[case].items():

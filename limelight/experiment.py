@@ -178,7 +178,7 @@ def set_up(
         report.warn(f"{batches.too_long} examples are longer than max_len={recipe.model.max_len}")
     valid = make(stores["valid"], "valid") if "valid" in stores else None
     trainer = Trainer(
-        learner=Learner(model, config.label_smoothing),
+        learner=Learner(model, config.label_smoothing, config.compile),
         batches=batches,
         config=recipe.train,
         run=run,

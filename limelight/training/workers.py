@@ -57,6 +57,7 @@ def join(config: TrainConfig) -> Iterator[Workers]:
     device = choose_device(config.device, local_rank())
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high")  # what stays in float32 may use tensor cores
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1 and not (config.shard and "RANK" in os.environ):
         yield Workers(device)
