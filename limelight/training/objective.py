@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.text.examples import Batch, Labelled, Masked, Pairs, Texts
-from limelight.training.loss import IGNORED, Score, judge_logits, score_tokens
+from limelight.training.loss import IGNORED, Score, judge_logits, judge_to_compile, score_tokens
 
 Scorer = Callable[..., Score]
 
@@ -24,7 +24,7 @@ class Learner(nn.Module):
     def __init__(self, model: nn.Module, smoothing: float = 0.0, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
-        judge = torch.compile(judge_logits) if compiled else judge_logits
+        judge = torch.compile(judge_to_compile) if compiled else judge_logits
         self.score = partial(score_tokens, smoothing=smoothing, judge=judge)
         self.smoothing = smoothing
 
