@@ -41,6 +41,13 @@ class Workers:
             dist.all_reduce(values)
         return values
 
+    def least(self, value: int) -> int:
+        """The smallest that any process has."""
+        held = torch.tensor(value, device=self.device)
+        if self.ranks > 1:
+            dist.all_reduce(held, dist.ReduceOp.MIN)
+        return int(held)
+
     def wait(self) -> None:
         """Go on when all have come here."""
         if self.ranks > 1:
