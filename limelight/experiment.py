@@ -25,6 +25,7 @@ from limelight.decode.greedy import answer
 from limelight.disk import cache_folder
 from limelight.errors import UserError
 from limelight.model import AnyConfig, build
+from limelight.progress import counting
 from limelight.recipe import Recipe, load_recipe, recipe_of, write_recipe
 from limelight.run.commit import lock, sha256_of, sweep
 from limelight.run.curves import draw_curves
@@ -306,7 +307,7 @@ def tokenise(
     """The store of a split; the first process makes it, the others find it."""
     stores = cache_folder() / "stores"
     if workers.first:
-        with report.counting(f"tokenising {split}") as progress:
+        with counting(f"tokenising {split}", report.console) as progress:
             prepare(data, split, tokenizer, stores, progress)
     workers.wait()
     return prepare(data, split, tokenizer, stores)

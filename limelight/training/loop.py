@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limelight.errors import UserError
+from limelight.run.board import Board
 from limelight.run.commit import check_room, commit, newest, numbered, prune
 from limelight.run.folder import RunFolder
 from limelight.run.log import Log, cut_log
@@ -85,7 +86,7 @@ def fit(trainer: Trainer) -> int:
     """Train to the last step: 0. Or until a signal asks to leave: its number, all being saved."""
     config, state = trainer.config, trainer.state
     resume(trainer)
-    log = Log(trainer.run.log) if trainer.workers.first else None
+    log = open_log(trainer)
     stream = batches_from(trainer.batches, state)
     clock = Clock()
     taken: deque[Taken] = deque()
@@ -117,6 +118,13 @@ def fit(trainer: Trainer) -> int:
         return interrupted[-1] if interrupted else signal.SIGTERM
     finish(trainer)
     return 0
+
+
+def open_log(trainer: Trainer) -> Log | None:
+    """The log, if this is the process that writes it."""
+    if not trainer.workers.first:
+        return None
+    return Log(trainer.run.log, Board(trainer.run.path / "tensorboard", trainer.state.step))
 
 
 def resume(trainer: Trainer) -> None:
