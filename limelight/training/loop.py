@@ -95,7 +95,8 @@ def fit(trainer: Trainer) -> int:
                     validate(trainer, log, clock, interrupted)
                 done = state.step >= config.steps or state.stopped
                 stop = trainer.workers.agree(bool(interrupted))
-                if done or stop or due(config.checkpoint_every, state, config):
+                best = config.patience and 0 < state.step == state.best_step  # to be used at the end
+                if done or stop or best or due(config.checkpoint_every, state, config):
                     save(trainer, log, must=done or stop)
                 if done or stop:
                     break
@@ -122,7 +123,7 @@ def resume(trainer: Trainer) -> None:
         vars(trainer.state).update(vars(restored))
         trainer.report.say(f"resuming from step {trainer.state.step}")
     if trainer.workers.first:
-        cut_log(trainer.run.log, trainer.state.step)
+        cut_log(trainer.run.log, trainer.state.step, trainer.state.validated)
 
 
 @dataclass(frozen=True)
