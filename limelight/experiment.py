@@ -74,9 +74,21 @@ def load(path: str | Path) -> Loaded:
     recipe = recipe_of(run)
     tokenizer = Tokenizer.load(run.tokenizer)
     classes = read_classes(run) if getattr(recipe.model, "classes", 0) else ()
-    folder, _ = run.weights()
-    model = build_from(recipe.model, folder / WEIGHTS)
-    return Loaded(recipe, tokenizer, model.eval(), classes, int(folder.name.removeprefix("step-")))
+    model, step = newest_model(recipe.model, run)
+    return Loaded(recipe, tokenizer, model.eval(), classes, step)
+
+
+def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
+    """The model as it is now, and its step. What a trainer prunes meanwhile is asked for again."""
+    while True:
+        folder, _ = run.weights()
+        try:
+            model = build_from(config, folder / WEIGHTS)
+        except UserError:
+            if folder.is_dir():
+                raise
+        else:
+            return model, int(folder.name.removeprefix("step-"))
 
 
 def build_from(config: AnyConfig, path: Path) -> nn.Module:
