@@ -84,7 +84,9 @@ class ChunkedLoss(torch.autograd.Function):
             if learning:
                 add_gradients(grads, part, some, matrix, slope(logits, answers[part], smoothing))
         ctx.save_for_backward(*grads)
-        return torch.stack(sums).sum(dim=0).unbind()
+        return tuple(
+            value.clone() for value in torch.stack(sums).sum(dim=0)
+        )  # views would disturb FSDP
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
