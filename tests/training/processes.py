@@ -6,10 +6,11 @@ forks has its own signals, locks and exit code, like one that a shell has starte
 
 import multiprocessing
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -73,17 +74,37 @@ def command(arguments: list[str]) -> None:
     cli.main()
 
 
+def train_command(run: Path, settings: list[str]) -> list[str]:
+    return ["train", "reverse", f"--run={run}", *TINY, *settings]
+
+
 @contextmanager
 def training(run: Path, settings: list[str], **environment: str) -> Iterator[BaseProcess]:
     """`limelight train reverse` with a cache of its own; what it says is beside the run."""
-    arguments = ["train", "reverse", f"--run={run}", *TINY, *settings]
+    arguments = train_command(run, settings)
     environment = {"LIMELIGHT_CACHE": str(run.parent / "cache"), **environment}
     with process(command, arguments, said=said_of(run), **environment) as child:
         yield child
 
 
-def said_of(run: Path) -> Path:
-    return run.with_name(f"{run.name}.said")
+@contextmanager
+def many(work: Callable[..., None], *given: Any, folder: Path) -> Iterator[list[BaseProcess]]:
+    """Two processes that do this work together, as `torchrun` would start them."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    together["LIMELIGHT_CACHE"] = str(folder.parent / "cache")
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                process(work, *given, said=said_of(folder, rank), RANK=rank, **together)
+            )
+            for rank in "01"
+        ]
+
+
+def said_of(run: Path, rank: str = "0") -> Path:
+    return run.with_name(f"{run.name}.said-{rank}")
 
 
 def train(run: Path, settings: list[str]) -> str:
@@ -118,3 +139,9 @@ def result(run: Path) -> dict[str, Any]:
     }
     log = [without_timing(entry) for entry in read_log(run / "log.jsonl")]
     return files | {"log.jsonl": log}
+
+
+if __name__ == "__main__":  # under `torchrun`: tell who this is, and train
+    place, *arguments = sys.argv[1:]
+    Path(place, f"process-{os.environ['RANK']}").write_text(str(os.getpid()))
+    command(arguments)
