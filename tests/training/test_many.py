@@ -26,7 +26,6 @@ from tests.training.processes import (
     result,
     said_of,
     steps_logged,
-    train,
     train_command,
 )
 
