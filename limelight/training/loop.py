@@ -95,9 +95,7 @@ def fit(trainer: Trainer) -> int:
                     validate(trainer, log, clock, interrupted)
                 done = state.step >= config.steps or state.stopped
                 stop = trainer.workers.agree(bool(interrupted))
-                best = (
-                    config.patience and 0 < state.step == state.best_step
-                )  # to be used at the end
+                best = config.patience and 0 < state.step == state.best_step  # for the end
                 if done or stop or best or due(config.checkpoint_every, state, config):
                     save(trainer, log, must=done or stop)
                 if done or stop:

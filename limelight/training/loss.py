@@ -84,9 +84,8 @@ class ChunkedLoss(torch.autograd.Function):
             if learning:
                 add_gradients(grads, part, some, matrix, slope(logits, answers[part], smoothing))
         ctx.save_for_backward(*grads)
-        return tuple(
-            value.clone() for value in torch.stack(sums).sum(dim=0)
-        )  # views would disturb FSDP
+        totals = torch.stack(sums).sum(dim=0)
+        return tuple(total.clone() for total in totals)  # FSDP warns of views
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
