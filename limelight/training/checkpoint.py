@@ -108,7 +108,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors from a file of safetensors, which is data and never code."""
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 

@@ -93,7 +93,7 @@ def fit(trainer: Trainer) -> int:
             while True:
                 if due(config.validate_every, state, config) and state.validated < state.step:
                     validate(trainer, log, clock, interrupted)
-                done = state.step >= config.steps or state.stopped
+                done = state.stopped or state.step == state.validated >= config.steps
                 stop = trainer.workers.agree(bool(interrupted))
                 best = config.patience and 0 < state.step == state.best_step  # for the end
                 if done or stop or best or due(config.checkpoint_every, state, config):
@@ -320,8 +320,11 @@ def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -
         state.validated = state.step
         return
     scores = evaluate(trainer, trainer.valid, stop)
-    if not scores:
+    if not scores and stop:
         return  # interrupted: it is done again after resuming
+    state.validated = state.step
+    if not scores:
+        return  # there was nothing to be asked
     if not config.shard:
         scores |= trainer.metrics(trainer.learner.model.eval())
     if config.metric not in scores:
@@ -329,7 +332,6 @@ def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -
     value = scores[config.metric]
     value = value if config.metric in ("loss", "perplexity") else -value
     better = value < state.best
-    state.validated = state.step
     state.best, state.best_step = (value, state.step) if better else (state.best, state.best_step)
     state.tired = 0 if better else state.tired + 1
     state.stopped = bool(config.patience and state.tired >= config.patience)

@@ -42,6 +42,7 @@ def process(
     work: Callable[..., None], *given: Any, said: Path, **environment: str
 ) -> Iterator[BaseProcess]:
     """A process that does this work; at the end of the block it is no more."""
+    said.unlink(missing_ok=True)
     with chdir(ROOT):  # where the server finds the package
         forkserver.ensure_running()
     child = FORKS.Process(target=begin, args=(work, said, environment, *given), daemon=True)
@@ -59,7 +60,7 @@ def begin(work: Callable[..., None], said: Path, environment: dict[str, str], *g
 
     torch.set_num_threads(1)
     os.environ.update(environment)
-    descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    descriptor = os.open(said, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     work(*given)
@@ -101,6 +102,11 @@ def many(work: Callable[..., None], *given: Any, folder: Path) -> Iterator[list[
             )
             for rank in "01"
         ]
+
+
+def speaks(run: Path) -> bool:
+    """Whether a training has begun to say something."""
+    return said_of(run).exists() and said_of(run).stat().st_size > 0
 
 
 def said_of(run: Path, rank: str = "0") -> Path:

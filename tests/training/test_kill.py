@@ -14,6 +14,7 @@ from tests.training.processes import (
     SECONDS,
     result,
     said_of,
+    speaks,
     steps_logged,
     train,
     training,
@@ -118,6 +119,17 @@ def test_asked_to_leave_while_it_validates(unasked, tmp_path):
     assert essence(run) == unasked
 
 
+def test_asked_to_leave_while_it_validates_the_last_time(unasked, tmp_path):
+    """It is not done before that too is done."""
+    run = tmp_path / "run"
+    with training(run, LEFT) as child:
+        assert wait_until(lambda: steps_logged(run) == STEPS, child)
+        leave(run, child, signal.SIGTERM)
+    assert newest_state(run)["validated"] < newest_state(run)["step"] == STEPS
+    train(run, LEFT)
+    assert essence(run) == unasked
+
+
 def test_asked_to_leave_while_it_saves_and_again_and_again(unasked, tmp_path):
     run = tmp_path / "run"
     with training(run, LEFT) as child:
@@ -149,6 +161,7 @@ def test_asked_to_leave_at_random_instants(unasked, tmp_path, instants):
         number = draw.choice([signal.SIGTERM, signal.SIGINT])
         with training(run, LEFT) as child:
             if asked < instants:
+                wait_until(lambda: speaks(run), child)
                 wait_for_a_random_instant(run, child, draw)
                 if child.exitcode is None:
                     os.kill(child.pid, number)
