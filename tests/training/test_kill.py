@@ -42,8 +42,9 @@ LEFT = [
 
 
 def wait_for_a_random_instant(run, child, draw):
-    """Some time after some step; or near the start, if the run is already further than that."""
-    step = draw.randint(0, STEPS)
+    """Some time after the start, or after a step that the run has not come to yet."""
+    ahead = draw.randint(min(steps_logged(run) + 1, STEPS), STEPS)
+    step = draw.choice([0, ahead, ahead, ahead])
     wait_until(lambda: steps_logged(run) >= step, child)
     child.join(draw.uniform(0, 0.3))
 
