@@ -32,7 +32,7 @@ soak: .venv/ready-to-develop
 	$(BIN)/pytest -m soak  # one after the other: some of them measure time
 
 bench: .venv/ready-to-develop
-	$(BIN)/python benchmarks/model_speed.py
+	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/text_speed.py
 
 clean:

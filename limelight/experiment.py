@@ -19,10 +19,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from limelight import info
 from limelight.decode.greedy import answer
 from limelight.disk import cache_folder
 from limelight.errors import UserError
 from limelight.model import AnyConfig, build
+from limelight.progress import counting
 from limelight.recipe import Recipe, load_recipe, recipe_of, write_recipe
 from limelight.run.commit import lock, sha256_of, sweep
 from limelight.run.curves import draw_curves
@@ -31,6 +33,7 @@ from limelight.text.batches import Batches
 from limelight.text.config import DataConfig, parts_of, sides, tags_of
 from limelight.text.corpora import read_split
 from limelight.text.examples import (
+    Batch,
     BlockExamples,
     Examples,
     LabelledExamples,
@@ -44,8 +47,16 @@ from limelight.text.store import Store, prepare
 from limelight.text.tokenizer import Tokenizer
 from limelight.training.checkpoint import WEIGHTS, fill, read_tensors, shapes_in
 from limelight.training.device import choose_precision, describe
+from limelight.training.fitting import (
+    LARGEST,
+    LARGEST_ON_CPU,
+    SMALLEST,
+    fits_on_gpu,
+    largest_that_fits,
+    memory_of_machine,
+)
 from limelight.training.loop import FailedError, Trainer, evaluate, fit, name_of
-from limelight.training.objective import Learner
+from limelight.training.objective import Learner, to_device
 from limelight.training.optimizer import freeze
 from limelight.training.report import Report
 from limelight.training.workers import Workers, join
@@ -183,15 +194,19 @@ def set_up(
     if origin is not None:
         take_over(model, origin, report)
     freeze(model, config.freeze)
-    recipe = replace(recipe, train=replace(config, batch_tokens=settle_batch(recipe, run)))
-    write_run(recipe, tokenizer, classes, stores, run, workers)
     make = partial(batches_of, recipe, data, tokenizer, classes, workers)
     batches = make(stores["train"], "train")
+    if recipe.train.batch_tokens == "auto":
+        size = fit_batch(recipe, model, batches, workers, precision)
+        report.say(f"batches of {size:,} tokens fit")
+        batches = replace(batches, batch_tokens=size)
+        recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
+    write_run(recipe, tokenizer, classes, stores, run, workers)
     if batches.too_long:
         report.warn(f"{batches.too_long} examples are longer than max_len={recipe.model.max_len}")
     valid = make(stores["valid"], "valid") if "valid" in stores else None
     trainer = Trainer(
-        learner=Learner(model, config.label_smoothing),
+        learner=Learner(model, config.label_smoothing, config.compile),
         batches=batches,
         config=recipe.train,
         run=run,
@@ -267,10 +282,36 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
     return recipe
 
 
-def settle_batch(recipe: Recipe, run: RunFolder) -> int:
-    """How many tokens a batch has."""
-    wanted = recipe.train.batch_tokens
-    return 4096 if wanted == "auto" else wanted
+def fit_batch(
+    recipe: Recipe, model: nn.Module, batches: Batches, workers: Workers, precision: str
+) -> int:
+    """The largest batch that fits, for all processes alike."""
+    if workers.device.type == "cuda":
+        learner = Learner(model, recipe.train.label_smoothing).to(workers.device)
+        moments = [torch.zeros_like(p) for p in model.parameters() for _ in range(2)]  # Adam's
+
+        def learn(batch: Batch) -> None:
+            with torch.autocast("cuda", torch.bfloat16, precision == "bfloat16"):
+                score = learner(to_device(batch, workers.device))
+            torch.autograd.backward(score.loss)
+
+        size = largest_that_fits(partial(fits_on_gpu, learn, batches), LARGEST)
+        del moments
+        learner.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+    else:
+        room = memory_of_machine() // 2
+        size = largest_that_fits(lambda tokens: memory_of(recipe, tokens) < room, LARGEST_ON_CPU)
+    if size < SMALLEST:
+        raise UserError(f"not even a batch of {SMALLEST} tokens fits here: choose a smaller model")
+    return workers.least(size)
+
+
+def memory_of(recipe: Recipe, tokens: int) -> int:
+    """Bytes that training takes with batches of so many tokens, as `limelight info` estimates."""
+    full = max(tokens, recipe.model.max_len)
+    told = dict(info.describe(recipe, full)["training_bytes"])
+    return sum(size for part, size in told.items() if part not in ("devices", "tokens"))
 
 
 def tokenise(
@@ -279,7 +320,7 @@ def tokenise(
     """The store of a split; the first process makes it, the others find it."""
     stores = cache_folder() / "stores"
     if workers.first:
-        with report.counting(f"tokenising {split}") as progress:
+        with counting(f"tokenising {split}", report.console) as progress:
             prepare(data, split, tokenizer, stores, progress)
     workers.wait()
     return prepare(data, split, tokenizer, stores)
@@ -312,11 +353,9 @@ def batches_of(
     config, longest = recipe.train, recipe.model.max_len
     weights = [part.weight for part in parts_of(data, split)] if split == "train" else []
     examples = examples_of(recipe, data, tokenizer, classes, store, weights)
-    if not isinstance(config.batch_tokens, int):
-        raise TypeError("the number of tokens in a batch is settled before batches are made")
     return Batches(
         examples,
-        config.batch_tokens,
+        config.batch_tokens if isinstance(config.batch_tokens, int) else SMALLEST,
         config.seed,
         pad=tokenizer.pad,
         longest=longest,

@@ -9,6 +9,7 @@ checkpoints/       the last ones, from which training resumes
 finished/          the weights to be used, when training has ended
 log.jsonl          what happened, line by line
 curves.svg         the same, drawn
+tensorboard/       the same for TensorBoard, where that is installed
 """
 
 import json

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from limelight.disk import replace_file
 
@@ -19,14 +19,16 @@ Entry = dict[str, Any]
 class Log:
     """Appends to a log file; every line is whole, or cut away when the run resumes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, also: "Hearer | None" = None) -> None:
+        self.path, self.also = path, also
         self.file = path.open("a", encoding="utf-8")
 
     def add(self, entry: Entry) -> None:
         """Write a line, and have the system know it."""
         self.file.write(json.dumps(entry) + "\n")
         self.file.flush()
+        if self.also is not None:
+            self.also.add(entry)
 
     def sync(self) -> None:
         """Have all lines on the disk: before a checkpoint says that they were written."""
@@ -35,6 +37,18 @@ class Log:
     def close(self) -> None:
         """Nothing more will come."""
         self.file.close()
+        if self.also is not None:
+            self.also.close()
+
+
+class Hearer(Protocol):
+    """Who is told of every line too."""
+
+    def add(self, entry: Entry) -> None:
+        """A line."""
+
+    def close(self) -> None:
+        """No more lines."""
 
 
 def read_log(path: Path) -> Iterator[Entry]:

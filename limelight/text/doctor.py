@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.errors import UserError
+from limelight.progress import counting
 from limelight.text.batches import plan_epoch
 from limelight.text.config import DataConfig, parts_of, sides, tags_of
 from limelight.text.corpora import read_split
@@ -143,7 +144,8 @@ def tokens(
     )
     tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
     with TemporaryDirectory() as folder:
-        store = prepare(data, "train", tokenizer, Path(folder))
+        with counting("tokenising") as progress:
+            store = prepare(data, "train", tokenizer, Path(folder), progress)
         total = sum(len(column.tokens) for column in store.columns)
         report: dict[str, Any] = {"vocabulary": len(tokenizer), "tokens": total}
         words, lost = 0, 0

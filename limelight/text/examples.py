@@ -29,7 +29,7 @@ class Pairs(NamedTuple):
     examples: Tensor  # B: which ones they are, -1 for an empty row that fills up a rounded shape
     source: Tensor  # B S: the tokens and the end
     target: Tensor  # B T + 1: the start, the tokens and the end; read [:, :-1], predict [:, 1:]
-    source_real: Tensor  # B S, False at padding
+    source_real: Tensor | None  # B S, False at padding; None where there is none
     target_real: Tensor  # B T + 1
 
 

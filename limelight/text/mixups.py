@@ -1,8 +1,8 @@
 """Which lines of a bilingual corpus are in the wrong language? The corpus itself knows.
 
 Three letters in a row are typical of the one side or of the other. What most lines say about them
-judges every single line; no model and no list of languages is needed. Two sides of one language, as
-in a dialogue, have nothing typical, and so nothing is suspected.
+judges every single line; no model and no list of languages is needed. Where few lines are typical
+of their side, as in questions and answers, there is one language, and nothing is suspected.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 BUCKETS = 2**16  # that the trigrams are counted in; a few share one
 ENOUGH = 12  # trigrams: shorter lines (names, numbers) can be anything
+TWO_LANGUAGES = 0.75  # of the lines must be typical of their side: of two languages 0.97 are
 SURE = 0.7  # of the mean logarithm of the odds, for one language against the other
 
 
@@ -34,12 +35,17 @@ def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> Mixups:
             np.add.at(counts[side], trigrams(pair[side]), 1)
     odds = np.diff(np.log(counts / counts.sum(axis=1, keepdims=True)), axis=0)[0]
     found = {"copied": 0, "swapped": 0, "source": 0, "target": 0}
+    typical, judged = np.zeros(2), np.zeros(2)
     for source, target in read():
-        wrong = (leans(source, odds) > SURE, leans(target, odds) < -SURE)
+        lean = np.array([-leans(source, odds), leans(target, odds)])  # above 0: to its own side
+        typical, judged = typical + (lean > SURE), judged + (lean != 0)
+        wrong = lean < -SURE
         if source == target and len(source.split()) > 2:
             found["copied"] += 1
         elif any(wrong):
             found["swapped" if all(wrong) else "source" if wrong[0] else "target"] += 1
+    if any(typical < TWO_LANGUAGES * judged):
+        return Mixups(found["copied"], 0, 0, 0)
     return Mixups(**found)
 
 

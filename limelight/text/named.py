@@ -1,7 +1,7 @@
 """Public corpora by name: found where you keep them, or downloaded once; proved either way.
 
 A file is known by the SHA-256 of its content, packed or not: a score on another text is another
-score. None of these texts comes with the package: mind their licences.
+score. Only `greetings` comes with the package: mind the licences of the others.
 """
 
 import os
@@ -30,6 +30,7 @@ class Named:
     valid: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)  # how the files are to be read
+    shipped: bool = False  # lies beside this module: no folder to name, no hash to know
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,13 @@ def tatoeba(language: str, date: str) -> Named:
 
 
 NAMED = {
+    "greetings": Named(
+        "Apache-2.0, written for Limelight",
+        "comes with the package",
+        (("greetings.tsv",),),
+        ("greetings.valid.tsv",),
+        shipped=True,
+    ),
     "multi30k-en-de": multi30k("en", "de"),
     "multi30k-de-en": multi30k("de", "en"),
     "multi30k-en-fr": multi30k("en", "fr"),
@@ -219,6 +227,8 @@ def resolve(data: DataConfig) -> DataConfig:
 
 def find(name: str, file: str) -> Path:
     """A file of a corpus, proved to be the one we mean: your own, or the one downloaded."""
+    if NAMED[name].shipped:
+        return Path(__file__).parent / file
     own = os.environ.get("LIMELIGHT_DATA")
     for root in [Path(own), downloads()] if own else [downloads()]:
         for ending in ("", *PACKED):

@@ -85,7 +85,7 @@ def prepare(
     split: str,
     tokenizer: Tokenizer,
     stores: Path,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> Store:
     """The store of this split, made now or found from before; `progress` hears of examples done."""
     stores.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def write(
     split: str,
     tokenizer: Tokenizer,
     folder: Path,
-    progress: Callable[[int], None],
+    progress: Callable[[int], object],
 ) -> None:
     """Tokenise a split into a folder, a few thousand examples at a time."""
     dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"

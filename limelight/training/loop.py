@@ -8,6 +8,7 @@ from one does what it would have done.
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limelight.errors import UserError
+from limelight.run.board import Board
 from limelight.run.commit import check_room, commit, newest, numbered, prune
 from limelight.run.folder import RunFolder
 from limelight.run.log import Log, cut_log
@@ -38,7 +40,7 @@ from limelight.training.config import TrainConfig
 from limelight.training.device import is_out_of_memory, peak_memory
 from limelight.training.loss import Score
 from limelight.training.objective import Learner, to_device, tokens_in
-from limelight.training.optimizer import gradient_norm, make_optimizer, scale_gradients, set_rate
+from limelight.training.optimizer import gradient_norm, make_optimizer, move, move_unseen, set_rate
 from limelight.training.report import Report
 from limelight.training.schedule import learning_rate
 from limelight.training.workers import Workers, gathering, spread
@@ -84,25 +86,31 @@ def fit(trainer: Trainer) -> int:
     """Train to the last step: 0. Or until a signal asks to leave: its number, all being saved."""
     config, state = trainer.config, trainer.state
     resume(trainer)
-    log = Log(trainer.run.log) if trainer.workers.first else None
+    log = open_log(trainer)
     stream = batches_from(trainer.batches, state)
     clock = Clock()
+    taken: deque[Taken] = deque()
     trainer.report.begin(state.step, config.steps)
     try:
         with interruption() as interrupted:
             while True:
                 if due(config.validate_every, state, config) and state.validated < state.step:
+                    while taken:
+                        tell(trainer, log, clock, taken.popleft())
                     validate(trainer, log, clock, interrupted)
-                done = state.stopped or state.step == state.validated >= config.steps
                 stop = trainer.workers.agree(bool(interrupted))
+                done = state.stopped or state.step == state.validated >= config.steps
                 best = config.patience and 0 < state.step == state.best_step  # for the end
-                if done or stop or best or due(config.checkpoint_every, state, config):
+                saving = done or stop or best or due(config.checkpoint_every, state, config)
+                # A GPU takes the next step while this tells of the one before.
+                behind = 0 if saving or trainer.workers.device.type != "cuda" else 1
+                while len(taken) > behind:
+                    tell(trainer, log, clock, taken.popleft())
+                if saving:
                     save(trainer, log, must=done or stop)
                 if done or stop:
                     break
-                turn = list(islice(stream, config.accumulate))
-                entry = take_step(trainer, turn)
-                log_step(trainer, log, clock, entry, turn)
+                taken.append(take_step(trainer, list(islice(stream, config.accumulate))))
     finally:
         trainer.report.end()
         if log is not None:
@@ -111,6 +119,13 @@ def fit(trainer: Trainer) -> int:
         return interrupted[-1] if interrupted else signal.SIGTERM
     finish(trainer)
     return 0
+
+
+def open_log(trainer: Trainer) -> Log | None:
+    """The log, if this is the process that writes it."""
+    if not trainer.workers.first:
+        return None
+    return Log(trainer.run.log, Board(trainer.run.path / "tensorboard", trainer.state.step))
 
 
 def resume(trainer: Trainer) -> None:
@@ -152,7 +167,17 @@ def due(every: int, state: State, config: TrainConfig) -> bool:
     return state.step > 0 and (state.step % every == 0 or state.step >= config.steps)
 
 
-def take_step(trainer: Trainer, turn: list[Turn]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Taken:
+    """A step that was taken; its numbers may still be on their way from the GPU."""
+
+    step: int
+    rate: float
+    turn: list[Turn]
+    numbers: Callable[[], list[float]]  # loss, surprise, right, asked; norm, and 1 if finite
+
+
+def take_step(trainer: Trainer, turn: list[Turn]) -> Taken:
     """One step of the optimizer: the gradients of all batches of all processes, added up.
 
     The loss of every token counts the same, so the sum is divided once, by all tokens. A step whose
@@ -160,6 +185,7 @@ def take_step(trainer: Trainer, turn: list[Turn]) -> dict[str, Any]:
     """
     config, state, workers = trainer.config, trainer.state, trainer.workers
     state.step += 1
+    state.epoch, state.position = turn[-1].epoch, turn[-1].position
     rate = learning_rate(config, trainer.d_model, state.step)
     set_rate(trainer.optimizer, rate)
     trainer.module.train()
@@ -169,19 +195,34 @@ def take_step(trainer: Trainer, turn: list[Turn]) -> dict[str, Any]:
         with gathering(trainer.module, last=i == len(turn) - 1):
             score = learn_from(trainer, part.batch)
         sums += torch.stack([value.detach().double() for value in score])
-    loss, surprise, right, count = workers.sum(sums).tolist()
-    norm = float(gradient_norm(trainer.learned)) * workers.ranks / max(count, 1)
-    finite = math.isfinite(loss) and math.isfinite(norm) and count > 0
-    if finite:
-        clip = min(1.0, config.clip / norm) if config.clip and norm else 1.0
-        scale_gradients(trainer.learned, clip * workers.ranks / count)
-        trainer.optimizer.step()
-        update_average(trainer)
+    loss, _, _, asked = workers.sum(sums)
+    mean = workers.ranks / asked  # processes give the mean of their gradients
+    norm = gradient_norm(trainer.learned).double() * mean
+    clip = (config.clip / norm).clamp(max=1) if config.clip else 1.0
+    finite = torch.isfinite(loss) & torch.isfinite(norm)
+    unseen = workers.device.type == "cuda" and not config.shard
+    step = move_unseen if unseen else move
+    step(trainer.optimizer, trainer.learned, mean * clip, finite)
+    update_average(trainer, finite)
     trainer.optimizer.zero_grad(set_to_none=True)
-    state.skipped = 0 if finite else state.skipped + 1
-    state.epoch, state.position = turn[-1].epoch, turn[-1].position
-    state.tokens += int(count)
-    return {"sums": [loss, surprise, right, count], "rate": rate, "norm": norm, "finite": finite}
+    numbers = torch.cat([sums, torch.stack([norm, finite.double()])])
+    return Taken(state.step, rate, turn, read_later(numbers))
+
+
+def read_later(numbers: Tensor) -> Callable[[], list[float]]:
+    """Numbers to be read when they are needed; from a GPU they come while it works on."""
+    if numbers.device.type != "cuda":
+        return numbers.tolist
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return copy.tolist()
+
+    return read
 
 
 def learn_from(trainer: Trainer, batch: Batch | None) -> Score:
@@ -210,12 +251,11 @@ def seed_dropout(seed: int, step: int, share: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:7]))
 
 
-def update_average(trainer: Trainer) -> None:
+def update_average(trainer: Trainer, finite: Tensor) -> None:
     """Move the running average of the weights a little towards them."""
-    if not trainer.average:
-        return
-    weights = [p.detach() for p in trainer.learner.model.parameters()]
-    torch._foreach_lerp_(list(trainer.average.values()), weights, 1 - trainer.config.ema)
+    if trainer.average and finite:
+        weights = [p.detach() for p in trainer.learner.model.parameters()]
+        torch._foreach_lerp_(list(trainer.average.values()), weights, 1 - trainer.config.ema)
 
 
 class Clock:
@@ -233,56 +273,54 @@ class Clock:
         return {"seconds": round(now - self.began, 3), "tokens_per_second": round(speed, 1)}
 
 
-def log_step(
-    trainer: Trainer, log: Log | None, clock: Clock, entry: dict[str, Any], turn: list[Turn]
-) -> None:
+def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
     """Remember what a step did, and write it down every few steps, or at once if it failed."""
     config, state = trainer.config, trainer.state
-    mine = sum(tokens_in(part.batch) for part in turn if part.batch is not None)
+    *sums, norm, finite = taken.numbers()
+    mine = sum(tokens_in(part.batch) for part in taken.turn if part.batch is not None)
     clock.tokens += mine * trainer.workers.ranks
-    if entry["finite"]:
-        state.window = [a + b for a, b in zip(state.window, entry["sums"], strict=True)]
+    trainer.report.step(taken.step)
+    state.skipped = 0 if finite else state.skipped + 1
+    if finite:
+        state.tokens += int(sums[3])
+        state.window = [a + b for a, b in zip(state.window, sums, strict=True)]
     else:
-        told_skipped(trainer, log, entry, turn)
-    trainer.report.step(state.step)
-    count = state.window[3]
-    if count and (state.step % config.log_every == 0 or state.step >= config.steps):
-        loss, surprise, right, _ = (value / count for value in state.window)
+        tell_skipped(trainer, log, taken)
+    asked = state.window[3]
+    if asked and (taken.step % config.log_every == 0 or taken.step >= config.steps):
+        loss, surprise, right, _ = (value / asked for value in state.window)
+        state.window = [0.0] * 4
         line = {
-            "step": state.step,
-            "epoch": state.epoch,
+            "step": taken.step,
+            "epoch": taken.turn[-1].epoch,
             "loss": loss,
             "perplexity": perplexity(surprise),
             "accuracy": right,
-            "rate": entry["rate"],
-            "norm": entry["norm"],
+            "rate": taken.rate,
+            "norm": norm,
             "tokens": state.tokens,
             **clock.read(),
             "memory": peak_memory(trainer.workers.device),
         }
-        state.window = [0.0] * 4
         trainer.report.train(line, config.steps)
         if log is not None:
             log.add(line)
 
 
-def told_skipped(
-    trainer: Trainer, log: Log | None, entry: dict[str, Any], turn: list[Turn]
-) -> None:
+def tell_skipped(trainer: Trainer, log: Log | None, taken: Taken) -> None:
     """A step that was not finite: say which examples it met; three in a row are too many."""
-    state = trainer.state
-    examples = [i for part in turn if part.batch for i in part.batch.examples.tolist() if i >= 0]
-    line = {"step": state.step, "skipped": True, "examples": examples}
+    batches = [part.batch for part in taken.turn if part.batch is not None]
+    examples = [i for batch in batches for i in batch.examples.tolist() if i >= 0]
     if log is not None:
-        log.add(line)
+        log.add({"step": taken.step, "skipped": True, "examples": examples})
     trainer.report.warn(
-        f"step {state.step} was skipped: its loss or gradient is not finite "
+        f"step {taken.step} was skipped: its loss or gradient is not finite "
         f"(examples {', '.join(map(str, examples[:5]))}, ... are in the log)"
     )
-    if state.skipped >= PATIENCE_WITH_NAN:
+    if trainer.state.skipped >= PATIENCE_WITH_NAN:
         raise FailedError(
-            f"{state.skipped} steps in a row were not finite, so training stops; the last good "
-            "checkpoint is kept. A smaller --train.learning-rate or --train.clip 1 may help"
+            f"{trainer.state.skipped} steps in a row were not finite, so training stops; the last "
+            "good checkpoint is kept. A smaller --train.learning-rate or --train.clip 1 may help"
         )
 
 

@@ -5,6 +5,8 @@ never whole in memory here. The classifier and the loss are computed a few thous
 time, and the gradient along with them, while the logits are at hand.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 
 ROOM = {"cuda": 2**27, "mps": 2**25, "cpu": 2**24}  # logits at a time, as memory goes
 IGNORED = -100  # what a position holds that nothing is asked of
+Judge = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Score(NamedTuple):
@@ -30,10 +33,13 @@ def score_tokens(
     bias: Tensor | None,  # V
     answers: Tensor,  # ... in 0 to V - 1, or IGNORED
     smoothing: float = 0.0,
+    judge: Judge | None = None,  # a compiled one, perhaps
 ) -> Score:
     """How well a classifier on these states gives the answers."""
     states, answers = states.flatten(0, -2), answers.flatten()
-    loss, surprise, right = chunked_loss(states, weight, bias, answers, smoothing)
+    judging = partial(judge or judge_logits, smoothing=smoothing)
+    learning = torch.is_grad_enabled()  # inside of a Function it never is
+    loss, surprise, right = chunked_loss(states, weight, bias, answers, judging, learning)
     return Score(loss, surprise, right, (answers != IGNORED).sum())
 
 
@@ -42,12 +48,10 @@ def score_plainly(
 ) -> Score:
     """The same in the open: all logits at once, and torch's own loss."""
     logits, answers = F.linear(states, weight, bias).flatten(0, -2), answers.flatten()
-    loss = F.cross_entropy(
-        logits, answers, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
-    )
-    with torch.no_grad():
-        surprise = F.cross_entropy(logits, answers, ignore_index=IGNORED, reduction="sum")
-        right = (logits.argmax(dim=-1) == answers).sum()
+    total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
+    loss = total(logits, answers, label_smoothing=smoothing)
+    surprise = total(logits.detach(), answers)
+    right = (logits.argmax(dim=-1) == answers).sum()
     return Score(loss, surprise, right, (answers != IGNORED).sum())
 
 
@@ -65,24 +69,26 @@ class ChunkedLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         answers: Tensor,  # N
-        smoothing: float,
+        judge: Judge,
+        learning: bool,
     ) -> tuple[Tensor, ...]:
-        learning = any(ctx.needs_input_grad)
         fewer = computed_in(states)
         matrix, shift = weight.to(fewer), None if bias is None else bias.to(fewer)
+        inputs = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         grads = [
-            torch.zeros_like(x) if learning and x is not None else None
-            for x in (states, weight, bias)
+            torch.zeros_like(x) if learning and needed and x is not None else None
+            for x, needed in inputs
         ]
         sums = []
         rows = max(1, ROOM[states.device.type] // weight.size(0))
-        for begin in range(0, states.size(0), rows):
+        for begin in range(0, max(1, states.size(0)), rows):  # nothing at all is one chunk too
             part = slice(begin, begin + rows)
             some = states[part].to(fewer)
             logits = F.linear(some, matrix, shift)
-            sums.append(score_logits(logits, answers[part], smoothing))
-            if learning:
-                add_gradients(grads, part, some, matrix, slope(logits, answers[part], smoothing))
+            judged, slope = judge(logits, answers[part])
+            sums.append(judged)
+            if any(grad is not None for grad in grads):
+                add_gradients(grads, part, some, matrix, slope, answers[part] != IGNORED)
         ctx.save_for_backward(*grads)
         totals = torch.stack(sums).sum(dim=0)
         return tuple(total.clone() for total in totals)  # FSDP warns of views
@@ -90,49 +96,70 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         made = [None if grad is None else grad * upstream for grad in ctx.saved_tensors]
-        return (*made, None, None)
+        return (*made, None, None, None)
 
 
-def score_logits(logits: Tensor, answers: Tensor, smoothing: float) -> Tensor:
-    """Loss, surprise and number of right answers of some positions, 3."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    asked = answers != IGNORED
-    wanted = logits.gather(1, answers.clamp(min=0)[:, None])[:, 0]
-    total = logits.logsumexp(dim=-1)
-    right = (wanted == logits.amax(dim=-1)) & asked
-    surprise = ((total - wanted) * asked).sum()
-    spread = ((total - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
-    loss = (1 - smoothing) * surprise + smoothing * spread
-    return torch.stack([loss, surprise, right.sum().to(loss.dtype)])
+def judge_logits(logits: Tensor, answers: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Of some positions: loss, surprise and right answers (3), and the slope of the loss (n V).
 
-
-def slope(logits: Tensor, answers: Tensor, smoothing: float) -> Tensor:
-    """The gradient of the loss of some positions with respect to their logits: n V."""
+    The slope of positions that nothing is asked of means nothing.
+    """
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    made = logits.softmax(dim=-1, dtype=kind)
+    log_p = logits.log_softmax(dim=-1, dtype=kind)
+    asked, place = answers != IGNORED, answers.clamp(min=0)[:, None]
+    wanted = log_p.gather(1, place)
+    right = (log_p.argmax(dim=-1) == answers).sum()
+    surprise = -(wanted[:, 0] * asked).sum()
+    spread = -(log_p.mean(dim=-1) * asked).sum() if smoothing else surprise
+    loss = (1 - smoothing) * surprise + smoothing * spread
+    slope = log_p.exp_()
     if smoothing:
-        made.sub_(smoothing / logits.size(-1))
-    rows = torch.arange(len(answers), device=answers.device)
-    made[rows, answers.clamp(min=0)] -= 1 - smoothing
-    return made.mul_((answers != IGNORED)[:, None]).to(logits.dtype)
+        slope.sub_(smoothing / logits.size(-1))
+    slope.scatter_add_(1, place, torch.full_like(wanted, smoothing - 1))
+    return torch.stack([loss, surprise, right.to(kind)]), slope.to(logits.dtype)
 
 
-chunked_loss: Any = ChunkedLoss.apply
+def judge_to_compile(logits: Tensor, answers: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The same without a step in place: a compiler makes two passes over the logits of it."""
+    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    logits, given = logits.to(kind), logits.dtype
+    asked, place = answers != IGNORED, answers.clamp(min=0)[:, None]
+    top = logits.amax(dim=-1, keepdim=True)
+    total = (logits - top).exp().sum(dim=-1, keepdim=True).log() + top
+    right = (logits.argmax(dim=-1) == answers).sum()
+    surprise = ((total - logits.gather(1, place))[:, 0] * asked).sum()
+    spread = ((total[:, 0] - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
+    loss = (1 - smoothing) * surprise + smoothing * spread
+    here = torch.arange(logits.size(-1), device=logits.device) == place
+    slope = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * here
+    return torch.stack([loss, surprise, right.to(kind)]), slope.to(given)
+
+
+def add_gradients(
+    grads: list[Tensor | None],
+    part: slice,
+    states: Tensor,
+    weight: Tensor,
+    slope: Tensor,
+    asked: Tensor,
+) -> None:
+    """What the slope of some positions' loss means for their states, the weights and the bias."""
+    for_states, for_weight, for_bias = grads
+    asked = asked.to(slope.dtype)
+    if for_states is not None:
+        for_states[part] = (slope @ weight) * asked[:, None]
+    if for_weight is not None:
+        for_weight += slope.T @ (states * asked[:, None])
+    if for_bias is not None:
+        for_bias += asked @ slope
+
+
+# Compiled models leave out this part, in which the number of chunks depends on the batch.
+disable: Any = torch.compiler.disable
+chunked_loss: Any = disable(ChunkedLoss.apply)
 
 
 def computed_in(tensor: Tensor) -> torch.dtype:
     """The type that products with such a tensor are computed in: autocast may want fewer bits."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
-
-
-def add_gradients(
-    grads: list[Tensor | None], part: slice, states: Tensor, weight: Tensor, slope: Tensor
-) -> None:
-    """What the slope of some positions' loss means for their states, the weights and the bias."""
-    for_states, for_weight, for_bias = grads
-    if for_states is not None and for_weight is not None:
-        for_states[part] = slope @ weight
-        for_weight += slope.T @ states
-    if for_bias is not None:
-        for_bias += slope.sum(dim=0)

@@ -4,6 +4,7 @@ A `Learner` is a model and its exercise in one module: a batch in, a score out. 
 around a module (compilation, many devices) goes around it whole.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -12,50 +13,56 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.text.examples import Batch, Labelled, Masked, Pairs, Texts
-from limelight.training.loss import IGNORED, Score, score_tokens
+from limelight.training.loss import IGNORED, Score, judge_logits, judge_to_compile, score_tokens
+
+Scorer = Callable[..., Score]
 
 
 class Learner(nn.Module):
     """A model with its exercise."""
 
-    def __init__(self, model: nn.Module, smoothing: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, smoothing: float = 0.0, compiled: bool = False) -> None:
         super().__init__()
-        self.model, self.smoothing = model, smoothing
+        self.model = model
+        judge = torch.compile(judge_to_compile) if compiled else judge_logits
+        self.score = partial(score_tokens, smoothing=smoothing, judge=judge)
+        self.smoothing = smoothing
 
     def forward(self, batch: Batch) -> Score:
         """How well the model does on a batch."""
+        if isinstance(batch, Labelled):
+            return choose_class(self.model, batch, self.smoothing)
         exercise: Any = EXERCISES[type(batch)]
-        return exercise(self.model, batch, self.smoothing)
+        return exercise(self.model, batch, self.score)
 
 
-def predict_target(model: Any, batch: Pairs, smoothing: float) -> Score:
+def predict_target(model: Any, batch: Pairs, score: Scorer) -> Score:
     """Teacher forcing: the target is read, and at every position its next token asked for."""
     answers = batch.target[:, 1:].masked_fill(~batch.target_real[:, 1:], IGNORED)
     memory = model.encode(batch.source, batch.source_real)
     states = model.decode(batch.target[:, :-1], memory, batch.source_real)
-    return score_tokens(states, model.classifier.weight, model.classifier.bias, answers, smoothing)
+    return score(states, model.classifier.weight, model.classifier.bias, answers)
 
 
-def predict_next(model: Any, batch: Texts, smoothing: float) -> Score:
+def predict_next(model: Any, batch: Texts, score: Scorer) -> Score:
     """A language model: at every position the next token, where it is asked for."""
     answers = batch.tokens[:, 1:].masked_fill(~batch.asked[:, 1:], IGNORED)
     states = model.decode(batch.tokens[:, :-1])  # padding is on the right: nobody looks at it
-    return score_tokens(states, model.classifier.weight, model.classifier.bias, answers, smoothing)
+    return score(states, model.classifier.weight, model.classifier.bias, answers)
 
 
-def fill_blanks(model: Any, batch: Masked, smoothing: float) -> Score:
+def fill_blanks(model: Any, batch: Masked, score: Scorer) -> Score:
     """BERT: what stood at the blanks. Nothing is computed at the other positions."""
     states, head = model.encode(batch.tokens)[batch.asked], model.masked_head
     classifier = head.classifier
     answers = batch.answers[batch.asked]
-    return score_tokens(
-        head.prepare(states), classifier.weight, classifier.bias, answers, smoothing
-    )
+    return score(head.prepare(states), classifier.weight, classifier.bias, answers)
 
 
 def choose_class(model: Any, batch: Labelled, smoothing: float) -> Score:
     """What is this text?"""
-    logits = model(batch.tokens, real=batch.real).float()
+    logits = model(batch.tokens, real=batch.real)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     answers = batch.labels.masked_fill(batch.labels < 0, IGNORED)
     total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
     loss = total(logits, answers, label_smoothing=smoothing)
@@ -64,12 +71,7 @@ def choose_class(model: Any, batch: Labelled, smoothing: float) -> Score:
     return Score(loss, surprise, right, (answers != IGNORED).sum())
 
 
-EXERCISES = {
-    Pairs: predict_target,
-    Texts: predict_next,
-    Masked: fill_blanks,
-    Labelled: choose_class,
-}
+EXERCISES = {Pairs: predict_target, Texts: predict_next, Masked: fill_blanks}
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

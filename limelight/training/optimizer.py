@@ -1,6 +1,7 @@
 """How weights move: Adam (section 5.3), with weight decay for matrices where it is asked for."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,24 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiply all gradients."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_mul_(grads, factor)
+def move(
+    optimizer: torch.optim.AdamW, parameters: list[nn.Parameter], factor: Tensor, finite: Tensor
+) -> None:
+    """A step with gradients times a factor; nothing moves if it is not finite."""
+    if finite:
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor.item())
+        optimizer.step()
+
+
+def move_unseen(
+    optimizer: torch.optim.AdamW, parameters: list[nn.Parameter], factor: Tensor, finite: Tensor
+) -> None:
+    """The same without looking at a number, so that a GPU need not be waited for.
+
+    The fused kernel divides by `grad_scale` and leaves everything as it is where `found_inf` is 1,
+    as it does for torch's GradScaler.
+    """
+    kernel: Any = optimizer
+    kernel.grad_scale = 1 / factor.float()
+    kernel.found_inf = 1 - finite.float()
+    optimizer.step()

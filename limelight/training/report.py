@@ -3,9 +3,7 @@
 Everything goes to standard error; numbers for programs are in the log.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +13,6 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
@@ -36,17 +33,6 @@ class Report:
     def warn(self, text: str) -> None:
         """A line that should be noticed."""
         self.say(f"warning: {text}", "yellow")
-
-    @contextmanager
-    def counting(self, what: str) -> Iterator[Callable[[int], None]]:
-        """Something that takes a while; what is given hears of how much is done."""
-        if not self.console.is_terminal:
-            yield lambda _: None
-            return
-        columns = (TextColumn("{task.description} {task.completed:,.0f}"), TimeElapsedColumn())
-        with Progress(*columns, console=self.console, transient=True) as bar:
-            task = bar.add_task(what, total=None)
-            yield partial(bar.advance, task)
 
     def begin(self, step: int, steps: int) -> None:
         """Training begins, or goes on from a step."""

@@ -41,6 +41,13 @@ class Workers:
             dist.all_reduce(values)
         return values
 
+    def least(self, value: int) -> int:
+        """The smallest that any process has."""
+        held = torch.tensor(value, device=self.device)
+        if self.ranks > 1:
+            dist.all_reduce(held, dist.ReduceOp.MIN)
+        return int(held)
+
     def wait(self) -> None:
         """Go on when all have come here."""
         if self.ranks > 1:
@@ -57,6 +64,7 @@ def join(config: TrainConfig) -> Iterator[Workers]:
     device = choose_device(config.device, local_rank())
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high")  # what stays in float32 may use tensor cores
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1 and not (config.shard and "RANK" in os.environ):
         yield Workers(device)

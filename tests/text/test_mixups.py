@@ -41,6 +41,16 @@ def test_two_sides_of_one_language_are_not_suspected():
     assert find_mixups(lambda: pairs) == Mixups(0, 0, 0, 0)
 
 
+def test_questions_and_answers_are_one_language():
+    """Each side has words of its own, and most that both share."""
+    draw = random.Random(2)
+    questions = [*ONE, "whato", "wheru"]
+    answers = [*ONE, "yesa", "nota"]
+    pairs = [(sentence(questions, draw), sentence(answers, draw)) for _ in range(500)]
+    pairs += [(f"{a} yesa yesa nota nota", b) for a, b in pairs[:20]]
+    assert find_mixups(lambda: pairs) == Mixups(0, 0, 0, 0)
+
+
 def test_names_and_numbers_may_be_in_any_language():
     pairs = [*corpus(), ("Brant", "Brant"), ("tako", "mira"), ("7", "7"), ("", "")]
     assert find_mixups(lambda: pairs) == Mixups(0, 0, 0, 0)

@@ -141,7 +141,7 @@ def result(run: Path) -> dict[str, Any]:
     files: dict[str, Any] = {
         str(path.relative_to(run)): path.read_bytes()
         for path in sorted(run.rglob("*"))
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and path.name != ".lock" and path.parent.name != "tensorboard"
     }
     log = [without_timing(entry) for entry in read_log(run / "log.jsonl")]
     return files | {"log.jsonl": log}

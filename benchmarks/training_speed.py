@@ -1,0 +1,254 @@
+"""How fast a training step is, beside other people's models on the same work, in the same run.
+
+    make bench                                       on whatever this machine has
+    python benchmarks/training_speed.py --help
+
+Ours is the step of `limelight train` itself, with its checks, clipping and scores; theirs a bare
+loop with the same optimizer. Full batches without padding, label smoothing 0.1 for translation;
+tokens are all positions read. The contestants take turns, and each one's median step counts. On a
+GPU in bfloat16, eager and compiled; on a CPU in float32, eager.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from limelight.model import ModelConfig, build
+from limelight.run.folder import RunFolder
+from limelight.text.examples import Pairs, Texts
+from limelight.training.config import TrainConfig
+from limelight.training.loop import Trainer, Turn, take_step
+from limelight.training.objective import Learner
+from limelight.training.report import Report
+from limelight.training.workers import Workers
+
+S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab": 8000}
+BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab": 32_000}
+GPT2 = {"layers": 12, "d_model": 768, "heads": 12, "vocab": 50_304, "max_len": 1024}
+CASES: dict[str, tuple[dict[str, int], int, int]] = {  # sizes, rows, length
+    "S, 32 x (32 + 32)": (S, 32, 32),
+    "S, 64 x (32 + 32)": (S, 64, 32),
+    "base, 512 x (32 + 32)": (BASE, 512, 32),
+    "base, 2048 x (32 + 32)": (BASE, 2048, 32),
+    "GPT-2 124M, 32 x 1024": (GPT2, 32, 1024),
+}
+Step = Callable[[], Any]
+
+
+class TorchTransformer(nn.Module):
+    """torch's own encoder-decoder, with an embedding and a tied classifier around it."""
+
+    def __init__(self, vocab: int, layers: int, d_model: int, d_ff: int, heads: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, d_model)
+        self.positions = nn.Embedding(512, d_model)
+        self.core = nn.Transformer(
+            d_model, heads, layers, layers, d_ff, dropout=0.1, batch_first=True
+        )
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.positions.weight[: tokens.size(1)]
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.size(1), device=target.device)
+        x = self.core(self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True)
+        return F.linear(x, self.tokens.weight)
+
+
+class Marian(nn.Module):
+    """Hugging Face's encoder-decoder."""
+
+    def __init__(self, vocab: int, layers: int, d_model: int, d_ff: int, heads: int) -> None:
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel
+
+        both = {
+            f"{side}_{key}": value
+            for side in ("encoder", "decoder")
+            for key, value in {"layers": layers, "ffn_dim": d_ff, "attention_heads": heads}.items()
+        }
+        config = MarianConfig(
+            vocab_size=vocab, d_model=d_model, pad_token_id=0, decoder_start_token_id=0, **both
+        )
+        self.core = MarianMTModel(config)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.core(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+
+
+class HuggingFaceGPT2(nn.Module):
+    """Hugging Face's GPT-2."""
+
+    def __init__(self, vocab: int, layers: int, d_model: int, heads: int, max_len: int) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        config = GPT2Config(
+            vocab_size=vocab,
+            n_layer=layers,
+            n_embd=d_model,
+            n_head=heads,
+            n_positions=max_len,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+        self.core = GPT2LMHeadModel(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.core(input_ids=tokens, use_cache=False).logits
+
+
+def our_step(sizes: dict[str, int], batch: Any, device: str, compiled: bool) -> Step:
+    """A step of our own loop, as `limelight train` takes it."""
+    translating = isinstance(batch, Pairs)
+    family = (
+        {"dropout": 0.1}
+        if translating
+        else {
+            "family": "decoder-only",
+            "dropout": 0.0,
+            "norm_order": "pre",
+            "positions": "learned",
+            "activation": "gelu-tanh",
+        }
+    )
+    config = TrainConfig(compile=compiled, label_smoothing=0.1 if translating else 0.0)
+    trainer = Trainer(
+        learner=Learner(build(ModelConfig(**sizes, **family)), config.label_smoothing, compiled),
+        batches=None,  # type: ignore[arg-type]
+        config=config,
+        run=RunFolder(Path()),
+        workers=Workers(torch.device(device)),
+        report=Report(console=Console(quiet=True)),
+        d_model=sizes["d_model"],
+        precision="bfloat16" if device == "cuda" else "float32",
+    )
+    turn = [Turn(batch, 0, 1)]
+    return lambda: take_step(trainer, turn)
+
+
+def their_step(model: nn.Module, batch: Any, device: str, compiled: bool) -> Step:
+    """The same work in a bare loop."""
+    model = model.to(device).train()
+    run = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    half = torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
+    if isinstance(batch, Pairs):
+        read, wanted, smoothing = (batch.source, batch.target[:, :-1]), batch.target[:, 1:], 0.1
+    else:
+        read, wanted, smoothing = (batch.tokens[:, :-1],), batch.tokens[:, 1:], 0.0
+
+    def step() -> None:
+        with half:
+            logits = run(*read)
+            loss = F.cross_entropy(
+                logits.flatten(0, 1).float(), wanted.flatten(), label_smoothing=smoothing
+            )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def make_batch(sizes: dict[str, int], rows: int, length: int, device: str) -> Any:
+    """Random tokens; no two of them alike, and no padding."""
+    source = torch.randint(5, sizes["vocab"], (rows, length), device=device)
+    target = torch.randint(5, sizes["vocab"], (rows, length + 1), device=device)
+    examples = torch.arange(rows)
+    asked = torch.ones_like(target, dtype=torch.bool)
+    if "max_len" in sizes:
+        return Texts(0, examples, target, None, asked)
+    return Pairs(0, examples, source, target, None, asked)
+
+
+def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Step], int]:
+    """A step of everybody, and the tokens of one."""
+    sizes, rows, length = CASES[case]
+    batch = make_batch(sizes, rows, length, device)
+    peers: dict[str, Callable[[], nn.Module]] = (
+        {"HF GPT-2": lambda: HuggingFaceGPT2(**sizes)}
+        if isinstance(batch, Texts)
+        else {
+            "torch.nn.Transformer": lambda: TorchTransformer(**sizes),
+            "HF Marian": lambda: Marian(**sizes),
+        }
+    )
+    steps: dict[str, Step] = {}
+    for compiled in [mode == "compiled" for mode in modes]:
+        mark = ", compiled" if compiled else ""
+        steps[f"limelight{mark}"] = our_step(sizes, batch, device, compiled)
+        for name, peer in peers.items():
+            steps[f"{name}{mark}"] = their_step(peer(), batch, device, compiled)
+    return steps, rows * length * (1 if isinstance(batch, Texts) else 2)
+
+
+def measure(case: str, repeats: int, device: str, modes: list[str]) -> dict[str, dict[str, float]]:
+    """Tokens per second of each, from the median of rounds in which all take turns."""
+    steps, tokens = contestants(case, device, modes)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    first: dict[str, float] = {}
+    for round_ in range(repeats + 3):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            taken = time.perf_counter() - began
+            first.setdefault(name, taken)
+            if round_ >= 3:  # the first rounds warm up and compile
+                times[name].append(taken)
+    return {
+        name: {
+            "tokens_per_second": round(tokens / statistics.median(t)),
+            "first_step_seconds": round(first[name], 2),
+        }
+        for name, t in times.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    cuda = torch.cuda.is_available()
+    device = "cuda" if cuda else "cpu"
+    usual = [case for case in CASES if case.startswith("S,") != cuda]
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=usual)
+    parser.add_argument("--repeats", type=int, default=20 if cuda else 7)
+    both = ["eager", "compiled"]
+    parser.add_argument("--modes", nargs="+", choices=both, default=both if cuda else both[:1])
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    machine = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU"
+    if cuda:
+        torch.set_float32_matmul_precision("high")
+    print(f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    results = {}
+    for case in options.cases:
+        results[case] = measure(case, options.repeats, device, options.modes)
+        best = max(v["tokens_per_second"] for k, v in results[case].items() if "limelight" not in k)
+        print(case)
+        for name, numbers in results[case].items():
+            speed = numbers["tokens_per_second"]
+            print(
+                f"  {name:34}{speed:>12,} tokens/s {speed / best:6.2f} x of the best peer, ", end=""
+            )
+            print(f"first step {numbers['first_step_seconds']} s")
+    if options.json:
+        facts = {"date": str(date.today()), "machine": machine, "torch": torch.__version__}
+        options.json.write_text(json.dumps({**facts, "cases": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""A sign of life while something takes a while, on standard error and only on a terminal."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+@contextmanager
+def counting(what: str, console: Console | None = None) -> Iterator[Callable[[int], object]]:
+    """Show how many are done; what this gives is told of every few more."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal or console.quiet:
+        yield lambda _: None
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description} {task.completed:,.0f}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield partial(bar.advance, bar.add_task(what, total=None))

@@ -1,0 +1,31 @@
+"""The log for TensorBoard too, where it is installed."""
+
+from pathlib import Path
+from typing import Any
+
+from limelight.run.log import Entry
+
+
+class Board:
+    """Writes the numbers of a log as TensorBoard's events; without TensorBoard, nothing."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.writer: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        # What a run wrote after the checkpoint that it resumes from is taken back.
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def add(self, entry: Entry) -> None:
+        """A line of the log."""
+        kind = "validation" if entry.get("validation") else "training"
+        for name, value in entry.items():
+            if self.writer is not None and isinstance(value, float):
+                self.writer.add_scalar(f"{kind}/{name}", value, entry["step"])
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self.writer is not None:
+            self.writer.close()
