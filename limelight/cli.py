@@ -212,6 +212,9 @@ def main() -> None:
     except UserError as error:
         print(f"limelight: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("limelight: interrupted", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:
         # The reader (`head`, a pager) has seen enough; Python must not try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,8 +4,11 @@ Only the standard library is imported, so that a test can start the committer a 
 """
 
 import os
+import stat
 import sys
 from pathlib import Path
+
+from limelight.errors import UserError
 
 
 def sync(path: Path) -> None:
@@ -34,6 +37,22 @@ def replace_file(path: Path, data: bytes) -> None:
     finally:
         unfinished.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def read_small(path: Path, most: int = 2**20) -> str:
+    """A small text file that a stranger may have put there: no link, no pipe, and never huge."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise UserError(f"{path} is not a plain file")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise UserError(f"{path} is too large to be what it should be: over {most:,} bytes")
+        return data.decode()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8 (byte {error.start})") from error
 
 
 def cache_folder() -> Path:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from limelight import info
@@ -46,7 +45,7 @@ from limelight.text.named import resolve
 from limelight.text.readers import Tally
 from limelight.text.store import Store, prepare
 from limelight.text.tokenizer import Tokenizer
-from limelight.training.checkpoint import WEIGHTS, fill, read_tensors
+from limelight.training.checkpoint import WEIGHTS, fill, read_tensors, shapes_in
 from limelight.training.device import choose_precision, describe
 from limelight.training.fitting import (
     LARGEST,
@@ -83,23 +82,32 @@ def load(path: str | Path) -> Loaded:
     """The model of a run folder, ready to be used. Nothing in the folder is ever executed."""
     run = RunFolder(Path(path))
     recipe = recipe_of(run)
-    tokenizer = Tokenizer.load(run.tokenizer)
-    classes = read_classes(run) if getattr(recipe.model, "classes", 0) else ()
-    folder, _ = run.weights()
-    model = build_from(recipe.model, folder / WEIGHTS)
-    return Loaded(recipe, tokenizer, model.eval(), classes, int(folder.name.removeprefix("step-")))
+    tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
+    classes = read_classes(run, recipe.model)
+    model, step = newest_model(recipe.model, run)
+    return Loaded(recipe, tokenizer, model.eval(), classes, step)
+
+
+def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
+    """The model as it is now, and its step. What a trainer prunes meanwhile is asked for again."""
+    while True:
+        folder, _ = run.weights()
+        try:
+            model = build_from(config, folder / WEIGHTS)
+        except UserError:
+            if folder.is_dir():
+                raise
+        else:
+            return model, int(folder.name.removeprefix("step-"))
 
 
 def build_from(config: AnyConfig, path: Path) -> nn.Module:
     """A model with weights from a file, whose shapes are compared before anything is allocated."""
+    found = shapes_in(path)
+    if config.layers > len(found):  # even to count the tensors of a thousand layers takes a while
+        raise UserError(f"{path} has {len(found)} tensors: too few for {config.layers} layers")
     with torch.device("meta"):
-        model = build(config)
-    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    try:
-        with safe_open(path, "pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        wanted = {name: tuple(p.shape) for name, p in build(config).named_parameters()}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise UserError(
@@ -111,11 +119,16 @@ def build_from(config: AnyConfig, path: Path) -> nn.Module:
     return model
 
 
-def read_classes(run: RunFolder) -> tuple[str, ...]:
+def read_classes(run: RunFolder, config: AnyConfig) -> tuple[str, ...]:
     """The names of a classifier's classes."""
+    wanted = getattr(config, "classes", 0)
+    if not wanted:
+        return ()
     names = run.read_json("classes.json")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{run.path / 'classes.json'} must be a list of names")
+    if len(names) != wanted:
+        raise UserError(f"{run.path / 'classes.json'} has {len(names)} names, not {wanted}")
     return tuple(names)
 
 
@@ -226,7 +239,7 @@ def find_tokenizer(
             report.say(f"learning a tokenizer of {recipe.tokenizer.vocab} tokens")
             config = recipe.tokenizer
             tokenizer = Tokenizer.train(config.kind, texts_of(data), config.vocab, tags_of(data))
-        run.write("tokenizer.json", tokenizer.core.to_str(pretty=True))
+        run.write("tokenizer.json", tokenizer.core.to_str())
     workers.wait()
     tokenizer = Tokenizer.load(run.tokenizer)
     if origin is not None and tokenizer.hash != origin.tokenizer.hash:
@@ -422,7 +435,7 @@ def write_run(
     if workers.first:
         if classes:
             run.write_json("classes.json", list(classes))
-        run.write("recipe.toml", write_recipe(recipe))
+        run.write_recipe(write_recipe(recipe))
         run.write_json("environment.json", told)
         run.begin(recipe.name)
     workers.wait()

@@ -102,7 +102,7 @@ def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
 def recipe_of(run: RunFolder, changes: Iterable[str] = ()) -> Recipe:
     """The recipe as a run used it."""
     name = run.check()
-    recipe = parse_recipe(str(run.path / "recipe.toml"), run.read("recipe.toml"), changes)
+    recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe(), changes)
     return replace(recipe, name=name)
 
 
@@ -198,5 +198,6 @@ def toml(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml(v)}" for key, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml, value)) + "]"
+        line = "[" + ", ".join(map(toml, value)) + "]"
+        return line if len(line) < 80 else "[" + "".join(f"\n  {toml(v)}," for v in value) + "\n]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -43,7 +43,10 @@ def table(cls: type[T]) -> type[T]:
     build: Callable[..., None] = checked.__init__
 
     @wraps(build)
-    def __init__(self: T, *positional: Any, **values: Any) -> None:  # noqa: N807
+    def __init__(self: T, /, *positional: Any, **values: Any) -> None:  # noqa: N807
+        names = [field.name for field in fields(checked)]
+        for name in values.keys() - set(names):
+            raise unknown("setting", name, names)
         try:
             build(self, *positional, **values)
         except pydantic.ValidationError as error:
@@ -54,14 +57,11 @@ def table(cls: type[T]) -> type[T]:
 
 
 def sentence(problems: list[Any], cls: type) -> str:
-    """What pydantic found first, told to a person; a misspelt name comes before all else."""
-    problems = sorted(problems, key=lambda p: p["type"] != "unexpected_keyword_argument")
+    """What pydantic found first, told to a person."""
     kind = problems[0]["type"]
     if kind == "value_error":  # one of our own sentences
         return str(problems[0]["ctx"]["error"])
     name = str(problems[0]["loc"][0])
-    if kind == "unexpected_keyword_argument":
-        return str(unknown("setting", name, [field.name for field in fields(cls)]))
     if kind == "missing":
         return f"{name} is missing"
     value = problems[0]["input"]

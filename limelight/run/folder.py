@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from limelight.disk import replace_file
+from limelight.disk import read_small, replace_file
 from limelight.errors import UserError
 from limelight.run.commit import newest
 
 FORMAT = 1
-LARGEST = 2**26  # bytes of any of the small files; ours have far less
+LARGEST_RECIPE = 2**16  # bytes
+LONGEST_LINE = 2**12  # characters: with "a.a.a. ..." one line can keep TOML's reader busy for hours
 
 
 @dataclass(frozen=True)
@@ -85,22 +86,30 @@ class RunFolder:
         """The same for plain data."""
         self.write(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
-    def read(self, name: str) -> str:
-        """A small file as text."""
-        path = self.path / name
-        try:
-            if path.stat().st_size > LARGEST:
-                raise UserError(f"{path} is too large to be what it should be")
-            return path.read_text("utf-8")
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not text in UTF-8 (byte {error.start})") from error
+    def write_recipe(self, text: str) -> None:
+        """Write the recipe, if it can be read again."""
+        self.check_recipe(text)
+        self.write("recipe.toml", text)
+
+    def read_recipe(self) -> str:
+        """The recipe as TOML."""
+        text = read_small(self.path / "recipe.toml", LARGEST_RECIPE)
+        self.check_recipe(text)
+        return text
+
+    def check_recipe(self, text: str) -> None:
+        """Refuse what would take very long to read."""
+        longest = max(map(len, text.splitlines()), default=0)
+        if len(text) > LARGEST_RECIPE or longest > LONGEST_LINE:
+            raise UserError(
+                f"{self.path / 'recipe.toml'} is too large: it may have {LARGEST_RECIPE:,} "
+                f"characters, and a line {LONGEST_LINE:,}"
+            )
 
     def read_json(self, name: str) -> Any:
         """A small file as plain data."""
         try:
-            return json.loads(self.read(name))
+            return json.loads(read_small(self.path / name))
         except (ValueError, RecursionError) as error:
             raise UserError(f"{self.path / name} is not JSON: {error}") from error
 

@@ -66,9 +66,13 @@ def read_log(path: Path) -> Iterator[Entry]:
             yield entry
 
 
-def cut_log(path: Path, step: int) -> None:
-    """Take away what was logged after a step."""
-    kept = [entry for entry in read_log(path) if entry.get("step", 0) <= step]
+def cut_log(path: Path, step: int, validated: int) -> None:
+    """Take away what was logged after a step, and validations after another: they come again."""
+    kept = [
+        entry
+        for entry in read_log(path)
+        if entry.get("step", 0) <= (validated if entry.get("validation") else step)
+    ]
     replace_file(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
 

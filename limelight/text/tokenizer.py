@@ -21,6 +21,7 @@ import tokenizers
 from pydantic import Field
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from limelight.disk import read_small
 from limelight.errors import UserError
 from limelight.settings import table
 
@@ -28,6 +29,7 @@ Kind = Literal["bpe", "word", "char"]
 SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
 SMALLEST = len(SPECIAL) + len(ALPHABET)  # no vocabulary can be smaller
+LARGEST = 7_000_000  # bytes of a `tokenizer.json`: some 200,000 tokens
 
 
 def special(name: str) -> str:
@@ -53,6 +55,8 @@ class Tokenizer:
         missing = [name for name in SPECIAL if self.special.get(name) != SPECIAL.index(name)]
         if missing:
             raise UserError(f"this tokenizer has no token {special(missing[0])}: it is not ours")
+        if not in_order(self.vocabulary, len(self.special)):
+            raise UserError("this tokenizer's tokens are not numbered or spelled as ours are")
         self.pad, self.start, self.end, self.mask, self.separator = range(len(SPECIAL))
         self._symbols = {i: piece for piece, i in self.vocabulary.items()}
 
@@ -80,18 +84,30 @@ class Tokenizer:
         return cls(assemble(kind, vocabulary, merges))
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read a `tokenizer.json`."""
+    def load(cls, path: Path, most: int = LARGEST) -> "Tokenizer":
+        """Read a `tokenizer.json` of at most so many tokens, which anybody may have written.
+
+        It is built anew from its vocabulary and merges, and all else in the file must be as it is
+        in ours: a pattern or a rule of somebody else's is never run.
+        """
+        text = read_small(path, LARGEST)
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except UserError:
-            raise
+            told = json.loads(text)
+            model = told["model"]
+            if len(model["vocab"]) > most:
+                raise UserError(f"it has {len(model['vocab'])} tokens, but may have only {most}")
+            units: Kind = "char" if told["pre_tokenizer"]["type"] == "Sequence" else "word"
+            kind = units if model["ignore_merges"] else "bpe"
+            core = assemble(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
+            if json.loads(core.to_str()) != told:
+                raise UserError("it has other parts than ours have")
+            return cls(core)
         except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{path} is not a tokenizer: {error}") from error
+            raise UserError(f"{path} is not a tokenizer of ours: {error!s:.200}") from error
 
     def save(self, path: Path) -> None:
         """Write `tokenizer.json`."""
-        path.write_text(self.core.to_str(pretty=True), encoding="utf-8")
+        path.write_text(self.core.to_str(), encoding="utf-8")
 
     @property
     def hash(self) -> str:
@@ -175,6 +191,16 @@ def merge_steps(
             i += 2 if both else 1
         pieces = merged
         yield pieces
+
+
+def in_order(vocabulary: dict[str, int], specials: int) -> bool:
+    """Whether special tokens come first, then the others, spelled in bytes; each byte is there."""
+    pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    return (
+        [vocabulary[piece] for piece in pieces] == list(range(len(pieces)))
+        and all(piece[0] == "⟨" for piece in pieces[:specials])
+        and set().union(*pieces[specials:]) <= BYTE_OF.keys() <= vocabulary.keys()
+    )
 
 
 def valid_unicode(text: str) -> str:

@@ -94,18 +94,19 @@ def fit(trainer: Trainer) -> int:
     try:
         with interruption() as interrupted:
             while True:
+                if due(config.validate_every, state, config) and state.validated < state.step:
+                    while taken:
+                        tell(trainer, log, clock, taken.popleft())
+                    validate(trainer, log, clock, interrupted)
                 stop = trainer.workers.agree(bool(interrupted))
-                validating = due(config.validate_every, state, config)
-                done = state.step >= config.steps
-                saving = done or stop or due(config.checkpoint_every, state, config)
+                done = state.stopped or state.step == state.validated >= config.steps
+                best = config.patience and 0 < state.step == state.best_step  # for the end
+                saving = done or stop or best or due(config.checkpoint_every, state, config)
                 # A GPU takes the next step while this tells of the one before.
-                behind = 0 if validating or saving or trainer.workers.device.type != "cuda" else 1
+                behind = 0 if saving or trainer.workers.device.type != "cuda" else 1
                 while len(taken) > behind:
                     tell(trainer, log, clock, taken.popleft())
-                if validating and state.validated < state.step:
-                    validate(trainer, log, clock, interrupted)
-                done = done or state.stopped
-                if saving or done:
+                if saving:
                     save(trainer, log, must=done or stop)
                 if done or stop:
                     break
@@ -137,7 +138,7 @@ def resume(trainer: Trainer) -> None:
         vars(trainer.state).update(vars(restored))
         trainer.report.say(f"resuming from step {trainer.state.step}")
     if trainer.workers.first:
-        cut_log(trainer.run.log, trainer.state.step)
+        cut_log(trainer.run.log, trainer.state.step, trainer.state.validated)
 
 
 @dataclass(frozen=True)
@@ -357,8 +358,11 @@ def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -
         state.validated = state.step
         return
     scores = evaluate(trainer, trainer.valid, stop)
-    if not scores:
+    if not scores and stop:
         return  # interrupted: it is done again after resuming
+    state.validated = state.step
+    if not scores:
+        return  # there was nothing to be asked
     if not config.shard:
         scores |= trainer.metrics(trainer.learner.model.eval())
     if config.metric not in scores:
@@ -366,7 +370,6 @@ def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -
     value = scores[config.metric]
     value = value if config.metric in ("loss", "perplexity") else -value
     better = value < state.best
-    state.validated = state.step
     state.best, state.best_step = (value, state.step) if better else (state.best, state.best_step)
     state.tired = 0 if better else state.tired + 1
     state.stopped = bool(config.patience and state.tired >= config.patience)

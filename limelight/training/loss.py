@@ -90,7 +90,8 @@ class ChunkedLoss(torch.autograd.Function):
             if any(grad is not None for grad in grads):
                 add_gradients(grads, part, some, matrix, slope, answers[part] != IGNORED)
         ctx.save_for_backward(*grads)
-        return torch.stack(sums).sum(dim=0).unbind()
+        totals = torch.stack(sums).sum(dim=0)
+        return tuple(total.clone() for total in totals)  # FSDP warns of views
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
