@@ -33,7 +33,8 @@ def score_tokens(
 ) -> Score:
     """How well a classifier on these states gives the answers."""
     states, answers = states.flatten(0, -2), answers.flatten()
-    loss, surprise, right = chunked_loss(states, weight, bias, answers, smoothing)
+    learning = torch.is_grad_enabled()  # inside of a Function it never is
+    loss, surprise, right = chunked_loss(states, weight, bias, answers, smoothing, learning)
     return Score(loss, surprise, right, (answers != IGNORED).sum())
 
 
@@ -66,22 +67,20 @@ class ChunkedLoss(torch.autograd.Function):
         bias: Tensor | None,
         answers: Tensor,  # N
         smoothing: float,
+        learning: bool,
     ) -> tuple[Tensor, ...]:
-        learning = any(ctx.needs_input_grad)
         fewer = computed_in(states)
         matrix, shift = weight.to(fewer), None if bias is None else bias.to(fewer)
-        grads = [
-            torch.zeros_like(x) if learning and x is not None else None
-            for x in (states, weight, bias)
-        ]
+        wanted = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
+        grads = [torch.zeros_like(x) if learning and needed else None for x, needed in wanted]
         sums = []
         rows = max(1, ROOM[states.device.type] // weight.size(0))
-        for begin in range(0, states.size(0), rows):
+        for begin in range(0, max(1, states.size(0)), rows):  # nothing at all is one chunk too
             part = slice(begin, begin + rows)
             some = states[part].to(fewer)
             logits = F.linear(some, matrix, shift)
             sums.append(score_logits(logits, answers[part], smoothing))
-            if learning:
+            if any(grad is not None for grad in grads):
                 add_gradients(grads, part, some, matrix, slope(logits, answers[part], smoothing))
         ctx.save_for_backward(*grads)
         return torch.stack(sums).sum(dim=0).unbind()
@@ -89,7 +88,7 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         made = [None if grad is None else grad * upstream for grad in ctx.saved_tensors]
-        return (*made, None, None)
+        return (*made, None, None, None)
 
 
 def score_logits(logits: Tensor, answers: Tensor, smoothing: float) -> Tensor:
@@ -98,7 +97,7 @@ def score_logits(logits: Tensor, answers: Tensor, smoothing: float) -> Tensor:
     asked = answers != IGNORED
     wanted = logits.gather(1, answers.clamp(min=0)[:, None])[:, 0]
     total = logits.logsumexp(dim=-1)
-    right = (wanted == logits.amax(dim=-1)) & asked
+    right = logits.argmax(dim=-1) == answers  # of equal logits only one is the first choice
     surprise = ((total - wanted) * asked).sum()
     spread = ((total - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
@@ -130,8 +129,9 @@ def add_gradients(
 ) -> None:
     """What the slope of some positions' loss means for their states, the weights and the bias."""
     for_states, for_weight, for_bias = grads
-    if for_states is not None and for_weight is not None:
+    if for_states is not None:
         for_states[part] = slope @ weight
+    if for_weight is not None:
         for_weight += slope.T @ states
     if for_bias is not None:
         for_bias += slope.sum(dim=0)

@@ -55,7 +55,8 @@ def fill_blanks(model: Any, batch: Masked, smoothing: float) -> Score:
 
 def choose_class(model: Any, batch: Labelled, smoothing: float) -> Score:
     """What is this text?"""
-    logits = model(batch.tokens, real=batch.real).float()
+    logits = model(batch.tokens, real=batch.real)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     answers = batch.labels.masked_fill(batch.labels < 0, IGNORED)
     total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
     loss = total(logits, answers, label_smoothing=smoothing)
