@@ -236,7 +236,9 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
             f"{recipe.model.vocab}: set model.vocab"
         )
     if recipe.model.vocab == recipe.tokenizer.vocab:  # a small text may have given fewer
-        recipe = replace(recipe, model=replace(recipe.model, vocab=len(tokenizer)))
+        vocab = len(tokenizer)
+        learned = replace(recipe.tokenizer, vocab=vocab)
+        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab), tokenizer=learned)
     if not run.begun:
         return recipe
     before = recipe_of(run)
