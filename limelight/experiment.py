@@ -171,12 +171,12 @@ def set_up(
         take_over(model, origin, report)
     freeze(model, config.freeze)
     recipe = replace(recipe, train=replace(config, batch_tokens=settle_batch(recipe, run)))
-    write_run(recipe, tokenizer, classes, stores, run, workers)
     make = partial(batches_of, recipe, data, tokenizer, classes, workers)
     batches = make(stores["train"], "train")
     if batches.too_long:
         report.warn(f"{batches.too_long} examples are longer than max_len={recipe.model.max_len}")
     valid = make(stores["valid"], "valid") if "valid" in stores else None
+    write_run(recipe, tokenizer, classes, stores, run, workers)
     trainer = Trainer(
         learner=Learner(model, config.label_smoothing),
         batches=batches,
@@ -204,7 +204,7 @@ def find_tokenizer(
     report: Report,
 ) -> Tokenizer:
     """The run's own tokenizer, the one of the model it starts from, or one learned now."""
-    if workers.first and not run.tokenizer.is_file():
+    if workers.first and not run.begun:  # what a failed start left may be of another recipe
         if origin is not None:
             tokenizer = origin.tokenizer
         else:
