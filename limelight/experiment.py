@@ -509,7 +509,14 @@ def verify_resume(
     every byte of what a checkpoint holds.
     """
     report = Report()
-    short = replace(recipe.train, steps=steps, checkpoint_every=1, validate_every=steps, keep=steps)
+    short = replace(
+        recipe.train,
+        steps=steps,
+        warmup=min(recipe.train.warmup, steps - 1),
+        checkpoint_every=1,
+        validate_every=steps,
+        keep=steps,
+    )
     with TemporaryDirectory() as place:
         whole, broken = Path(place) / "whole", Path(place) / "broken"
         report.say(f"{steps} steps without a break")
