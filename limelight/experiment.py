@@ -432,7 +432,8 @@ def git_commit() -> str:
 def sample(tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module) -> list[str]:
     """What the model makes of the first few validation sources."""
     rows = range(min(3, len(store)))
-    sources = [store.columns[0][i].tolist()[: longest - 1] for i in rows]
+    room = longest // 2 - 1  # a language model writes its answer behind the source
+    sources = [store.columns[0][i].tolist()[:room] for i in rows]
     limit = min(longest - 1, 2 * max(map(len, sources)) + 10)
     written = answer(model, tokenizer, sources, limit)
     shown = [
