@@ -71,8 +71,10 @@ class ChunkedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         fewer = computed_in(states)
         matrix, shift = weight.to(fewer), None if bias is None else bias.to(fewer)
-        wanted = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
-        grads = [torch.zeros_like(x) if learning and needed else None for x, needed in wanted]
+        grads = [
+            torch.zeros_like(x) if learning and needed and x is not None else None
+            for x, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
+        ]
         sums = []
         rows = max(1, ROOM[states.device.type] // weight.size(0))
         for begin in range(0, max(1, states.size(0)), rows):  # nothing at all is one chunk too
