@@ -45,7 +45,7 @@ from limelight.text.store import Store, prepare
 from limelight.text.tokenizer import Tokenizer
 from limelight.training.checkpoint import WEIGHTS, fill, read_tensors
 from limelight.training.device import choose_precision, describe
-from limelight.training.loop import FailedError, Trainer, evaluate, fit, name_of
+from limelight.training.loop import FailedError, Trainer, evaluate, fit, name_of, step_of
 from limelight.training.objective import Learner
 from limelight.training.optimizer import freeze
 from limelight.training.report import Report
@@ -76,7 +76,7 @@ def load(path: str | Path) -> Loaded:
     classes = read_classes(run) if getattr(recipe.model, "classes", 0) else ()
     folder, _ = run.weights()
     model = build_from(recipe.model, folder / WEIGHTS)
-    return Loaded(recipe, tokenizer, model.eval(), classes, int(folder.name.removeprefix("step-")))
+    return Loaded(recipe, tokenizer, model.eval(), classes, step_of(folder))
 
 
 def build_from(config: AnyConfig, path: Path) -> nn.Module:

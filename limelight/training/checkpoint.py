@@ -36,7 +36,6 @@ class State:
     best: float = math.inf  # of the metric, lower is better
     best_step: int = 0
     tired: int = 0  # validations since then
-    stopped: bool = False  # early, because nothing improved any more
     window: list[float] = field(default_factory=lambda: [0.0] * 4)  # scores since the last log line
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limelight.errors import UserError
-from limelight.run.commit import check_room, commit, newest, numbered, prune
+from limelight.run.commit import check_room, commit, damage, newest, numbered, prune
 from limelight.run.folder import RunFolder
 from limelight.run.log import Log, cut_log
 from limelight.text.batches import Batches
@@ -93,9 +94,9 @@ def fit(trainer: Trainer) -> int:
             while True:
                 if due(config.validate_every, state, config) and state.validated < state.step:
                     validate(trainer, log, clock, interrupted)
-                done = state.step >= config.steps or state.stopped
+                done = state.step >= config.steps or tired_out(state, config)
                 stop = trainer.workers.agree(bool(interrupted))
-                if done or stop or due(config.checkpoint_every, state, config):
+                if done or stop or worth_saving(state, config):
                     save(trainer, log, must=done or stop)
                 if done or stop:
                     break
@@ -149,6 +150,17 @@ def batches_from(batches: Batches, state: State) -> Iterator[Turn]:
 def due(every: int, state: State, config: TrainConfig) -> bool:
     """Whether something that happens every so many steps happens now; at the end it does."""
     return state.step > 0 and (state.step % every == 0 or state.step >= config.steps)
+
+
+def worth_saving(state: State, config: TrainConfig) -> bool:
+    """Every so many steps a checkpoint, and of the best so far if that is what will be wanted."""
+    best = config.patience > 0 and state.best_step == state.step > 0
+    return best or due(config.checkpoint_every, state, config)
+
+
+def tired_out(state: State, config: TrainConfig) -> bool:
+    """Whether to stop early, because nothing improves any more; with more patience it goes on."""
+    return 0 < config.patience <= state.tired
 
 
 def take_step(trainer: Trainer, turn: list[Turn]) -> dict[str, Any]:
@@ -331,20 +343,24 @@ def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -
     state.validated = state.step
     state.best, state.best_step = (value, state.step) if better else (state.best, state.best_step)
     state.tired = 0 if better else state.tired + 1
-    state.stopped = bool(config.patience and state.tired >= config.patience)
     entry = {"step": state.step, "validation": True, **scores, "seconds": clock.read()["seconds"]}
     if log is not None:
         log.add(entry)
     trainer.report.validation(entry, better)
     if better and not config.shard:
         trainer.report.samples(trainer.samples(trainer.learner.model.eval()))
-    if state.stopped:
+    if tired_out(state, config):
         trainer.report.say(f"{config.metric} has not improved {state.tired} times: stopping early")
 
 
 def name_of(step: int) -> str:
     """The name of a checkpoint."""
     return f"step-{step:06}"
+
+
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint, from its name."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def save(trainer: Trainer, log: Log | None, must: bool) -> None:
@@ -358,7 +374,8 @@ def save(trainer: Trainer, log: Log | None, must: bool) -> None:
             check_room(run.path, needed)
             commit(run.checkpoints / name_of(state.step), lambda f: write(f, weights, kept, state))
             best = [name_of(state.best_step)] if config.patience else []
-            prune(run.checkpoints, keep=max(config.keep, config.average), spare=best)
+            spare = [*best, *(folder.name for folder in to_average(trainer))]
+            prune(run.checkpoints, keep=config.keep, spare=spare)
         except NotFiniteError as error:
             raise FailedError(f"{error}; the last good checkpoint is kept") from error
         except OSError as error:
@@ -369,6 +386,14 @@ def save(trainer: Trainer, log: Log | None, must: bool) -> None:
     trainer.workers.wait()
 
 
+def to_average(trainer: Trainer) -> list[Path]:
+    """The last of the regular checkpoints; those that an interruption adds must change nothing."""
+    config, last = trainer.config, trainer.run.checkpoints / name_of(trainer.state.step)
+    made = numbered(trainer.run.checkpoints)
+    regular = [f for f in made if f == last or step_of(f) % config.checkpoint_every == 0]
+    return regular[: config.average]
+
+
 def finish(trainer: Trainer) -> None:
     """Write the weights to be used: an average, the best, or the last."""
     config, state, run = trainer.config, trainer.state, trainer.run
@@ -376,9 +401,9 @@ def finish(trainer: Trainer) -> None:
     if trainer.average:
         weights = {name: tensor.cpu() for name, tensor in trainer.average.items()}
     elif config.average:
-        weights = average_of(numbered(run.checkpoints)[: config.average])
-    elif config.patience and state.best_step:
-        weights = average_of([run.checkpoints / name_of(state.best_step)])
+        weights = average_of(to_average(trainer))
+    elif config.patience and damage(best := run.checkpoints / name_of(state.best_step)) is None:
+        weights = average_of([best])
     if trainer.workers.first:
         commit(run.finished / name_of(state.step), lambda f: save_file(weights, f / WEIGHTS))
         prune(run.finished, keep=1)
