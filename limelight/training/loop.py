@@ -176,7 +176,8 @@ def take_step(trainer: Trainer, turn: list[Turn]) -> dict[str, Any]:
     trainer.module.train()
     sums = torch.zeros(4, device=workers.device, dtype=torch.float64)
     for i, part in enumerate(turn):
-        seed_dropout(config.seed, state.step, i * workers.ranks + workers.rank)
+        share = i * workers.ranks + workers.rank
+        seed_dropout(workers.device, config.seed, state.step, share)
         with gathering(trainer.module, last=i == len(turn) - 1):
             score = learn_from(trainer, part.batch)
         sums += torch.stack([value.detach().double() for value in score])
@@ -215,10 +216,14 @@ def learn_from(trainer: Trainer, batch: Batch | None) -> Score:
     return Score(*(value * count for value in score))
 
 
-def seed_dropout(seed: int, step: int, share: int) -> None:
+def seed_dropout(device: torch.device, seed: int, step: int, share: int) -> None:
     """Random numbers that depend on nothing but the place in the training: nothing to save."""
     digest = sha256(f"{seed} {step} {share}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:7]))
+    number = int.from_bytes(digest[:7])
+    if device.type == "cpu":  # torch.manual_seed would look for all other devices every time
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.get_device_module(device).manual_seed(number)
 
 
 def update_average(trainer: Trainer) -> None:
