@@ -63,6 +63,7 @@ def train_in(
     recipe: Recipe,
     start_from: Path | None = None,
     touch: Callable[[Trainer], None] = lambda _: None,
+    expect: int = 0,
 ) -> Trainer:
     """What `limelight.train` does, but for the picture, which takes longer than all the rest.
 
@@ -72,7 +73,7 @@ def train_in(
     with join(recipe.train) as workers, locked(run, workers):
         trainer = set_up(recipe, run, workers, Report(silent=True), start_from)
         touch(trainer)
-        assert fit(trainer) == 0
+        assert fit(trainer) == expect
     return trainer
 
 
