@@ -7,7 +7,7 @@ from typing import Any
 from limelight.experiment import locked, set_up
 from limelight.model import model_config
 from limelight.recipe import Recipe
-from limelight.run.commit import sha256_of
+from limelight.run.commit import MANIFEST, seal, sha256_of
 from limelight.run.folder import RunFolder
 from limelight.run.log import read_log, without_timing
 from limelight.text.config import DataConfig
@@ -31,6 +31,7 @@ def tiny(
     if not family.startswith("recurrent"):
         shape |= {"heads": 2, "d_ff": 8}
     usual = {"steps": 10, "batch_tokens": 40, "warmup": 10, "average": 0, "log_every": 1}
+    usual["learning_rate"] = 0.1 if train.get("schedule", "paper") == "paper" else 0.003
     return Recipe(
         "tiny",
         model_config(family=family, **{**shape, **(model or {})}),
@@ -81,6 +82,13 @@ def hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file in a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): sha256_of(path) for path in files}
+
+
+def rewrite(checkpoint: Path, change: Callable[[Path], None]) -> None:
+    """Alter the files of a checkpoint, and vouch for them as if nothing had happened."""
+    (checkpoint / MANIFEST).unlink()
+    change(checkpoint)
+    seal(checkpoint)
 
 
 def log_of(folder: Path) -> list[Settings]:
