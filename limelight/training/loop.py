@@ -183,8 +183,8 @@ def take_step(trainer: Trainer, turn: list[Turn]) -> dict[str, Any]:
         sums += torch.stack([value.detach().double() for value in score])
     loss, surprise, right, count = workers.sum(sums).tolist()
     norm = float(gradient_norm(trainer.learned)) * workers.ranks / max(count, 1)
-    finite = math.isfinite(loss) and math.isfinite(norm) and count > 0
-    if finite:
+    finite = math.isfinite(loss) and math.isfinite(norm)
+    if finite and count > 0:  # a few short texts may have no blank to fill in
         clip = min(1.0, config.clip / norm) if config.clip and norm else 1.0
         scale_gradients(trainer.learned, clip * workers.ranks / count)
         trainer.optimizer.step()

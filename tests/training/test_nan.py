@@ -14,7 +14,7 @@ from limelight.training import loop
 from limelight.training.checkpoint import OPTIMIZER, STATE, WEIGHTS, read_state
 from limelight.training.loop import FailedError, name_of
 from limelight.training.loss import Score
-from tests.training.samples import hashes, log_of, rewrite, tiny, train_in
+from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
 STEPS = 60
 
@@ -113,6 +113,19 @@ def test_a_bad_first_step_can_be_resumed_from(tmp_path):
     train_in(tmp_path / "broken", recipe)
     ends = [hashes(tmp_path / name / "checkpoints") for name in ("whole", "broken")]
     assert ends[0] == ends[1]
+
+
+def test_a_step_that_asks_for_nothing_is_no_failure(tmp_path, monkeypatch):
+    """Of a few short texts it may happen that none gets a blank, and then again."""
+    seen = watch_steps(monkeypatch)
+    recipe = tiny(
+        "encoder-only", texts(tmp_path), mask_rate=0.01, steps=STEPS, validate_every=STEPS
+    )
+    assert train_in(tmp_path / "run", recipe).state.step == STEPS
+    idle = [same for same, _ in seen.values()]
+    assert "TTT" in "".join("FT"[same] for same in idle)
+    assert not all(idle)
+    assert not any(entry.get("skipped") for entry in log_of(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("where", [poison_loss, poison_gradient])
