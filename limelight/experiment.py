@@ -247,7 +247,7 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
         recipe = replace(recipe, train=train)
     for table in ("model", "data", "tokenizer", "train"):
         old, new = (asdict(getattr(r, table)) for r in (before, recipe))
-        for key in old.keys() | new.keys():
+        for key in old | new:
             if (table != "train" or key not in CHANGEABLE) and old.get(key) != new.get(key):
                 raise UserError(
                     f"{run.path} was begun with {table}.{key} = {old.get(key)}, and this is "

@@ -1,9 +1,11 @@
 """What training can be asked for besides: stopping early, averages, clipping, frozen parts."""
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from limelight.errors import UserError
@@ -12,6 +14,7 @@ from limelight.training.checkpoint import OPTIMIZER, WEIGHTS
 from limelight.training.config import TrainConfig
 from limelight.training.loop import name_of
 from limelight.training.optimizer import freeze, make_optimizer
+from limelight.training.report import Report
 from tests.training.samples import hashes, log_of, texts, tiny, train_in
 
 
@@ -63,6 +66,17 @@ def test_with_more_patience_it_goes_on(tmp_path):
 def test_a_metric_that_nobody_measures_is_refused(tmp_path):
     with pytest.raises(UserError, match="metric='bleu' is not measured; loss, perplexity, acc"):
         train_in(tmp_path, tiny(metric="bleu"))
+
+
+@pytest.mark.parametrize("begun_at", [0, 50])
+def test_the_time_left_is_told_from_the_steps_taken_here(begun_at):
+    """A resumed run has not taken the steps before."""
+    told = StringIO()
+    report = Report(console=Console(file=told))
+    report.begin(begun_at, 100)
+    numbers = {"loss": 1.0, "rate": 0.1, "tokens_per_second": 9.0, "memory": 1e9}
+    report.train({"step": begun_at + 10, "seconds": 20.0, **numbers}, 100)
+    assert told.getvalue().strip().endswith("3:00 left" if begun_at == 0 else "1:20 left")
 
 
 def test_the_last_checkpoints_are_averaged(tmp_path):
