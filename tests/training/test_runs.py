@@ -250,15 +250,23 @@ def test_weights_of_another_shape_are_refused_with_both(tmp_path):
         load(tmp_path)
 
 
-def write_plainly(model, tokenizer, source, longest):
-    """The likeliest token again and again, everything computed anew each time."""
-    prompt = [tokenizer.start] if hasattr(model, "encode") else [1, *source, tokenizer.separator]
+def logits_after(loaded, source, written):
+    """A score for each token of an answer and for what follows it, all computed anew."""
+    tokenizer = loaded.tokenizer
+    if loaded.recipe.model.family == "encoder-decoder":
+        read = ([*source, tokenizer.end], [tokenizer.start, *written])
+    else:
+        read = ([tokenizer.start, *source, tokenizer.separator, *written],)
+    with torch.no_grad():
+        return loaded.model(*(torch.tensor([tokens]) for tokens in read))[0, -len(written) - 1 :]
+
+
+def write_plainly(loaded, source, longest):
+    """The likeliest token again and again."""
     written = []
     while len(written) < longest:
-        read = torch.tensor([[*prompt, *written]])
-        inputs = [torch.tensor([[*source, tokenizer.end]]), read][-1 - hasattr(model, "encode") :]
-        token = int(model(*inputs)[0, -1].argmax())
-        if token == tokenizer.end:
+        token = int(logits_after(loaded, source, written)[-1].argmax())
+        if token == loaded.tokenizer.end:
             break
         written.append(token)
     return written
@@ -276,20 +284,11 @@ def test_evaluation_is_what_one_counts_by_hand(tmp_path, family):
     for i in range(len(store)):
         source, target = (column[i].tolist() for column in store.columns)
         answers = torch.tensor([*target, loaded.tokenizer.end])
-        start, separator = loaded.tokenizer.start, loaded.tokenizer.separator
-        with torch.no_grad():
-            if family == "encoder-decoder":
-                read = [
-                    torch.tensor([[*source, loaded.tokenizer.end]]),
-                    torch.tensor([[start, *target]]),
-                ]
-            else:
-                read = [torch.tensor([[start, *source, separator, *target]])]
-            logits = loaded.model(*read)[0, -len(answers) :]
+        logits = logits_after(loaded, source, target)
         surprise -= float(logits.log_softmax(-1)[range(len(answers)), answers].sum())
         right += int((logits.argmax(-1) == answers).sum())
         asked += len(answers)
-        exact += write_plainly(loaded.model, loaded.tokenizer, source, 8) == target
+        exact += write_plainly(loaded, source, 8) == target
     assert scores["examples"] == len(store) == 10
     assert scores["loss"] == pytest.approx(surprise / asked, rel=1e-5)
     assert scores["perplexity"] == pytest.approx(math.exp(surprise / asked), rel=1e-4)

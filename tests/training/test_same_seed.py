@@ -9,6 +9,7 @@ import pytest
 
 from limelight.experiment import train
 from limelight.recipe import write_recipe
+from limelight.run import folder
 from limelight.run.folder import RunFolder
 from tests.training.samples import hashes, log_of, texts, tiny
 
@@ -32,8 +33,8 @@ def everything(run):
     return files, log_of(run)
 
 
-def recipe_for(family, folder, **train):
-    data = texts(folder) if family == "encoder-only" else None
+def recipe_for(family, place, **train):
+    data = texts(place) if family == "encoder-only" else None
     usual = {"accumulate": 2, "checkpoint_every": 4, "validate_every": 4}
     return tiny(family, data, **{**usual, **train})
 
@@ -50,6 +51,15 @@ def test_the_same_again_is_the_same(tmp_path, family):
     assert log != log_of(tmp_path / "one")
 
 
+def test_who_makes_the_batches_changes_nothing(tmp_path):
+    for name, workers in (("one", 0), ("two", 2)):
+        train(recipe_for("decoder-only", tmp_path, workers=workers), tmp_path / name, silent=True)
+    one, two = (hashes(tmp_path / name) for name in ("one", "two"))
+    del one["recipe.toml"], two["recipe.toml"], one["log.jsonl"], two["log.jsonl"]
+    assert one == two
+    assert log_of(tmp_path / "one") == log_of(tmp_path / "two")
+
+
 def test_a_run_folder_is_complete(tmp_path):
     train(recipe_for("encoder-decoder", tmp_path), tmp_path / "run", silent=True)
     made = hashes(tmp_path / "run")
@@ -60,13 +70,7 @@ def test_a_run_folder_is_complete(tmp_path):
     assert told["seed"] == 1
     assert told["versions"]["torch"]
     assert told["data"].keys() == {"train", "valid"}
-    assert all(part in RunFolder.__doc__ or part in folder_legend() for part in FILES - {".lock"})
-
-
-def folder_legend():
-    from limelight.run import folder
-
-    return folder.__doc__
+    assert all(name in folder.__doc__ for name in FILES - {".lock"})
 
 
 def test_python_s_own_hashes_change_nothing(tmp_path):
