@@ -79,8 +79,10 @@ def train_in(
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file in a folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """The SHA-256 of every file in a folder; what TensorBoard gets is full of times."""
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.parent.name != "tensorboard"
+    )
     return {str(path.relative_to(folder)): sha256_of(path) for path in files}
 
 

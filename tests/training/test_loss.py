@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from limelight.training import loss
 from limelight.training.loss import IGNORED, score_plainly, score_tokens
+from limelight.training.optimizer import move, move_unseen
 
 POSITIONS, VOCAB, WIDTH = 23, 11, 6
 ROOMS = {"one position": 1, "four": 4 * VOCAB + 3, "all": 2**24}  # 23 = 5 * 4 + 3: a ragged end
@@ -79,13 +80,44 @@ def test_nothing_asked_is_nothing_lost():
 
 def test_without_learning_no_gradient_is_computed(monkeypatch):
     *inputs, answers = exercise()
-    slopes = []
-    monkeypatch.setattr(loss, "slope", lambda *x: slopes.append(x) or torch.zeros_like(x[0]))
+    made = []
+    monkeypatch.setattr(loss, "add_gradients", lambda *x: made.append(x))
     with torch.no_grad():
         score_tokens(*inputs, answers)
-    assert slopes == []
+    assert made == []
     score_tokens(*inputs, answers)
-    assert len(slopes) == 1
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("learning", [True, False])
+def test_the_judge_for_the_compiler_judges_alike(smoothing, learning):
+    states, weight, bias, answers = exercise()
+    logits = (states @ weight.T + bias).detach().flatten(0, -2)
+    plain = loss.judge_logits(logits, answers.flatten(), smoothing, learning)
+    other = loss.judge_to_compile(logits, answers.flatten(), smoothing, learning)
+    torch.testing.assert_close(other[0], plain[0])
+    if learning:
+        torch.testing.assert_close(other[1], plain[1])
+    else:
+        assert other[1] is plain[1] is None
+
+
+def test_a_step_that_is_not_looked_at_moves_alike():
+    """The way of a GPU, taken by a CPU."""
+    ends = []
+    for step in (move, move_unseen):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        for i in range(4):
+            model(torch.randn(2, 5)).sum().backward()
+            factor = torch.tensor(0.25, dtype=torch.float64)
+            step(optimizer, list(model.parameters()), factor, torch.tensor(i != 2))
+            optimizer.zero_grad()
+        ends.append([*model.parameters(), optimizer.state[model.weight]["step"]])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert ends[0][-1] == 3  # one was skipped
 
 
 def test_what_is_frozen_gets_no_gradient():

@@ -80,7 +80,7 @@ def test_changes_that_alter_no_step_are_allowed(tmp_path):
     train_in(tmp_path, tiny())
     train_in(tmp_path, tiny(steps=12, log_every=3, validate_every=4, checkpoint_every=2, keep=3))
     assert load(tmp_path).step == 12
-    assert RunFolder(tmp_path).read("recipe.toml").count("log_every = 3") == 1
+    assert (tmp_path / "recipe.toml").read_text().count("log_every = 3") == 1
 
 
 def test_data_that_has_changed_is_refused(tmp_path):
