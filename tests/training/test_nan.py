@@ -20,13 +20,13 @@ STEPS = 60
 
 
 def poison_loss(trainer, steps, value):
-    """Have the loss of these steps be such a value."""
+    """Have the loss of these steps be such a value; the gradient stays good."""
     true_module = trainer.module
 
     def module(batch):
         score = true_module(batch)
         bad = trainer.state.step in steps
-        return Score(score.loss * value, *score[1:]) if bad else score
+        return Score(score.loss + value, *score[1:]) if bad else score
 
     module.train, module.eval = true_module.train, true_module.eval
     trainer.module = module

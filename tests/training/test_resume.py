@@ -175,6 +175,17 @@ def test_asked_to_leave_before_the_first_step_it_can_still_go_on(tmp_path, monke
     assert outcome(tmp_path / "whole", 3) == outcome(tmp_path / "broken", 3)
 
 
+def test_dropout_is_drawn_anew_for_every_seed_step_and_share():
+    def drawn(*place):
+        loop.seed_dropout(torch.device("cpu"), *place)
+        return torch.rand(4).tolist()
+
+    places = [(seed, step, share) for seed in (1, 2, 12) for step in (1, 2, 11) for share in (0, 1)]
+    first = [drawn(*place) for place in places]
+    assert [drawn(*place) for place in places] == first
+    assert len({tuple(numbers) for numbers in first}) == len(places)
+
+
 def test_resuming_can_be_proved_for_any_recipe(tmp_path):
     """Even one whose warm-up is longer than the proof."""
     recipe = tiny(schedule="cosine", steps=100, warmup=20)
