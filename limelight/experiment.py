@@ -55,7 +55,7 @@ from limelight.training.fitting import (
     largest_that_fits,
     memory_of_machine,
 )
-from limelight.training.loop import FailedError, Trainer, evaluate, fit, name_of
+from limelight.training.loop import FailedError, Trainer, evaluate, fit, name_of, step_of
 from limelight.training.objective import Learner, to_device
 from limelight.training.optimizer import freeze
 from limelight.training.report import Report
@@ -98,7 +98,7 @@ def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
             if folder.is_dir():
                 raise
         else:
-            return model, int(folder.name.removeprefix("step-"))
+            return model, step_of(folder)
 
 
 def build_from(config: AnyConfig, path: Path) -> nn.Module:
@@ -201,10 +201,10 @@ def set_up(
         report.say(f"batches of {size:,} tokens fit")
         batches = replace(batches, batch_tokens=size)
         recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
-    write_run(recipe, tokenizer, classes, stores, run, workers)
     if batches.too_long:
         report.warn(f"{batches.too_long} examples are longer than max_len={recipe.model.max_len}")
     valid = make(stores["valid"], "valid") if "valid" in stores else None
+    write_run(recipe, tokenizer, classes, stores, run, workers)
     trainer = Trainer(
         learner=Learner(model, config.label_smoothing, config.compile),
         batches=batches,
@@ -232,7 +232,7 @@ def find_tokenizer(
     report: Report,
 ) -> Tokenizer:
     """The run's own tokenizer, the one of the model it starts from, or one learned now."""
-    if workers.first and not run.tokenizer.is_file():
+    if workers.first and not run.begun:  # what a failed start left may be of another recipe
         if origin is not None:
             tokenizer = origin.tokenizer
         else:
@@ -264,7 +264,9 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
             f"{recipe.model.vocab}: set model.vocab"
         )
     if recipe.model.vocab == recipe.tokenizer.vocab:  # a small text may have given fewer
-        recipe = replace(recipe, model=replace(recipe.model, vocab=len(tokenizer)))
+        vocab = len(tokenizer)
+        learned = replace(recipe.tokenizer, vocab=vocab)
+        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab), tokenizer=learned)
     if not run.begun:
         return recipe
     before = recipe_of(run)
@@ -273,7 +275,7 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
         recipe = replace(recipe, train=train)
     for table in ("model", "data", "tokenizer", "train"):
         old, new = (asdict(getattr(r, table)) for r in (before, recipe))
-        for key in old.keys() | new.keys():
+        for key in old | new:
             if (table != "train" or key not in CHANGEABLE) and old.get(key) != new.get(key):
                 raise UserError(
                     f"{run.path} was begun with {table}.{key} = {old.get(key)}, and this is "
@@ -482,7 +484,8 @@ def git_commit() -> str:
 def sample(tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module) -> list[str]:
     """What the model makes of the first few validation sources."""
     rows = range(min(3, len(store)))
-    sources = [store.columns[0][i].tolist()[: longest - 1] for i in rows]
+    room = longest // 2 - 1  # a language model writes its answer behind the source
+    sources = [store.columns[0][i].tolist()[:room] for i in rows]
     limit = min(longest - 1, 2 * max(map(len, sources)) + 10)
     written = answer(model, tokenizer, sources, limit)
     shown = [
@@ -559,7 +562,14 @@ def verify_resume(
     every byte of what a checkpoint holds.
     """
     report = Report()
-    short = replace(recipe.train, steps=steps, checkpoint_every=1, validate_every=steps, keep=steps)
+    short = replace(
+        recipe.train,
+        steps=steps,
+        warmup=min(recipe.train.warmup, steps - 1),
+        checkpoint_every=1,
+        validate_every=steps,
+        keep=steps,
+    )
     with TemporaryDirectory() as place:
         whole, broken = Path(place) / "whole", Path(place) / "broken"
         report.say(f"{steps} steps without a break")

@@ -8,6 +8,12 @@ import pytest
 import torch
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing is written into the home of whoever runs the tests."""
+    os.environ["LIMELIGHT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def same_start() -> None:
     torch.set_num_threads(1)

@@ -20,28 +20,34 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
 
 
-COMMANDS = [
-    (page.name, line.split("#")[0].strip())
-    for page in PAGES
-    for block in blocks(page, "sh")
-    for line in block.splitlines()
-    if line.strip()
-]
-
-
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_shell_commands_run(page, command):
-    program, *arguments = shlex.split(command)
-    if program == "make":
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-        assert arguments[0] in targets  # the targets themselves are run by CI
-        return
-    assert program == "limelight"
-    done = subprocess.run(
-        [sys.executable, "-m", "limelight", *arguments], capture_output=True, text=True, check=False
+def run(arguments, folder):
+    """A command as a person runs it, in a folder of its own."""
+    own = {"PYTHONPATH": str(ROOT), "LIMELIGHT_CACHE": str(folder / "cache")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, **own},
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "sh")], ids=lambda p: p.name
+)
+def test_shell_commands_run_one_after_the_other(page, tmp_path):
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    for command in [line.split("#")[0].strip() for line in lines if line.strip()]:
+        program, *arguments = shlex.split(command)
+        if program == "make":
+            targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+            assert arguments[0] in targets  # the targets themselves are run by CI
+            continue
+        assert program == "limelight"
+        done = run(["-m", "limelight", *arguments], tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert done.stdout or done.stderr
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def test_shell_commands_run(page, command):
 def test_python_blocks_run_from_top_to_bottom(page, tmp_path):
     script = tmp_path / "blocks.py"
     script.write_text("\n".join(blocks(page, "python")))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = run([script], tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -24,7 +24,9 @@ def answer(
         prompts = [[tokenizer.start]] * len(sources)
     else:
         prompts = [[tokenizer.start, *s, tokenizer.separator] for s in sources]
-        state = model.start(len(sources), max_len=max(map(len, prompts)) + limit)
+        longest = max(map(len, prompts))
+        limit = max(1, min(limit, model.config.max_len - longest))  # its positions end there
+        state = model.start(len(sources), max_len=longest + limit)
     tokens, real = (x.to(device) for x in side_by_side(prompts, tokenizer.pad))
     written = []
     ended = torch.zeros(len(sources), dtype=torch.bool, device=device)

@@ -38,7 +38,6 @@ class State:
     best: float = math.inf  # of the metric, lower is better
     best_step: int = 0
     tired: int = 0  # validations since then
-    stopped: bool = False  # early, because nothing improved any more
     window: list[float] = field(default_factory=lambda: [0.0] * 4)  # scores since the last log line
 
 
@@ -80,8 +79,10 @@ def restore(
     weights, kept = read_tensors(folder / WEIGHTS), read_tensors(folder / OPTIMIZER)
     fill(model, weights)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
+        if name in average:
+            assign(average[name], kept[f"ema.{name}"])
+        if f"step.{name}" not in kept:
+            continue  # it was never moved: frozen, or a head that nobody has asked
         held = optimizer.state[parameter]
         for key in ("step", "exp_avg", "exp_avg_sq"):
             saved = kept[f"{key}.{name}"]
@@ -90,8 +91,6 @@ def restore(
             else:
                 held[key] = torch.zeros_like(parameter)
                 assign(held[key], saved)
-        if name in average:
-            assign(average[name], kept[f"ema.{name}"])
     return read_state(folder / STATE)
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from limelight.errors import UserError
 from limelight.run.board import Board
-from limelight.run.commit import check_room, commit, newest, numbered, prune
+from limelight.run.commit import check_room, commit, damage, newest, numbered, prune
 from limelight.run.folder import RunFolder
 from limelight.run.log import Log, cut_log
 from limelight.text.batches import Batches
@@ -99,9 +100,8 @@ def fit(trainer: Trainer) -> int:
                         tell(trainer, log, clock, taken.popleft())
                     validate(trainer, log, clock, interrupted)
                 stop = trainer.workers.agree(bool(interrupted))
-                done = state.stopped or state.step == state.validated >= config.steps
-                best = config.patience and 0 < state.step == state.best_step  # for the end
-                saving = done or stop or best or due(config.checkpoint_every, state, config)
+                done = tired_out(state, config) or state.step == state.validated >= config.steps
+                saving = done or stop or worth_saving(state, config)
                 # A GPU takes the next step while this tells of the one before.
                 behind = 0 if saving or trainer.workers.device.type != "cuda" else 1
                 while len(taken) > behind:
@@ -167,6 +167,17 @@ def due(every: int, state: State, config: TrainConfig) -> bool:
     return state.step > 0 and (state.step % every == 0 or state.step >= config.steps)
 
 
+def worth_saving(state: State, config: TrainConfig) -> bool:
+    """Every so many steps a checkpoint, and of the best so far if that is what will be wanted."""
+    best = config.patience > 0 and state.best_step == state.step > 0
+    return best or due(config.checkpoint_every, state, config)
+
+
+def tired_out(state: State, config: TrainConfig) -> bool:
+    """Whether to stop early, because nothing improves any more; with more patience it goes on."""
+    return 0 < config.patience <= state.tired
+
+
 @dataclass(frozen=True)
 class Taken:
     """A step that was taken; its numbers may still be on their way from the GPU."""
@@ -191,19 +202,21 @@ def take_step(trainer: Trainer, turn: list[Turn]) -> Taken:
     trainer.module.train()
     sums = torch.zeros(4, device=workers.device, dtype=torch.float64)
     for i, part in enumerate(turn):
-        seed_dropout(config.seed, state.step, i * workers.ranks + workers.rank)
+        share = i * workers.ranks + workers.rank
+        seed_dropout(workers.device, config.seed, state.step, share)
         with gathering(trainer.module, last=i == len(turn) - 1):
             score = learn_from(trainer, part.batch)
         sums += torch.stack([value.detach().double() for value in score])
     loss, _, _, asked = workers.sum(sums)
-    mean = workers.ranks / asked  # processes give the mean of their gradients
+    mean = workers.ranks / asked.clamp(min=1)  # processes give the mean of their gradients
     norm = gradient_norm(trainer.learned).double() * mean
     clip = (config.clip / norm).clamp(max=1) if config.clip else 1.0
     finite = torch.isfinite(loss) & torch.isfinite(norm)
+    moving = finite & (asked > 0)  # a few short texts may have no blank to fill in
     unseen = workers.device.type == "cuda" and not config.shard
     step = move_unseen if unseen else move
-    step(trainer.optimizer, trainer.learned, mean * clip, finite)
-    update_average(trainer, finite)
+    step(trainer.optimizer, trainer.learned, mean * clip, moving)
+    update_average(trainer, moving)
     trainer.optimizer.zero_grad(set_to_none=True)
     numbers = torch.cat([sums, torch.stack([norm, finite.double()])])
     return Taken(state.step, rate, turn, read_later(numbers))
@@ -245,10 +258,14 @@ def learn_from(trainer: Trainer, batch: Batch | None) -> Score:
     return Score(*(value * count for value in score))
 
 
-def seed_dropout(seed: int, step: int, share: int) -> None:
+def seed_dropout(device: torch.device, seed: int, step: int, share: int) -> None:
     """Random numbers that depend on nothing but the place in the training: nothing to save."""
     digest = sha256(f"{seed} {step} {share}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:7]))
+    number = int.from_bytes(digest[:7])
+    if device.type == "cpu":  # torch.manual_seed would look for all other devices every time
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.get_device_module(device).manual_seed(number)
 
 
 def update_average(trainer: Trainer, finite: Tensor) -> None:
@@ -372,20 +389,24 @@ def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -
     better = value < state.best
     state.best, state.best_step = (value, state.step) if better else (state.best, state.best_step)
     state.tired = 0 if better else state.tired + 1
-    state.stopped = bool(config.patience and state.tired >= config.patience)
     entry = {"step": state.step, "validation": True, **scores, "seconds": clock.read()["seconds"]}
     if log is not None:
         log.add(entry)
     trainer.report.validation(entry, better)
     if better and not config.shard:
         trainer.report.samples(trainer.samples(trainer.learner.model.eval()))
-    if state.stopped:
+    if tired_out(state, config):
         trainer.report.say(f"{config.metric} has not improved {state.tired} times: stopping early")
 
 
 def name_of(step: int) -> str:
     """The name of a checkpoint."""
     return f"step-{step:06}"
+
+
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint, from its name."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def save(trainer: Trainer, log: Log | None, must: bool) -> None:
@@ -399,7 +420,8 @@ def save(trainer: Trainer, log: Log | None, must: bool) -> None:
             check_room(run.path, needed)
             commit(run.checkpoints / name_of(state.step), lambda f: write(f, weights, kept, state))
             best = [name_of(state.best_step)] if config.patience else []
-            prune(run.checkpoints, keep=max(config.keep, config.average), spare=best)
+            spare = [*best, *(folder.name for folder in to_average(trainer))]
+            prune(run.checkpoints, keep=config.keep, spare=spare)
         except NotFiniteError as error:
             raise FailedError(f"{error}; the last good checkpoint is kept") from error
         except OSError as error:
@@ -410,6 +432,14 @@ def save(trainer: Trainer, log: Log | None, must: bool) -> None:
     trainer.workers.wait()
 
 
+def to_average(trainer: Trainer) -> list[Path]:
+    """The last of the regular checkpoints; those that an interruption adds must change nothing."""
+    config, last = trainer.config, trainer.run.checkpoints / name_of(trainer.state.step)
+    made = numbered(trainer.run.checkpoints)
+    regular = [f for f in made if f == last or step_of(f) % config.checkpoint_every == 0]
+    return regular[: config.average]
+
+
 def finish(trainer: Trainer) -> None:
     """Write the weights to be used: an average, the best, or the last."""
     config, state, run = trainer.config, trainer.state, trainer.run
@@ -417,9 +447,9 @@ def finish(trainer: Trainer) -> None:
     if trainer.average:
         weights = {name: tensor.cpu() for name, tensor in trainer.average.items()}
     elif config.average:
-        weights = average_of(numbered(run.checkpoints)[: config.average])
-    elif config.patience and state.best_step:
-        weights = average_of([run.checkpoints / name_of(state.best_step)])
+        weights = average_of(to_average(trainer))
+    elif config.patience and damage(best := run.checkpoints / name_of(state.best_step)) is None:
+        weights = average_of([best])
     if trainer.workers.first:
         commit(run.finished / name_of(state.step), lambda f: save_file(weights, f / WEIGHTS))
         prune(run.finished, keep=1)

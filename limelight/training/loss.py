@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 ROOM = {"cuda": 2**27, "mps": 2**25, "cpu": 2**24}  # logits at a time, as memory goes
 IGNORED = -100  # what a position holds that nothing is asked of
-Judge = Callable[..., tuple[Tensor, Tensor]]
+Judge = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 class Score(NamedTuple):
@@ -85,9 +85,9 @@ class ChunkedLoss(torch.autograd.Function):
             part = slice(begin, begin + rows)
             some = states[part].to(fewer)
             logits = F.linear(some, matrix, shift)
-            judged, slope = judge(logits, answers[part])
+            judged, slope = judge(logits, answers[part], learning=learning)
             sums.append(judged)
-            if any(grad is not None for grad in grads):
+            if slope is not None:
                 add_gradients(grads, part, some, matrix, slope, answers[part] != IGNORED)
         ctx.save_for_backward(*grads)
         totals = torch.stack(sums).sum(dim=0)
@@ -99,7 +99,9 @@ class ChunkedLoss(torch.autograd.Function):
         return (*made, None, None, None)
 
 
-def judge_logits(logits: Tensor, answers: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def judge_logits(
+    logits: Tensor, answers: Tensor, smoothing: float, learning: bool
+) -> tuple[Tensor, Tensor | None]:
     """Of some positions: loss, surprise and right answers (3), and the slope of the loss (n V).
 
     The slope of positions that nothing is asked of means nothing.
@@ -112,14 +114,19 @@ def judge_logits(logits: Tensor, answers: Tensor, smoothing: float) -> tuple[Ten
     surprise = -(wanted[:, 0] * asked).sum()
     spread = -(log_p.mean(dim=-1) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
+    sums = torch.stack([loss, surprise, right.to(kind)])
+    if not learning:
+        return sums, None
     slope = log_p.exp_()
     if smoothing:
         slope.sub_(smoothing / logits.size(-1))
     slope.scatter_add_(1, place, torch.full_like(wanted, smoothing - 1))
-    return torch.stack([loss, surprise, right.to(kind)]), slope.to(logits.dtype)
+    return sums, slope.to(logits.dtype)
 
 
-def judge_to_compile(logits: Tensor, answers: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def judge_to_compile(
+    logits: Tensor, answers: Tensor, smoothing: float, learning: bool
+) -> tuple[Tensor, Tensor | None]:
     """The same without a step in place: a compiler makes two passes over the logits of it."""
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     logits, given = logits.to(kind), logits.dtype
@@ -130,9 +137,12 @@ def judge_to_compile(logits: Tensor, answers: Tensor, smoothing: float) -> tuple
     surprise = ((total - logits.gather(1, place))[:, 0] * asked).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
+    sums = torch.stack([loss, surprise, right.to(kind)])
+    if not learning:
+        return sums, None
     here = torch.arange(logits.size(-1), device=logits.device) == place
     slope = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * here
-    return torch.stack([loss, surprise, right.to(kind)]), slope.to(given)
+    return sums, slope.to(given)
 
 
 def add_gradients(

@@ -24,6 +24,7 @@ class Report:
     def __init__(self, silent: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, quiet=silent, highlight=False)
         self.bar: Progress | None = None
+        self.begun_at = 0
         self.task = TaskID(0)
 
     def say(self, text: str, style: str = "") -> None:
@@ -36,6 +37,7 @@ class Report:
 
     def begin(self, step: int, steps: int) -> None:
         """Training begins, or goes on from a step."""
+        self.begun_at = step
         if not self.console.is_terminal:
             return
         self.bar = Progress(
@@ -64,7 +66,8 @@ class Report:
         if self.bar is not None:
             self.bar.update(self.task, completed=entry["step"], told=told)
         else:
-            left = (steps - entry["step"]) * entry["seconds"] / max(1, entry["step"])
+            pace = entry["seconds"] / max(1, entry["step"] - self.begun_at)
+            left = (steps - entry["step"]) * pace
             self.say(f"step {entry['step']}/{steps}  {told}  {clock(left)} left")
 
     def validation(self, entry: dict[str, Any], better: bool) -> None:

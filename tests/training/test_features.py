@@ -1,0 +1,209 @@
+"""What training can be asked for besides: stopping early, averages, clipping, frozen parts."""
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from limelight.errors import UserError
+from limelight.model import build
+from limelight.training.checkpoint import OPTIMIZER, WEIGHTS
+from limelight.training.config import TrainConfig
+from limelight.training.loop import name_of
+from limelight.training.optimizer import freeze, make_optimizer
+from limelight.training.report import Report
+from tests.training.samples import hashes, log_of, texts, tiny, train_in
+
+
+def weights_at(folder, step, part="checkpoints"):
+    return load_file(folder / part / name_of(step) / WEIGHTS)
+
+
+def assert_same(one, other, **closeness):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], **closeness)
+
+
+def same_bits(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+
+
+EARLY = {"steps": 300, "patience": 3, "validate_every": 3, "learning_rate": 1.0}
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+@pytest.mark.parametrize("checkpoint_every", [3, 1000])
+def test_it_stops_when_nothing_improves_and_gives_the_best(tmp_path, metric, checkpoint_every):
+    """Whether or not the best step is one of those that are saved anyway."""
+    recipe = tiny("decoder-only", **EARLY, metric=metric, checkpoint_every=checkpoint_every)
+    state = train_in(tmp_path, recipe).state
+    told = [entry for entry in log_of(tmp_path) if entry.get("validation")]
+    better = min if metric == "loss" else max
+    best = better(told, key=lambda entry: entry[metric])["step"]  # the first of equals
+    assert state.best_step == best
+    assert state.step == told[-1]["step"] == best + 3 * 3 < 300
+    finished = weights_at(tmp_path, state.step, "finished")
+    assert same_bits(finished, weights_at(tmp_path, best))
+    assert not same_bits(finished, weights_at(tmp_path, state.step))
+
+
+def test_with_more_patience_it_goes_on(tmp_path):
+    recipe = tiny("decoder-only", **EARLY)
+    stopped = train_in(tmp_path / "one", recipe).state.step
+    assert train_in(tmp_path / "one", recipe).state.step == stopped
+    patient = replace(recipe, train=replace(recipe.train, patience=5))
+    train_in(tmp_path / "one", patient)
+    train_in(tmp_path / "two", patient)
+    assert hashes(tmp_path / "one" / "finished") == hashes(tmp_path / "two" / "finished")
+    assert log_of(tmp_path / "one") == log_of(tmp_path / "two")
+    assert len(log_of(tmp_path / "one")) > stopped
+
+
+def test_a_metric_that_nobody_measures_is_refused(tmp_path):
+    with pytest.raises(UserError, match="metric='bleu' is not measured; loss, perplexity, acc"):
+        train_in(tmp_path, tiny(metric="bleu"))
+
+
+@pytest.mark.parametrize("begun_at", [0, 50])
+def test_the_time_left_is_told_from_the_steps_taken_here(begun_at):
+    """A resumed run has not taken the steps before."""
+    told = StringIO()
+    report = Report(console=Console(file=told))
+    report.begin(begun_at, 100)
+    numbers = {"loss": 1.0, "rate": 0.1, "tokens_per_second": 9.0, "memory": 1e9}
+    report.train({"step": begun_at + 10, "seconds": 20.0, **numbers}, 100)
+    assert told.getvalue().strip().endswith("3:00 left" if begun_at == 0 else "1:20 left")
+
+
+def test_the_last_checkpoints_are_averaged(tmp_path):
+    train_in(tmp_path, tiny(steps=11, checkpoint_every=2, average=3, keep=1))
+    made = [weights_at(tmp_path, step) for step in (11, 10, 8)]
+    mean = {name: sum(w[name].double() for w in made) / 3 for name in made[0]}
+    finished = weights_at(tmp_path, 11, "finished")
+    assert_same(finished, {name: tensor.float() for name, tensor in mean.items()}, rtol=0, atol=0)
+    assert not same_bits(finished, made[0])
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [name_of(step) for step in (8, 10, 11)]  # no more than are needed
+
+
+def test_the_running_average_is_what_it_says(tmp_path):
+    first = {}
+
+    def look(trainer):
+        first.update({n: p.detach().clone() for n, p in trainer.learner.model.named_parameters()})
+
+    train_in(tmp_path, tiny(checkpoint_every=1, keep=10, ema=0.7), touch=look)
+    average = {name: tensor.double() for name, tensor in first.items()}
+    for step in range(1, 11):
+        weights = weights_at(tmp_path, step)
+        average = {name: 0.7 * average[name] + 0.3 * weights[name].double() for name in average}
+    finished = weights_at(tmp_path, 10, "finished")
+    assert_same(finished, {n: t.float() for n, t in average.items()}, rtol=1e-5, atol=1e-6)
+    assert not same_bits(finished, weights)
+
+
+def norms_of(folder, monkeypatch, **settings):
+    """The norm of each step's gradient as it was logged, and as the optimizer met it."""
+    met = []
+
+    def watch(trainer):
+        true_step = trainer.optimizer.step
+
+        def step():
+            flat = torch.cat([p.grad.flatten() for p in trainer.learned])
+            met.append(float(flat.double().norm()))
+            return true_step()
+
+        monkeypatch.setattr(trainer.optimizer, "step", step)
+
+    train_in(folder, tiny(precision="float64", **settings), touch=watch)
+    return [entry["norm"] for entry in log_of(folder) if "rate" in entry], met
+
+
+def test_long_gradients_are_clipped_and_short_ones_are_not(tmp_path, monkeypatch):
+    free, met = norms_of(tmp_path / "free", monkeypatch)
+    assert met == pytest.approx(free)  # no clipping unless asked for
+    clip = sorted(free)[5]
+    told, met = norms_of(tmp_path / "clipped", monkeypatch, clip=clip)
+    assert met == pytest.approx([min(norm, clip) for norm in told])
+    assert min(told) < clip < max(told)
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "recurrent-encoder-decoder"])
+def test_matrices_decay_and_biases_and_norms_do_not(family):
+    model = build(tiny(family).model)
+    freeze(model, ["encoder"])
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = make_optimizer(model, TrainConfig(weight_decay=0.1)).param_groups
+    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    assert decay.keys() == {n for n in names.values() if not n.startswith("encoder.")}
+    for name, much in decay.items():
+        stays = "norm" in name or "bias" in name
+        assert much == (0.0 if stays else 0.1)
+    assert set(decay.values()) == {0.0, 0.1}
+
+
+def test_decay_alone_moves_weights_towards_zero():
+    model = build(tiny().model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(model, TrainConfig(weight_decay=0.1))
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        kept = 1 - 0.5 * 0.1 if parameter.dim() > 1 else 1
+        torch.testing.assert_close(parameter.detach(), kept * before[name])
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder.layers.0.cross_attention", "target.tokens"])
+def test_frozen_parts_keep_every_bit_and_the_others_move(tmp_path, part):
+    recipe = tiny(checkpoint_every=1, keep=10, freeze=(part,), ema=0.5)
+    before = {}
+
+    def look(trainer):
+        before.update({n: p.detach().clone() for n, p in trainer.learner.model.named_parameters()})
+
+    train_in(tmp_path, recipe, touch=look)
+    shared = {"target.tokens": "source.tokens"}.get(part, part)  # one table has one name
+    for folder in ("checkpoints", "finished"):
+        after = weights_at(tmp_path, 10, folder)
+        frozen = {name for name in after if torch.equal(after[name], before[name])}
+        assert frozen == {name for name in after if name.startswith(f"{shared}.")}
+        assert frozen
+    assert not any(
+        f".{shared}." in name for name in optimizer_names(tmp_path) if "ema." not in name
+    )
+
+
+def optimizer_names(folder):
+    return load_file(folder / "checkpoints" / name_of(10) / OPTIMIZER).keys()
+
+
+def test_a_part_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"freeze='encodr' is no part of the model, as 'source"):
+        train_in(tmp_path, tiny(freeze=("encodr",)))
+    with pytest.raises(UserError, match="leaves nothing to learn"):
+        train_in(tmp_path, tiny("decoder-only", freeze=("target", "decoder", "classifier")))
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_head_that_nobody_asks_does_not_keep_a_run_from_resuming(tmp_path):
+    """A BERT may have a head for pairs of sentences, for which this data has no questions."""
+    recipe = tiny(
+        "encoder-only",
+        texts(tmp_path),
+        {"sentence_pairs": True},
+        checkpoint_every=5,
+        validate_every=5,
+    )
+    train_in(tmp_path / "whole", recipe)
+    train_in(tmp_path / "broken", replace(recipe, train=replace(recipe.train, steps=5)))
+    train_in(tmp_path / "broken", recipe)
+    ends = [hashes(tmp_path / name / "checkpoints") for name in ("whole", "broken")]
+    assert ends[0] == ends[1]

@@ -1,0 +1,165 @@
+"""The loss in chunks is torch's own loss: every sum, every gradient, in less memory."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from limelight.training import loss
+from limelight.training.loss import IGNORED, score_plainly, score_tokens
+from limelight.training.optimizer import move, move_unseen
+
+POSITIONS, VOCAB, WIDTH = 23, 11, 6
+ROOMS = {"one position": 1, "four": 4 * VOCAB + 3, "all": 2**24}  # 23 = 5 * 4 + 3: a ragged end
+
+
+def exercise(ignored=(0, 5, 6, 22)):
+    states, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((POSITIONS, WIDTH), (VOCAB, WIDTH), (VOCAB,))
+    )
+    answers = torch.randint(VOCAB, (POSITIONS,))
+    answers[list(ignored)] = IGNORED
+    return states, weight, bias, answers
+
+
+def gradients(score, inputs):
+    return torch.autograd.grad(3 * score.loss, [x for x in inputs if x is not None])
+
+
+@pytest.mark.parametrize(
+    "ignored", [(), (0, 5, 6, 22), range(POSITIONS)], ids=["no", "some", "all"]
+)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
+def test_chunks_equal_the_plain_way(monkeypatch, room, smoothing, biased, ignored):
+    monkeypatch.setitem(loss.ROOM, "cpu", room)
+    states, weight, bias, answers = exercise(ignored)
+    inputs = (states, weight, bias if biased else None)
+    ours, plain = (way(*inputs, answers, smoothing) for way in (score_tokens, score_plainly))
+    assert ours.asked == plain.asked == POSITIONS - len(ignored)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-13, atol=1e-13)
+    for a, b in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+    if len(ignored) < POSITIONS:  # the control: other answers, other numbers
+        other = score_plainly(*inputs, (answers + 1) % VOCAB, smoothing)
+        assert abs(ours.loss - other.loss) > 1e-3
+
+
+def test_smoothing_is_cross_entropy_with_softened_answers():
+    states, weight, bias, answers = exercise(ignored=())
+    soft = F.one_hot(answers, VOCAB) * 0.9 + 0.1 / VOCAB
+    wanted = -(soft * F.linear(states, weight, bias).log_softmax(dim=-1)).sum()
+    torch.testing.assert_close(score_tokens(states, weight, bias, answers, 0.1).loss, wanted)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradients_are_those_of_finite_differences(monkeypatch, smoothing):
+    monkeypatch.setitem(loss.ROOM, "cpu", ROOMS["four"])
+    *inputs, answers = exercise()
+    torch.autograd.gradcheck(lambda *x: score_tokens(*x, answers, smoothing).loss, inputs)
+
+
+def test_of_equal_logits_only_one_is_the_first_choice():
+    """A model that says nothing must not seem to be always right."""
+    states, weight, _, answers = exercise(ignored=())
+    silent = (states, torch.zeros_like(weight), None, answers)
+    assert score_tokens(*silent).right == score_plainly(*silent).right == (answers == 0).sum() < 10
+
+
+def test_nothing_asked_is_nothing_lost():
+    """A batch of few texts may have no blank at all."""
+    states, weight, bias, answers = exercise()
+    score = score_tokens(states[:0], weight, bias, answers[:0], 0.1)
+    assert [value.item() for value in score] == [0, 0, 0, 0]
+    made = gradients(score, (states, weight, bias))
+    assert all(not grad.any() for grad in made)
+
+
+def test_without_learning_no_gradient_is_computed(monkeypatch):
+    *inputs, answers = exercise()
+    made = []
+    monkeypatch.setattr(loss, "add_gradients", lambda *x: made.append(x))
+    with torch.no_grad():
+        score_tokens(*inputs, answers)
+    assert made == []
+    score_tokens(*inputs, answers)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("learning", [True, False])
+def test_the_judge_for_the_compiler_judges_alike(smoothing, learning):
+    states, weight, bias, answers = exercise()
+    logits = (states @ weight.T + bias).detach().flatten(0, -2)
+    plain = loss.judge_logits(logits, answers.flatten(), smoothing, learning)
+    other = loss.judge_to_compile(logits, answers.flatten(), smoothing, learning)
+    torch.testing.assert_close(other[0], plain[0])
+    if learning:
+        torch.testing.assert_close(other[1], plain[1])
+    else:
+        assert other[1] is plain[1] is None
+
+
+def test_a_step_that_is_not_looked_at_moves_alike():
+    """The way of a GPU, taken by a CPU."""
+    ends = []
+    for step in (move, move_unseen):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        for i in range(4):
+            model(torch.randn(2, 5)).sum().backward()
+            factor = torch.tensor(0.25, dtype=torch.float64)
+            step(optimizer, list(model.parameters()), factor, torch.tensor(i != 2))
+            optimizer.zero_grad()
+        ends.append([*model.parameters(), optimizer.state[model.weight]["step"]])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert ends[0][-1] == 3  # one was skipped
+
+
+def test_what_is_frozen_gets_no_gradient():
+    states, weight, bias, answers = exercise()
+    score_tokens(states, weight.requires_grad_(False), bias, answers).loss.backward()
+    plain = torch.autograd.grad(score_plainly(states, weight, bias, answers).loss, (states, bias))
+    torch.testing.assert_close((states.grad, bias.grad), plain)
+    assert weight.grad is None
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that is made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.numel())
+        return made
+
+
+def largest(way):
+    """The largest tensor made on the way forward and back, and the largest kept between them."""
+    states = torch.randn(4096, 8, requires_grad=True)
+    weight = torch.randn(1000, 8, requires_grad=True)
+    answers = torch.randint(1000, (4096,))
+    kept = [0]
+
+    def keep(tensor):
+        kept.append(tensor.numel())
+        return tensor
+
+    with Largest() as watch, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        way(states, weight, None, answers, 0.1).loss.backward()
+    return watch.size, max(kept)
+
+
+def test_the_logits_are_never_whole(monkeypatch):
+    monkeypatch.setitem(loss.ROOM, "cpu", 100_000)
+    made, kept = largest(score_tokens)
+    assert made <= 100_000
+    assert kept == 4096 * 8  # the states' own gradient is the largest that waits
+    assert largest(score_plainly) == (4096 * 1000, 4096 * 1000)  # the control

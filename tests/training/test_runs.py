@@ -1,0 +1,308 @@
+"""Runs as people meet them: begun, gone on with, fine-tuned, loaded, evaluated, refused."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import limelight
+from limelight import experiment
+from limelight.errors import UserError
+from limelight.experiment import evaluate_run, load, train
+from limelight.run.folder import RunFolder
+from limelight.text.config import DataConfig
+from limelight.text.store import prepare
+from limelight.text.tokenizer import Tokenizer, TokenizerConfig
+from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
+
+
+def change(recipe, **train):
+    return replace(recipe, train=replace(recipe.train, **train))
+
+
+def test_both_ends_are_to_be_had_from_the_package_itself():
+    assert limelight.train is experiment.train
+    assert limelight.load is experiment.load
+
+
+# Going on
+
+
+@pytest.mark.parametrize(
+    ("schedule", "same"), [("paper", True), ("inverse-sqrt", True), ("cosine", False)]
+)
+def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path, schedule, same):
+    """As if it had been asked for all of them at once, if the schedule does not look at the end."""
+    settings = {"schedule": schedule, "warmup": 5, "validate_every": 5, "checkpoint_every": 5}
+    short, long = (tiny(**settings, steps=steps) for steps in (10, 20))
+    train_in(tmp_path / "two", short)
+    assert train_in(tmp_path / "two", long).state.step == 20
+    train_in(tmp_path / "one", long)
+    for part in ("checkpoints", "finished"):
+        one, two = (hashes(tmp_path / run / part) for run in ("one", "two"))
+        assert (one == two) == same
+    assert (log_of(tmp_path / "one") == log_of(tmp_path / "two")) == same
+
+
+CHANGES = {
+    "train.batch_tokens": ({"batch_tokens": 44}, "40", "44"),
+    "train.seed": ({"seed": 2}, "1", "2"),
+    "train.schedule": (
+        {"schedule": "linear", "learning_rate": 0.1},
+        "paper",
+        "linear",
+    ),
+    "train.ema": ({"ema": 0.9}, "0.0", "0.9"),
+    "model.dropout": ({"model": {"dropout": 0.2}}, "0.1", "0.2"),
+    "model.norm_order": ({"model": {"norm_order": "pre"}}, "post", "pre"),
+    "data.toy": (
+        {"data": DataConfig(toy="copy", toy_examples=60, toy_length=3)},
+        "reverse",
+        "copy",
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", CHANGES)
+def test_a_change_that_would_make_it_another_run_is_refused(tmp_path, setting):
+    changes, before, now = CHANGES[setting]
+    train_in(tmp_path, tiny(warmup=9))
+    sentence = rf"was begun with {re.escape(setting)} = {before}, and this is {now}: resume it as"
+    left = hashes(tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        train_in(tmp_path, tiny(warmup=9, **changes))
+    assert hashes(tmp_path) == left
+
+
+def test_changes_that_alter_no_step_are_allowed(tmp_path):
+    train_in(tmp_path, tiny())
+    train_in(tmp_path, tiny(steps=12, log_every=3, validate_every=4, checkpoint_every=2, keep=3))
+    assert load(tmp_path).step == 12
+    assert (tmp_path / "recipe.toml").read_text().count("log_every = 3") == 1
+
+
+def test_data_that_has_changed_is_refused(tmp_path):
+    recipe = tiny("decoder-only", texts(tmp_path))
+    train_in(tmp_path / "run", recipe)
+    with (tmp_path / "train.txt").open("a") as file:
+        file.write("one more line\n")
+    with pytest.raises(UserError, match=r"the data of .* has changed since it was begun"):
+        train_in(tmp_path / "run", change(recipe, steps=12))
+    texts(tmp_path)  # brought back
+    assert train_in(tmp_path / "run", change(recipe, steps=12)).state.step == 12
+
+
+def test_a_failed_start_leaves_nothing_that_the_next_one_would_take(tmp_path):
+    """Neither a run nor a tokenizer: the recipe may be another when it is tried again."""
+    with pytest.raises(UserError, match="cannot learn from pairs"):
+        train_in(tmp_path / "run", tiny("encoder-only"))
+    assert not RunFolder(tmp_path / "run").begun
+    words = replace(
+        tiny("decoder-only", texts(tmp_path)), tokenizer=TokenizerConfig(kind="word", vocab=270)
+    )
+    words = replace(words, model=replace(words.model, vocab=270))
+    train_in(tmp_path / "run", words)
+    assert len(load(tmp_path / "run").tokenizer) == 270
+
+
+def test_a_text_may_give_fewer_tokens_than_were_asked_for(tmp_path):
+    recipe = tiny("decoder-only", texts(tmp_path))
+    recipe = replace(recipe, tokenizer=TokenizerConfig(kind="bpe", vocab=2000))
+    recipe = replace(recipe, model=replace(recipe.model, vocab=2000))
+    train_in(tmp_path / "run", recipe)
+    loaded = load(tmp_path / "run")
+    assert (
+        loaded.recipe.model.vocab == loaded.recipe.tokenizer.vocab == len(loaded.tokenizer) < 2000
+    )
+    assert train_in(tmp_path / "run", change(recipe, steps=12)).state.step == 12
+    assert evaluate_run(tmp_path / "run", "valid", silent=True)["step"] == 12
+
+
+def test_a_model_that_knows_too_few_tokens_is_refused(tmp_path):
+    with pytest.raises(UserError, match="has 261 tokens, but the model knows only 200"):
+        train_in(tmp_path, tiny(model={"vocab": 200}))
+
+
+# Families and their data
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "model"),
+    [
+        ("encoder-only", "pairs", {}),
+        ("encoder-only", "labelled", {}),
+        ("encoder-only", "texts", {"classes": 2}),
+        ("encoder-decoder", "texts", {}),
+        ("encoder-decoder", "labelled", {}),
+        ("decoder-only", "labelled", {}),
+        ("recurrent-encoder-decoder", "texts", {}),
+        ("recurrent-decoder-only", "labelled", {}),
+    ],
+)
+def test_what_a_family_cannot_learn_from_is_refused(tmp_path, family, kind, model):
+    data = {"pairs": lambda _: None, "texts": texts, "labelled": labelled}[kind](tmp_path)
+    sentence = "model.classes is 2, but the data has 0 labels" if model else "cannot learn from"
+    with pytest.raises(UserError, match=sentence):
+        train_in(tmp_path / "run", tiny(family, data, model))
+    assert not RunFolder(tmp_path / "run").begun
+
+
+def test_a_language_model_may_be_asked_for_more_than_its_positions_hold(tmp_path):
+    """What it writes after a validation ends where its positions end, but training goes on."""
+    toy = DataConfig(toy="reverse", toy_examples=60, toy_length=7)
+    recipe = tiny("decoder-only", toy, {"positions": "learned"}, validate_every=5)
+    assert train_in(tmp_path, recipe).state.step == 10
+
+
+def test_nothing_that_fits_is_nothing_to_train_on(tmp_path):
+    with pytest.raises(UserError, match="no example fits the model"):
+        train_in(tmp_path, tiny(model={"max_len": 1}))
+
+
+# Fine-tuning
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    train_in(tmp_path / "bert", tiny("encoder-only", texts(tmp_path), batch_tokens=128))
+    return tmp_path / "bert"
+
+
+def parameters(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_a_pretrained_encoder_becomes_a_classifier(tmp_path, pretrained):
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2})
+    begun = {}
+    train_in(
+        tmp_path / "run",
+        recipe,
+        start_from=pretrained,
+        touch=lambda trainer: begun.update(parameters(trainer.learner.model)),
+    )
+    origin, tuned = load(pretrained), load(tmp_path / "run")
+    theirs = parameters(origin.model)
+    taken = [name for name in begun if name in theirs and torch.equal(begun[name], theirs[name])]
+    assert set(taken) == {name for name in begun if not name.startswith("text_head.")}
+    assert {name for name in theirs if name not in begun} == {
+        name for name in theirs if name.startswith("masked_head.")
+    }
+    assert tuned.tokenizer.hash == origin.tokenizer.hash
+    assert tuned.classes == ("one", "two")
+    assert not torch.equal(
+        parameters(tuned.model)["source.tokens.weight"], theirs["source.tokens.weight"]
+    )
+
+
+def test_without_the_other_model_it_would_begin_elsewhere(tmp_path, pretrained):
+    """The control; and a run that was begun from another goes on without being told again."""
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2}, ema=0.5, freeze=("encoder",))
+    train_in(tmp_path / "tuned", recipe, start_from=pretrained)
+    train_in(tmp_path / "fresh", recipe)
+    assert hashes(tmp_path / "tuned" / "finished") != hashes(tmp_path / "fresh" / "finished")
+    train_in(tmp_path / "tuned", change(recipe, steps=15))
+    whole = change(recipe, steps=15)
+    train_in(tmp_path / "whole", whole, start_from=pretrained)
+    assert hashes(tmp_path / "tuned" / "finished") == hashes(tmp_path / "whole" / "finished")
+
+
+def test_another_shape_is_refused_with_both(tmp_path, pretrained):
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2, "d_model": 16})
+    sentence = r"source.tokens.weight is \(261, 16\) in this recipe and \(261, 8\) in the model"
+    with pytest.raises(UserError, match=sentence):
+        train_in(tmp_path / "run", recipe, start_from=pretrained)
+    deeper = tiny("encoder-only", labelled(tmp_path), {"classes": 2, "layers": 2})
+    with pytest.raises(UserError, match=r"encoder.layers.1.* in this recipe and missing in the"):
+        train_in(tmp_path / "run", deeper, start_from=pretrained)
+
+
+def test_labels_that_the_model_has_no_classes_for_are_refused(tmp_path):
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 3})
+    with pytest.raises(UserError, match=r"classes is 3, but the data has 2 labels: one, two"):
+        train_in(tmp_path / "run", recipe)
+
+
+# What comes out
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only", "recurrent-encoder-decoder"])
+def test_what_is_loaded_is_what_was_trained(tmp_path, family):
+    trainer = train_in(tmp_path, tiny(family))
+    loaded = load(tmp_path)
+    tokens = torch.randint(5, 261, (3, 9))
+    inputs = [tokens] if family == "decoder-only" else [tokens, tokens[:, :5]]
+    with torch.no_grad():
+        assert torch.equal(loaded.model(*inputs), trainer.learner.model.eval()(*inputs))
+    assert not loaded.model.training
+    assert loaded.step == 10
+    assert loaded.recipe.train == trainer.config
+    assert loaded.tokenizer.hash == Tokenizer.load(tmp_path / "tokenizer.json").hash
+
+
+def test_weights_of_another_shape_are_refused_with_both(tmp_path):
+    train_in(tmp_path, tiny())
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("d_ff = 8", "d_ff = 9"))
+    with pytest.raises(UserError, match=r"is \(8,\) in the file and \(9,\) in the model"):
+        load(tmp_path)
+
+
+def logits_after(loaded, source, written):
+    """A score for each token of an answer and for what follows it, all computed anew."""
+    tokenizer = loaded.tokenizer
+    if loaded.recipe.model.family == "encoder-decoder":
+        read = ([*source, tokenizer.end], [tokenizer.start, *written])
+    else:
+        read = ([tokenizer.start, *source, tokenizer.separator, *written],)
+    with torch.no_grad():
+        return loaded.model(*(torch.tensor([tokens]) for tokens in read))[0, -len(written) - 1 :]
+
+
+def write_plainly(loaded, source, longest):
+    """The likeliest token again and again."""
+    written = []
+    while len(written) < longest:
+        token = int(logits_after(loaded, source, written)[-1].argmax())
+        if token == loaded.tokenizer.end:
+            break
+        written.append(token)
+    return written
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
+def test_evaluation_is_what_one_counts_by_hand(tmp_path, family):
+    toy = DataConfig(toy="copy", toy_examples=100, toy_length=2)
+    wider = {"d_model": 32, "dropout": 0.0}
+    train(tiny(family, toy, wider, steps=80, learning_rate=0.3), tmp_path, silent=True)
+    scores = evaluate_run(tmp_path, "test", silent=True)
+    loaded = load(tmp_path)
+    store = prepare(toy, "test", loaded.tokenizer, tmp_path / "stores")
+    surprise = right = asked = exact = 0
+    for i in range(len(store)):
+        source, target = (column[i].tolist() for column in store.columns)
+        answers = torch.tensor([*target, loaded.tokenizer.end])
+        logits = logits_after(loaded, source, target)
+        surprise -= float(logits.log_softmax(-1)[range(len(answers)), answers].sum())
+        right += int((logits.argmax(-1) == answers).sum())
+        asked += len(answers)
+        exact += write_plainly(loaded, source, 8) == target
+    assert scores["examples"] == len(store) == 10
+    assert scores["loss"] == pytest.approx(surprise / asked, rel=1e-5)
+    assert scores["perplexity"] == pytest.approx(math.exp(surprise / asked), rel=1e-4)
+    assert scores["accuracy"] == right / asked
+    assert scores["exact"] == exact / len(store)
+    assert 0 < scores["accuracy"] < 1
+    assert (scores["exact"] > 0) == (family == "encoder-decoder")  # the other is slower to learn
+
+
+def test_a_split_that_is_not_there_is_refused(tmp_path):
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2})
+    train_in(tmp_path / "run", recipe)
+    assert evaluate_run(tmp_path / "run", "valid", silent=True)["accuracy"] >= 0.5
+    with pytest.raises(UserError, match="there is no test split"):
+        evaluate_run(tmp_path / "run", silent=True)
+    other = [f"data.test={tmp_path / 'valid.tsv'}"]
+    assert evaluate_run(tmp_path / "run", "test", other, silent=True)["examples"] == 18
