@@ -123,7 +123,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
             kinds = {name: part.get_dtype() for name, part in parts.items()}
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     for name, kind in kinds.items():
         if kind not in FLOATS:

@@ -13,7 +13,9 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -69,11 +71,26 @@ def join(config: TrainConfig) -> Iterator[Workers]:
     if ranks == 1 and not (config.shard and "RANK" in os.environ):
         yield Workers(device)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank = meet("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Workers(device, dist.get_rank(), ranks)
+        yield Workers(device, rank, ranks)
     finally:
         dist.destroy_process_group()
+
+
+def meet(backend: str) -> int:
+    """Find the other processes, and give back which of them this one is.
+
+    The place where they meet outlives them: when `torchrun` starts them again, addresses of dead
+    ones are still there. So each attempt has a corner of its own. (Over several machines they would
+    not agree which attempt it is: each counts for itself.)
+    """
+    store, rank, ranks = next(rendezvous("env://"))
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(ranks):
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"attempt {attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    return int(rank)
 
 
 def spread(learner: nn.Module, workers: Workers, config: TrainConfig) -> nn.Module:
