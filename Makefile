@@ -16,6 +16,9 @@ TORCH_FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_INDEX))
 demo: .venv/ready
 	@$(BIN)/limelight demo
 
+# Several tests at a time, with one thread each: two threads that wait for a busy core are slower than one.
+test test-system soak: export OMP_NUM_THREADS := 1
+
 test: .venv/ready-to-develop
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 

@@ -12,8 +12,10 @@ that a user types is three bytes, and three other symbols). So no text can ever 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
 from hashlib import sha256
-from itertools import pairwise
+from itertools import chain, islice, pairwise
+from operator import iadd
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +32,8 @@ SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
 SMALLEST = len(SPECIAL) + len(ALPHABET)  # no vocabulary can be smaller
 LARGEST = 7_000_000  # bytes of a `tokenizer.json`: some 200,000 tokens
+LONG = 5000  # characters: a longer text goes to the library in parts, so that time stays linear
+AT_ONCE = 128  # parts in one call: enough for all cores, little memory
 
 
 def special(name: str) -> str:
@@ -75,7 +79,7 @@ class Tokenizer:
                 f"vocab={vocab} is too small: {len(ALPHABET)} bytes and {len(names)} special "
                 f"tokens take {vocab - room} already"
             )
-        texts = map(valid_unicode, texts)
+        texts = chain.from_iterable(in_parts(valid_unicode(text)) for text in texts)
         learn = {"bpe": learn_merges, "word": learn_units, "char": learn_units}[kind]
         pieces, merges = learn(splitter(kind), texts, room)
         vocabulary = {
@@ -116,17 +120,20 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; a lone surrogate, which is no character, is read as U+FFFD."""
-        if isinstance(self.core.pre_tokenizer, pre_tokenizers.ByteLevel):
-            return self.encode_many([text])[0]
-        # Characters do not depend on each other, and the library is slow on a million at once.
-        text = valid_unicode(text)
-        parts = self.encode_many([text[i : i + 10_000] for i in range(0, len(text), 10_000)])
-        return [i for part in parts for i in part]
+        return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """The same for many texts, on all cores that the library may use."""
-        valid = [valid_unicode(text) for text in texts]
-        return [e.ids for e in self.core.encode_batch_fast(valid, add_special_tokens=False)]
+        parts: list[str] = []
+        counts: list[int] = []
+        for text in texts:
+            own = in_parts(valid_unicode(text))
+            parts += own
+            counts.append(len(own))
+        batches = (parts[i : i + AT_ONCE] for i in range(0, len(parts), AT_ONCE))
+        encode = partial(self.core.encode_batch_fast, add_special_tokens=False)
+        ids = (encoded.ids for batch in batches for encoded in encode(batch))
+        return [reduce(iadd, islice(ids, count)) for count in counts]  # a text's parts as one
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, special tokens left out; half a character shows as U+FFFD."""
@@ -164,12 +171,13 @@ class Tokenizer:
 
         This is the algorithm in the open; a test holds its last line equal to `encode`.
         """
-        words = self.core.pre_tokenizer.pre_tokenize_str(valid_unicode(text))
+        split = self.core.pre_tokenizer.pre_tokenize_str
+        words = [word for part in in_parts(valid_unicode(text)) for word, _ in split(part)]
         model = json.loads(self.core.to_str())["model"]
         rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
         return [
             list(merge_steps(word, rank, self.vocabulary if model["ignore_merges"] else {}))
-            for word, _ in words
+            for word in words
         ]
 
 
@@ -210,6 +218,28 @@ def valid_unicode(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+# No word reaches out of such a stretch: it may go on from a space to anything, and from a mark to
+# letters ("'s"), but not from letters to digits or marks, nor from any of these to a space.
+STRETCHES = pre_tokenizers.Split(Regex(r"\s*[^\s\p{L}\p{N}]*(?:\p{L}+|\p{N}+)?"), "isolated")
+
+
+def in_parts(text: str, length: int = LONG) -> list[str]:
+    """A text in parts of this length or a little more, cut where no word is cut.
+
+    A million words in one call, or a million letters in one word, would leave the processor's cache
+    and take more than twice the time of half a million. The end of a stretch is a safe place: words
+    see nothing before them, and behind them only whether spaces go on. So the parts have the words
+    of the whole, unless a stretch of more than a hundred characters lies in the way.
+    """
+    parts, start = [], 0
+    while len(text) - start > length:
+        last = start + length - 1
+        _, (_, beyond) = STRETCHES.pre_tokenize_str(text[last : last + 100])[0]
+        parts.append(text[start : last + beyond])
+        start = last + beyond
+    return [*parts, text[start:]]
 
 
 def splitter(kind: Kind) -> Any:
