@@ -218,3 +218,6 @@ def main() -> None:
     except BrokenPipeError:
         # The reader (`head`, a pager) has seen enough; Python must not try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"limelight: {error}", file=sys.stderr)
+        sys.exit(1)

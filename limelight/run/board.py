@@ -1,5 +1,6 @@
 """The log for TensorBoard too, where it is installed."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,18 @@ class Board:
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def add(self, entry: Entry) -> None:
-        """A line of the log."""
+        """A line of the log. A disk that takes no more ends the board, and not the training."""
         kind = "validation" if entry.get("validation") else "training"
-        for name, value in entry.items():
-            if self.writer is not None and isinstance(value, float):
-                self.writer.add_scalar(f"{kind}/{name}", value, entry["step"])
+        numbers = {name: value for name, value in entry.items() if isinstance(value, float)}
+        try:
+            for name, value in numbers.items():
+                if self.writer is not None:
+                    self.writer.add_scalar(f"{kind}/{name}", value, entry["step"])
+        except OSError:
+            self.writer = None
 
     def close(self) -> None:
         """Nothing more will come."""
-        if self.writer is not None:
-            self.writer.close()
+        with suppress(OSError):
+            if self.writer is not None:
+                self.writer.close()

@@ -7,6 +7,7 @@ the log reads as if nothing had happened. Only the fields of `TIMING` differ bet
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,21 +18,32 @@ Entry = dict[str, Any]
 
 
 class Log:
-    """Appends to a log file; every line is whole, or cut away when the run resumes."""
+    """Appends to a log file; every line is whole, or cut away when the run resumes.
+
+    What a full disk does not take waits here: training goes on, and `sync` says what is wrong.
+    """
 
     def __init__(self, path: Path, also: "Hearer | None" = None) -> None:
         self.path, self.also = path, also
-        self.file = path.open("a", encoding="utf-8")
+        self.file = path.open("ab", buffering=0)
+        self.waiting = b""
 
     def add(self, entry: Entry) -> None:
         """Write a line, and have the system know it."""
-        self.file.write(json.dumps(entry) + "\n")
-        self.file.flush()
+        self.waiting += json.dumps(entry).encode() + b"\n"
+        with suppress(OSError):
+            self.write()
         if self.also is not None:
             self.also.add(entry)
 
+    def write(self) -> None:
+        """Write as much as there is room for."""
+        while self.waiting:
+            self.waiting = self.waiting[self.file.write(self.waiting) :]
+
     def sync(self) -> None:
         """Have all lines on the disk: before a checkpoint says that they were written."""
+        self.write()
         os.fsync(self.file.fileno())
 
     def close(self) -> None:

@@ -64,9 +64,17 @@ def write(folder: Path, weights: dict[str, Tensor], kept: dict[str, Tensor], sta
     for name, tensor in (*weights.items(), *kept.items()):
         if not torch.isfinite(tensor).all():
             raise NotFiniteError(f"{name} has numbers that are not finite: it is not saved")
-    save_file(weights, folder / WEIGHTS)
-    save_file(kept, folder / OPTIMIZER)
+    write_tensors(folder / WEIGHTS, weights)
+    write_tensors(folder / OPTIMIZER, kept)
     (folder / STATE).write_text(json.dumps(asdict(state), indent=1), "utf-8")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Tensors as a file of safetensors; what is wrong with the disk is told as by other files."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def restore(

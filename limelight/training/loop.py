@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limelight.errors import UserError
@@ -36,6 +35,7 @@ from limelight.training.checkpoint import (
     gather,
     restore,
     write,
+    write_tensors,
 )
 from limelight.training.config import TrainConfig
 from limelight.training.device import is_out_of_memory, peak_memory
@@ -44,7 +44,7 @@ from limelight.training.objective import Learner, to_device, tokens_in
 from limelight.training.optimizer import gradient_norm, make_optimizer, move, move_unseen, set_rate
 from limelight.training.report import Report
 from limelight.training.schedule import learning_rate
-from limelight.training.workers import Workers, gathering, spread
+from limelight.training.workers import Workers, gathering, spread, whole
 
 PATIENCE_WITH_NAN = 3  # steps in a row that may be skipped
 Metrics = Callable[[nn.Module], dict[str, float]]
@@ -414,8 +414,8 @@ def save(trainer: Trainer, log: Log | None, must: bool) -> None:
     state, config, run = trainer.state, trainer.config, trainer.run
     weights, kept = gather(trainer.learner.model, trainer.optimizer, trainer.average)
     if trainer.workers.first and log is not None:
-        log.sync()
         try:
+            log.sync()
             needed = sum(t.nbytes for t in (*weights.values(), *kept.values()))
             check_room(run.path, needed)
             commit(run.checkpoints / name_of(state.step), lambda f: write(f, weights, kept, state))
@@ -445,14 +445,21 @@ def finish(trainer: Trainer) -> None:
     config, state, run = trainer.config, trainer.state, trainer.run
     weights, _ = gather(trainer.learner.model, trainer.optimizer, {})
     if trainer.average:
-        weights = {name: tensor.cpu() for name, tensor in trainer.average.items()}
+        weights = {name: whole(tensor).cpu() for name, tensor in trainer.average.items()}
     elif config.average:
         weights = average_of(to_average(trainer))
     elif config.patience and damage(best := run.checkpoints / name_of(state.best_step)) is None:
         weights = average_of([best])
     if trainer.workers.first:
-        commit(run.finished / name_of(state.step), lambda f: save_file(weights, f / WEIGHTS))
-        prune(run.finished, keep=1)
+        try:
+            finished = run.finished / name_of(state.step)
+            commit(finished, lambda f: write_tensors(f / WEIGHTS, weights))
+            prune(run.finished, keep=1)
+        except OSError as error:
+            raise FailedError(
+                f"training is done, but its weights could not be written: "
+                f"{error.strerror or error}. Free some space, and say the same again"
+            ) from error
     trainer.workers.wait()
 
 

@@ -35,6 +35,7 @@ EXACT = [
     "--train.precision=float64",
     "--train.validate-every=8",
     "--train.batch-tokens=40",
+    "--train.ema=0.9",  # is what the weights in the end are
     "--train.eps=1e-6",  # biases of keys get no gradient but rounding, and Adam would enlarge that
 ]
 
