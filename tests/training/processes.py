@@ -33,6 +33,7 @@ TINY = [  # a model and a corpus to be learned from in a second
     "--model.layers=1",
     "--train.batch-tokens=100",
     "--train.warmup=5",
+    "--train.accumulate=1",
     "--train.log-every=1",
 ]
 
