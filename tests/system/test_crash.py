@@ -24,7 +24,8 @@ WORK = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from limelight.run.commit import prune, replace_file
+from limelight.disk import replace_file
+from limelight.run.commit import prune
 from tests.run.samples import save
 folder = Path(sys.argv[1])
 os.access("/begin", os.F_OK)  # seen by strace
