@@ -22,7 +22,7 @@ from torch import nn
 from limelight import info
 from limelight.decode.greedy import answer
 from limelight.disk import cache_folder
-from limelight.errors import UserError
+from limelight.errors import UserError, unknown
 from limelight.model import AnyConfig, build
 from limelight.progress import counting
 from limelight.recipe import Recipe, load_recipe, recipe_of, write_recipe
@@ -46,6 +46,7 @@ from limelight.text.readers import Tally
 from limelight.text.store import Store, prepare
 from limelight.text.tokenizer import Tokenizer
 from limelight.training.checkpoint import WEIGHTS, fill, read_tensors, shapes_in
+from limelight.training.config import TrainConfig
 from limelight.training.device import choose_precision, describe
 from limelight.training.fitting import (
     LARGEST,
@@ -55,7 +56,15 @@ from limelight.training.fitting import (
     largest_that_fits,
     memory_of_machine,
 )
-from limelight.training.loop import FailedError, Trainer, evaluate, fit, name_of, step_of
+from limelight.training.loop import (
+    MEASURED,
+    FailedError,
+    Trainer,
+    evaluate,
+    fit,
+    name_of,
+    step_of,
+)
 from limelight.training.objective import Learner, to_device
 from limelight.training.optimizer import freeze
 from limelight.training.report import Report
@@ -179,6 +188,7 @@ def set_up(
     report.say(f"training {recipe.name} on {describe(workers.device)}, {precision}{many}")
     origin = load(start_from) if start_from else None
     data = resolve(recipe.data)
+    check_plan(recipe, data)
     tokenizer = find_tokenizer(recipe, data, run, workers, origin, report)
     recipe = settle(recipe, tokenizer, run)
     stores = {
@@ -218,9 +228,45 @@ def set_up(
     )
     if "valid" in stores and sides(data) == 2:
         trainer.samples = partial(sample, tokenizer, stores["valid"], recipe.model.max_len)
-        if data.toy:
+        if "exact" in metrics_of(recipe, data):
             trainer.metrics = partial(exact, tokenizer, stores["valid"], recipe.model.max_len)
     return trainer
+
+
+def check_plan(recipe: Recipe, data: DataConfig) -> None:
+    """Refuse, before anything is made, a training that could not do what its recipe says."""
+    config, model = recipe.train, recipe.model
+    measured = metrics_of(recipe, data)
+    if config.metric not in measured:
+        raise unknown("metric", config.metric, measured)
+    if not parts_of(data, "valid"):
+        check_unvalidated(config)
+    if getattr(model, "sentence_pairs", False):
+        raise UserError(
+            "sentence_pairs=true adds a head for pairs of sentences, as published BERTs have it, "
+            "but there is no data here to train it with: set --model.sentence-pairs false"
+        )
+    fills_blanks = model.family == "encoder-only" and not getattr(model, "classes", 0)
+    if fills_blanks and not config.mask_rate:
+        raise UserError(
+            "mask_rate=0 hides no token, so there is nothing to fill in and nothing to learn: "
+            "set --train.mask-rate 0.15"
+        )
+
+
+def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
+    """What a validation measures for this task; a model that is shared out cannot write."""
+    return (*MEASURED, "exact") if data.toy and not recipe.train.shard else MEASURED
+
+
+def check_unvalidated(config: TrainConfig) -> None:
+    """Without validation texts nothing can be seen to improve, or not to."""
+    for name, usual in (("patience", 0), ("metric", "loss")):
+        if getattr(config, name) != usual:
+            raise UserError(
+                f"{name}={getattr(config, name)!r} looks at validation texts, and there are none: "
+                f"say --data.valid FILE ... or --data.hold-out 0.01, or set --train.{name} {usual}"
+            )
 
 
 def find_tokenizer(

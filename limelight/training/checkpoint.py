@@ -90,7 +90,7 @@ def restore(
         if name in average:
             assign(average[name], kept[f"ema.{name}"])
         if f"step.{name}" not in kept:
-            continue  # it was never moved: frozen, or a head that nobody has asked
+            continue  # it was never moved: it is frozen, or no step was finite yet
         held = optimizer.state[parameter]
         for key in ("step", "exp_avg", "exp_avg_sq"):
             saved = kept[f"{key}.{name}"]

@@ -47,6 +47,7 @@ from limelight.training.schedule import learning_rate
 from limelight.training.workers import Workers, gathering, spread, whole
 
 PATIENCE_WITH_NAN = 3  # steps in a row that may be skipped
+MEASURED = ("loss", "perplexity", "accuracy")  # in every validation
 Metrics = Callable[[nn.Module], dict[str, float]]
 Samples = Callable[[nn.Module], list[str]]
 
@@ -365,7 +366,7 @@ def evaluate(trainer: Trainer, batches: Batches, stop: list[int]) -> dict[str, f
     if not count:
         return {}
     mean = surprise / count
-    return {"loss": mean, "perplexity": perplexity(mean), "accuracy": right / count}
+    return dict(zip(MEASURED, (mean, perplexity(mean), right / count), strict=True))
 
 
 def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -> None:
@@ -380,10 +381,7 @@ def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -
     state.validated = state.step
     if not scores:
         return  # there was nothing to be asked
-    if not config.shard:
-        scores |= trainer.metrics(trainer.learner.model.eval())
-    if config.metric not in scores:
-        raise UserError(f"metric={config.metric!r} is not measured; {', '.join(scores)} are")
+    scores |= trainer.metrics(trainer.learner.model.eval())
     value = scores[config.metric]
     value = value if config.metric in ("loss", "perplexity") else -value
     better = value < state.best

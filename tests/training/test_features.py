@@ -15,7 +15,7 @@ from limelight.training.config import TrainConfig
 from limelight.training.loop import name_of
 from limelight.training.optimizer import freeze, make_optimizer
 from limelight.training.report import Report
-from tests.training.samples import hashes, log_of, texts, tiny, train_in
+from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
 
 def weights_at(folder, step, part="checkpoints"):
@@ -61,11 +61,6 @@ def test_with_more_patience_it_goes_on(tmp_path):
     assert hashes(tmp_path / "one" / "finished") == hashes(tmp_path / "two" / "finished")
     assert log_of(tmp_path / "one") == log_of(tmp_path / "two")
     assert len(log_of(tmp_path / "one")) > stopped
-
-
-def test_a_metric_that_nobody_measures_is_refused(tmp_path):
-    with pytest.raises(UserError, match="metric='bleu' is not measured; loss, perplexity, acc"):
-        train_in(tmp_path, tiny(metric="bleu"))
 
 
 @pytest.mark.parametrize("begun_at", [0, 50])
@@ -193,17 +188,46 @@ def test_a_part_that_is_none_is_refused(tmp_path):
     assert not (tmp_path / "run.json").exists()
 
 
-def test_a_head_that_nobody_asks_does_not_keep_a_run_from_resuming(tmp_path):
-    """A BERT may have a head for pairs of sentences, for which this data has no questions."""
-    recipe = tiny(
-        "encoder-only",
-        texts(tmp_path),
-        {"sentence_pairs": True},
-        checkpoint_every=5,
-        validate_every=5,
-    )
-    train_in(tmp_path / "whole", recipe)
-    train_in(tmp_path / "broken", replace(recipe, train=replace(recipe.train, steps=5)))
-    train_in(tmp_path / "broken", recipe)
-    ends = [hashes(tmp_path / name / "checkpoints") for name in ("whole", "broken")]
-    assert ends[0] == ends[1]
+IN_VAIN = {  # what a training could not do, and what is said of it
+    "perplexty": ({"metric": "perplexty"}, "no metric 'perplexty': did you mean 'perplexity'?"),
+    "bleu": ({"metric": "bleu"}, "no metric 'bleu': choose one of: accuracy, exact, loss, perp"),
+    "shared": ({"metric": "exact", "shard": True}, "no metric 'exact': .* accuracy, loss, perpl"),
+}
+
+
+@pytest.mark.parametrize("settings", IN_VAIN)
+def test_a_metric_that_nobody_measures_is_refused_before_anything_is_done(tmp_path, settings):
+    changes, sentence = IN_VAIN[settings]
+    with pytest.raises(UserError, match=sentence):
+        train_in(tmp_path, tiny(**changes))
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_a_toy_is_measured_by_what_comes_out_right(tmp_path):
+    """The control, and the only task with a metric of its own."""
+    train_in(tmp_path / "toy", tiny(metric="exact"))
+    with pytest.raises(UserError, match=r"no metric 'exact': .* accuracy, loss, perplexity"):
+        train_in(tmp_path / "run", tiny("decoder-only", texts(tmp_path), metric="exact"))
+
+
+@pytest.mark.parametrize("name", ["patience", "metric"])
+def test_without_validation_texts_nothing_can_be_asked_of_them(tmp_path, name):
+    data = replace(texts(tmp_path), valid=())
+    settings = {"patience": 3} if name == "patience" else {"metric": "accuracy"}
+    with pytest.raises(UserError, match=rf"{name}=.* there are none: .* or set --train.{name} "):
+        train_in(tmp_path / "run", tiny("decoder-only", data, **settings))
+    assert not (tmp_path / "run" / "tokenizer.json").exists()
+    train_in(tmp_path / "run", tiny("decoder-only", data))  # the control
+
+
+def test_without_blanks_there_is_nothing_to_learn(tmp_path):
+    with pytest.raises(UserError, match="mask_rate=0 hides no token, so there is nothing to fill"):
+        train_in(tmp_path / "run", tiny("encoder-only", texts(tmp_path), mask_rate=0.0))
+    classifier = tiny("encoder-only", labelled(tmp_path), {"classes": 2}, mask_rate=0.0)
+    train_in(tmp_path / "run", classifier)  # it fills in nothing anyway
+
+
+def test_a_head_that_no_data_could_train_is_refused(tmp_path):
+    recipe = tiny("encoder-only", texts(tmp_path), {"sentence_pairs": True})
+    with pytest.raises(UserError, match="there is no data here to train it with"):
+        train_in(tmp_path / "run", recipe)
