@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ from limelight.disk import cache_folder
 from limelight.errors import UserError, unknown
 from limelight.model import AnyConfig, build
 from limelight.progress import counting
-from limelight.recipe import Recipe, load_recipe, recipe_of, write_recipe
+from limelight.recipe import Recipe, changed, load_recipe, recipe_of, write_recipe
 from limelight.run.commit import lock, sha256_of, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
@@ -123,8 +123,10 @@ def build_from(config: AnyConfig, path: Path) -> nn.Module:
                 f"{path} is not of this model: {name} is {found.get(name, 'missing')} in the file "
                 f"and {wanted.get(name, 'missing')} in the model"
             )
-    model = build(config)
-    fill(model, read_tensors(path))
+    weights = read_tensors(path)
+    kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
+    model = build(config).to(kind)  # as it was trained, to the last bit
+    fill(model, weights)
     return model
 
 
@@ -152,7 +154,7 @@ def train(
 
     0: done. Otherwise a signal asked to leave, and this is its number; everything is saved.
     """
-    recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else recipe
+    recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else changed(recipe, changes)
     folder = RunFolder(Path(run))
     with join(recipe.train) as workers, locked(folder, workers):
         report = Report(silent or not workers.first)

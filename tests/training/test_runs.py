@@ -11,6 +11,7 @@ import limelight
 from limelight import experiment
 from limelight.errors import UserError
 from limelight.experiment import evaluate_run, load, train
+from limelight.recipe import changed, load_recipe
 from limelight.run.folder import RunFolder
 from limelight.text.config import DataConfig
 from limelight.text.store import prepare
@@ -25,6 +26,24 @@ def change(recipe, **train):
 def test_both_ends_are_to_be_had_from_the_package_itself():
     assert limelight.train is experiment.train
     assert limelight.load is experiment.load
+
+
+@pytest.mark.parametrize("given", ["name", "object"])
+def test_changes_are_made_to_a_recipe_however_it_is_given(tmp_path, given):
+    small = ["model.layers=1", "model.d_model=8", "model.heads=2", "train.steps=2"]
+    recipe = "reverse" if given == "name" else load_recipe("reverse")
+    train(recipe, tmp_path, changes=small, silent=True)
+    used = load(tmp_path).recipe
+    assert (used.name, used.model.layers, used.train.steps) == ("reverse", 1, 2)
+    with pytest.raises(UserError, match="there is no setting 'stepps': did you mean 'steps'"):
+        train(recipe, tmp_path, changes=["train.stepps=3"])
+
+
+def test_a_recipe_without_changes_is_what_it_was(tmp_path):
+    """Even with files, corpora and a name that a path would cut."""
+    corpora = DataConfig(kind="texts", corpora=(texts(tmp_path), texts(tmp_path)))
+    recipe = replace(tiny("decoder-only", corpora, freeze=("target",)), name="a/b.toml")
+    assert changed(recipe, []) == recipe
 
 
 # Going on
@@ -240,6 +259,14 @@ def test_what_is_loaded_is_what_was_trained(tmp_path, family):
     assert loaded.step == 10
     assert loaded.recipe.train == trainer.config
     assert loaded.tokenizer.hash == Tokenizer.load(tmp_path / "tokenizer.json").hash
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_a_model_is_loaded_in_the_type_that_it_was_trained_in(tmp_path, precision):
+    trainer = train_in(tmp_path, tiny(precision=precision))
+    trained, loaded = parameters(trainer.learner.model), parameters(load(tmp_path).model)
+    assert {tensor.dtype for tensor in loaded.values()} == {getattr(torch, precision)}
+    assert all(torch.equal(loaded[name], trained[name]) for name in trained)
 
 
 def test_weights_of_another_shape_are_refused_with_both(tmp_path):
