@@ -114,6 +114,12 @@ def gathering(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def share_out_again(module: nn.Module) -> None:
+    """Give up what a forward pass has put together, of a module that is shared out."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A tensor that may be shared out, put together; every process must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

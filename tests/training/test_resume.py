@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from limelight.experiment import verify_resume
 from limelight.run.commit import MANIFEST
 from limelight.training import loop
-from limelight.training.checkpoint import OPTIMIZER, STATE, WEIGHTS, State
+from limelight.training.checkpoint import OPTIMIZER, STATE, WEIGHTS, State, read_state
 from limelight.training.loop import FailedError, name_of
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
@@ -22,7 +22,7 @@ EXACT = {  # every part of the state is in use: an average, a best step, a half-
     "steps": STEPS,
     "learning_rate": 1.0,  # so rough that not every validation is better than all before
     "accumulate": 3,
-    "ema": 0.9,
+    "ema": 0.5,
     "patience": STEPS,
     "validate_every": 7,
     "log_every": 4,
@@ -38,10 +38,12 @@ def outcome(folder, step=STEPS):
 
 
 def break_off(run, folder, step):
-    """The same run as if it had been killed after the checkpoint of a step."""
-    leave = [name_of(s) for s in range(STEPS + 1) if s != step]
+    """The same run as if it had been killed after the checkpoint of a step; the best is spared."""
+    best = read_state(run / "checkpoints" / name_of(step) / STATE).best_step
+    leave = [name_of(s) for s in range(STEPS + 1) if s not in (step, best)]
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("finished", *leave))
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == [name_of(step)]
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert left == {name_of(s) for s in (step, best) if s}
     return folder
 
 
