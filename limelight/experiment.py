@@ -40,6 +40,7 @@ from limelight.text.examples import (
     MaskedExamples,
     PairExamples,
     PromptExamples,
+    Rows,
 )
 from limelight.text.named import resolve
 from limelight.text.readers import Tally
@@ -74,6 +75,8 @@ CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a 
     *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
     *("average", "workers", "device", "compile"),
 }
+ANSWERED_AT_ONCE = 100  # sources, to know how many come out right
+ANSWERED_WHILE_TRAINING = 200  # of the validation sources; `evaluate` asks for all
 
 
 @dataclass(frozen=True)
@@ -228,10 +231,13 @@ def set_up(
         d_model=recipe.model.d_model,
         precision=precision,
     )
-    if "valid" in stores and sides(data) == 2:
-        trainer.samples = partial(sample, tokenizer, stores["valid"], recipe.model.max_len)
+    if valid is not None and sides(data) == 2:
+        longest = recipe.model.max_len
+        trainer.samples = partial(sample, tokenizer, stores["valid"], longest)
         if "exact" in metrics_of(recipe, data):
-            trainer.metrics = partial(exact, tokenizer, stores["valid"], recipe.model.max_len)
+            few = valid.readable[:ANSWERED_WHILE_TRAINING]
+            trainer.metrics = partial(exact, tokenizer, stores["valid"], few, longest)
+            report.say(f"exact is measured on {len(few)} of {len(stores['valid'])} examples")
     return trainer
 
 
@@ -543,15 +549,17 @@ def sample(tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module) -
 
 
 def exact(
-    tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module, most: int = 200
+    tokenizer: Tokenizer, store: Store, rows: Rows, longest: int, model: nn.Module
 ) -> dict[str, float]:
-    """The share of sources whose answer is right in every token."""
-    rows = range(min(most, len(store)))
-    sources, targets = ([column[i].tolist() for i in rows] for column in store.columns)
-    limit = min(longest - 1, 2 * max(map(len, targets)))
-    written = answer(model, tokenizer, sources, limit)
-    right = sum(a == b for a, b in zip(written, targets, strict=True))
-    return {"exact": right / len(targets)}
+    """The share of these sources whose answer is right in every token."""
+    right = 0
+    for begin in range(0, len(rows), ANSWERED_AT_ONCE):
+        part = rows[begin : begin + ANSWERED_AT_ONCE]
+        sources, targets = ([column[i].tolist() for i in part] for column in store.columns)
+        limit = min(longest - 1, 2 * max(map(len, targets)))
+        written = answer(model, tokenizer, sources, limit)
+        right += sum(a == b for a, b in zip(written, targets, strict=True))
+    return {"exact": right / len(rows)}
 
 
 def evaluate_run(
@@ -577,9 +585,9 @@ def evaluate_run(
             precision=choose_precision(recipe.train, workers.device),
         )
         scores: dict[str, Any] = evaluate(trainer, batches, [])
-        if sides(data) == 2 and data.toy:
-            model = trainer.learner.model.eval()
-            scores |= exact(loaded.tokenizer, store, recipe.model.max_len, model)
+        if data.toy and scores:
+            model, longest = trainer.learner.model.eval(), recipe.model.max_len
+            scores |= exact(loaded.tokenizer, store, batches.readable, longest, model)
     return {
         "run": str(path),
         "step": loaded.step,

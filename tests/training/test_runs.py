@@ -325,6 +325,30 @@ def test_evaluation_is_what_one_counts_by_hand(tmp_path, family):
     assert (scores["exact"] > 0) == (family == "encoder-decoder")  # the other is slower to learn
 
 
+def test_evaluation_asks_for_every_answer_and_for_few_at_once(tmp_path, monkeypatch):
+    """Training looks at the first 200 only, and says so; those too long are not asked for."""
+    toy = DataConfig(toy="copy", toy_examples=6000, toy_length=12)
+    recipe = tiny(data=toy, model={"max_len": 12}, steps=1, batch_tokens=2000)
+    asked = []
+
+    def answer(model, tokenizer, sources, limit):
+        """Right for the first 200."""
+        before = sum(asked)
+        asked.append(len(sources))
+        return [s if before + i < 200 else [] for i, s in enumerate(sources)]
+
+    monkeypatch.setattr(experiment, "answer", answer)
+    train_in(tmp_path, recipe)
+    assert asked == [100, 100, 3]  # and samples
+    assert log_of(tmp_path)[-1]["exact"] == 1
+    asked.clear()
+    scores = evaluate_run(tmp_path, "valid", silent=True)
+    assert scores["too_long"] > 0
+    assert sum(asked) == scores["examples"] == 600 - scores["too_long"]
+    assert max(asked) == 100
+    assert scores["exact"] == 200 / scores["examples"]
+
+
 def test_a_split_that_is_not_there_is_refused(tmp_path):
     recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2})
     train_in(tmp_path / "run", recipe)
