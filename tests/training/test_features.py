@@ -284,8 +284,10 @@ def optimizer_names(folder):
 
 
 def test_a_part_that_is_none_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"freeze='encodr' is no part of the model, as 'source"):
+    with pytest.raises(UserError, match="no part of the model 'encodr': did you mean 'encoder'"):
         train_in(tmp_path, tiny(freeze=("encodr",)))
+    with pytest.raises(UserError, match=r"'encoder.layer.0': did you mean 'encoder.layers.0'"):
+        train_in(tmp_path, tiny(freeze=("encoder.layer.0",)))
     with pytest.raises(UserError, match="leaves nothing to learn"):
         train_in(tmp_path, tiny("decoder-only", freeze=("target", "decoder", "classifier")))
     assert not (tmp_path / "run.json").exists()

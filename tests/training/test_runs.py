@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -236,6 +237,46 @@ def test_another_shape_is_refused_with_both(tmp_path, pretrained):
     deeper = tiny("encoder-only", labelled(tmp_path), {"classes": 2, "layers": 2})
     with pytest.raises(UserError, match=r"encoder.layers.1.* in this recipe and missing in the"):
         train_in(tmp_path / "run", deeper, start_from=pretrained)
+
+
+OTHER_MEANINGS = {  # weights of the same shapes, read in another way
+    "heads": ({"heads": 4}, "model.heads is 4 in this recipe and 2 in the model to start from"),
+    "positions": ({"positions": "rotary"}, "model.positions is rotary .* and sinusoidal in"),
+    "activation": ({"activation": "gelu"}, "model.activation is gelu .* and relu in the model"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MEANINGS)
+def test_weights_that_would_mean_something_else_are_refused(tmp_path, pretrained, name):
+    model, sentence = OTHER_MEANINGS[name]
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2, **model})
+    with pytest.raises(UserError, match=sentence):
+        train_in(tmp_path / "run", recipe, start_from=pretrained)
+    assert not RunFolder(tmp_path / "run").begun
+
+
+def test_only_a_part_of_a_deeper_model_is_refused(tmp_path):
+    train_in(tmp_path / "deep", tiny(model={"layers": 2}))
+    with pytest.raises(UserError, match=r"model.layers is 1 in this recipe and 2 in the model"):
+        train_in(tmp_path / "run", tiny(), start_from=tmp_path / "deep")
+
+
+def test_a_run_goes_on_from_where_it_came(tmp_path, pretrained):
+    """It cannot be begun from another afterwards, nor from none as long as it has no weights."""
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2})
+    run = tmp_path / "run"
+    train_in(run, recipe, start_from=pretrained)
+    shutil.copytree(pretrained, tmp_path / "other")
+    with pytest.raises(UserError, match=r"was begun from .*bert, and this is from .*other: go on"):
+        train_in(run, change(recipe, steps=12), start_from=tmp_path / "other")
+    assert train_in(run, change(recipe, steps=12)).state.step == 12
+    assert train_in(run, change(recipe, steps=14), start_from=pretrained).state.step == 14
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match=r"has saved nothing yet: say --from .*bert again"):
+        train_in(run, recipe)
+    train_in(tmp_path / "fresh", recipe)
+    with pytest.raises(UserError, match=r"was begun from no other run, and this is from .*bert"):
+        train_in(tmp_path / "fresh", recipe, start_from=pretrained)
 
 
 def test_labels_that_the_model_has_no_classes_for_are_refused(tmp_path):
