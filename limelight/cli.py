@@ -107,14 +107,15 @@ def train(
 
     try:
         if verify_resume:
-            experiment.verify_resume(loaded, run, from_ or None)
-            return
-        number = experiment.train(loaded, run, start_from=from_ or None)
+            number = experiment.verify_resume(loaded, run, from_ or None)
+        else:
+            number = experiment.train(loaded, run, start_from=from_ or None)
     except FailedError as error:
         print(f"limelight: {error}", file=sys.stderr)
         sys.exit(1)
     if number:
-        print(f"limelight: saved; go on with the same command ({run})", file=sys.stderr)
+        left = "nothing is proved yet; begin again" if verify_resume else "saved; go on"
+        print(f"limelight: {left} with the same command ({run})", file=sys.stderr)
         sys.exit(128 + number)
 
 
