@@ -129,7 +129,7 @@ class LeanState:
     def append(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new keys and values (B 2G K); return them with the past, (BG S K)."""
         kept = self.past[layer]
-        new = new.unflatten(1, (2, -1))
+        new = new.view(new.size(0), 2, -1, new.size(2))
         if self.even:
             kept[:, :, :, self.cache.reach] = new.transpose(0, 1)
         else:
@@ -155,17 +155,16 @@ class LeanState:
         self.past = self.past[:, :, : len(rows)]
         self.past[..., : cache.reach, :] = moved
         if self.source is not None:
-            self.select_sources(rows // self.shared)
+            self.select_sources(self.source, rows // self.shared)
 
-    def select_sources(self, wanted: Tensor) -> None:
+    def select_sources(self, source: Tensor, wanted: Tensor) -> None:
         """Row b is to look at source wanted[b]. Beams that move within a source move nothing."""
-        assert self.source is not None
         runs = torch.unique_consecutive(wanted, return_counts=True)[1]
         self.shared = math.gcd(*runs.tolist()) or 1
         wanted = wanted[:: self.shared]
-        if torch.equal(wanted, torch.arange(self.source.size(2))):
+        if torch.equal(wanted, torch.arange(source.size(2))):
             return
-        self.source = self.source[:, :, wanted]
+        self.source = source[:, :, wanted]
         if self.source_hidden is not None:
             self.source_hidden = self.source_hidden[wanted]
 
@@ -180,8 +179,7 @@ class LeanLayer:
         self.query_key_value.shrink(attention)
         self.self_output = Product(attention.output)
         self.self_residual = residual_of(layer.self_residual)
-        self.cross = hasattr(layer, "cross_attention")
-        if self.cross:
+        if hasattr(layer, "cross_attention"):
             self.query = Product(layer.cross_attention.query)
             self.query.shrink(layer.cross_attention)
             self.cross_output = Product(layer.cross_attention.output)
@@ -192,13 +190,13 @@ class LeanLayer:
 
     def __call__(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
         x = self.self_residual(x, lambda x: self.look_back(x, state, i, rotate))
-        if self.cross:
-            x = self.cross_residual(x, lambda x: self.look_across(x, state, i))
+        if (source := state.source) is not None:
+            x = self.cross_residual(x, lambda x: self.look_across(x, source[i], state))
         return self.feed_forward_residual(x, self.feed_forward)
 
     def look_back(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
         """Masked self-attention: the row's own past is all there is."""
-        everything = self.query_key_value(x).unflatten(1, (-1, self.d_head))  # B H+2G K
+        everything = self.query_key_value(x).view(x.size(0), -1, self.d_head)  # B H+2G K
         if rotate is not None:
             turning, v = everything[:, : -self.groups], everything[:, -self.groups :]
             everything = torch.cat([rotate(turning[:, :, None])[:, :, 0], v], dim=1)
@@ -207,10 +205,9 @@ class LeanLayer:
         q = q.reshape(keys.size(0), -1, self.d_head)  # BG H/G K
         return self.self_output(gather(q, keys, values, state.hidden).view(x.shape))
 
-    def look_across(self, x: Tensor, state: LeanState, i: int) -> Tensor:
+    def look_across(self, x: Tensor, source: Tensor, state: LeanState) -> Tensor:
         """Cross-attention: the rows of one source ask it together, like several positions."""
-        assert state.source is not None
-        keys, values = state.source[i].flatten(1, 2)  # of B/shared sources, each G S K
+        keys, values = source.flatten(1, 2)  # for each of B/shared sources, G S K
         q = self.query(x).view(-1, state.shared, self.groups, x.size(1) // self.groups)
         q = q.transpose(1, 2)
         mixed = gather(q.reshape(keys.size(0), -1, self.d_head), keys, values, state.source_hidden)
@@ -229,7 +226,8 @@ class Product:
     """x W + b for one token in every row; linear layers that read the same x become one."""
 
     def __init__(self, *parts: nn.Linear | Classifier) -> None:
-        self.weight = torch.cat([part.weight for part in parts])
+        weights: list[Tensor] = [part.weight for part in parts]
+        self.weight = torch.cat(weights)
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
 
@@ -241,7 +239,7 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         # A single row is faster with the plain product, more of them with oneDNN's.
-        if x.size(0) == 1 or x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        if x.size(0) == 1 or x.dtype != torch.float32 or not torch._C._has_mkldnn:
             return torch.addmm(self.bias, x, self.turned)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
@@ -297,7 +295,7 @@ def likeliest(logits: Tensor) -> Tensor:
     whole = logits.size(1) // block * block
     if whole == 0:
         return logits.argmax(dim=1)
-    highest = logits[:, :whole].unflatten(1, (-1, block)).amax(dim=2)
+    highest = logits[:, :whole].view(len(logits), -1, block).amax(dim=2)
     best = highest.argmax(dim=1, keepdim=True) * block
     index = best + torch.arange(block, device=logits.device)
     first = best[:, 0] + logits.gather(1, index).argmax(dim=1)
