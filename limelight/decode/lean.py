@@ -228,7 +228,7 @@ class Product:
     def __init__(self, *parts: nn.Linear | Classifier) -> None:
         weights: list[Tensor] = [part.weight for part in parts]
         self.weight = torch.cat(weights)
-        biases = [part.bias for part in parts if part.bias is not None]
+        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
         self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
 
     def shrink(self, attention: Attention) -> None:
