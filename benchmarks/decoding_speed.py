@@ -1,0 +1,284 @@
+"""How fast a translator writes on one thread of a CPU, beside other people's on the same work.
+
+    python benchmarks/decoding_speed.py
+
+One set of random weights (3 + 3 layers, 256, 1024, 4 heads, vocabulary 8,000) in everybody's form;
+64 sources of 10 to 30 tokens, 20 tokens for each, the end token banned. Everybody's tokens are
+compared before anything is timed. They take turns, and each one's median round counts.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch and CTranslate2 are loaded
+
+import torch
+from torch import Tensor
+
+from limelight.decode.lean import lean, likeliest
+from limelight.model import ModelConfig, build
+
+try:
+    import ctranslate2
+    import transformers
+    from ctranslate2.converters.transformers import BartLoader
+except ImportError as missing:
+    sys.exit(f"{missing}: for the comparison, install it with pip install ctranslate2 transformers")
+
+LAYERS, D, D_FF, HEADS, VOCAB = 3, 256, 1024, 4, 8000
+PAD, START, END, SENTENCES, LENGTH, BEAM = 0, 1, 2, 64, 20, 5
+MARIAN_LAYER = {
+    "self_attn.q_proj": "self_attention.query",
+    "self_attn.k_proj": "self_attention.key",
+    "self_attn.v_proj": "self_attention.value",
+    "self_attn.out_proj": "self_attention.output",
+    "self_attn_layer_norm": "self_residual.norm",
+    "encoder_attn.q_proj": "cross_attention.query",
+    "encoder_attn.k_proj": "cross_attention.key",
+    "encoder_attn.v_proj": "cross_attention.value",
+    "encoder_attn.out_proj": "cross_attention.output",
+    "encoder_attn_layer_norm": "cross_residual.norm",
+    "fc1": "feed_forward.inner",
+    "fc2": "feed_forward.outer",
+    "final_layer_norm": "feed_forward_residual.norm",
+}
+Rows = list[list[int]]
+Write = Callable[[Rows], Rows]  # sources in, texts out
+
+
+def make_marian() -> Any:
+    """Hugging Face's model with random weights, none of them left at zero or one."""
+    both = {
+        f"{side}_{key}": value
+        for side in ("encoder", "decoder")
+        for key, value in {"layers": LAYERS, "ffn_dim": D_FF, "attention_heads": HEADS}.items()
+    }
+    special = {"pad_token_id": PAD, "decoder_start_token_id": START, "bos_token_id": START}
+    config = transformers.MarianConfig(
+        vocab_size=VOCAB,
+        d_model=D,
+        max_position_embeddings=64,
+        scale_embedding=True,
+        activation_function="relu",
+        eos_token_id=END,
+        forced_eos_token_id=None,
+        **special,
+        **both,
+    )
+    model = transformers.MarianMTModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" not in name:
+                parameter.add_(torch.randn_like(parameter) * (0.05 if D in parameter.shape else 0))
+    return model
+
+
+def ours_from(marian: Any) -> Any:
+    """The same weights in our model. Their waves are sines, then cosines; ours alternate."""
+    theirs = dict(marian.named_parameters(remove_duplicate=False))
+    ours = {
+        f"{side}.layers.{i}.{new}.{kind}": theirs[f"model.{side}.layers.{i}.{old}.{kind}"].detach()
+        for side in ("encoder", "decoder")
+        for i in range(LAYERS)
+        for old, new in MARIAN_LAYER.items()
+        if side == "decoder" or "cross" not in new
+        for kind in ("weight", "bias")
+    }
+    ours["target.tokens.weight"] = theirs["model.shared.weight"].detach()
+    alternating = torch.arange(D).view(2, D // 2).T.flatten()
+    reads = ("tokens.weight", "query.weight", "key.weight", "value.weight", "inner.weight")
+    writes = (".output.weight", ".output.bias", "outer.weight", "outer.bias", "norm.weight")
+    for name, value in ours.items():
+        if name.endswith(reads):
+            ours[name] = value[:, alternating]
+        elif name.endswith((*writes, "norm.bias")):
+            ours[name] = value[alternating]
+    sizes = {"layers": LAYERS, "d_model": D, "d_ff": D_FF, "heads": HEADS, "max_len": 64}
+    model = build(ModelConfig(vocab=VOCAB, **sizes)).eval()
+    model.load_state_dict(ours, strict=False)  # tied weights have more names than one
+    return model
+
+
+def ctranslate2_from(marian: Any, folder: str, precision: str) -> Any:
+    """The same weights in CTranslate2's form."""
+    marian.config.normalize_before = marian.config.normalize_embedding = False
+    spec = BartLoader().get_model_spec(marian)
+    words = [str(i) for i in range(VOCAB)]
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    spec.config.decoder_start_token, spec.config.bos_token = str(START), str(START)
+    spec.config.eos_token, spec.config.unk_token = str(END), str(PAD)
+    spec.validate()
+    spec.optimize(quantization=precision)
+    Path(folder).mkdir()
+    spec.save(folder)
+    return ctranslate2.Translator(
+        folder, compute_type=precision, inter_threads=1, intra_threads=1, max_queued_batches=-1
+    )
+
+
+def side_by_side(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Rows as one tensor, padded on the right, and where it is not padding."""
+    width = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
+    return tokens, torch.arange(width) < torch.tensor([[len(row)] for row in rows])
+
+
+@torch.no_grad()
+def write_greedily(model: Any, sources: Rows) -> Rows:
+    state = model.start(*side_by_side(sources), max_len=LENGTH)
+    tokens = torch.full((len(sources), 1), START)
+    written = []
+    for _ in range(LENGTH):
+        logits = model.step(tokens, state)
+        logits[:, END] = -torch.inf
+        tokens = likeliest(logits)[:, None]
+        written.append(tokens)
+    return torch.cat(written, dim=1).tolist()
+
+
+@torch.no_grad()
+def write_with_beams(model: Any, sources: Rows) -> Rows:
+    """A beam search without ends: the best BEAM of BEAM x VOCAB, again and again."""
+    state = model.start(*side_by_side(sources), max_len=LENGTH)
+    count = len(sources)
+    logits = model.step(torch.full((count, 1), START), state)
+    first = torch.arange(count)[:, None]
+    texts = torch.empty(count, BEAM, 0, dtype=torch.long)
+    scores = torch.zeros(count, 1)
+    while True:
+        logits[:, END] = -torch.inf
+        values, tokens = logits.topk(BEAM)  # the best of a text's extensions are enough
+        values = values - logits.logsumexp(dim=1, keepdim=True)
+        totals = (scores[:, :, None] + values.view(count, -1, BEAM)).flatten(1)
+        scores, best = totals.topk(BEAM)
+        parents = best // BEAM
+        new = tokens.view(count, -1).gather(1, best)
+        texts = torch.cat([texts[first, parents], new[:, :, None]], dim=2)
+        if texts.size(2) == LENGTH:
+            return texts[:, 0].tolist()
+        state.select((first * logits.size(0) // count + parents).flatten())
+        logits = model.step(new.view(-1, 1), state)
+
+
+def write_with_marian(model: Any, beam: int, sources: Rows) -> Rows:
+    tokens, real = side_by_side(sources)
+    written = model.generate(
+        input_ids=tokens,
+        attention_mask=real.long(),
+        num_beams=beam,
+        do_sample=False,
+        min_new_tokens=LENGTH,
+        max_new_tokens=LENGTH,
+    )
+    return written[:, 1:].tolist()
+
+
+def write_with_ctranslate2(model: Any, beam: int, sources: Rows) -> Rows:
+    results = model.translate_batch(
+        [[str(token) for token in row] for row in sources],
+        beam_size=beam,
+        min_decoding_length=LENGTH,
+        max_decoding_length=LENGTH,
+    )
+    return [[int(token) for token in result.hypotheses[0]] for result in results]
+
+
+def contestants(folder: str) -> dict[str, tuple[Write, Write]]:
+    """How everybody writes, greedily and with beams."""
+    marian = make_marian()
+    ours = ours_from(marian)
+    everybody: dict[str, tuple[Write, Write]] = {}
+    for name, model in {"limelight, the model itself": ours, "limelight, lean": lean(ours)}.items():
+        everybody[name] = (
+            lambda rows, model=model: write_greedily(model, rows),
+            lambda rows, model=model: write_with_beams(model, rows),
+        )
+    everybody["HF Marian generate"] = (
+        lambda rows: write_with_marian(marian, 1, rows),
+        lambda rows: write_with_marian(marian, BEAM, rows),
+    )
+    for precision in ("float32", "int8"):
+        model = ctranslate2_from(marian, f"{folder}/{precision}", precision)
+        everybody[f"CTranslate2 {precision}"] = (
+            lambda rows, model=model: write_with_ctranslate2(model, 1, rows),
+            lambda rows, model=model: write_with_ctranslate2(model, BEAM, rows),
+        )
+    return everybody
+
+
+def race(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Seconds of each one's median round; the first round warms up."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats + 1):
+        for name, work in works.items():
+            began = time.perf_counter()
+            work()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of contestants' names")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    lengths = torch.randint(10, 31, (SENTENCES,)).tolist()
+    sources = [torch.randint(3, VOCAB, (length,)).tolist() for length in lengths]
+    names = ("torch", "transformers", "ctranslate2")
+    facts = {"date": str(date.today()), "machine": platform.processor() or platform.machine()}
+    facts |= {name: version(name) for name in names}
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    results: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        everybody = contestants(folder)
+        everybody = {n: w for n, w in everybody.items() if any(part in n for part in options.only)}
+        cases = {
+            "batch 1, greedy": (0, sources[:8], 1),
+            "batch 64, greedy": (0, sources, SENTENCES),
+            f"batch 64, beam {BEAM}": (1, sources, SENTENCES),
+        }
+        for case, (way, rows, size) in cases.items():
+            batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+            works = {
+                name: lambda write=writes[way], batches=batches: [
+                    text for batch in batches for text in write(batch)
+                ]
+                for name, writes in everybody.items()
+            }
+            results[case] = report(case, works, len(rows), options.repeats)
+    if options.json:
+        options.json.write_text(json.dumps({**facts, "cases": results}, indent=1))
+
+
+def report(
+    case: str, works: dict[str, Callable[[], Rows]], sentences: int, repeats: int
+) -> dict[str, float]:
+    """Say who wrote the same, and how fast."""
+    texts = {name: work() for name, work in works.items()}
+    truth = next(iter(texts.values()))
+    seconds = race(works, repeats)
+    print(case)
+    for name, taken in seconds.items():
+        same = sum(a == b for a, b in zip(texts[name], truth, strict=True))
+        print(f"  {name:30}{sentences / taken:9.1f} sentences/s", end="")
+        print(f"   {same} of {sentences} texts as the first")
+    return {name: round(sentences / taken, 1) for name, taken in seconds.items()}
+
+
+if __name__ == "__main__":
+    main()

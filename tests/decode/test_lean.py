@@ -1,0 +1,183 @@
+"""The fast step gives what the model's own step gives, whatever the model and the search do."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from limelight.decode.lean import Lean, LeanState, lean, likeliest
+from limelight.errors import UserError
+from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
+
+VARIED = {
+    **VARIANTS,
+    "no bias, untied": {"bias": False, "tied": False, "norm": "rms"},
+    "gated, after": {"activation": "swiglu", "positions": "learned"},
+    "pre, grouped": {"norm_order": "pre", "kv_heads": 2, "positions": "rotary"},
+}
+models = pytest.mark.parametrize(
+    ("family", "changes"), [(f, v) for f in TRANSFORMERS[:2] for v in VARIED.values()]
+)
+precisions = pytest.mark.parametrize(
+    ("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+)
+
+
+def sides(family, dtype=torch.float64, rows=4, **changes):
+    """A model and its fast form, each with a state that has read the same ragged sources."""
+    model = small(family, dtype, **changes)
+    fast = lean(model)
+    assert isinstance(fast, Lean)
+    source, lengths = tokens(rows, 7), torch.randint(1, 8, (rows, 1))
+    real = torch.arange(7) < lengths
+    return model, fast, begin(model, source, real), begin(fast, source, real)
+
+
+def assert_walks_alike(*case, **named):
+    for seed in range(4):
+        random.seed(seed)
+        torch.manual_seed(seed)
+        assert_walk_alike(*case, **named)
+
+
+def assert_walk_alike(family, dtype, within, changes, ragged):
+    """A prompt, then ten steps with random choices of rows between them."""
+    model, fast, state, quick = sides(family, dtype, **changes)
+    rows, width = 4, random.randint(1, 6)
+    prompt = tokens(rows, width)
+    real = torch.arange(width) < torch.randint(1, width + 1, (rows, 1)) if ragged else None
+    expected, got = model.step(prompt, state, real), fast.step(prompt, quick, real)
+    for _ in range(10):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, expected, rtol=0, atol=within * expected.abs().max().item())
+        if random.random() < 0.6:
+            chosen = choice_of(rows)
+            rows = len(chosen)
+            state.select(chosen)
+            quick.select(chosen)
+        new = tokens(rows, 1)
+        expected, got = model.step(new, state), fast.step(new, quick)
+
+
+def choice_of(rows):
+    """Fewer rows, a new order, anything, or the same number of beams for each."""
+    some = random.sample(range(rows), random.randint(1, rows))
+    beams = random.randint(1, 3)
+    kinds = [
+        sorted(some),
+        random.sample(range(rows), rows),
+        random.choices(range(rows), k=random.randint(1, 7)),
+        [row for row in some for _ in range(beams)][:12],
+    ]
+    return torch.tensor(random.choice(kinds))
+
+
+@models
+@precisions
+@pytest.mark.parametrize("ragged", [False, True])
+def test_steps_and_selections_at_random(family, changes, dtype, within, ragged):
+    assert_walks_alike(family, dtype, within, changes, ragged)
+
+
+@pytest.mark.parametrize("kept", ["past", "source", "length"])
+def test_a_forgotten_selection_is_noticed(monkeypatch, kept):
+    """The test above would fail if the past, the sources or the lengths stayed behind."""
+    select = LeanState.select
+
+    def forgetful(self, rows):
+        before = self.past.clone(), self.cache.length, self.source
+        select(self, rows)
+        if kept == "past" and len(rows) <= before[0].size(2):
+            self.past = before[0][:, :, : len(rows)]
+        if kept == "length" and len(rows) <= len(before[1]):
+            self.cache.length = before[1][: len(rows)]
+        if kept == "source" and self.source.size(2) <= before[2].size(2):
+            self.source = before[2][:, :, : self.source.size(2)]
+
+    monkeypatch.setattr(LeanState, "select", forgetful)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_walks_alike("encoder-decoder", torch.float64, 1e-10, {}, ragged=True)
+
+
+def test_beams_share_their_source():
+    """Beams that come, move and change places never make a copy of what they look at."""
+    _, fast, _, state = sides("encoder-decoder")
+    fast.step(tokens(4, 1), state)
+    there = state.source.data_ptr()
+    state.select(torch.arange(4).repeat_interleave(3))
+    for rows in ([0, 0, 1, 5, 4, 3, 6, 6, 6, 11, 9, 10], list(range(12))):
+        fast.step(tokens(12, 1), state)
+        state.select(torch.tensor(rows))
+    assert state.source.data_ptr() == there
+    assert state.source.size(2) == 4
+    assert state.shared == 3
+
+
+def test_beams_of_unequal_number_get_copies():
+    model, fast, state, quick = sides("encoder-decoder")
+    rows = torch.tensor([0, 0, 0, 1, 3, 3])
+    for step in (model.step, fast.step):
+        step(tokens(4, 1) * 0, state if step == model.step else quick)
+    state.select(rows)
+    quick.select(rows)
+    new = tokens(6, 1)
+    torch.testing.assert_close(fast.step(new, quick), model.step(new, state), rtol=0, atol=1e-10)
+
+
+def test_a_row_with_nothing_new_stays_where_it_was():
+    model, fast, state, quick = sides("decoder-only", rows=2)
+    for new, real in ((tokens(2, 3), None), (tokens(2, 1), torch.tensor([[True], [False]]))):
+        model.step(new, state, real)
+        fast.step(new, quick, real)
+    new = tokens(2, 1)
+    torch.testing.assert_close(fast.step(new, quick), model.step(new, state), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", TRANSFORMERS[:2])
+def test_no_rows_at_all_is_no_error(family):
+    _, fast, _, state = sides(family)
+    fast.step(tokens(4, 2), state)
+    state.select(torch.tensor([], dtype=torch.long))
+    assert fast.step(tokens(4, 1)[:0], state).shape == (0, VOCAB)
+
+
+def test_the_end_of_the_room_is_said():
+    _, fast, _, state = sides("encoder-decoder", max_len=3)
+    for _ in range(3):
+        fast.step(tokens(4, 1), state)
+    with pytest.raises(UserError, match="4 tokens do not fit into a cache made for max_len=3"):
+        fast.step(tokens(4, 1), state)
+
+
+def test_a_longer_cache_may_be_asked_for():
+    model = small("decoder-only", max_len=4)
+    fast, text = lean(model), tokens(1, 9)
+    for room in (6, 9):
+        state = fast.start(1, max_len=room)
+        for i in range(room):
+            scores = fast.step(text[:, i : i + 1], state)
+        torch.testing.assert_close(scores, model(text[:, :room])[:, -1])
+
+
+def test_logits_are_the_callers_to_keep():
+    _, fast, _, state = sides("encoder-decoder")
+    first = fast.step(tokens(4, 1), state)
+    kept = first.clone()
+    fast.step(tokens(4, 1), state)
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("family", ["recurrent-encoder-decoder", "recurrent-decoder-only"])
+def test_where_no_faster_way_is_known_the_model_writes_itself(family):
+    model = small(family)
+    assert lean(model) is model
+    half = small("decoder-only", torch.bfloat16)
+    assert lean(half) is half
+
+
+@pytest.mark.parametrize("vocab", [1, 100, 128, 300, 8000])
+def test_likeliest_is_the_first_of_the_highest(vocab):
+    for logits in (torch.randn(50, vocab), torch.randint(4, (50, vocab)).float()):
+        logits[0] = -math.inf
+        assert torch.equal(likeliest(logits), logits.argmax(dim=1))
