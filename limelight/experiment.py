@@ -9,8 +9,8 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import partial, reduce
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,8 @@ from limelight import info
 from limelight.decode.greedy import answer
 from limelight.disk import cache_folder, temporary
 from limelight.errors import UserError, unknown
-from limelight.model import AnyConfig, build
+from limelight.loaded import Loaded, load
+from limelight.model import build
 from limelight.progress import counting
 from limelight.recipe import Recipe, changed, load_recipe, recipe_of, write_recipe
 from limelight.run.commit import lock, newest, sha256_of, sweep
@@ -46,7 +47,6 @@ from limelight.text.named import resolve
 from limelight.text.readers import Tally
 from limelight.text.store import Store, prepare
 from limelight.text.tokenizer import Tokenizer
-from limelight.training.checkpoint import WEIGHTS, fill, read_tensors, shapes_in
 from limelight.training.config import TrainConfig
 from limelight.training.device import choose_precision, describe
 from limelight.training.fitting import (
@@ -64,7 +64,6 @@ from limelight.training.loop import (
     evaluate,
     fit,
     name_of,
-    step_of,
 )
 from limelight.training.objective import Learner, to_device
 from limelight.training.optimizer import freeze
@@ -80,73 +79,6 @@ FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the sh
 }
 ANSWERED_AT_ONCE = 100  # sources, to know how many come out right
 ANSWERED_WHILE_TRAINING = 200  # of the validation sources; `evaluate` asks for all
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A trained model with all that belongs to it."""
-
-    recipe: Recipe
-    tokenizer: Tokenizer
-    model: nn.Module
-    classes: tuple[str, ...] = ()
-    step: int = 0
-
-
-def load(path: str | Path) -> Loaded:
-    """The model of a run folder, ready to be used. Nothing in the folder is ever executed."""
-    run = RunFolder(Path(path))
-    recipe = recipe_of(run)
-    tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
-    classes = read_classes(run, recipe.model)
-    model, step = newest_model(recipe.model, run)
-    return Loaded(recipe, tokenizer, model.eval(), classes, step)
-
-
-def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
-    """The model as it is now, and its step. What a trainer prunes meanwhile is asked for again."""
-    while True:
-        folder, _ = run.weights()
-        try:
-            model = build_from(config, folder / WEIGHTS)
-        except UserError:
-            if folder.is_dir():
-                raise
-        else:
-            return model, step_of(folder)
-
-
-def build_from(config: AnyConfig, path: Path) -> nn.Module:
-    """A model with weights from a file, whose shapes are compared before anything is allocated."""
-    found = shapes_in(path)
-    if config.layers > len(found):  # even to count the tensors of a thousand layers takes a while
-        raise UserError(f"{path} has {len(found)} tensors: too few for {config.layers} layers")
-    with torch.device("meta"):
-        wanted = {name: tuple(p.shape) for name, p in build(config).named_parameters()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise UserError(
-                f"{path} is not of this model: {name} is {found.get(name, 'missing')} in the file "
-                f"and {wanted.get(name, 'missing')} in the model"
-            )
-    weights = read_tensors(path)
-    kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
-    model = build(config).to(kind)  # as it was trained, to the last bit
-    fill(model, weights)
-    return model
-
-
-def read_classes(run: RunFolder, config: AnyConfig) -> tuple[str, ...]:
-    """The names of a classifier's classes."""
-    wanted = getattr(config, "classes", 0)
-    if not wanted:
-        return ()
-    names = run.read_json("classes.json")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{run.path / 'classes.json'} must be a list of names")
-    if len(names) != wanted:
-        raise UserError(f"{run.path / 'classes.json'} has {len(names)} names, not {wanted}")
-    return tuple(names)
 
 
 def train(

@@ -12,7 +12,7 @@ A test holds the two equal.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, cast
 
@@ -51,6 +51,10 @@ class Lean:
         self.norm = norm_of(model.decoder.norm)
         self.classifier = Product(model.classifier)
         self.places = torch.empty(0)  # the vector of each position
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The model's own."""
+        return self.model.parameters()
 
     @torch.no_grad()
     def start(self, *arguments: Any, **named: Any) -> "LeanState":
