@@ -58,6 +58,8 @@ from limelight.training.schedule import learning_rate
 from limelight.training.workers import Workers, gathering, share_out_again, spread
 
 PATIENCE_WITH_NAN = 3  # steps in a row that may be skipped
+LOOKING_BACK = 100  # steps, to know what loss is usual
+FEW_TOKENS = 30  # whose mean loss says little of a step
 MEASURED = ("loss", "perplexity", "accuracy")  # in every validation
 Metrics = Callable[[nn.Module], dict[str, float]]
 Samples = Callable[[nn.Module], list[str]]
@@ -84,6 +86,7 @@ class Trainer:
     precision: str = "float32"
     state: State = field(default_factory=State)
     written: set[str] = field(default_factory=set)  # checkpoints, by this process
+    spiking: bool = False  # whether the last step had a loss far above the usual
 
     def __post_init__(self) -> None:
         kind = torch.float64 if self.precision == "float64" else torch.float32
@@ -338,6 +341,8 @@ def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
     if finite:
         state.tokens += int(sums[3])
         state.window = [a + b for a, b in zip(state.window, sums, strict=True)]
+        if sums[3] >= FEW_TOKENS:
+            watch_for_spikes(trainer, log, taken, sums[0] / sums[3])
     else:
         tell_skipped(trainer, log, taken)
     asked = state.window[3]
@@ -361,10 +366,31 @@ def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
             log.add(line)
 
 
+def watch_for_spikes(trainer: Trainer, log: Log | None, taken: Taken, loss: float) -> None:
+    """Say when the loss jumps to twice what is usual: bad texts, or the weights running away."""
+    state = trainer.state
+    spike = taken.step > LOOKING_BACK and loss > max(2 * state.usual, state.usual + 1)
+    if spike and log is not None:
+        entry = {"loss": loss, "usual": state.usual, "examples": examples_met(taken)}
+        log.add({"step": taken.step, "spike": True, **entry})
+    if spike and not trainer.spiking:  # of several in a row the first is told
+        trainer.report.warn(
+            f"step {taken.step} has a loss of {loss:.2f}, and {state.usual:.2f} is usual: bad "
+            "texts (its examples are in the log), or too large a --train.learning-rate"
+        )
+    trainer.spiking = spike
+    state.usual += (loss - state.usual) / min(taken.step, LOOKING_BACK)
+
+
+def examples_met(taken: Taken) -> list[int]:
+    """The examples that a step has learned from in this process."""
+    batches = [part.batch for part in taken.turn if part.batch is not None]
+    return [i for batch in batches for i in batch.examples.tolist() if i >= 0]
+
+
 def tell_skipped(trainer: Trainer, log: Log | None, taken: Taken) -> None:
     """A step that was not finite: say which examples it met; three in a row are too many."""
-    batches = [part.batch for part in taken.turn if part.batch is not None]
-    examples = [i for batch in batches for i in batch.examples.tolist() if i >= 0]
+    examples = examples_met(taken)
     if log is not None:
         log.add({"step": taken.step, "skipped": True, "examples": examples})
     trainer.report.warn(
