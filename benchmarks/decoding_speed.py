@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch and CTranslate2 are loade
 import torch
 from torch import Tensor
 
-from limelight.decode.lean import lean, likeliest
+from limelight.decode.highest import highest, likeliest
+from limelight.decode.lean import lean
 from limelight.model import ModelConfig, build
 
 try:
@@ -58,7 +60,11 @@ Write = Callable[[Rows], Rows]  # sources in, texts out
 
 
 def make_marian() -> Any:
-    """Hugging Face's model with random weights, none of them left at zero or one."""
+    """Hugging Face's model with random weights, none of them left at zero or one.
+
+    Norms flip the signs of half of their numbers: otherwise every token would repeat itself,
+    because the table that reads it is the one that scores it.
+    """
     both = {
         f"{side}_{key}": value
         for side in ("encoder", "decoder")
@@ -80,7 +86,9 @@ def make_marian() -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_positions" not in name:
-                parameter.add_(torch.randn_like(parameter) * (0.05 if D in parameter.shape else 0))
+                parameter.add_(0.05 * torch.randn_like(parameter))
+            if name.endswith("layer_norm.weight"):
+                parameter.mul_(torch.randn_like(parameter).sign())
     return model
 
 
@@ -112,6 +120,7 @@ def ours_from(marian: Any) -> Any:
 
 def ctranslate2_from(marian: Any, folder: str, precision: str) -> Any:
     """The same weights in CTranslate2's form."""
+    marian = deepcopy(marian)  # its converter changes weights in place
     marian.config.normalize_before = marian.config.normalize_embedding = False
     spec = BartLoader().get_model_spec(marian)
     words = [str(i) for i in range(VOCAB)]
@@ -159,8 +168,7 @@ def write_with_beams(model: Any, sources: Rows) -> Rows:
     scores = torch.zeros(count, 1)
     while True:
         logits[:, END] = -torch.inf
-        values, tokens = logits.topk(BEAM)  # the best of a text's extensions are enough
-        values = values - logits.logsumexp(dim=1, keepdim=True)
+        values, tokens = highest(logits.log_softmax(dim=1), BEAM)
         totals = (scores[:, :, None] + values.view(count, -1, BEAM)).flatten(1)
         scores, best = totals.topk(BEAM)
         parents = best // BEAM
@@ -200,8 +208,9 @@ def contestants(folder: str) -> dict[str, tuple[Write, Write]]:
     marian = make_marian()
     ours = ours_from(marian)
     everybody: dict[str, tuple[Write, Write]] = {}
-    for name, model in {"limelight, the model itself": ours, "limelight, lean": lean(ours)}.items():
-        everybody[name] = (
+    forms = {"the model itself": ours, "lean": lean(ours), "lean int8": lean(ours, int8=True)}
+    for name, model in forms.items():
+        everybody[f"limelight, {name}"] = (
             lambda rows, model=model: write_greedily(model, rows),
             lambda rows, model=model: write_with_beams(model, rows),
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from limelight.decode.choose import BANNED, discourage, draw, luck_of
 from limelight.decode.config import DecodeConfig
+from limelight.decode.highest import likeliest
 from limelight.decode.phrases import Excluded
 from limelight.decode.request import Request, Stepper, Written, begin, history_of, time_to_leave
 from limelight.errors import UserError
@@ -100,7 +101,7 @@ class Writing:
                 logits = logits.clone() if logits is self.logits else logits
                 logits[place, banned] = BANNED
         if not self.config.temperature:
-            return logits.argmax(dim=-1)
+            return likeliest(logits)
         luck = torch.stack([self.luck[row][len(self.written[row]) - 1] for row in self.rows])
         return draw(logits, luck.to(logits.device), self.config)
 
