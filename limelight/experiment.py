@@ -153,6 +153,11 @@ def set_up(
         recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
         make = partial(batches_of, recipe, data, tokenizer, classes, workers)
         batches = make(stores["train"], "train")
+    if config.ema**config.steps > 0.5:
+        report.warn(
+            f"ema={config.ema} keeps more than half of the weights that it begins with for all of "
+            f"{config.steps} steps: what is finished will have learned little"
+        )
     if batches.too_long:
         report.warn(f"{batches.too_long} examples are longer than max_len={recipe.model.max_len}")
     valid = make(stores["valid"], "valid") if "valid" in stores else None

@@ -9,14 +9,16 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from limelight.errors import UserError
-from limelight.experiment import evaluate_run
+from limelight.experiment import evaluate_run, set_up
 from limelight.model import build
 from limelight.run import commit
+from limelight.run.folder import RunFolder
 from limelight.training.checkpoint import OPTIMIZER, WEIGHTS
 from limelight.training.config import TrainConfig
 from limelight.training.loop import name_of
 from limelight.training.optimizer import freeze, make_optimizer
 from limelight.training.report import Report
+from limelight.training.workers import join
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
 
@@ -194,6 +196,14 @@ def test_what_is_validated_is_what_is_kept(tmp_path, patience):
     kept = evaluate_run(tmp_path, "valid", silent=True)["loss"]
     assert kept == pytest.approx(min(told) if patience else told[-1], rel=1e-6)
     assert min(told) < told[-1]
+
+
+@pytest.mark.parametrize(("ema", "warned"), [(0.99, True), (0.9, False), (0.0, False)])
+def test_a_running_average_that_hardly_runs_is_told(tmp_path, capsys, ema, warned):
+    recipe = tiny(ema=ema)
+    with join(recipe.train) as workers:
+        set_up(recipe, RunFolder(tmp_path), workers, Report())
+    assert ("what is finished will have learned little" in capsys.readouterr().err) == warned
 
 
 def test_validating_the_average_leaves_the_weights_alone(tmp_path):
