@@ -23,6 +23,7 @@ from limelight import info
 from limelight.decode.greedy import answer
 from limelight.disk import cache_folder, temporary
 from limelight.errors import UserError, unknown
+from limelight.evaluate.translation import score_translations
 from limelight.loaded import Loaded, load
 from limelight.model import build
 from limelight.progress import counting
@@ -30,6 +31,8 @@ from limelight.recipe import Recipe, changed, load_recipe, recipe_of, write_reci
 from limelight.run.commit import lock, newest, sha256_of, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
+from limelight.tasks.trained import Trained
+from limelight.tasks.translate import translate
 from limelight.text.batches import Batches
 from limelight.text.config import DataConfig, parts_of, sides, tags_of
 from limelight.text.corpora import read_split
@@ -181,6 +184,8 @@ def set_up(
             few = valid.readable[:ANSWERED_WHILE_TRAINING]
             trainer.metrics = partial(exact, tokenizer, stores["valid"], few, longest)
             report.say(f"exact is measured on {len(few)} of {len(stores['valid'])} examples")
+        if config.metric in ("bleu", "chrf2"):  # they take a while, so only if they are wanted
+            trainer.metrics = partial(held_against, recipe, data, tokenizer)
     return trainer
 
 
@@ -228,7 +233,9 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
 
 def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     """What a validation measures for this task; a model that is shared out cannot write."""
-    return (*MEASURED, "exact") if data.toy and not recipe.train.shard else MEASURED
+    if recipe.train.shard or sides(data) == 1:
+        return MEASURED
+    return (*MEASURED, "bleu", "chrf2", *(["exact"] if data.toy else []))
 
 
 def check_unvalidated(config: TrainConfig) -> None:
@@ -536,6 +543,22 @@ def exact(
         written = answer(model, tokenizer, sources, limit)
         right += sum(a == b for a, b in zip(written, targets, strict=True))
     return {"exact": right / len(rows)}
+
+
+def held_against(
+    recipe: Recipe, data: DataConfig, tokenizer: Tokenizer, model: nn.Module
+) -> dict[str, float]:
+    """BLEU and chrF of what the model makes of the validation sources, a token at a time."""
+    outputs: list[str] = []
+    references: list[str] = []
+    for part in parts_of(data, "valid"):
+        sources, targets = zip(*read_split(part, "valid", Tally()), strict=True)
+        quick = replace(recipe.decode, beam=1, groups=1)
+        trained = Trained(model, tokenizer, quick, data.kind, tags=tags_of(part))
+        outputs += [done.text for done in translate(trained, sources)]
+        references += targets
+    scores = score_translations(outputs, references)
+    return {score.name.lower(): score.score for score in scores if score.better == "higher"}
 
 
 def evaluate_run(
