@@ -15,6 +15,7 @@ from torch import nn
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
+from limelight.explain.explanation import Explanation, explain
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_of
 from limelight.run.folder import RunFolder
@@ -84,6 +85,11 @@ class Loaded(Trained):
     def score(self, *text: str) -> Scored:
         """How likely a text is; of a source and a target, the target."""
         return next(score(self, [text]))
+
+    def explain(self, text: str, target: str | None = None, **settings: Any) -> Explanation:
+        """What happens to a text inside the model, step by step; see `limelight.explain`."""
+        smoothing = self.recipe.train.label_smoothing
+        return explain(self, text, target, self.settings(**settings), smoothing=smoothing)
 
 
 def load(path: str | Path, *others: str | Path) -> Loaded:
