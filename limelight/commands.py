@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import tee
+from pathlib import Path
 from typing import IO, Any
+
+from rich.console import Console
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
+from limelight.explain import figures, manifest, terminal
+from limelight.explain.explanation import explain
+from limelight.explain.view import look_at
+from limelight.explain.walk import stop_at
 from limelight.loaded import Loaded, load
 from limelight.progress import counting
 from limelight.recipe import changed
@@ -264,6 +271,35 @@ def chat_on(run: str, texts: tuple[str, ...], changes: list[str], as_json: bool)
     talk(texts, answer, "say something", conversation.reset)
 
 
+def explain_text(
+    console: Console,
+    run: str,
+    text: str,
+    changes: list[str],
+    target: str | None = None,
+    stop: str = "",
+    place: dict[str, Any] | None = None,
+    figure: str = "",
+    as_json: bool = False,
+) -> None:
+    """A walk through the model with this text: drawn, as JSON, or into a file."""
+    loaded, config = prepare(run, changes)
+    smoothing = loaded.recipe.train.label_smoothing
+    trace = explain(loaded, text, target, config, smoothing=smoothing)
+    view = look_at(trace, **(place or {}))
+    if figure:
+        figures.save(trace, Path(figure), *(None if x is None else x + 1 for x in view.asked))
+        note(f"drawn into {figure}")
+    elif as_json:
+        print(manifest.as_json(manifest.manifest(trace)))
+    elif stop:
+        terminal.show(console, trace, [stop_at(trace, stop, view)])
+    elif sys.stdin.isatty() and console.is_terminal:
+        terminal.step_through(console, trace, trace.walk(**(place or {})), ask)
+    else:
+        terminal.show(console, trace, trace.walk(**(place or {})))
+
+
 def talk(
     texts: tuple[str, ...],
     answer: Callable[[str], None],
@@ -294,13 +330,13 @@ def talk(
                 print(" ...", flush=True)
 
 
-def ask() -> str:
+def ask(prompt: str = "> ", leave: str = "/quit") -> str:
     """What a person types next; the end of input means to leave, and Ctrl-C clears the line."""
     while True:
         try:
-            return valid_unicode(input("> "))
+            return valid_unicode(input(prompt))
         except EOFError:
             print()
-            return "/quit"
+            return leave
         except KeyboardInterrupt:
             print()

@@ -1,11 +1,12 @@
 """Beside the walk: how the model learned, how a beam searched, what it looked at."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from limelight.explain.stop import Formula, Listing, Stop, number
+from limelight.explain.stop import Cell, Formula, Listing, Stop, number
 from limelight.explain.trace import Step, Trace
 from limelight.explain.view import View
 from limelight.explain.words import visible
@@ -25,7 +26,7 @@ def teacher(view: View) -> Stop:
     own = logprobs.gather(1, wanted[:, None])[:, 0]
     losses = -own
     asked = losses[trace.passage.given :]
-    listed: list[list[str | float]] = [
+    listed: list[list[Cell]] = [
         [
             str(n),
             trace.target.labels[n],
@@ -92,7 +93,7 @@ def beam(view: View) -> Stop:
     trace = view.trace
     config, tree = trace.decode, trace.passage.tree
     best = winner(trace)
-    rows: list[list[str | float]] = []
+    rows: list[list[Cell]] = []
     texts: list[str] = [""] * config.beam
     for n, nodes in enumerate(tree):
         before = list(texts)
@@ -166,39 +167,53 @@ def winner(trace: Trace) -> set[tuple[int, int]]:
 def follow(view: View) -> Stop:
     """S19: which words were looked at, for each word that was written."""
     trace = view.trace
-    rows: list[list[str | float]] = []
+    rows: list[list[Cell]] = []
     for step in trace.steps:
-        best = "  ".join(f"{visible(c.piece)} {number(c.probability, 2)}" for c in step.top[:5])
-        looks = [looked_at(view, step, use) for use in uses(trace)]
-        rows.append([f"{visible(step.reads)} > {visible(step.chosen.piece)}", best, *looks])
-    heads = ["reads > writes", "five best", *(TOLD[use] for use in uses(trace))]
+        best = in_one_line((visible(c.piece), c.probability) for c in step.top[:5])
+        told = f"{visible(step.reads)} → {visible(step.chosen.piece)}"
+        rows.append([told, "best five", best])
+        for use in uses(trace):
+            rows.append(["", TOLD[use], in_one_line(attended(view, step, use)[:MOST])])
     return Stop(
         name="follow",
         title="What it looked at while it wrote",
         step="S19",
-        what=f"For each word written: the five likeliest candidates, and the words that layer "
-        f"{view.layer + 1} looked at most, as a mean over its {trace.config.heads} heads.",
-        exhibits=[Listing("word by word", heads, rows, names=("follow",))],
+        what="For each word written: the five likeliest candidates, and the words it looked at "
+        f"most, by attention weights of {averaged(view)}.",
+        exhibits=[Listing("word by word", ["reads → writes", "", ""], rows, names=("follow",))],
         notes=[NOT_AN_EXPLANATION],
     )
 
 
-TOLD = {"cross": "in the source", "self": "among what is written"}
+MOST = 3  # words that are named
+TOLD = {"cross": "in the source", "self": "in its own text"}
+
+
+def in_one_line(weighted: Iterable[tuple[str, float]]) -> tuple[str, ...]:
+    """Words with their numbers, as far as they have any weight."""
+    return tuple(f"{word} {number(share)}" for word, share in weighted if share > 0)
 
 
 def uses(trace: Trace) -> tuple[str, ...]:
     """The attentions through which a decoder sees words."""
-    return ("cross", "self") if trace.source else ("self",)
+    return ("cross", "self") if len(trace.source) else ("self",)
+
+
+def averaged(view: View) -> str:
+    """Over what a mean is taken: all that nobody chose."""
+    layer, head = view.asked
+    layers = "all layers" if layer is None else f"layer {layer + 1}"
+    heads = "all heads" if head is None else f"head {head + 1}"
+    mean = "the mean of " if layer is None or head is None else ""
+    return f"{mean}{heads} in {layers}"
 
 
 def attended(view: View, step: Step, use: str) -> list[tuple[str, float]]:
-    """The words that a row looked at, with the mean weight over all heads, most first."""
-    weights = view.tensor(f"decoder.{view.layer}.{use}.weights").mean(dim=0)[step.row]
+    """The words that a row looked at, by their mean weight, most first."""
+    layer, head = view.asked
+    layers = range(view.trace.config.layers) if layer is None else [layer]
+    every = torch.stack([view.tensor(f"decoder.{n}.{use}.weights")[:, step.row] for n in layers])
+    weights = every.mean(dim=(0, 1)) if head is None else every[:, head].mean(dim=0)
     words = view.trace.source if use == "cross" else view.trace.target
     ranked = weights.nan_to_num().argsort(descending=True).tolist()
     return [(words.labels[i], weights[i].item()) for i in ranked]
-
-
-def looked_at(view: View, step: Step, use: str) -> str:
-    """The three most."""
-    return "  ".join(f"{w} {number(x, 2)}" for w, x in attended(view, step, use)[:3] if x > 0)

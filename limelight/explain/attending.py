@@ -50,6 +50,9 @@ def queries(view: View) -> Stop:
             )
             for step in "qkv"
         ],
+        notes=[
+            f"x is the vector that enters here, the value {view.origin(block.name + '.query')[0]}."
+        ],
         place=block.place,
     )
 
@@ -416,7 +419,7 @@ def grid(block: Block, step: str, title: str, scale: Scale = "signed", sums: boo
         title,
         (f"{block.name}.{step}",),
         values,
-        block.asking.labels,
+        block.rows,
         block.answering.labels,
         ("asks", "answers"),
         scale,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.explain.stop import Check, Formula, Grid, Listing, Stop, number, vector
+from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number, vector
 from limelight.explain.view import View, numbered
 from limelight.explain.words import visible
 from limelight.text.tokenizer import valid_unicode
@@ -17,7 +17,7 @@ NEIGHBOURS = 5
 def pieces(view: View) -> Stop:
     """S1, first half: the tokenizer."""
     trace, words = view.trace, view.words(view.side)
-    rows: list[list[str | float]] = []
+    rows: list[list[Cell]] = []
     for i, (label, token, span) in enumerate(
         zip(words.labels, words.ids, words.spans, strict=True)
     ):
@@ -101,7 +101,7 @@ def neighbours(view: View, table: Tensor, token: int) -> Listing:
     alike[token] = -math.inf
     best = alike.nan_to_num(-1.0).topk(min(NEIGHBOURS, len(alike))).indices.tolist()
     tokenizer = view.trace.trained.tokenizer
-    rows: list[list[str | float]] = [
+    rows: list[list[Cell]] = [
         [visible(piece), str(other), alike[other].item()]
         for other, piece in zip(best, tokenizer.pieces(best), strict=True)
     ]

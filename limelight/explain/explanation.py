@@ -9,8 +9,10 @@ explanation.stops[4].formulas
 from collections.abc import Sequence
 
 from limelight.decode.config import DecodeConfig
+from limelight.explain.figures import picture_of
 from limelight.explain.passage import passage_for
 from limelight.explain.stop import Stop
+from limelight.explain.terminal import plain_text
 from limelight.explain.trace import Trace
 from limelight.explain.walk import walk
 from limelight.tasks.trained import Trained
@@ -29,6 +31,14 @@ class Explanation(Trace):
     ) -> list[Stop]:
         """The same for a layer, a head and a word of one's own choice, counted from 1."""
         return walk(self, layer, head, word)
+
+    def __repr__(self) -> str:
+        names = ("cross", "softmax")
+        shown = [stop for stop in self.walk() if stop.name in names][-1:]
+        return plain_text(self, shown)
+
+    def _repr_png_(self) -> bytes:
+        return picture_of(self)
 
 
 def explain(

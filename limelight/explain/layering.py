@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.explain.stop import Check, Formula, Grid, Listing, Stop, number
+from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number
 from limelight.explain.view import View, numbered
 from limelight.explain.words import visible
 from limelight.model.layers import ACTIVATIONS
@@ -156,9 +156,7 @@ def activated(view: View, name: str, inner: Tensor) -> Tensor:
 def strongest(view: View, inner: Tensor, active: Tensor) -> Listing:
     """The neurons that say most."""
     best = active.nan_to_num().abs().topk(min(STRONGEST, len(active))).indices.tolist()
-    rows: list[list[str | float]] = [
-        [f"neuron {n + 1}", inner[n].item(), active[n].item()] for n in best
-    ]
+    rows: list[list[Cell]] = [[f"neuron {n + 1}", inner[n].item(), active[n].item()] for n in best]
     heads = ["strongest", "before", f"after {view.trace.config.activation}"]
     return Listing(f"the {len(best)} strongest neurons", heads, rows, names=("neurons",))
 
@@ -261,7 +259,7 @@ def lens(view: View) -> Listing:
     names = [n for n in states_of(view, side) if not n.endswith(".output")]
     top = trace.logits[i].double()
     final = int(top.nan_to_num(-math.inf).argmax())
-    rows: list[list[str | float]] = []
+    rows: list[list[Cell]] = []
     for n, name in enumerate(names):
         state = view.tensor(name)[i]
         if trace.config.norm_order == "pre":

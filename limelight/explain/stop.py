@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+Cell = str | float | tuple[str, ...]  # a word, a number, or several things in a line
 Scale = Literal["share", "signed", "size"]  # 0 to 1; around 0; from 0 up
 
 
@@ -41,7 +42,7 @@ class Listing:
 
     title: str
     heads: Sequence[str]
-    rows: Sequence[Sequence[str | float]]
+    rows: Sequence[Sequence[Cell]]
     share: int | None = None
     focus: int | None = None
     names: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ class View:
     head: int
     source_word: int
     target_word: int
+    asked: tuple[int | None, int | None] = (None, None)  # the layer and head, if somebody did
 
     def words(self, side: str) -> Words:
         """What this side reads."""
@@ -119,6 +120,15 @@ class Block:
         return self.view.words("encoder" if self.use == "cross" else self.side)
 
     @property
+    def rows(self) -> Sequence[str]:
+        """The rows' names: in a decoder what each reads, and what it has to find."""
+        if self.side == "encoder":
+            return self.asking.labels
+        answers = self.view.trace.answers.labels
+        found = [f"{a} → {b}" for a, b in zip(self.asking.labels, answers, strict=False)]
+        return [*found, *self.asking.labels[len(found) :]]
+
+    @property
     def asker(self) -> int:
         """The chosen word among those that ask."""
         return self.view.word(self.side)
@@ -201,7 +211,7 @@ def look_at(trace: Trace, layer: int | None, head: int | None, word: str | None)
     rows = [i for i, token in enumerate(trace.answers.ids) if token != end]
     chosen = [i for i in rows if i >= trace.passage.given] or rows
     target = chosen[-1] if chosen else max(0, len(trace.target) - 1)
-    real = [i for i, special in enumerate(trace.source.special) if not special]
+    real = [i for i, piece in enumerate(trace.source.pieces) if is_word(piece)]
     blanks = [i for i, t in enumerate(trace.source.ids) if t == trace.trained.tokenizer.mask]
     source = (blanks or real or [0])[-1]
     if word is not None:
@@ -214,7 +224,13 @@ def look_at(trace: Trace, layer: int | None, head: int | None, word: str | None)
             )
         source = source if in_source is None else in_source
         target = target if in_target is None else in_target
-    return View(trace, at_layer, at_head, source, target)
+    asked = (None if layer is None else at_layer, None if head is None else at_head)
+    return View(trace, at_layer, at_head, source, target, asked)
+
+
+def is_word(piece: str) -> bool:
+    """Whether a piece is more than a mark, and no special token."""
+    return piece[0] != "⟨" and any(c.isalnum() for c in piece)
 
 
 def find_word(words: Words, text: str, wanted: str) -> int | None:

@@ -6,7 +6,7 @@ import torch
 
 from limelight.explain.entering import input_again
 from limelight.explain.layering import LENS_NOTE, classify, final_side, lens
-from limelight.explain.stop import Check, Formula, Grid, Listing, Stop, number
+from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number
 from limelight.explain.trace import Step
 from limelight.explain.view import View, numbered
 from limelight.explain.words import visible
@@ -24,7 +24,7 @@ def start(view: View) -> Stop:
     trace, i = view.trace, view.target_word
     again, how = input_again(view, "decoder")
     result = view.tensor("decoder.input")
-    rows: list[list[str | float]] = [
+    rows: list[list[Cell]] = [
         [str(n), label, answer]
         for n, (label, answer) in enumerate(
             zip(trace.target.labels, [*trace.answers.labels, "?"], strict=False)
@@ -119,7 +119,7 @@ def best_words(view: View, row: int) -> Listing:
     chances = logits.softmax(dim=-1)
     tokenizer = view.trace.trained.tokenizer
     best = logits.nan_to_num(-math.inf).topk(min(20, len(logits))).indices.tolist()
-    rows: list[list[str | float]] = [
+    rows: list[list[Cell]] = [
         [visible(piece), str(token), logits[token].item(), chances[token].item()]
         for token, piece in zip(best, tokenizer.pieces(best), strict=True)
     ]
@@ -133,7 +133,7 @@ def text_classifier(view: View) -> Stop:
     logits = trace.logits.double()
     chances = logits.softmax(dim=-1)
     again = classify(view, view.tensor("encoder.output"))
-    rows: list[list[str | float]] = [
+    rows: list[list[Cell]] = [
         [visible(name), logits[c].item(), chances[c].item()]
         for c, name in enumerate(trace.trained.classes)
     ]
@@ -192,10 +192,10 @@ def loop(view: View) -> Stop:
     )
 
 
-def loop_row(n: int, step: Step) -> list[str | float]:
+def loop_row(n: int, step: Step) -> list[Cell]:
     """One turn of the loop."""
     others = [c for c in step.top if c.token != step.chosen.token][:2]
-    said = "  ".join(f"{visible(c.piece)} {number(c.probability)}" for c in others)
+    said = tuple(f"{visible(c.piece)} {number(c.probability)}" for c in others)
     chosen = visible(step.chosen.piece)
     return [str(n + 1), visible(step.reads), chosen, step.chosen.probability, said]
 
