@@ -78,7 +78,7 @@ def request_of(trained: Trained, text: str, config: DecodeConfig) -> Request:
     """What the model is asked, as `translate`, `chat` and `write` ask it."""
     tokenizer = trained.tokenizer
     if trained.kind == "texts":
-        read = within(beginning(trained, text), trained.max_len)
+        read = within(beginning(trained, text), trained.max_len - 1)  # and writes one more
         most = config.max_tokens or USUAL
         limit = max(1, min(most, trained.max_len - len(read)))
         return Request(read, limit, seed=config.seed + most)
@@ -86,7 +86,10 @@ def request_of(trained: Trained, text: str, config: DecodeConfig) -> Request:
         raise UserError("there is nothing to explain in an empty text: give a sentence")
     source = [*trained.tag(""), *tokenizer.encode(text)]
     request = request_for(trained, source, config)
-    within(request.source or request.prompt, trained.max_len)
+    if request.source:
+        within(request.source, trained.max_len)
+    else:
+        within(request.prompt, trained.max_len - 1)
     return request
 
 

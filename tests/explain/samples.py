@@ -59,7 +59,7 @@ def trained(kind, steps=40, **decode):
     """A model that has seen the sentences a few times."""
     torch.manual_seed(3)
     words = tokenizer()
-    sizes = {"vocab": len(words), "layers": 2, "d_model": 16, "heads": 4, "d_ff": 24, "max_len": 24}
+    sizes = {"vocab": len(words), "layers": 2, "d_model": 16, "heads": 4, "d_ff": 24, "max_len": 48}
     config = ModelConfig(**{**sizes, "dropout": 0.0, **KINDS[kind]})
     model = build(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

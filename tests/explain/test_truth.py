@@ -172,3 +172,186 @@ def test_the_toy_of_two_by_two():
         [0.6698, 0.3302, 0.3302, 0.6698], abs=5e-5
     )
     assert out[0, 0].flatten().tolist() == pytest.approx([6.698, 3.302, 3.302, 6.698], abs=5e-4)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_formula_of_the_first_half_is_the_one_computed_by_hand(kind, where):
+    trace = traced(kind)
+    hand, config = by_hand(trace), trace.trained.model.config
+    side = "encoder" if len(trace.source) else "decoder"
+    stops = {stop.name: stop for stop in trace.walk(*where)}
+    layer, head = (where[0] or 1) - 1, (where[1] or 1) - 1
+    i = grid_of(stops["embedding"]).focus[0]
+    v, name = hand.values, f"{side}.{layer}.self"
+
+    def told(stop, which=0):
+        return stops[stop].formulas[which].numbers
+
+    assert told("embedding")["first"] == pytest.approx(v[f"{side}.embedding"][i, 0], abs=1e-4)
+    if config.positions != "rotary":
+        assert told("positions", 1)["input"] == pytest.approx(v[f"{side}.input"][i, 0], abs=1e-4)
+        assert told("positions", 1)["place"] == pytest.approx(
+            v[f"{side}.positions"][i, 0], abs=1e-4
+        )
+    if config.positions == "sinusoidal":
+        assert told("positions")["sin"] == pytest.approx(math.sin(told("positions")["angle"]))
+        assert told("positions")["sin"] == pytest.approx(v[f"{side}.positions"][i, 4], abs=1e-5)
+    flat = v[f"{name}.query"].reshape(-1, config.heads, config.d_head)
+    assert told("queries")["total"] == pytest.approx(flat[i, head, 0], abs=1e-4)
+    assert told("sum")["total"] == pytest.approx(v[f"{name}.mixed"][head, i, 0], abs=1e-4)
+    assert told("add-norm", 1)["result"] == pytest.approx(v[f"{name}.norm"][i, 0], abs=1e-4)
+    quiet = (np.abs(v[f"{side}.{layer}.feed_forward.active"][i]) == 0).sum()
+    assert told("feed-forward")["quiet"] == pytest.approx(quiet)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_table_has_the_numbers_computed_by_hand(kind, where):
+    trace = traced(kind)
+    hand = by_hand(trace)
+    seen = set()
+    for stop in trace.walk(*where):
+        for listing in [e for e in stop.exhibits if not isinstance(e, Grid)]:
+            for name in listing.names:
+                TABLES[name](trace, hand, where, stop, listing)
+                seen.add(name)
+    assert {"neighbours", "neurons"} <= seen
+    assert "classes" in seen if kind == "bert-classifies" else {"top", "lens"} <= seen
+
+
+def focused(trace, stop_name, where):
+    stops = {stop.name: stop for stop in trace.walk(*where)}
+    return grid_of(stops[stop_name]).focus[0]
+
+
+def final(trace, where):
+    """The side that the classifier reads, and its chosen row."""
+    if not len(trace.target):
+        return "encoder", focused(trace, "embedding", where)
+    first = "start" if len(trace.source) else "embedding"
+    return "decoder", focused(trace, first, where)
+
+
+def near(shown, expected):
+    assert shown == pytest.approx(expected, abs=1e-4)
+
+
+def check_neighbours(trace, hand, where, stop, listing):
+    side = "source" if len(trace.source) else "target"
+    table = hand.w[f"{side}.tokens.weight"]
+    ids = trace.passage.source or trace.passage.target
+    own = table[ids[focused(trace, "embedding", where)]]
+    cosine = table @ own / np.linalg.norm(table, axis=1) / np.linalg.norm(own)
+    near([row[2] for row in listing.rows], [cosine[int(row[1])] for row in listing.rows])
+    near(listing.rows[0][2], np.sort(cosine)[-2])
+
+
+def check_neurons(trace, hand, where, stop, listing):
+    side = "encoder" if len(trace.source) else "decoder"
+    name, i = f"{side}.{(where[0] or 1) - 1}.feed_forward", focused(trace, "embedding", where)
+    for neuron, before, after in listing.rows:
+        n = int(neuron.split()[1]) - 1
+        near(before, hand.values[f"{name}.inner"][i, n])
+        near(after, hand.values[f"{name}.active"][i, n])
+    near(abs(listing.rows[0][2]), np.abs(hand.values[f"{name}.active"][i]).max())
+
+
+def check_lens(trace, hand, where, stop, listing):
+    side, row = final(trace, where)
+    best = hand.values["logits"][row].argmax()
+    states = [s for s in hand.states(side) if not s.endswith(".output")]
+    for name, (_, _, shown, last) in zip(states, listing.rows, strict=True):
+        state = hand.values[name]
+        if hand.c.norm_order == "pre":
+            state = hand.norm(state, f"{side}.norm")
+        chances = softmax(hand.classify(state)[row])
+        near(shown, chances.max())
+        near(last, chances[best])
+
+
+def check_top(trace, hand, where, stop, listing):
+    _, row = final(trace, where)
+    logits = hand.values["logits"][row]
+    near([r[2] for r in listing.rows], np.sort(logits)[::-1][:20].tolist())
+    near([r[3] for r in listing.rows], [softmax(logits)[int(r[1])] for r in listing.rows])
+
+
+def check_classes(trace, hand, where, stop, listing):
+    logits = hand.values["logits"]
+    near([row[1] for row in listing.rows], logits.tolist())
+    near([row[2] for row in listing.rows], softmax(logits).tolist())
+
+
+def check_steps(trace, hand, where, stop, listing):
+    chances = softmax(hand.values["logits"])
+    rows = range(trace.passage.given, len(trace.passage.answers))
+    chosen = [chances[row, trace.passage.answers[row]] for row in rows]
+    near([row[3] for row in listing.rows], chosen)
+
+
+def check_teacher(trace, hand, where, stop, listing):
+    chances = softmax(hand.values["logits"])
+    rows = range(trace.passage.given, len(trace.passage.answers))
+    wanted = [chances[row, trace.passage.answers[row]] for row in rows]
+    near([row[3] for row in listing.rows], wanted)
+    near([row[4] for row in listing.rows], [-math.log(p) for p in wanted])
+
+
+def check_beam(trace, hand, where, stop, listing):
+    """Each place of the beam is a text: what follows its beginning, by hand."""
+    prompt = list(trace.passage.target[: trace.passage.given + 1])
+    texts, model = {}, trace.trained.model
+    rows = iter(listing.rows)
+    for n, nodes in enumerate(trace.passage.tree):
+        for node in nodes:
+            before = texts.get((n - 1, node.parent), [])
+            own = ByHand(model, trace.passage.source, [*prompt, *before])
+            logprobs = np.log(softmax(own.values["logits"][-1]))
+            total = texts.get((n - 1, node.parent, "sum"), 0.0) + logprobs[node.token]
+            row = next(rows)
+            near(row[3], logprobs[node.token])
+            near(row[4], total / ((5 + n + 1) / 6) ** trace.decode.length_penalty)
+            texts[n, node.place] = [*before, node.token]
+            texts[n, node.place, "sum"] = total
+    marked = [row[5] for row in listing.rows if row[5].endswith("*")]
+    assert len(marked) == len(trace.steps)
+    assert marked[-1] == "".join(trace.answers.labels[trace.passage.given :]) + "  *"
+
+
+def check_follow(trace, hand, where, stop, listing):
+    uses = ["cross", "self"] if len(trace.source) else ["self"]
+    layers = range(2) if where[0] is None else [where[0] - 1]
+    heads = range(4) if where[1] is None else [where[1] - 1]
+    rows = iter(listing.rows)
+    for step in trace.steps:
+        chances = np.sort(softmax(hand.values["logits"][step.row]))[::-1][:5]
+        shown = [float(item.rsplit(" ", 1)[1]) for item in next(rows)[2]]
+        assert shown == pytest.approx(chances.tolist(), abs=6e-4)
+        for use in uses:
+            weights = np.mean(
+                [
+                    hand.values[f"decoder.{n}.{use}.weights"][h, step.row]
+                    for n in layers
+                    for h in heads
+                ],
+                axis=0,
+            )
+            items = next(rows)[2]
+            shown = [float(item.rsplit(" ", 1)[1]) for item in items]
+            assert shown == pytest.approx(np.sort(weights)[::-1][: len(items)].tolist(), abs=6e-4)
+            words = (trace.source if use == "cross" else trace.target).labels
+            assert items[0].rsplit(" ", 1)[0] == words[int(weights.argmax())]
+
+
+TABLES = {
+    "neighbours": check_neighbours,
+    "neurons": check_neurons,
+    "lens": check_lens,
+    "top": check_top,
+    "classes": check_classes,
+    "steps": check_steps,
+    "teacher": check_teacher,
+    "beam": check_beam,
+    "follow": check_follow,
+}
