@@ -20,7 +20,8 @@ from rich.console import Console
 from torch import nn
 
 from limelight import info
-from limelight.decode.greedy import answer
+from limelight.decode.config import DecodeConfig
+from limelight.decode.write import write
 from limelight.disk import cache_folder, temporary
 from limelight.errors import UserError, unknown
 from limelight.evaluate.translation import score_translations
@@ -32,7 +33,7 @@ from limelight.run.commit import lock, newest, sha256_of, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
 from limelight.tasks.trained import Trained
-from limelight.tasks.translate import translate
+from limelight.tasks.translate import request_for, translate
 from limelight.text.batches import Batches
 from limelight.text.config import DataConfig, parts_of, sides, tags_of
 from limelight.text.corpora import read_split
@@ -529,6 +530,16 @@ def sample(tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module) -
         (tokenizer.decode(s), tokenizer.decode(w)) for s, w in zip(sources, written, strict=True)
     ]
     return [f"{source!r:.100} -> {answered!r:.100}" for source, answered in shown]
+
+
+def answer(
+    model: nn.Module, tokenizer: Tokenizer, sources: list[list[int]], limit: int
+) -> list[list[int]]:
+    """What a model answers to each source, the likeliest token at every step."""
+    trained = Trained(model, tokenizer)
+    config = DecodeConfig(beam=1, max_tokens=limit, extra_tokens=limit)
+    requests = [request_for(trained, source, config) for source in sources]
+    return [text.tokens for text in write(trained.model, requests, config, tokenizer)]
 
 
 def exact(
