@@ -173,6 +173,7 @@ class LeanLayer:
     def __init__(self, layer: Layer, product: type[Product]) -> None:
         attention = layer.self_attention
         self.d_head = attention.d_head
+        self.heads = attention.query.out_features // self.d_head  # H
         self.groups = attention.key.out_features // self.d_head  # G
         self.query_key_value = product(
             attention.query, attention.key, attention.value, shrink=self.d_head
@@ -210,19 +211,18 @@ class LeanLayer:
         """Self-attention of the encoder: tokens of one source see each other."""
         all_heads = sources.spread(self.project(x, rotate).flatten(1))
         all_heads = all_heads.view(*sources.shape, -1, self.d_head).transpose(1, 2)  # B H+2G S K
-        heads = all_heads.size(1) - 2 * self.groups
-        q, k, v = all_heads.tensor_split([heads, heads + self.groups], dim=1)
+        q, k, v = all_heads.split_with_sizes([self.heads, self.groups, self.groups], dim=1)
         mask = None if sources.seen is None else sources.seen[:, None, None]
         mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=1.0, enable_gqa=heads != self.groups
+            q, k, v, attn_mask=mask, scale=1.0, enable_gqa=self.heads != self.groups
         )
         return self.self_output(sources.pack(mixed.transpose(1, 2)).flatten(1))
 
     def look_back(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
         """Masked self-attention: the row's own past is all there is."""
-        all_heads = self.project(x, rotate)
-        keys, values = state.append(i, all_heads[:, -2 * self.groups :])
-        q = all_heads[:, : -2 * self.groups].reshape(len(keys), -1, self.d_head)  # BG H/G K
+        q, new = self.project(x, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
+        keys, values = state.append(i, new)
+        q = q.reshape(len(keys), -1, self.d_head)  # BG H/G K
         return self.self_output(gather(q, keys, values, state.hidden).view(x.shape))
 
     def look_across(self, x: Tensor, state: LeanState, i: int) -> Tensor:
