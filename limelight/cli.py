@@ -107,14 +107,15 @@ def train(
 
     try:
         if verify_resume:
-            experiment.verify_resume(loaded, run, from_ or None)
-            return
-        number = experiment.train(loaded, run, start_from=from_ or None)
+            number = experiment.verify_resume(loaded, run, from_ or None)
+        else:
+            number = experiment.train(loaded, run, start_from=from_ or None)
     except FailedError as error:
         print(f"limelight: {error}", file=sys.stderr)
         sys.exit(1)
     if number:
-        print(f"limelight: saved; go on with the same command ({run})", file=sys.stderr)
+        left = "nothing is proved yet; begin again" if verify_resume else "saved; go on"
+        print(f"limelight: {left} with the same command ({run})", file=sys.stderr)
         sys.exit(128 + number)
 
 
@@ -135,6 +136,180 @@ def evaluate(
     from limelight.experiment import evaluate_run, show_scores
 
     tell(evaluate_run(run, split, set), show_scores, json)
+
+
+Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")]
+
+
+def translate(
+    run: Run,
+    text: Texts = (),
+    beam: int | None = None,
+    nbest: int = 1,
+    alternatives: bool = False,
+    temperature: float | None = None,
+    seed: int | None = None,
+    prefix: str = "",
+    include: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+    tag: str = "",
+    ensemble: tuple[str, ...] = (),
+    json: bool = False,
+    set: tuple[str, ...] = (),
+) -> None:
+    """Translate texts: from the arguments, or line by line from standard input, in order.
+
+    Leaves with 1 if some lines could not be read.
+
+    Args:
+        run: a run folder.
+        text: what to translate; without any, the lines of standard input.
+        beam: how many translations are tried at once; 1 takes the likeliest token at every step.
+        nbest: so many translations of each text, with their scores.
+        alternatives: show what else could have come at every place.
+        temperature: above 0 draws every token, the freer the higher.
+        seed: of what is drawn.
+        prefix: how the translation begins.
+        include: words that it must have.
+        exclude: words that it must not have.
+        tag: what is asked of a model that learned several things, such as a direction.
+        ensemble: run folders that translate together with the first.
+        json: print one JSON document per line.
+        set: changes to the recipe's [decode]; --decode.length-penalty 1.0 says the same.
+    """
+    changes = decoding(set, beam=beam, temperature=temperature, seed=seed)
+    from limelight.commands import translate_lines
+    from limelight.tasks.translate import Wishes
+
+    wishes = Wishes(tag, prefix, include, exclude)
+    translate_lines(run, text, changes, ensemble, nbest, alternatives, json, wishes)
+
+
+def chat(
+    run: Run,
+    text: Texts = (),
+    beam: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    json: bool = False,
+    set: tuple[str, ...] = (),
+) -> None:
+    """Talk with a model: at the terminal, or with arguments or lines as one side of it.
+
+    At the terminal, /reset forgets what was said, /quit leaves, and Ctrl-C stops an answer.
+
+    Args:
+        run: a run folder.
+        text: what is said, turn by turn.
+        beam: how many answers are tried at once.
+        temperature: above 0 draws every token, and shows it as it comes.
+        seed: of what is drawn.
+        json: print one JSON document per turn.
+        set: changes to the recipe's [decode]; --decode.top-p 0.9 says the same.
+    """
+    changes = decoding(set, beam=beam, temperature=temperature, seed=seed)
+    from limelight.commands import chat_on
+
+    chat_on(run, text, changes, json)
+
+
+def write(
+    run: Run,
+    prompt: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT ...]")
+    ] = (),
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: tuple[str, ...] = (),
+    json: bool = False,
+    set: tuple[str, ...] = (),
+) -> None:
+    """Go on with a text, as a model that read many texts would.
+
+    Args:
+        run: a run folder.
+        prompt: texts to go on with; without any, the lines of standard input, or a terminal.
+        max_tokens: write so many tokens at most.
+        temperature: above 0 draws every token, the freer the higher; 0 takes the likeliest.
+        top_k: draw among so many tokens.
+        top_p: draw among the likeliest tokens, which have this chance together.
+        seed: of what is drawn.
+        stop: texts at which to stop.
+        json: print one JSON document per prompt.
+        set: changes to the recipe's [decode]; --decode.min-p 0.05 says the same.
+    """
+    changes = decoding(
+        set, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    from limelight.commands import write_on
+
+    write_on(run, prompt, changes, stop, json)
+
+
+def fill(
+    run: Run,
+    text: Annotated[str, tyro.conf.Positional],
+    count: int = 5,
+    json: bool = False,
+) -> None:
+    """Fill in the blanks of a text, written ___, with what could stand there.
+
+    Args:
+        run: a run folder.
+        text: a text with one or more blanks, as "The ___ barks".
+        count: so many candidates for each blank.
+        json: print one JSON document.
+    """
+    from limelight.commands import fill_text
+
+    fill_text(run, text, count, json)
+
+
+def classify(run: Run, text: Texts = (), json: bool = False) -> None:
+    """Which class each text belongs to, and how probably.
+
+    Args:
+        run: a run folder.
+        text: what to classify; without any, the lines of standard input.
+        json: print the probabilities of all classes, one JSON document per line.
+    """
+    from limelight.commands import classify_lines
+
+    classify_lines(run, text, json)
+
+
+def embed(run: Run, text: Texts = ()) -> None:
+    """A vector for each text, one JSON list per line: texts that are alike have like vectors.
+
+    Args:
+        run: a run folder.
+        text: what to embed; without any, the lines of standard input.
+    """
+    from limelight.commands import embed_lines
+
+    embed_lines(run, text)
+
+
+def score(run: Run, text: Texts = (), json: bool = False) -> None:
+    """The log-probability of each text; of a source, a tab and a target, that of the target.
+
+    Args:
+        run: a run folder.
+        text: what to score; without any, the lines of standard input.
+        json: print every token's, one JSON document per line.
+    """
+    from limelight.commands import score_lines
+
+    score_lines(run, text, json)
+
+
+def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:
+    """Options that were given, as changes to the recipe's [decode]."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return [*changes, *(f"decode.{name}={value}" for name, value in given.items())]
 
 
 def demo() -> None:
@@ -166,11 +341,18 @@ def terminal() -> "Console":
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "chat": chat,
+    "classify": classify,
     "data": data,
     "demo": demo,
+    "embed": embed,
     "evaluate": evaluate,
+    "fill": fill,
     "info": info,
+    "score": score,
     "train": train,
+    "translate": translate,
+    "write": write,
 }
 
 

@@ -99,6 +99,12 @@ def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
         raise UserError(f"{name}: {error}") from error
 
 
+def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+    """A recipe that was read before, with these changes."""
+    made = parse_recipe(recipe.name, write_recipe(recipe), changes)
+    return replace(made, name=recipe.name)
+
+
 def recipe_of(run: RunFolder, changes: Iterable[str] = ()) -> Recipe:
     """The recipe as a run used it."""
     name = run.check()

@@ -4,13 +4,35 @@ from typing import Annotated
 
 from pydantic import Field
 
-from limelight.settings import Count, table
+from limelight.errors import UserError
+from limelight.settings import Count, Fraction, table
+
+Beams = Annotated[int, Field(ge=1, le=1000)]
+Weight = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
 @table
 class DecodeConfig:
     """The paper: beam 4 with length penalty 0.6, at most 50 tokens more than the input has."""
 
-    beam: Annotated[int, Field(ge=1, le=1000)] = 4
+    beam: Beams = 4  # 1: always the likeliest token
     length_penalty: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.6  # alpha
+    groups: Beams = 1  # of beams that avoid each other's words
+    diversity: Weight = 0.5  # how much they do
     extra_tokens: Count = 50  # the output may be longer than the input by so many
+    max_tokens: Count = 0  # of the output, whatever the input; 0: no other limit
+
+    temperature: Weight = 0.0  # above 0 every token is drawn, and there is no beam
+    top_k: Count = 0  # draw among so many; 0: among all
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0  # among the likeliest
+    min_p: Fraction = 0.0  # among those at least this much as likely as the likeliest
+    seed: Count = 1
+
+    repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0
+    no_repeat: Annotated[int, Field(ge=0, le=100)] = 0  # no sequence of so many tokens twice
+
+    def __post_init__(self) -> None:
+        if self.beam % self.groups:
+            raise UserError(
+                f"groups={self.groups} does not divide beam={self.beam}: all have the same size"
+            )

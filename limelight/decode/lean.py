@@ -12,7 +12,7 @@ A test holds the two equal.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -59,6 +59,10 @@ class Lean:
         self.layers = layers_of(model.decoder, product)
         self.norm = norm_of(model.decoder.norm)
         self.classifier = product(model.classifier)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The model's own."""
+        return self.model.parameters()
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: LeanState, real: Tensor | None = None) -> Tensor:

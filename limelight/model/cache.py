@@ -83,6 +83,8 @@ class Cache:
                 else:
                     kept[layer] = old[rows]
         self.length = self.length[rows]
+        if not same:  # a longer row may have left
+            self.reach = max(self.length.tolist(), default=0)
         self.memory = [(k[rows], v[rows]) for k, v in self.memory]
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[rows]

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import file_digest
 from pathlib import Path
@@ -186,16 +186,17 @@ def newest(parent: Path) -> tuple[Path | None, list[str]]:
     return None, passed
 
 
-def prune(parent: Path, keep: int, spare: Iterable[str] = ()) -> None:
+def prune(parent: Path, keep: int, spare: Iterable[str] = (), written: Container[str] = ()) -> None:
     """Delete what is older than the newest `keep` whole checkpoints, but none of those to spare.
 
-    Of the whole ones at least one stays, whatever `keep` is.
+    Of the whole ones at least one stays, whatever `keep` is. Those that this process has `written`
+    it has hashed when it did; they are not read again.
     """
     spared = set(spare)
     whole = 0
     for folder in numbered(parent):
         if whole < max(keep, 1):
-            whole += damage(folder) is None
+            whole += folder.name in written or damage(folder) is None
         elif folder.name not in spared:
             discard(folder)
 

@@ -90,9 +90,14 @@ class Batches:
     pinned: bool = False  # memory that a GPU can copy from while it computes
 
     @property
+    def readable(self) -> Rows:
+        """The examples that are short enough for the model."""
+        return np.flatnonzero((self.examples.lengths <= (self.longest or np.inf)).all(axis=1))
+
+    @property
     def too_long(self) -> int:
         """How many examples are left out because the model could not read them."""
-        return int((self.examples.lengths > (self.longest or np.inf)).any(axis=1).sum())
+        return len(self.examples.lengths) - len(self.readable)
 
     def any(self) -> Batch:
         """Some batch, for a process that has none in its turn."""

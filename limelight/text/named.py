@@ -199,6 +199,19 @@ SOURCES = {
 }
 
 
+def described(data: DataConfig) -> DataConfig:
+    """The same with what is known of a named corpus, whether its files are there or not."""
+    if data.corpora:
+        return replace(data, corpora=tuple(map(described, data.corpora)))
+    if not data.name:
+        return data
+    if data.name not in NAMED:
+        raise unknown("corpus", data.name, NAMED)
+    known, defaults = NAMED[data.name].settings, DataConfig()
+    ours = {k: v for k, v in known.items() if getattr(data, k) == getattr(defaults, k)}
+    return replace(data, **ours)
+
+
 def resolve(data: DataConfig) -> DataConfig:
     """The same with real files in place of a name."""
     if data.corpora:
@@ -206,8 +219,7 @@ def resolve(data: DataConfig) -> DataConfig:
         return replace(data, corpora=tuple(part for one in each for part in one.corpora or (one,)))
     if not data.name:
         return data
-    if data.name not in NAMED:
-        raise unknown("corpus", data.name, NAMED)
+    data = described(data)
     corpus = NAMED[data.name]
 
     def found(files: tuple[str, ...]) -> tuple[str, ...]:
@@ -216,9 +228,7 @@ def resolve(data: DataConfig) -> DataConfig:
     # What is small comes first: if it is not to be had, nobody waits for what is large.
     splits: dict[str, Any] = {"valid": found(corpus.valid), "test": found(corpus.test)}
     parts = tuple(map(found, corpus.parts))
-    defaults = DataConfig()
-    ours = {k: v for k, v in corpus.settings.items() if getattr(data, k) == getattr(defaults, k)}
-    data = replace(data, **ours, name="")
+    data = replace(data, name="")
     if len(parts) == 1:
         return replace(data, train=parts[0], **splits)
     corpora = tuple(replace(data, train=part) for part in parts)

@@ -34,11 +34,24 @@ class State:
     position: int = 0  # in the plan of the epoch
     tokens: int = 0  # learned from so far
     skipped: int = 0  # steps in a row that were not finite
+    usual: float = 0.0  # loss of a token, over the last hundred steps or so
     validated: int = 0  # the last step after which the model was validated
+    metric: str = ""  # what the next three are about
     best: float = math.inf  # of the metric, lower is better
     best_step: int = 0
     tired: int = 0  # validations since then
     window: list[float] = field(default_factory=lambda: [0.0] * 4)  # scores since the last log line
+
+    def judge_by(self, metric: str) -> bool:
+        """Look for the best by this metric. If it was another before, that best counts no more.
+
+        The last validation is done again, so that where the training stands can be the best.
+        """
+        if metric == self.metric:
+            return False
+        self.metric, self.best, self.best_step, self.tired = metric, math.inf, 0, 0
+        self.validated = min(self.validated, max(0, self.step - 1))
+        return True
 
 
 class NotFiniteError(Exception):
@@ -90,7 +103,7 @@ def restore(
         if name in average:
             assign(average[name], kept[f"ema.{name}"])
         if f"step.{name}" not in kept:
-            continue  # it was never moved: frozen, or a head that nobody has asked
+            continue  # it was never moved: it is frozen, or no step was finite yet
         held = optimizer.state[parameter]
         for key in ("step", "exp_avg", "exp_avg_sq"):
             saved = kept[f"{key}.{name}"]
@@ -155,13 +168,21 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         assign(parameter, weights[name])
 
 
+def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two files of tensors would be the same."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
 def average_of(folders: Iterable[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints (section 6.1)."""
+    """The mean of the weights of several checkpoints (section 6.1); of none, nothing."""
     total: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
     count = 0
     for folder in folders:
         for name, tensor in read_tensors(folder / WEIGHTS).items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
+            kinds[name] = tensor.dtype
         count += 1
-    kinds = {name: tensor.dtype for name, tensor in read_tensors(folder / WEIGHTS).items()}
     return {name: (tensor / count).to(kinds[name]) for name, tensor in total.items()}

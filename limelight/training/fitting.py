@@ -4,9 +4,10 @@ A GPU says when it is full, so there batches grow until it does. A CPU shares it
 everything else on the machine and gains little from large batches: there the size is estimated.
 """
 
-import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from limelight.training.device import is_out_of_memory
 
 SMALLEST, LARGEST = 256, 2**20  # tokens
 LARGEST_ON_CPU = 16_384
+CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroups, new and old
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
@@ -26,13 +28,15 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
         return tokens // 2
     while 2 * tokens <= most and fits(2 * tokens):
         tokens *= 2
-    return tokens if tokens * 2 > most else int(tokens * 0.8)
+    return tokens if tokens * 2 > most else max(SMALLEST, int(tokens * 0.8))
 
 
 def hardest(batches: Batches, tokens: int) -> list[Batch]:
     """Of all batches with so many tokens the one with the most, and the one with the longest."""
     batches = replace(batches, batch_tokens=tokens, workers=0)
     plan = batches.plan(0)
+    if not plan:
+        return []  # that nothing is there to learn from is told later
     widths = [int(batches.examples.lengths[rows].max()) for rows in plan]
     sizes = [len(rows) * width for rows, width in zip(plan, widths, strict=True)]
     made = EpochPlan(batches, 0, plan)
@@ -53,9 +57,16 @@ def fits_on_gpu(learn: Callable[[Batch], object], batches: Batches, tokens: int)
     return True
 
 
-def memory_of_machine() -> int:
-    """Bytes that are free for programs; where the system does not say, a modest machine's."""
+def memory_of_machine(root: Path = Path("/")) -> int:
+    """Bytes that programs may still have; where the system does not say, a modest machine's.
+
+    Files that Linux keeps in memory make room when asked to. A container may have less.
+    """
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+        told = (root / "proc" / "meminfo").read_text()
+        available = 1024 * int(re.findall(r"MemAvailable: *([0-9]+) kB", told)[0])
+    except (OSError, IndexError):
         return 4 * 10**9
+    limits = [root / "sys/fs/cgroup" / name for name in CONTAINER_LIMITS]
+    texts = [limit.read_text().strip() for limit in limits if limit.is_file()]
+    return min([available, *(int(text) for text in texts if text.isdigit())])

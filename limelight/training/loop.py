@@ -22,18 +22,29 @@ from torch import Tensor, nn
 
 from limelight.errors import UserError
 from limelight.run.board import Board
-from limelight.run.commit import check_room, commit, damage, newest, numbered, prune
+from limelight.run.commit import (
+    check_room,
+    commit,
+    damage,
+    discard,
+    newest,
+    numbered,
+    prune,
+)
 from limelight.run.folder import RunFolder
 from limelight.run.log import Log, cut_log
 from limelight.text.batches import Batches
 from limelight.text.examples import Batch
 from limelight.training.checkpoint import (
+    OPTIMIZER,
     WEIGHTS,
     NotFiniteError,
     State,
     average_of,
     gather,
+    read_tensors,
     restore,
+    same_tensors,
     write,
     write_tensors,
 )
@@ -44,9 +55,12 @@ from limelight.training.objective import Learner, to_device, tokens_in
 from limelight.training.optimizer import gradient_norm, make_optimizer, move, move_unseen, set_rate
 from limelight.training.report import Report
 from limelight.training.schedule import learning_rate
-from limelight.training.workers import Workers, gathering, spread, whole
+from limelight.training.workers import Workers, gathering, share_out_again, spread
 
 PATIENCE_WITH_NAN = 3  # steps in a row that may be skipped
+LOOKING_BACK = 100  # steps, to know what loss is usual
+FEW_TOKENS = 30  # whose mean loss says little of a step
+MEASURED = ("loss", "perplexity", "accuracy")  # in every validation
 Metrics = Callable[[nn.Module], dict[str, float]]
 Samples = Callable[[nn.Module], list[str]]
 
@@ -71,6 +85,8 @@ class Trainer:
     d_model: int = 1
     precision: str = "float32"
     state: State = field(default_factory=State)
+    written: set[str] = field(default_factory=set)  # checkpoints, by this process
+    spiking: bool = False  # whether the last step had a loss far above the usual
 
     def __post_init__(self) -> None:
         kind = torch.float64 if self.precision == "float64" else torch.float32
@@ -137,6 +153,9 @@ def resume(trainer: Trainer) -> None:
         restored = restore(folder, trainer.learner.model, trainer.optimizer, trainer.average)
         vars(trainer.state).update(vars(restored))
         trainer.report.say(f"resuming from step {trainer.state.step}")
+    before, metric = trainer.state.metric, trainer.config.metric
+    if trainer.state.judge_by(metric) and before:
+        trainer.report.say(f"the best so far was by {before}, and is now looked for by {metric}")
     if trainer.workers.first:
         cut_log(trainer.run.log, trainer.state.step, trainer.state.validated)
 
@@ -275,6 +294,27 @@ def update_average(trainer: Trainer, finite: Tensor) -> None:
         torch._foreach_lerp_(list(trainer.average.values()), weights, 1 - trainer.config.ema)
 
 
+@contextmanager
+def weights_as_kept(trainer: Trainer) -> Iterator[None]:
+    """The model as it would be kept now: with `ema` its running average takes its place."""
+    exchange_average(trainer)
+    try:
+        yield
+    finally:
+        exchange_average(trainer)
+
+
+def exchange_average(trainer: Trainer) -> None:
+    """Weights and their running average change places, tensor by tensor, to the last bit."""
+    share_out_again(trainer.learner)
+    named = dict(trainer.learner.model.named_parameters())
+    with torch.no_grad():
+        for name, average in trainer.average.items():
+            held = named[name].detach().clone()
+            named[name].copy_(average)
+            average.copy_(held)
+
+
 class Clock:
     """Seconds since training began here, and tokens since the last line of the log."""
 
@@ -301,6 +341,8 @@ def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
     if finite:
         state.tokens += int(sums[3])
         state.window = [a + b for a, b in zip(state.window, sums, strict=True)]
+        if sums[3] >= FEW_TOKENS:
+            watch_for_spikes(trainer, log, taken, sums[0] / sums[3])
     else:
         tell_skipped(trainer, log, taken)
     asked = state.window[3]
@@ -324,10 +366,31 @@ def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
             log.add(line)
 
 
+def watch_for_spikes(trainer: Trainer, log: Log | None, taken: Taken, loss: float) -> None:
+    """Say when the loss jumps to twice what is usual: bad texts, or the weights running away."""
+    state = trainer.state
+    spike = taken.step > LOOKING_BACK and loss > max(2 * state.usual, state.usual + 1)
+    if spike and log is not None:
+        entry = {"loss": loss, "usual": state.usual, "examples": examples_met(taken)}
+        log.add({"step": taken.step, "spike": True, **entry})
+    if spike and not trainer.spiking:  # of several in a row the first is told
+        trainer.report.warn(
+            f"step {taken.step} has a loss of {loss:.2f}, and {state.usual:.2f} is usual: bad "
+            "texts (its examples are in the log), or too large a --train.learning-rate"
+        )
+    trainer.spiking = spike
+    state.usual += (loss - state.usual) / min(taken.step, LOOKING_BACK)
+
+
+def examples_met(taken: Taken) -> list[int]:
+    """The examples that a step has learned from in this process."""
+    batches = [part.batch for part in taken.turn if part.batch is not None]
+    return [i for batch in batches for i in batch.examples.tolist() if i >= 0]
+
+
 def tell_skipped(trainer: Trainer, log: Log | None, taken: Taken) -> None:
     """A step that was not finite: say which examples it met; three in a row are too many."""
-    batches = [part.batch for part in taken.turn if part.batch is not None]
-    examples = [i for batch in batches for i in batch.examples.tolist() if i >= 0]
+    examples = examples_met(taken)
     if log is not None:
         log.add({"step": taken.step, "skipped": True, "examples": examples})
     trainer.report.warn(
@@ -365,25 +428,30 @@ def evaluate(trainer: Trainer, batches: Batches, stop: list[int]) -> dict[str, f
     if not count:
         return {}
     mean = surprise / count
-    return {"loss": mean, "perplexity": perplexity(mean), "accuracy": right / count}
+    return dict(zip(MEASURED, (mean, perplexity(mean), right / count), strict=True))
 
 
 def validate(trainer: Trainer, log: Log | None, clock: Clock, stop: list[int]) -> None:
     """See how the model does on the validation texts, and whether it still improves."""
-    state, config = trainer.state, trainer.config
+    state = trainer.state
     if trainer.valid is None:
         state.validated = state.step
         return
-    scores = evaluate(trainer, trainer.valid, stop)
-    if not scores and stop:
-        return  # interrupted: it is done again after resuming
-    state.validated = state.step
-    if not scores:
-        return  # there was nothing to be asked
-    if not config.shard:
+    with weights_as_kept(trainer):
+        scores = evaluate(trainer, trainer.valid, stop)
+        if not scores and stop:
+            return  # interrupted: it is done again after resuming
+        state.validated = state.step
+        if not scores:
+            trainer.report.warn("the validation texts asked for nothing, so nothing is measured")
+            return
         scores |= trainer.metrics(trainer.learner.model.eval())
-    if config.metric not in scores:
-        raise UserError(f"metric={config.metric!r} is not measured; {', '.join(scores)} are")
+        judge(trainer, log, clock, scores)
+
+
+def judge(trainer: Trainer, log: Log | None, clock: Clock, scores: dict[str, float]) -> None:
+    """Is this the best so far? What comes of it is remembered, written down and shown."""
+    state, config = trainer.state, trainer.config
     value = scores[config.metric]
     value = value if config.metric in ("loss", "perplexity") else -value
     better = value < state.best
@@ -418,10 +486,12 @@ def save(trainer: Trainer, log: Log | None, must: bool) -> None:
             log.sync()
             needed = sum(t.nbytes for t in (*weights.values(), *kept.values()))
             check_room(run.path, needed)
-            commit(run.checkpoints / name_of(state.step), lambda f: write(f, weights, kept, state))
+            last = run.checkpoints / name_of(state.step)
+            commit(last, lambda f: write(f, weights, kept, state))
+            trainer.written.add(last.name)
             best = [name_of(state.best_step)] if config.patience else []
             spare = [*best, *(folder.name for folder in to_average(trainer))]
-            prune(run.checkpoints, keep=config.keep, spare=spare)
+            prune(run.checkpoints, config.keep, spare, trainer.written)
         except NotFiniteError as error:
             raise FailedError(f"{error}; the last good checkpoint is kept") from error
         except OSError as error:
@@ -441,26 +511,51 @@ def to_average(trainer: Trainer) -> list[Path]:
 
 
 def finish(trainer: Trainer) -> None:
-    """Write the weights to be used: an average, the best, or the last."""
-    config, state, run = trainer.config, trainer.state, trainer.run
-    weights, _ = gather(trainer.learner.model, trainer.optimizer, {})
-    if trainer.average:
-        weights = {name: whole(tensor).cpu() for name, tensor in trainer.average.items()}
-    elif config.average:
-        weights = average_of(to_average(trainer))
-    elif config.patience and damage(best := run.checkpoints / name_of(state.best_step)) is None:
-        weights = average_of([best])
+    """Write the weights to be used, as the recipe says: an average, the best, or the last."""
+    run, last = trainer.run, trainer.run.finished / name_of(trainer.state.step)
+    weights, kept = gather(trainer.learner.model, trainer.optimizer, trainer.average)
     if trainer.workers.first:
+        weights = weights_to_keep(trainer, weights, kept)
         try:
-            finished = run.finished / name_of(state.step)
-            commit(finished, lambda f: write_tensors(f / WEIGHTS, weights))
-            prune(run.finished, keep=1)
+            if damage(last) is None and not same_tensors(read_tensors(last / WEIGHTS), weights):
+                discard(last)  # it was made when the recipe asked for something else
+            commit(last, lambda f: write_tensors(f / WEIGHTS, weights))
+            prune(run.finished, keep=1, written=[last.name])
         except OSError as error:
             raise FailedError(
                 f"training is done, but its weights could not be written: "
                 f"{error.strerror or error}. Free some space, and say the same again"
             ) from error
     trainer.workers.wait()
+
+
+def weights_to_keep(
+    trainer: Trainer, last: dict[str, Tensor], kept: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The best weights if they are asked for, or the last; with `ema` their running average."""
+    config, state, checkpoints = trainer.config, trainer.state, trainer.run.checkpoints
+    if config.average and not config.ema:
+        found = to_average(trainer)
+        wanted = min(config.average, math.ceil(state.step / config.checkpoint_every))
+        if len(found) < wanted:
+            trainer.report.warn(f"of {wanted} checkpoints to average only {len(found)} are left")
+        return average_of(sound(trainer, found)) or last
+    if config.patience and state.best_step:
+        for best in sound(trainer, [checkpoints / name_of(state.best_step)]):
+            last, kept = read_tensors(best / WEIGHTS), read_tensors(best / OPTIMIZER)
+    return {name: kept[f"ema.{name}"] for name in last} if config.ema else last
+
+
+def sound(trainer: Trainer, folders: list[Path]) -> list[Path]:
+    """Those of the checkpoints that are whole; what is wrong with the others is told."""
+    whole = []
+    for folder in folders:
+        why = damage(folder)
+        if why is None:
+            whole.append(folder)
+        else:
+            trainer.report.warn(f"{folder.name} is left out of the finished weights: {why}")
+    return whole
 
 
 @contextmanager

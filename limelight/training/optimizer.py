@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from limelight.errors import UserError
+from limelight.errors import UserError, unknown
 from limelight.training.config import TrainConfig
 
 
@@ -34,10 +34,15 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:
     """Let these parts stay as they are."""
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    known = {
+        name.rsplit(".", dots)[0]
+        for name, _ in model.named_parameters(remove_duplicate=False)
+        for dots in range(name.count(".") + 1)
+    }
     for part in parts:
-        if not any(name == part or name.startswith(f"{part}.") for name in names):
-            raise UserError(f"freeze={part!r} is no part of the model, as {names[0]!r} is")
+        if part not in known:
+            alike = [name for name in known if name.count(".") <= part.count(".")]
+            raise unknown("part of the model", part, alike)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if any(name == part or name.startswith(f"{part}.") for part in parts):
             parameter.requires_grad_(False)

@@ -98,8 +98,7 @@ def spread(learner: nn.Module, workers: Workers, config: TrainConfig) -> nn.Modu
     if workers.ranks == 1:
         return learner
     if not config.shard:
-        unused = hasattr(learner.model, "pair_head")  # a head that this exercise does not ask
-        return DistributedDataParallel(learner, find_unused_parameters=unused)
+        return DistributedDataParallel(learner)
     for part in learner.modules():
         if isinstance(part, Layer):
             fully_shard(part)
@@ -113,6 +112,12 @@ def gathering(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
     elif isinstance(module, DistributedDataParallel) and not last:
         return cast(AbstractContextManager[Any], module.no_sync())
     return nullcontext()
+
+
+def share_out_again(module: nn.Module) -> None:
+    """Give up what a forward pass has put together, of a module that is shared out."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:

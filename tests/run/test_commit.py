@@ -386,6 +386,21 @@ def test_pruning_keeps_the_newest_whole_ones_and_those_to_spare(tmp_path, keep, 
     assert names_in(tmp_path) == [name_of(step) for step in left]
 
 
+def test_pruning_reads_nothing_again_that_this_process_has_written(tmp_path, monkeypatch):
+    """To hash gigabytes at every save takes as long as to write them."""
+    for step in range(1, 6):
+        save(tmp_path, step)
+    read = []
+    true_damage = committer.damage
+    monkeypatch.setattr(committer, "damage", lambda f: read.append(f.name) or true_damage(f))
+    prune(tmp_path, keep=3, written={name_of(4), name_of(5)})
+    assert read == [name_of(3)]
+    assert names_in(tmp_path) == [name_of(step) for step in (3, 4, 5)]
+    prune(tmp_path, keep=1, written={name_of(5)})
+    assert read == [name_of(3)]
+    assert names_in(tmp_path) == [name_of(5)]
+
+
 def test_pruning_deletes_nothing_when_all_are_damaged(tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, step)

@@ -9,13 +9,15 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from limelight.errors import UserError
+from limelight.experiment import evaluate_run
 from limelight.model import build
+from limelight.run import commit
 from limelight.training.checkpoint import OPTIMIZER, WEIGHTS
 from limelight.training.config import TrainConfig
 from limelight.training.loop import name_of
 from limelight.training.optimizer import freeze, make_optimizer
 from limelight.training.report import Report
-from tests.training.samples import hashes, log_of, texts, tiny, train_in
+from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
 
 def weights_at(folder, step, part="checkpoints"):
@@ -63,9 +65,33 @@ def test_with_more_patience_it_goes_on(tmp_path):
     assert len(log_of(tmp_path / "one")) > stopped
 
 
-def test_a_metric_that_nobody_measures_is_refused(tmp_path):
-    with pytest.raises(UserError, match="metric='bleu' is not measured; loss, perplexity, acc"):
-        train_in(tmp_path, tiny(metric="bleu"))
+def test_another_metric_is_not_compared_with_the_one_before(tmp_path):
+    """An accuracy is no loss: what was best by the one is not by the other, nor is it tired."""
+    first = tiny("decoder-only", **EARLY)
+    stopped = train_in(tmp_path, first).state
+    assert (stopped.metric, stopped.tired) == ("loss", 3)
+    second = replace(first, train=replace(first.train, metric="accuracy"))
+    state = train_in(tmp_path, second).state
+    told = [e for e in log_of(tmp_path) if e.get("validation") and e["step"] >= stopped.step]
+    best = max(told, key=lambda entry: entry["accuracy"])  # the first of equals
+    assert (state.metric, state.best_step, state.best) == (
+        "accuracy",
+        best["step"],
+        -best["accuracy"],
+    )
+    assert state.step > stopped.step
+    assert len({e["step"] for e in told}) == len(told)
+
+
+def test_a_finished_run_that_is_judged_anew_gives_what_it_can_judge(tmp_path):
+    recipe = tiny("decoder-only", **EARLY)
+    stopped = train_in(tmp_path, recipe).state
+    assert stopped.best_step < stopped.step
+    last = weights_at(tmp_path, stopped.step)
+    assert not same_bits(weights_at(tmp_path, stopped.step, "finished"), last)
+    no_more = replace(recipe.train, steps=stopped.step, metric="accuracy")
+    assert train_in(tmp_path, replace(recipe, train=no_more)).state.best_step == stopped.step
+    assert same_bits(weights_at(tmp_path, stopped.step, "finished"), last)
 
 
 @pytest.mark.parametrize("begun_at", [0, 50])
@@ -90,6 +116,59 @@ def test_the_last_checkpoints_are_averaged(tmp_path):
     assert kept == [name_of(step) for step in (8, 10, 11)]  # no more than are needed
 
 
+def mean_of(folder, steps):
+    made = [weights_at(folder, step) for step in steps]
+    return {name: (sum(w[name].double() for w in made) / len(made)).float() for name in made[0]}
+
+
+def test_finished_weights_are_what_the_recipe_says_now(tmp_path):
+    """A finished run can be asked for another average; what asks for the same changes nothing."""
+    recipe = tiny(checkpoint_every=2, average=3, keep=9)
+    for average, steps in ((3, (10, 8, 6)), (0, (10,)), (2, (10, 8)), (2, (10, 8))):
+        before = (tmp_path / "finished" / name_of(10)).stat().st_ino if steps != (10, 8, 6) else 0
+        train_in(tmp_path, replace(recipe, train=replace(recipe.train, average=average)))
+        assert same_bits(weights_at(tmp_path, 10, "finished"), mean_of(tmp_path, steps))
+    assert (tmp_path / "finished" / name_of(10)).stat().st_ino == before  # not even written again
+
+
+def hear(told):
+    def touch(trainer):
+        trainer.report = Report(console=Console(file=told, width=200))
+
+    return touch
+
+
+def test_a_damaged_checkpoint_is_left_out_of_the_average_and_named(tmp_path):
+    recipe = tiny(checkpoint_every=2, average=3, keep=1)
+    train_in(tmp_path, recipe)
+    file = tmp_path / "checkpoints" / name_of(8) / WEIGHTS
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    told = StringIO()
+    train_in(tmp_path, recipe, touch=hear(told))
+    assert same_bits(weights_at(tmp_path, 10, "finished"), mean_of(tmp_path, (10, 6)))
+    assert "step-000008 is left out of the finished weights: 'weights.safe" in told.getvalue()
+
+
+def test_a_save_reads_no_checkpoint_again_that_it_has_written(tmp_path, monkeypatch):
+    """But it reads those of a process before: who knows what has happened to them."""
+    read = []
+    true_hash = commit.sha256_of
+    monkeypatch.setattr(commit, "sha256_of", lambda p: read.append(p.parent.name) or true_hash(p))
+    train_in(tmp_path, tiny(steps=6, checkpoint_every=1, keep=2))
+    assert [name for name in read if "tmp" not in name] == []
+    train_in(tmp_path, tiny(steps=8, checkpoint_every=1, keep=3))
+    assert {name for name in read if "tmp" not in name} == {name_of(5), name_of(6)}
+
+
+def test_an_average_of_what_is_gone_says_so(tmp_path):
+    train_in(tmp_path, tiny(checkpoint_every=2, average=2, keep=1))
+    told = StringIO()
+    train_in(tmp_path, tiny(checkpoint_every=2, average=4, keep=1), touch=hear(told))
+    assert "of 4 checkpoints to average only 2 are left" in told.getvalue()
+    train_in(tmp_path, tiny(checkpoint_every=2, average=2, keep=1), touch=hear(told := StringIO()))
+    assert "average" not in told.getvalue()
+
+
 def test_the_running_average_is_what_it_says(tmp_path):
     first = {}
 
@@ -104,6 +183,25 @@ def test_the_running_average_is_what_it_says(tmp_path):
     finished = weights_at(tmp_path, 10, "finished")
     assert_same(finished, {n: t.float() for n, t in average.items()}, rtol=1e-5, atol=1e-6)
     assert not same_bits(finished, weights)
+
+
+@pytest.mark.parametrize("patience", [0, 3])
+def test_what_is_validated_is_what_is_kept(tmp_path, patience):
+    """With a running average that, the last or the best; not the weights that still move."""
+    settings = {"steps": 60, "validate_every": 3, "learning_rate": 1.0, "ema": 0.8}
+    train_in(tmp_path, tiny("decoder-only", **settings, patience=patience))
+    told = [entry["loss"] for entry in log_of(tmp_path) if entry.get("validation")]
+    kept = evaluate_run(tmp_path, "valid", silent=True)["loss"]
+    assert kept == pytest.approx(min(told) if patience else told[-1], rel=1e-6)
+    assert min(told) < told[-1]
+
+
+def test_validating_the_average_leaves_the_weights_alone(tmp_path):
+    for name, every in (("often", 1), ("once", 10)):
+        train_in(tmp_path / name, tiny(ema=0.7, validate_every=every, checkpoint_every=10))
+    often, once = (tmp_path / name / "checkpoints" / name_of(10) for name in ("often", "once"))
+    for file in (WEIGHTS, OPTIMIZER):
+        assert same_bits(load_file(often / file), load_file(once / file))
 
 
 def norms_of(folder, monkeypatch, **settings):
@@ -186,24 +284,55 @@ def optimizer_names(folder):
 
 
 def test_a_part_that_is_none_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"freeze='encodr' is no part of the model, as 'source"):
+    with pytest.raises(UserError, match="no part of the model 'encodr': did you mean 'encoder'"):
         train_in(tmp_path, tiny(freeze=("encodr",)))
+    with pytest.raises(UserError, match=r"'encoder.layer.0': did you mean 'encoder.layers.0'"):
+        train_in(tmp_path, tiny(freeze=("encoder.layer.0",)))
     with pytest.raises(UserError, match="leaves nothing to learn"):
         train_in(tmp_path, tiny("decoder-only", freeze=("target", "decoder", "classifier")))
     assert not (tmp_path / "run.json").exists()
 
 
-def test_a_head_that_nobody_asks_does_not_keep_a_run_from_resuming(tmp_path):
-    """A BERT may have a head for pairs of sentences, for which this data has no questions."""
-    recipe = tiny(
-        "encoder-only",
-        texts(tmp_path),
-        {"sentence_pairs": True},
-        checkpoint_every=5,
-        validate_every=5,
-    )
-    train_in(tmp_path / "whole", recipe)
-    train_in(tmp_path / "broken", replace(recipe, train=replace(recipe.train, steps=5)))
-    train_in(tmp_path / "broken", recipe)
-    ends = [hashes(tmp_path / name / "checkpoints") for name in ("whole", "broken")]
-    assert ends[0] == ends[1]
+IN_VAIN = {  # what a training could not do, and what is said of it
+    "perplexty": ({"metric": "perplexty"}, "no metric 'perplexty': did you mean 'perplexity'?"),
+    "bleu": ({"metric": "bleu"}, "no metric 'bleu': choose one of: accuracy, exact, loss, perp"),
+    "shared": ({"metric": "exact", "shard": True}, "no metric 'exact': .* accuracy, loss, perpl"),
+}
+
+
+@pytest.mark.parametrize("settings", IN_VAIN)
+def test_a_metric_that_nobody_measures_is_refused_before_anything_is_done(tmp_path, settings):
+    changes, sentence = IN_VAIN[settings]
+    with pytest.raises(UserError, match=sentence):
+        train_in(tmp_path, tiny(**changes))
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_a_toy_is_measured_by_what_comes_out_right(tmp_path):
+    """The control, and the only task with a metric of its own."""
+    train_in(tmp_path / "toy", tiny(metric="exact"))
+    with pytest.raises(UserError, match=r"no metric 'exact': .* accuracy, loss, perplexity"):
+        train_in(tmp_path / "run", tiny("decoder-only", texts(tmp_path), metric="exact"))
+
+
+@pytest.mark.parametrize("name", ["patience", "metric"])
+def test_without_validation_texts_nothing_can_be_asked_of_them(tmp_path, name):
+    data = replace(texts(tmp_path), valid=())
+    settings = {"patience": 3} if name == "patience" else {"metric": "accuracy"}
+    with pytest.raises(UserError, match=rf"{name}=.* there are none: .* or set --train.{name} "):
+        train_in(tmp_path / "run", tiny("decoder-only", data, **settings))
+    assert not (tmp_path / "run" / "tokenizer.json").exists()
+    train_in(tmp_path / "run", tiny("decoder-only", data))  # the control
+
+
+def test_without_blanks_there_is_nothing_to_learn(tmp_path):
+    with pytest.raises(UserError, match="mask_rate=0 hides no token, so there is nothing to fill"):
+        train_in(tmp_path / "run", tiny("encoder-only", texts(tmp_path), mask_rate=0.0))
+    classifier = tiny("encoder-only", labelled(tmp_path), {"classes": 2}, mask_rate=0.0)
+    train_in(tmp_path / "run", classifier)  # it fills in nothing anyway
+
+
+def test_a_head_that_no_data_could_train_is_refused(tmp_path):
+    recipe = tiny("encoder-only", texts(tmp_path), {"sentence_pairs": True})
+    with pytest.raises(UserError, match="there is no data here to train it with"):
+        train_in(tmp_path / "run", recipe)

@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from limelight import experiment
+from limelight.errors import UserError
 from limelight.experiment import verify_resume
 from limelight.run.commit import MANIFEST
 from limelight.training import loop
-from limelight.training.checkpoint import OPTIMIZER, STATE, WEIGHTS, State
+from limelight.training.checkpoint import OPTIMIZER, STATE, WEIGHTS, State, read_state
 from limelight.training.loop import FailedError, name_of
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
@@ -22,7 +24,7 @@ EXACT = {  # every part of the state is in use: an average, a best step, a half-
     "steps": STEPS,
     "learning_rate": 1.0,  # so rough that not every validation is better than all before
     "accumulate": 3,
-    "ema": 0.9,
+    "ema": 0.5,
     "patience": STEPS,
     "validate_every": 7,
     "log_every": 4,
@@ -38,10 +40,12 @@ def outcome(folder, step=STEPS):
 
 
 def break_off(run, folder, step):
-    """The same run as if it had been killed after the checkpoint of a step."""
-    leave = [name_of(s) for s in range(STEPS + 1) if s != step]
+    """The same run as if it had been killed after the checkpoint of a step; the best is spared."""
+    best = read_state(run / "checkpoints" / name_of(step) / STATE).best_step
+    leave = [name_of(s) for s in range(STEPS + 1) if s not in (step, best)]
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("finished", *leave))
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == [name_of(step)]
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert left == {name_of(s) for s in (step, best) if s}
     return folder
 
 
@@ -194,6 +198,43 @@ def test_resuming_can_be_proved_for_any_recipe(tmp_path):
     assert certificate["equal"] is True
     assert certificate["uninterrupted"] == certificate["resumed"]
     assert {WEIGHTS, OPTIMIZER, STATE, MANIFEST} == certificate["resumed"].keys()
+
+
+def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
+    """It needs room for a few checkpoints, on the disk that was chosen for the run."""
+    most = []
+    true_step = loop.take_step
+
+    def take_step(trainer, turn):
+        assert trainer.run.path.is_relative_to(tmp_path)
+        most.append(len(list(tmp_path.rglob(WEIGHTS))))
+        return true_step(trainer, turn)
+
+    monkeypatch.setattr(loop, "take_step", take_step)
+    assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
+    assert len(most) == 6 + 6 + 3
+    assert max(most) <= 5
+    assert [path.name for path in tmp_path.iterdir()] == ["resume-certificate.json"]
+
+
+def test_a_proof_decides_once_how_large_a_batch_is(tmp_path, monkeypatch):
+    """What fits is another size whenever one looks."""
+    sizes = iter([40, 60, 80])
+    monkeypatch.setattr(experiment, "fit_batch", lambda *_: next(sizes))
+    assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
+    assert next(sizes) == 60
+
+
+def test_a_proof_that_is_interrupted_proves_nothing(tmp_path, monkeypatch):
+    leave_at(monkeypatch, [4])
+    assert verify_resume(tiny(), tmp_path) == signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_proof_is_refused_to_many_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="--verify-resume is for one process: say it without torch"):
+        verify_resume(tiny(), tmp_path)
 
 
 def test_a_proof_that_fails_says_so(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import limelight
 from limelight import experiment
 from limelight.errors import UserError
 from limelight.experiment import evaluate_run, load, train
+from limelight.recipe import changed, load_recipe
 from limelight.run.folder import RunFolder
 from limelight.text.config import DataConfig
 from limelight.text.store import prepare
@@ -25,6 +27,24 @@ def change(recipe, **train):
 def test_both_ends_are_to_be_had_from_the_package_itself():
     assert limelight.train is experiment.train
     assert limelight.load is experiment.load
+
+
+@pytest.mark.parametrize("given", ["name", "object"])
+def test_changes_are_made_to_a_recipe_however_it_is_given(tmp_path, given):
+    small = ["model.layers=1", "model.d_model=8", "model.heads=2", "train.steps=2"]
+    recipe = "reverse" if given == "name" else load_recipe("reverse")
+    train(recipe, tmp_path, changes=small, silent=True)
+    used = load(tmp_path).recipe
+    assert (used.name, used.model.layers, used.train.steps) == ("reverse", 1, 2)
+    with pytest.raises(UserError, match="there is no setting 'stepps': did you mean 'steps'"):
+        train(recipe, tmp_path, changes=["train.stepps=3"])
+
+
+def test_a_recipe_without_changes_is_what_it_was(tmp_path):
+    """Even with files, corpora and a name that a path would cut."""
+    corpora = DataConfig(kind="texts", corpora=(texts(tmp_path), texts(tmp_path)))
+    recipe = replace(tiny("decoder-only", corpora, freeze=("target",)), name="a/b.toml")
+    assert changed(recipe, []) == recipe
 
 
 # Going on
@@ -219,6 +239,46 @@ def test_another_shape_is_refused_with_both(tmp_path, pretrained):
         train_in(tmp_path / "run", deeper, start_from=pretrained)
 
 
+OTHER_MEANINGS = {  # weights of the same shapes, read in another way
+    "heads": ({"heads": 4}, "model.heads is 4 in this recipe and 2 in the model to start from"),
+    "positions": ({"positions": "rotary"}, "model.positions is rotary .* and sinusoidal in"),
+    "activation": ({"activation": "gelu"}, "model.activation is gelu .* and relu in the model"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MEANINGS)
+def test_weights_that_would_mean_something_else_are_refused(tmp_path, pretrained, name):
+    model, sentence = OTHER_MEANINGS[name]
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2, **model})
+    with pytest.raises(UserError, match=sentence):
+        train_in(tmp_path / "run", recipe, start_from=pretrained)
+    assert not RunFolder(tmp_path / "run").begun
+
+
+def test_only_a_part_of_a_deeper_model_is_refused(tmp_path):
+    train_in(tmp_path / "deep", tiny(model={"layers": 2}))
+    with pytest.raises(UserError, match=r"model.layers is 1 in this recipe and 2 in the model"):
+        train_in(tmp_path / "run", tiny(), start_from=tmp_path / "deep")
+
+
+def test_a_run_goes_on_from_where_it_came(tmp_path, pretrained):
+    """It cannot be begun from another afterwards, nor from none as long as it has no weights."""
+    recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2})
+    run = tmp_path / "run"
+    train_in(run, recipe, start_from=pretrained)
+    shutil.copytree(pretrained, tmp_path / "other")
+    with pytest.raises(UserError, match=r"was begun from .*bert, and this is from .*other: go on"):
+        train_in(run, change(recipe, steps=12), start_from=tmp_path / "other")
+    assert train_in(run, change(recipe, steps=12)).state.step == 12
+    assert train_in(run, change(recipe, steps=14), start_from=pretrained).state.step == 14
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match=r"has saved nothing yet: say --from .*bert again"):
+        train_in(run, recipe)
+    train_in(tmp_path / "fresh", recipe)
+    with pytest.raises(UserError, match=r"was begun from no other run, and this is from .*bert"):
+        train_in(tmp_path / "fresh", recipe, start_from=pretrained)
+
+
 def test_labels_that_the_model_has_no_classes_for_are_refused(tmp_path):
     recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 3})
     with pytest.raises(UserError, match=r"classes is 3, but the data has 2 labels: one, two"):
@@ -240,6 +300,14 @@ def test_what_is_loaded_is_what_was_trained(tmp_path, family):
     assert loaded.step == 10
     assert loaded.recipe.train == trainer.config
     assert loaded.tokenizer.hash == Tokenizer.load(tmp_path / "tokenizer.json").hash
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_a_model_is_loaded_in_the_type_that_it_was_trained_in(tmp_path, precision):
+    trainer = train_in(tmp_path, tiny(precision=precision))
+    trained, loaded = parameters(trainer.learner.model), parameters(load(tmp_path).model)
+    assert {tensor.dtype for tensor in loaded.values()} == {getattr(torch, precision)}
+    assert all(torch.equal(loaded[name], trained[name]) for name in trained)
 
 
 def test_weights_of_another_shape_are_refused_with_both(tmp_path):
@@ -296,6 +364,30 @@ def test_evaluation_is_what_one_counts_by_hand(tmp_path, family):
     assert scores["exact"] == exact / len(store)
     assert 0 < scores["accuracy"] < 1
     assert (scores["exact"] > 0) == (family == "encoder-decoder")  # the other is slower to learn
+
+
+def test_evaluation_asks_for_every_answer_and_for_few_at_once(tmp_path, monkeypatch):
+    """Training looks at the first 200 only, and says so; those too long are not asked for."""
+    toy = DataConfig(toy="copy", toy_examples=6000, toy_length=12)
+    recipe = tiny(data=toy, model={"max_len": 12}, steps=1, batch_tokens=2000)
+    asked = []
+
+    def answer(model, tokenizer, sources, limit):
+        """Right for the first 200."""
+        before = sum(asked)
+        asked.append(len(sources))
+        return [s if before + i < 200 else [] for i, s in enumerate(sources)]
+
+    monkeypatch.setattr(experiment, "answer", answer)
+    train_in(tmp_path, recipe)
+    assert asked == [100, 100, 3]  # and samples
+    assert log_of(tmp_path)[-1]["exact"] == 1
+    asked.clear()
+    scores = evaluate_run(tmp_path, "valid", silent=True)
+    assert scores["too_long"] > 0
+    assert sum(asked) == scores["examples"] == 600 - scores["too_long"]
+    assert max(asked) == 100
+    assert scores["exact"] == 200 / scores["examples"]
 
 
 def test_a_split_that_is_not_there_is_refused(tmp_path):

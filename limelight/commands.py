@@ -1,0 +1,306 @@
+"""Trained models at the terminal: lines in, lines out, in order; or a conversation.
+
+What was asked for goes to standard output, all else to standard error. A line that cannot be read
+has its own outcome, and does not stop the others.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import tee
+from typing import IO, Any
+
+from limelight.decode.config import DecodeConfig
+from limelight.errors import UserError
+from limelight.loaded import Loaded, load
+from limelight.progress import counting
+from limelight.recipe import changed
+from limelight.tasks.chat import Conversation
+from limelight.tasks.classify import classify, embed
+from limelight.tasks.fill import fill
+from limelight.tasks.score import Scored, score
+from limelight.tasks.translate import (
+    NOTHING_SPECIAL,
+    Choice,
+    Translation,
+    Unreadable,
+    Wishes,
+    other_choices,
+    translate,
+)
+from limelight.tasks.write import write
+from limelight.text.tokenizer import valid_unicode
+
+LONGEST = 1_000_000  # bytes of a line: enough for a book's chapter, and little memory
+
+
+class Lines:
+    """What is to be answered: the arguments, or else standard input, line by line."""
+
+    def __init__(self, texts: Iterable[str], stream: IO[bytes]) -> None:
+        self.texts, self.stream = tuple(texts), stream
+        self.problems = 0
+
+    def __iter__(self) -> Iterator[str | Unreadable]:
+        if self.texts:
+            yield from self.texts
+            return
+        with counting("answered") as progress:
+            for number, line in enumerate(raw_lines(self.stream), start=1):
+                yield self.read(number, line)
+                progress(1)
+
+    def read(self, number: int, line: bytes) -> str | Unreadable:
+        """A line as text, or why it is none."""
+        if len(line) > LONGEST:
+            return Unreadable(f"line {number} is longer than {LONGEST:,} bytes")
+        try:
+            return line.removesuffix(b"\n").removesuffix(b"\r").decode()
+        except UnicodeDecodeError as error:
+            return Unreadable(f"line {number} is not UTF-8 (byte {error.start + 1})")
+
+    def complain(self, problem: str) -> None:
+        """Say what is wrong with a line, and go on."""
+        self.problems += 1
+        note(problem)
+
+    def finish(self) -> None:
+        """Leave with 1 if there were lines that could not be answered."""
+        if self.problems:
+            note(f"{self.problems} lines could not be answered")
+            sys.stdout.flush()
+            sys.exit(1)
+
+
+def raw_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a stream; of one that is too long, its beginning, which is too long as well."""
+    while line := stream.readline(LONGEST + 1):
+        rest = line
+        while len(rest) > LONGEST and not rest.endswith(b"\n"):
+            rest = stream.readline(LONGEST + 1)
+        yield line
+
+
+def note(text: str) -> None:
+    """Something worth knowing, beside the answer."""
+    print(f"limelight: {text}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """One line of the answer."""
+    print(text.replace("\n", " ").replace("\r", " "), flush=True)
+
+
+def say_json(facts: dict[str, Any]) -> None:
+    """The same for programs."""
+    print(json.dumps(facts, ensure_ascii=False), flush=True)
+
+
+def prepare(
+    run: str, changes: Iterable[str], others: Iterable[str] = ()
+) -> tuple[Loaded, DecodeConfig]:
+    """The model, and how it shall write."""
+    for change in changes:
+        if not change.startswith("decode."):
+            raise UserError(f"{change!r} cannot be changed any more: only [decode] can, in use")
+    loaded = load(run, *others)
+    return loaded, changed(loaded.recipe, changes).decode
+
+
+def translate_lines(
+    run: str,
+    texts: tuple[str, ...],
+    changes: list[str],
+    others: tuple[str, ...] = (),
+    nbest: int = 1,
+    alternatives: bool = False,
+    as_json: bool = False,
+    wishes: Wishes = NOTHING_SPECIAL,
+) -> None:
+    """Every text's translation on a line of its own."""
+    loaded, config = prepare(run, changes, others)
+    if nbest > config.beam and not config.temperature:
+        config = replace(config, beam=nbest, groups=1)
+    lines = Lines(texts, sys.stdin.buffer)
+    for done in translate(loaded, lines, config, nbest, wishes):
+        if done.problem:
+            lines.complain(done.problem)
+        if done.parts > 1:
+            note(f"a text that is too long for the model was translated in {done.parts} parts")
+        choices: list[list[Choice]] = []
+        if alternatives and done.outputs and done.parts == 1:
+            choices = other_choices(loaded, done.source, config, wishes=wishes)
+        show = show_translation_as_json if as_json else show_translation
+        show(done, choices, nbest)
+    lines.finish()
+
+
+def show_translation(done: Translation, choices: list[list[Choice]], nbest: int) -> None:
+    """The text; or the n best with their scores; and below, for each token, what else could be."""
+    if nbest == 1:
+        say(done.text)
+    for output in done.outputs if nbest > 1 else ():
+        say(f"{output.score:.4f}\t{output.text}")
+    for place in choices:
+        say(
+            "  "
+            + "   ".join(f"{c.piece.strip() or repr(c.piece)} {c.probability:.0%}" for c in place)
+        )
+
+
+def show_translation_as_json(done: Translation, choices: list[list[Choice]], _: int) -> None:
+    """All that is known of a translation."""
+    told = {"source": done.source, "text": done.text, "parts": done.parts}
+    told |= {"outputs": [asdict(output) for output in done.outputs]}
+    told |= {"problem": done.problem} if done.problem else {}
+    told |= {"alternatives": [list(map(asdict, place)) for place in choices]} if choices else {}
+    say_json(told)
+
+
+def answer_lines(
+    texts: tuple[str, ...],
+    answer: Callable[[Iterable[str]], Iterator[Any]],
+    show: Callable[[Any], str],
+) -> None:
+    """One outcome for every line: `show` shows what `answer` gives, and returns what is wrong."""
+    lines = Lines(texts, sys.stdin.buffer)
+    first, second = tee(lines)
+    answers = answer(line for line in first if isinstance(line, str))
+    for line in second:
+        if isinstance(line, Unreadable):
+            say("")
+            lines.complain(line.why)
+        elif problem := show(next(answers)):
+            lines.complain(problem)
+    lines.finish()
+
+
+def classify_lines(run: str, texts: tuple[str, ...], as_json: bool) -> None:
+    """Every text's likeliest class, a tab, and its probability."""
+    loaded = load(run)
+
+    def show(chances: dict[str, float]) -> str:
+        best = next(iter(chances))
+        say_json(chances) if as_json else say(f"{best}\t{chances[best]:.4f}")
+        return ""
+
+    answer_lines(texts, lambda readable: classify(loaded, readable), show)
+
+
+def embed_lines(run: str, texts: tuple[str, ...]) -> None:
+    """Every text's vector, as a list of numbers."""
+    loaded = load(run)
+
+    def show(vector: list[float]) -> str:
+        say(json.dumps([round(value, 6) for value in vector]))
+        return ""
+
+    answer_lines(texts, lambda readable: embed(loaded, readable), show)
+
+
+def score_lines(run: str, texts: tuple[str, ...], as_json: bool) -> None:
+    """Every text's log-probability; a source and its target have a tab between them."""
+    loaded = load(run)
+
+    def show(scored: Scored) -> str:
+        if as_json:
+            say_json({"score": scored.total, **asdict(scored)})
+        else:
+            say("" if scored.problem else f"{scored.total:.4f}")
+        return scored.problem
+
+    def answer(readable: Iterable[str]) -> Iterator[Scored]:
+        return score(loaded, (tuple(line.split("\t")) for line in readable))
+
+    answer_lines(texts, answer, show)
+
+
+def fill_text(run: str, text: str, count: int, as_json: bool) -> None:
+    """The text with its blanks filled in, and below it what could stand in each of them."""
+    filled = fill(load(run), text, count)
+    if as_json:
+        say_json(asdict(filled))
+        return
+    say(filled.text)
+    for number, blank in enumerate(filled.blanks, start=1):
+        found = "   ".join(f"{candidate.text} {candidate.probability:.1%}" for candidate in blank)
+        say(f"  {number}: {found}")
+
+
+def write_on(
+    run: str, prompts: tuple[str, ...], changes: list[str], stops: tuple[str, ...], as_json: bool
+) -> None:
+    """Go on with each prompt, showing the text as it is written."""
+    loaded, config = prepare(run, changes)
+    loaded.require("write")
+
+    def go_on(prompt: str) -> None:
+        pieces = write(loaded, prompt, config, stops)
+        if as_json:
+            say_json({"prompt": prompt, "text": "".join(pieces)})
+            return
+        print(prompt, end="", flush=True)
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print(flush=True)
+
+    talk(prompts, go_on, "a text to go on with")
+
+
+def chat_on(run: str, texts: tuple[str, ...], changes: list[str], as_json: bool) -> None:
+    """A conversation: what is said comes from the arguments or line by line."""
+    loaded, config = prepare(run, changes)
+    conversation = Conversation(loaded, config)
+
+    def answer(text: str) -> None:
+        if as_json:
+            say_json({"text": text, "answer": conversation.reply(text)})
+            return
+        conversation.reply(text, lambda piece: print(piece, end="", flush=True))
+        print(flush=True)
+
+    talk(texts, answer, "say something", conversation.reset)
+
+
+def talk(
+    texts: tuple[str, ...],
+    answer: Callable[[str], None],
+    invitation: str,
+    reset: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer the arguments, or the lines of a file, or a person at the terminal."""
+    if texts or not sys.stdin.isatty():
+        lines = Lines(texts, sys.stdin.buffer)
+        for line in lines:
+            if isinstance(line, Unreadable):
+                say("")
+                lines.complain(line.why)
+            else:
+                answer(line)
+        lines.finish()
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  (the arrow keys bring back what was typed before)
+    note(f"{invitation}; /reset forgets all, /quit leaves, Ctrl-C stops an answer")
+    while (text := ask()) not in ("/quit", "/exit"):
+        if text == "/reset":
+            reset()
+        elif text.strip():
+            try:
+                answer(text)
+            except KeyboardInterrupt:
+                print(" ...", flush=True)
+
+
+def ask() -> str:
+    """What a person types next; the end of input means to leave, and Ctrl-C clears the line."""
+    while True:
+        try:
+            return valid_unicode(input("> "))
+        except EOFError:
+            print()
+            return "/quit"
+        except KeyboardInterrupt:
+            print()

@@ -1,0 +1,267 @@
+"""Beam search (section 6.1): several texts at once, of which the best is taken in the end.
+
+A beam has K places. At every step all its texts are extended by all tokens, and the best take the
+places; a text that has ended keeps its place, so a beam of one is what greedy writing gives. Texts
+of different lengths are compared by their log-probability over the length penalty of Wu et al.
+(2016), and the search stops only when nothing that is still being written could become better.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from limelight.decode.choose import BANNED, discourage
+from limelight.decode.config import DecodeConfig
+from limelight.decode.phrases import Excluded, Included
+from limelight.decode.request import Request, Stepper, Written, begin, history_of, time_to_leave
+from limelight.errors import UserError
+from limelight.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Node:
+    """A place of a beam after a step, for those who want to see the search."""
+
+    place: int
+    parent: int  # the place of the step before that was extended
+    token: int
+    logprob: float
+    score: float  # of the text so far, over the length penalty
+    ended: bool
+
+
+Tree = list[list[Node]]  # for each step, the places that were taken
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Wu et al. (2016), equation 14: ((5 + length) / 6) ^ alpha, the end token counted."""
+    return float(((5 + length) / 6) ** alpha)
+
+
+def beam_search(
+    model: Stepper,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    tokenizer: Tokenizer,
+    nbest: int = 1,
+) -> list[list[Written]]:
+    """For each request the best texts that were found, the best first."""
+    return Search(model, requests, config, tokenizer, nbest).run()
+
+
+class Search:
+    """Beams that are extended together: B requests, K places each, N tokens so far."""
+
+    def __init__(
+        self,
+        model: Stepper,
+        requests: Sequence[Request],
+        config: DecodeConfig,
+        tokenizer: Tokenizer,
+        nbest: int = 1,
+        keep_trees: bool = False,
+    ) -> None:
+        if not 1 <= nbest <= config.beam:
+            raise UserError(f"nbest={nbest} of a beam of {config.beam}: ask for 1 to {config.beam}")
+        if config.groups > 1 and any(request.include for request in requests):
+            raise UserError(f"groups={config.groups} cannot promise words: set groups to 1")
+        self.model, self.requests, self.config = model, requests, config
+        self.tokenizer, self.nbest, self.keep_trees = tokenizer, nbest, keep_trees
+        self.rows = list(range(len(requests)))  # which request each beam of the state belongs to
+        self.found: list[list[Written]] = [[] for _ in requests]
+        self.trees: list[Tree] = [[] for _ in requests]
+        self.excluded = [Excluded(request.exclude, tokenizer) for request in requests]
+        self.included = [Included(request.include, tokenizer) for request in requests]
+        logits, self.state = begin(model, requests, tokenizer.pad)
+        every = torch.arange(len(requests), device=logits.device).repeat_interleave(config.beam)
+        self.state.select(every)
+        self.logits = logits[every]  # B*K V
+        precise = torch.promote_types(logits.dtype, torch.float32)
+        shape = (len(requests), config.beam)
+        self.scores = logits.new_full(shape, BANNED, dtype=precise)  # B K: BANNED where no text is
+        self.size = config.beam // config.groups
+        self.scores[:, :: self.size] = 0  # one empty text in each group
+        self.open = torch.full((len(requests), config.groups), self.size, device=logits.device)
+        self.tokens = torch.zeros((*shape, 0), dtype=torch.long, device=logits.device)  # B K N
+        self.logprobs = self.scores.new_zeros((*shape, 0))  # B K N: the model's own
+
+    def run(self) -> list[list[Written]]:
+        """Search to the end."""
+        while True:
+            self.extend()
+            self.collect()
+            self.leave()
+            if not self.rows:
+                break
+            self.logits = self.model.step(self.tokens[..., -1].reshape(-1, 1), self.state)
+        return [self.best_of(row) for row in range(len(self.requests))]
+
+    def best_of(self, row: int) -> list[Written]:
+        """The best texts found; those without the words that must appear come last."""
+        complete = self.included[row].complete
+        ranked = sorted(self.found[row], key=lambda text: (not complete(text.tokens), -text.score))
+        return ranked[: self.nbest]
+
+    def extend(self) -> None:
+        """All texts by all tokens: the best take the places."""
+        own = self.logits.to(self.scores.dtype).log_softmax(dim=-1)
+        own = own.view(*self.scores.shape, -1)  # B K V
+        totals = self.scores[..., None] + self.restrict(own)
+        parents, tokens = self.pick(totals)
+        beams = torch.arange(len(self.rows), device=totals.device)[:, None]
+        self.scores = totals[beams, parents, tokens].masked_fill(self.closed(), BANNED)
+        chosen = own[beams, parents, tokens]
+        self.tokens = torch.cat([self.tokens[beams, parents], tokens[..., None]], dim=-1)
+        self.logprobs = torch.cat([self.logprobs[beams, parents], chosen[..., None]], dim=-1)
+        self.state.select((beams * self.config.beam + parents).flatten())
+        if self.keep_trees:
+            self.remember(parents)
+
+    def closed(self) -> Tensor:
+        """Which places, B K, belong to texts that have ended: the last ones of each group."""
+        ranks = torch.arange(self.size, device=self.open.device)
+        return (ranks >= self.open[..., None]).flatten(1)
+
+    def pick(self, totals: Tensor) -> tuple[Tensor, Tensor]:
+        """Which places are extended, and by which tokens, B K each; in each group the best first.
+
+        Groups choose one after the other, and avoid the tokens of those before them (Vijayakumar et
+        al. 2018).
+        """
+        beams, _, vocabulary = totals.shape
+        taken = totals.new_zeros(beams, 1, vocabulary)  # how often each token was chosen already
+        parents, tokens = [], []
+        for first in range(0, self.config.beam, self.size):
+            group = totals[:, first : first + self.size] - self.config.diversity * taken
+            best = group.flatten(1).topk(self.size, dim=1).indices
+            parents.append(best // vocabulary + first)
+            tokens.append(best % vocabulary)
+            if self.config.groups > 1:
+                once = torch.ones_like(best, dtype=taken.dtype)
+                taken.scatter_add_(2, tokens[-1][:, None], once[:, None])
+        all_parents, all_tokens = torch.cat(parents, dim=1), torch.cat(tokens, dim=1)
+        for beam, row in enumerate(self.rows):
+            if self.included[row].words:
+                all_parents[beam], all_tokens[beam] = self.pick_towards_words(beam, totals[beam])
+        return all_parents, all_tokens
+
+    def pick_towards_words(self, beam: int, totals: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a request with words that must appear (Post and Vilar 2018).
+
+        Besides each text's best extensions, those that go on with a word are candidates. Those that
+        have the same number of the words' tokens share a bank; the banks take turns in filling the
+        places, the fullest first, so that all stages of the way are in the beam.
+        """
+        words, texts = self.included[self.rows[beam]], self.tokens[beam].tolist()
+        best = totals.topk(min(self.config.beam, totals.size(-1)), dim=-1).indices.tolist()
+        candidates = {(place, token) for place, tokens in enumerate(best) for token in tokens}
+        for place, text in enumerate(texts):
+            candidates |= {(place, token) for token in words.progress(text)[1]}
+        banks: dict[int, list[tuple[int, int]]] = {}
+        for place, token in sorted(candidates, key=lambda pair: -totals[pair].item()):
+            there, _ = words.progress([*texts[place], token])
+            possible = totals[place, token].item() > BANNED
+            banks.setdefault(there if possible else -1, []).append((place, token))
+        chosen: list[tuple[int, int]] = []
+        while len(chosen) < self.config.beam:
+            for there in sorted(banks, reverse=True):
+                chosen += banks[there][:1]
+                del banks[there][:1]
+        pairs = torch.tensor(chosen[: self.config.beam], device=totals.device)
+        return pairs[:, 0], pairs[:, 1]
+
+    def restrict(self, own: Tensor) -> Tensor:
+        """What may be written, B K V: less for repetitions, nothing for what is banned."""
+        judged = own
+        if self.config.repetition_penalty != 1 or self.config.no_repeat:
+            read = torch.cat([self.prompts(), self.tokens], dim=-1)
+            judged = discourage(own.flatten(0, 1), read.flatten(0, 1), self.config)
+            judged = judged.log_softmax(dim=-1).view_as(own)
+        for beam, row in enumerate(self.rows):
+            if not (self.excluded[row].words or self.included[row].words):
+                continue
+            judged = judged.clone() if judged is own else judged
+            for place, text in enumerate(self.tokens[beam].tolist()):
+                judged[beam, place, self.excluded[row].banned(text)] = BANNED
+                if not self.included[row].complete(text):
+                    judged[beam, place, self.tokenizer.end] = BANNED
+        return judged
+
+    def prompts(self) -> Tensor:
+        """What the beams began with, B K P, -1 before the first token."""
+        given = [self.requests[row].prompt for row in self.rows]
+        read = history_of(given, self.tokens.device)
+        return read[:, None].expand(-1, self.config.beam, -1)
+
+    def collect(self) -> None:
+        """Keep the texts that have ended, and at the limit all; their places are closed."""
+        length = self.tokens.size(-1)
+        ended = self.tokens[..., -1] == self.tokenizer.end
+        limits = torch.tensor([self.requests[row].limit for row in self.rows])
+        full = (limits <= length).to(ended.device)[:, None]
+        taken = self.scores > BANNED
+        found = taken & (ended | full)
+        self.open -= (taken & ended).view(len(self.rows), -1, self.size).sum(dim=-1)
+        self.scores = self.scores.masked_fill(found, BANNED)
+        beams, places = found.nonzero(as_tuple=True)
+        texts = self.tokens[beams, places].tolist()
+        logprobs = self.logprobs[beams, places].tolist()
+        for beam, text, numbers in zip(beams.tolist(), texts, logprobs, strict=True):
+            score = sum(numbers) / length_penalty(length, self.config.length_penalty)
+            done = text[-1] == self.tokenizer.end
+            self.found[self.rows[beam]].append(
+                Written(text[:-1] if done else text, numbers, done, score)
+            )
+
+    def leave(self) -> None:
+        """Let beams go that are done, if it is time."""
+        sums = self.logprobs.sum(dim=-1).masked_fill(self.scores == BANNED, BANNED)
+        hopes = sums.amax(dim=1).tolist()
+        done = [self.is_done(row, hope) for row, hope in zip(self.rows, hopes, strict=True)]
+        active = {row for row, is_done in zip(self.rows, done, strict=True) if not is_done}
+        if not time_to_leave(self.requests, self.rows, active, self.tokens.size(-1)):
+            self.scores[torch.tensor(done, device=self.scores.device)] = BANNED
+            return
+        keep = [beam for beam, row in enumerate(self.rows) if row in active]
+        self.rows = [self.rows[beam] for beam in keep]
+        beams = torch.tensor(keep, dtype=torch.long, device=self.tokens.device)
+        for name in ("scores", "open", "tokens", "logprobs"):
+            setattr(self, name, getattr(self, name)[beams])
+        places = torch.arange(self.config.beam, device=beams.device)
+        if keep:
+            self.state.select((beams[:, None] * self.config.beam + places).flatten())
+
+    def is_done(self, row: int, hope: float) -> bool:
+        """Whether no text of this request could still become one of the best.
+
+        Log-probabilities only fall; and what falls no further is divided by most at the limit.
+        """
+        best = sorted((text.score for text in self.found[row]), reverse=True)[: self.nbest]
+        most = length_penalty(self.requests[row].limit, self.config.length_penalty)
+        return hope == BANNED or (len(best) == self.nbest and best[-1] >= hope / most)
+
+    def remember(self, parents: Tensor) -> None:
+        """Note what the beams look like now."""
+        over = length_penalty(self.tokens.size(-1), self.config.length_penalty)
+        sums = (self.logprobs.sum(dim=-1) / over).tolist()
+        told = zip(
+            self.rows,
+            parents.tolist(),
+            self.tokens[..., -1].tolist(),
+            self.logprobs[..., -1].tolist(),
+            sums,
+            (self.scores > BANNED).tolist(),
+            strict=True,
+        )
+        for row, *columns in told:
+            self.trees[row].append(
+                [
+                    Node(place, parent, token, logprob, score, token == self.tokenizer.end)
+                    for place, (parent, token, logprob, score, taken) in enumerate(
+                        zip(*columns, strict=True)
+                    )
+                    if taken
+                ]
+            )

@@ -1,0 +1,84 @@
+"""Many texts, fast and in order: requests of like length are answered together.
+
+Only so many are read ahead as make good batches, so a file of any size takes the same memory, and
+the first answer comes at once.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+
+from limelight.decode.beam import beam_search
+from limelight.decode.config import DecodeConfig
+from limelight.decode.ensemble import Ensemble
+from limelight.decode.lean import lean
+from limelight.decode.request import Request, Stepper, Written
+from limelight.decode.write import Watch, write
+from limelight.text.tokenizer import Tokenizer
+
+AHEAD = 512  # jobs that are read before the first of them is answered, at most
+ROWS = 64  # requests in a batch, at most
+POSITIONS = 2**15  # of sources and texts in a batch, at most: so much memory is there everywhere
+
+Key = TypeVar("Key")
+Job = tuple[Key, list[Request]]
+Done = tuple[Key, list[list[Written]]]
+
+
+class Engine:
+    """A model, or several, ready to answer."""
+
+    def __init__(self, models: Sequence[Any], tokenizer: Tokenizer) -> None:
+        ready: list[Stepper] = [lean(model) for model in models]
+        self.model = ready[0] if len(ready) == 1 else Ensemble(ready)
+        self.tokenizer = tokenizer
+
+    def answer(
+        self,
+        requests: Sequence[Request],
+        config: DecodeConfig,
+        nbest: int = 1,
+        watch: Watch | None = None,
+    ) -> list[list[Written]]:
+        """For each request the best answers, the best first. `watch` is for writing, not beams."""
+        with torch.inference_mode():
+            if config.temperature or (config.beam == 1 and nbest == 1):
+                watch = watch or (lambda _: False)
+                written = write(self.model, requests, config, self.tokenizer, watch)
+                return [[text] for text in written]
+            return beam_search(self.model, requests, config, self.tokenizer, nbest)
+
+    def answer_all(
+        self, jobs: Iterable[Job[Key]], config: DecodeConfig, nbest: int = 1
+    ) -> Iterator[Done[Key]]:
+        """Jobs of any number of requests each, answered in their order."""
+        left, ahead = iter(jobs), 1
+        while window := list(islice(left, ahead)):
+            requests = [request for _, own in window for request in own]
+            answers: list[list[Written]] = [[] for _ in requests]
+            for batch in batches_of(requests, config.beam):
+                found = self.answer([requests[i] for i in batch], config, nbest)
+                for i, texts in zip(batch, found, strict=True):
+                    answers[i] = texts
+            ordered = iter(answers)
+            for key, own in window:
+                yield key, list(islice(ordered, len(own)))
+            ahead = min(2 * ahead, AHEAD)
+
+
+def batches_of(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:
+    """Which requests to answer together: those that are about as long, the longest first."""
+
+    def length(i: int) -> tuple[int, int]:
+        return len(requests[i].source) + len(requests[i].prompt), requests[i].limit
+
+    batch: list[int] = []
+    for i in sorted(range(len(requests)), key=length, reverse=True):
+        longest = length(batch[0] if batch else i)
+        if len(batch) == ROWS or (len(batch) + 1) * beam * sum(longest) > POSITIONS:
+            yield batch
+            batch = []
+        batch.append(i)
+    yield batch

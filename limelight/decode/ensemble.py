@@ -1,0 +1,53 @@
+"""Several models as one: their probabilities are averaged at every step."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limelight.decode.request import Stepper
+from limelight.errors import UserError
+
+
+class Ensemble:
+    """Models with the same tokenizer, which write together."""
+
+    def __init__(self, models: Sequence[Stepper]) -> None:
+        families = {str(model.config.family).removeprefix("recurrent-") for model in models}
+        if len(families) != 1:
+            raise UserError(f"an ensemble is of one kind, and not of {' and '.join(families)}")
+        if len({model.config.vocab for model in models}) != 1:
+            raise UserError("the models of an ensemble must have the same vocabulary")
+        self.models = models
+        self.config = min((model.config for model in models), key=lambda config: config.max_len)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of all models."""
+        for model in self.models:
+            yield from model.parameters()
+
+    def start(self, *given: Any, **room: Any) -> "States":
+        """Each model's own state."""
+        return States([model.start(*given, **room) for model in self.models])
+
+    def step(self, tokens: Tensor, state: "States", real: Tensor | None = None) -> Tensor:
+        """The logarithm of the mean of their probabilities, B V."""
+        told = [
+            model.step(tokens, own, real).log_softmax(dim=-1)
+            for model, own in zip(self.models, state.states, strict=True)
+        ]
+        return torch.stack(told).logsumexp(dim=0) - math.log(len(told))
+
+
+class States:
+    """The states of several models, which go through everything together."""
+
+    def __init__(self, states: Sequence[Any]) -> None:
+        self.states = states
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order."""
+        for state in self.states:
+            state.select(rows)

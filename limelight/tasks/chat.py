@@ -1,0 +1,65 @@
+"""Chat: the turns so far in, the next one out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from limelight.decode.config import DecodeConfig
+from limelight.decode.stream import TextStream
+from limelight.decode.write import Event
+from limelight.tasks.trained import Trained
+from limelight.tasks.translate import longest_source, request_for
+
+
+@dataclass
+class Conversation:
+    """What was said, and a model to say more.
+
+    A model sees as many turns as it learned to look at, and never more than it has room for.
+    """
+
+    trained: Trained
+    config: DecodeConfig | None = None
+    turns: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.trained.require("chat")
+
+    def reply(self, text: str, show: Callable[[str], object] = lambda _: None) -> str:
+        """The answer to what somebody says. `show` is given it piece by piece, as it is written.
+
+        A beam knows only in the end what it says, so then there is one piece. An answer that is
+        interrupted leaves the conversation as it was.
+        """
+        trained, config = self.trained, self.config or self.trained.decode
+        turns = [*self.turns, " ".join(text.split())]
+        request = request_for(trained, self.source(turns), config)
+        stream, pieces = TextStream(trained.tokenizer), list[str]()
+
+        def watch(event: Event) -> bool:
+            pieces.append(stream.feed(event.token))
+            show(pieces[-1])
+            return False
+
+        ((written, *_),) = trained.engine.answer([request], config, watch=watch)
+        if not pieces:
+            pieces = [trained.tokenizer.decode(written.tokens)]
+            show(pieces[0])
+        else:
+            pieces.append(stream.finish())
+            show(pieces[-1])
+        answer = " ".join("".join(pieces).split())
+        self.turns = [*turns, answer]
+        return answer
+
+    def source(self, turns: list[str]) -> list[int]:
+        """The last turns as the model learned to read them, a line each; the oldest goes first."""
+        tokenizer, longest = self.trained.tokenizer, longest_source(self.trained)
+        for first in range(max(0, len(turns) - self.trained.history), len(turns)):
+            tokens = tokenizer.encode("\n".join(turns[first:]))
+            if len(tokens) <= longest:
+                return tokens
+        return tokens[-longest:]
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        self.turns = []

@@ -1,0 +1,68 @@
+"""Fill in the blanks: what could stand here, given all that stands around it?"""
+
+from dataclasses import dataclass
+
+import torch
+
+from limelight.errors import UserError
+from limelight.tasks.trained import Trained
+
+BLANK = "___"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token for a blank."""
+
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text with its blanks filled in, and for each blank what could stand there."""
+
+    text: str
+    blanks: tuple[tuple[Candidate, ...], ...]
+
+
+def fill(trained: Trained, text: str, count: int = 5, blank: str = BLANK) -> Filled:
+    """The text with the likeliest token in each blank; the blanks are filled independently."""
+    trained.require("fill")
+    if not 1 <= count <= 1000:
+        raise UserError(f"{count} candidates for a blank: ask for 1 to 1000")
+    tokens = with_blanks(trained, text, blank)
+    places = [i for i, token in enumerate(tokens) if token == trained.tokenizer.mask]
+    if not places:
+        raise UserError(f"there is no blank in the text: write {blank} where a word is missing")
+    if len(tokens) > trained.max_len:
+        raise UserError(
+            f"the text has {len(tokens)} tokens, and the model reads {trained.max_len}: shorten it"
+        )
+    device = next(trained.model.parameters()).device
+    with torch.inference_mode():
+        scores = trained.model(torch.tensor([tokens], device=device))[0, places]
+        scores[:, : trained.tokenizer.first] = -torch.inf  # no blank is a special token
+        chances, found = scores.softmax(dim=-1).topk(min(count, scores.size(-1)), dim=-1)
+    for place, best in zip(places, found[:, 0].tolist(), strict=True):
+        tokens[place] = best
+    blanks = tuple(
+        tuple(
+            Candidate(piece.strip() or piece, chance)
+            for piece, chance in zip(trained.tokenizer.pieces(row), its, strict=True)
+        )
+        for row, its in zip(found.tolist(), chances.tolist(), strict=True)
+    )
+    return Filled(trained.tokenizer.decode(tokens).strip(), blanks)
+
+
+def with_blanks(trained: Trained, text: str, blank: str) -> list[int]:
+    """Tokens with a mask for each blank. The space before a blank belongs to the missing word."""
+    tokenizer = trained.tokenizer
+    tokens = [tokenizer.start]
+    first, *others = text.split(blank)
+    tokens += tokenizer.encode(first.rstrip(" ") if others else first)
+    for i, piece in enumerate(others):
+        between = piece.rstrip(" ") if i + 1 < len(others) else piece
+        tokens += [tokenizer.mask, *tokenizer.encode(between)]
+    return [*tokens, tokenizer.end]

@@ -1,0 +1,103 @@
+"""Score: how likely does a model find a text, or a translation of a source?"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from limelight.decode.request import side_by_side
+from limelight.errors import UserError
+from limelight.tasks.trained import Trained, in_batches
+
+AHEAD = 256  # texts that are read before the first of them is answered
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The log-probability of every token of a text, the end token's last."""
+
+    tokens: tuple[str, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    problem: str = ""  # why there is none
+
+    @property
+    def total(self) -> float:
+        """The text's own."""
+        return sum(self.logprobs)
+
+
+def score(trained: Trained, texts: Iterable[tuple[str, ...]]) -> Iterator[Scored]:
+    """Of (source, target) the target, given the source; of (text,) the text."""
+    trained.require("score")
+    left = iter(texts)
+    while window := list(islice(left, AHEAD)):
+        yield from score_some(trained, window)
+
+
+def score_some(trained: Trained, texts: list[tuple[str, ...]]) -> list[Scored]:
+    """The same for a few, those of like length together."""
+    told = [Scored() for _ in texts]
+    read: dict[int, Reading] = {}
+    for i, text in enumerate(texts):
+        try:
+            read[i] = to_be_read(trained, text)
+        except UserError as error:
+            told[i] = Scored(problem=str(error))
+    places = list(read)
+    with torch.inference_mode():
+        for batch, tokens, real in in_batches(trained, [r.whole for r in read.values()], 1024):
+            own = [read[places[i]] for i in batch]
+            logprobs = logprobs_of(trained, [r.source for r in own], tokens, real)
+            for i, row, r in zip(batch, logprobs.tolist(), own, strict=True):
+                pieces = trained.tokenizer.pieces(r.whole[r.first :])
+                numbers = row[r.first - 1 : len(r.whole) - 1]
+                told[places[i]] = Scored(tuple(pieces), tuple(numbers))
+    return told
+
+
+class Reading(NamedTuple):
+    """A text as a model reads it."""
+
+    source: list[int]  # what the encoder reads
+    whole: list[int]  # what the decoder reads and writes
+    first: int  # the first token there that is scored
+
+
+def to_be_read(trained: Trained, text: tuple[str, ...]) -> Reading:
+    """The text as the family reads it, as in training."""
+    tokenizer = trained.tokenizer
+    wanted = 1 if trained.kind == "texts" else 2
+    if len(text) != wanted:
+        columns = "a source, a tab and a target" if wanted == 2 else "one text"
+        raise UserError(f"a line to be scored has {columns}, and not {len(text)} columns")
+    *source, target = (tokenizer.encode(side) for side in text)
+    ending = [*target, tokenizer.end]
+    if trained.kind == "texts":
+        whole = [tokenizer.end, *ending]
+        given: list[int] = []
+        first = 1
+    elif trained.family == "encoder-decoder":
+        given = [*trained.tag(""), *source[0], tokenizer.end]
+        whole, first = [tokenizer.start, *ending], 1
+    else:
+        before = [tokenizer.start, *trained.tag(""), *source[0], tokenizer.separator]
+        given, whole, first = [], [*before, *ending], len(before)
+    longest = max(len(given), len(whole) - 1)
+    if longest > trained.max_len:
+        raise UserError(f"{longest} tokens are too many: the model reads {trained.max_len}")
+    return Reading(given, whole, first)
+
+
+def logprobs_of(trained: Trained, sources: list[list[int]], tokens: Tensor, real: Tensor) -> Tensor:
+    """The log-probability of each token but the first, B T-1, all in one pass."""
+    read, answers = tokens[:, :-1], tokens[:, 1:]
+    if trained.family == "encoder-decoder":
+        source, source_real = (x.to(tokens.device) for x in side_by_side(sources, 0))
+        logits = trained.model(source, read, source_real, real[:, :-1])
+    else:
+        logits = trained.model(read, real[:, :-1])
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+    return precise.gather(2, answers[..., None])[..., 0]

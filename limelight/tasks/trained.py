@@ -1,0 +1,92 @@
+"""A trained model, its tokenizer, and what people can do with it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from limelight.decode.config import DecodeConfig
+from limelight.decode.engine import Engine
+from limelight.decode.request import side_by_side
+from limelight.errors import UserError
+from limelight.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Trained:
+    """What a task needs to know of a model."""
+
+    model: Any
+    tokenizer: Tokenizer
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    kind: str = "pairs"  # of the data that it learned from
+    history: int = 1  # turns of a dialogue that it learned to look at
+    tags: tuple[str, ...] = ()  # one of them goes before every source
+    classes: tuple[str, ...] = ()
+    others: Sequence[Any] = ()  # models that write with it, as an ensemble
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The fast way to write with it."""
+        return Engine([self.model, *self.others], self.tokenizer)
+
+    @property
+    def family(self) -> str:
+        """Encoder-decoder, decoder-only or encoder-only, whether recurrent or not."""
+        return str(self.model.config.family).removeprefix("recurrent-")
+
+    @property
+    def max_len(self) -> int:
+        """The longest text it can read or write."""
+        return int(self.model.config.max_len)
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """What it can be asked for."""
+        if self.family == "encoder-only":
+            return ("classify", "embed") if self.classes else ("fill", "embed")
+        if self.kind == "texts":
+            return ("write", "score", "embed")
+        return ("translate", "chat", "score", "embed")
+
+    def require(self, ability: str) -> None:
+        """Refuse what it cannot do, and say what it can."""
+        if ability not in self.abilities:
+            raise UserError(
+                f"this model cannot {ability}: it is {self.family} and learned from {self.kind}, "
+                f"so it can {', '.join(self.abilities)}"
+            )
+
+    def tag(self, wanted: str) -> list[int]:
+        """The token that says what is asked for, if the model learned several things."""
+        if not self.tags:
+            if wanted:
+                raise UserError(f"this model learned no tags, so there is no {wanted!r}")
+            return []
+        if not wanted and len(self.tags) > 1:
+            raise UserError(f"say with --tag what is wanted: {' or '.join(self.tags)}")
+        return [self.tokenizer.tag(wanted or self.tags[0])]
+
+
+def in_batches(
+    trained: Trained, rows: Sequence[Sequence[int]], positions: int = 4096
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Rows of tokens side by side, those of like length together: which rows, tokens, and real."""
+    device = next(trained.model.parameters()).device
+    for batch in alike(rows, positions):
+        tokens, real = side_by_side([rows[i] for i in batch], trained.tokenizer.pad)
+        yield batch, tokens.to(device), real.to(device)
+
+
+def alike(rows: Sequence[Sequence[int]], positions: int) -> Iterator[list[int]]:
+    """Which rows to put side by side, the longest first, in at most so many positions."""
+    batch: list[int] = []
+    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
+        if batch and (len(batch) + 1) * len(rows[batch[0]]) > positions:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

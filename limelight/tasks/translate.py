@@ -1,0 +1,190 @@
+"""Translate: a text in, its translation out; or a summary, an answer, whatever pairs can teach."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from limelight.decode.alternatives import alternatives
+from limelight.decode.config import DecodeConfig
+from limelight.decode.request import LARGEST_LIMIT, Request, Written
+from limelight.errors import UserError
+from limelight.tasks.sentences import in_parts
+from limelight.tasks.trained import Trained
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A line that is no text."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """A text that a model wrote, and how likely it found it."""
+
+    text: str
+    score: float
+    tokens: tuple[str, ...] = ()
+    logprobs: tuple[float, ...] = ()  # of each token, and of the end if it came
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of one text: translations, the best first, or the reason why there is none."""
+
+    source: str
+    outputs: tuple[Output, ...] = ()
+    parts: int = 1  # in which it was translated, being too long for the model
+    problem: str = ""
+
+    @property
+    def text(self) -> str:
+        """The best translation."""
+        return self.outputs[0].text if self.outputs else ""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a translation should be like, besides good."""
+
+    tag: str = ""  # what is asked of a model that learned several things
+    prefix: str = ""  # how it begins
+    include: tuple[str, ...] = ()  # words it must have
+    exclude: tuple[str, ...] = ()  # words it must not have
+
+
+NOTHING_SPECIAL = Wishes()
+
+
+def translate(
+    trained: Trained,
+    texts: Iterable[str | Unreadable],
+    config: DecodeConfig | None = None,
+    nbest: int = 1,
+    wishes: Wishes = NOTHING_SPECIAL,
+) -> Iterator[Translation]:
+    """The translations of texts, in order; a line that is no text has its own outcome."""
+    trained.require("translate")
+    config = config or trained.decode
+    if nbest > 1 and config.temperature:
+        raise UserError(
+            f"nbest={nbest} needs a beam, but with temperature={config.temperature} every token is "
+            "drawn: set temperature to 0, or ask again with another seed"
+        )
+    jobs = ((text, requests_for(trained, text, config, wishes)) for text in texts)
+    for text, found in trained.engine.answer_all(jobs, config, nbest):
+        if isinstance(text, Unreadable):
+            yield Translation("", problem=text.why)
+        else:
+            begun = wishes.prefix if len(found) == 1 else ""
+            ways = zip(*found, strict=False)
+            outputs = tuple(join(trained, way, begun) for way in ways)
+            yield Translation(text, outputs, max(1, len(found)))
+
+
+def requests_for(
+    trained: Trained, text: str | Unreadable, config: DecodeConfig, wishes: Wishes
+) -> list[Request]:
+    """What the model is asked for a text: nothing for an empty one, several things for a long."""
+    if isinstance(text, Unreadable) or not text.strip():
+        return []
+    tag = trained.tag(wishes.tag)
+    longest = longest_source(trained) - len(tag)
+    parts = in_parts(text, lambda part: len(trained.tokenizer.encode(part)), longest)
+    whole = wishes if len(parts) == 1 else Wishes(exclude=wishes.exclude)
+    sources = [[*tag, *trained.tokenizer.encode(part)] for part in parts]
+    return [request_for(trained, source, config, whole) for source in sources]
+
+
+def longest_source(trained: Trained) -> int:
+    """How many tokens a source may have: an encoder reads its end too, a GPT its answer."""
+    if trained.family == "encoder-decoder":
+        return trained.max_len - 1
+    return max(1, (trained.max_len - 2) // 2)
+
+
+def request_for(
+    trained: Trained, source: list[int], config: DecodeConfig, wishes: Wishes = NOTHING_SPECIAL
+) -> Request:
+    """An encoder reads the source; a language model has it before it, and a separator."""
+    tokenizer = trained.tokenizer
+    begun = tokenizer.encode(wishes.prefix)
+    two_sided = trained.family == "encoder-decoder"
+    prompt = [tokenizer.start, *begun]
+    if not two_sided:
+        prompt = [tokenizer.start, *source, tokenizer.separator, *begun]
+    limits = [len(source) + config.extra_tokens, trained.max_len - len(prompt), LARGEST_LIMIT]
+    limit = min([*limits, config.max_tokens or LARGEST_LIMIT])
+    return Request(
+        prompt=prompt,
+        limit=max(1, limit),
+        source=[*source, tokenizer.end] if two_sided else (),
+        seed=config.seed,
+        include=wishes.include,
+        exclude=wishes.exclude,
+    )
+
+
+def join(trained: Trained, parts: Iterable[Written], begun: str = "", strip: bool = True) -> Output:
+    """The parts of a translation as one text."""
+    parts = list(parts)
+    tokenizer = trained.tokenizer
+    given = tokenizer.encode(begun)
+    texts = [tokenizer.decode([*given, *part.tokens]) for part in parts]
+    texts = [text.strip() for text in texts] if strip else texts
+    return Output(
+        text=" ".join(texts),
+        score=sum(part.score for part in parts),
+        tokens=tuple(tokenizer.pieces(token for part in parts for token in part.tokens)),
+        logprobs=tuple(value for part in parts for value in part.logprobs),
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What else could have stood at a place of a translation."""
+
+    piece: str
+    probability: float
+    text: str  # the whole translation, had this been chosen
+
+
+def other_choices(
+    trained: Trained,
+    text: str,
+    config: DecodeConfig | None = None,
+    count: int = 3,
+    wishes: Wishes = NOTHING_SPECIAL,
+) -> list[list[Choice]]:
+    """For every token of a translation, and for its end: what else could have come here."""
+    trained.require("translate")
+    config = config or trained.decode
+    requests = requests_for(trained, text, config, wishes)
+    if len(requests) != 1:
+        raise UserError("alternatives are for a text that the model can read at once")
+    ((written, *_),) = trained.engine.answer(requests, config)
+    places = range(len(written.tokens) + (1 if written.ended else 0))
+    tokenizer, given = trained.tokenizer, trained.tokenizer.encode(wishes.prefix)
+    told = []
+    for place in places:
+        model = trained.engine.model
+        found = alternatives(model, requests[0], written.tokens, place, count, tokenizer)
+        before = [*given, *written.tokens[:place]]
+        told.append(
+            [
+                Choice(
+                    tokenizer.pieces([choice.token])[0],
+                    math.exp(choice.logprob),
+                    tokenizer.decode([*before, choice.token, *choice.rest.tokens]).strip(),
+                )
+                for choice in found
+            ]
+        )
+    return told
+
+
+def with_changes(config: DecodeConfig, **changes: object) -> DecodeConfig:
+    """The settings with those that were given in place of the recipe's."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(config, **given)  # type: ignore[arg-type]

@@ -1,0 +1,74 @@
+"""Write: a text goes on, as a model that read many texts would go on with it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from limelight.decode.config import DecodeConfig
+from limelight.decode.request import Request
+from limelight.decode.stream import TextStream
+from limelight.decode.write import Writing
+from limelight.errors import UserError
+from limelight.tasks.trained import Trained
+from limelight.tasks.translate import Output, join
+
+USUAL = 200  # tokens, where nobody says how many
+
+
+def write(
+    trained: Trained,
+    prompt: str,
+    config: DecodeConfig | None = None,
+    stops: Sequence[str] = (),
+) -> Iterator[str]:
+    """How a text goes on, piece by piece as it is written.
+
+    Where the model's context ends, it goes on with the last half of it in mind.
+    """
+    trained.require("write")
+    config = config or trained.decode
+    if config.beam > 1 and not config.temperature:
+        config = replace(config, beam=1, groups=1)  # texts come token by token
+    read, left = beginning(trained, prompt), config.max_tokens or USUAL
+    stream = TextStream(trained.tokenizer, stops)
+    while left > 0 and not stream.stopped:
+        read = read[-max(1, trained.max_len // 2) :] if len(read) >= trained.max_len else read
+        limit = min(left, trained.max_len - len(read) or 1)
+        request = Request(read, limit, seed=config.seed + left)
+        for token in tokens_of(trained, request, config):
+            yield stream.feed(token)
+            read = [*read, token]
+            left -= 1
+            if stream.stopped:
+                break
+            if token == trained.tokenizer.end:
+                left = 0
+    yield stream.finish()
+
+
+def tokens_of(trained: Trained, request: Request, config: DecodeConfig) -> Iterator[int]:
+    """The tokens of one request, as they come."""
+    writing = Writing(trained.engine.model, [request], config, trained.tokenizer)
+    while writing.active:
+        for event in writing.step():
+            yield event.token
+
+
+def beginning(trained: Trained, prompt: str) -> list[int]:
+    """What the model reads first. Between two texts it has always seen an end token."""
+    return [trained.tokenizer.end, *trained.tokenizer.encode(prompt)]
+
+
+def continuations(
+    trained: Trained, prompt: str, count: int, config: DecodeConfig | None = None
+) -> list[Output]:
+    """Several ways to go on, at once."""
+    trained.require("write")
+    config = config or trained.decode
+    if not 1 <= count <= 100:
+        raise UserError(f"{count} ways to go on: ask for 1 to 100")
+    limit = config.max_tokens or USUAL
+    read = beginning(trained, prompt)[-max(1, trained.max_len - limit) :]
+    limit = max(1, min(limit, trained.max_len - len(read)))
+    requests = [Request(read, limit, seed=config.seed + i) for i in range(count)]
+    answered = trained.engine.answer(requests, replace(config, beam=1, groups=1))
+    return [join(trained, texts[:1], strip=False) for texts in answered]

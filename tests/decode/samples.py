@@ -1,0 +1,98 @@
+"""Tiny models with random weights, and a tokenizer of single letters for them."""
+
+import random
+from itertools import product
+
+import torch
+
+from limelight.decode.request import Request
+from limelight.model import build, model_config
+from limelight.text.tokenizer import Tokenizer
+
+PAD, START, END = 0, 1, 2
+FAMILIES = (
+    "encoder-decoder",
+    "decoder-only",
+    "recurrent-encoder-decoder",
+    "recurrent-decoder-only",
+)
+
+
+class Letters:
+    """As much of a tokenizer as search needs: tokens 0 to 2 are special, 3 is a, 4 is b, ..."""
+
+    pad, start, end, first = PAD, START, END, 3
+
+    def __init__(self, vocab):
+        self.vocab = vocab
+
+    def __len__(self):
+        return self.vocab
+
+    def raw(self, i):
+        return bytes([ord("a") + i - 3]) if i >= 3 else b""
+
+    def decode(self, ids):
+        return b"".join(map(self.raw, ids)).decode()
+
+    def encode(self, text):
+        return [ord(letter) - ord("a") + 3 for letter in text if letter != " "]
+
+
+def tiny(family, seed, vocab=4, d_model=8, sharp=3.0, dtype=torch.float64, **settings):
+    """A model that is sure enough of itself for its choices to differ from chance."""
+    torch.manual_seed(seed)
+    if not family.startswith("recurrent"):
+        settings = {"heads": 2, "d_ff": 16, **settings}
+    config = model_config(
+        family=family, vocab=vocab, layers=1, d_model=d_model, dropout=0.0, max_len=64, **settings
+    )
+    model = build(config).to(dtype).eval()
+    with torch.no_grad():
+        model.classifier.weight.mul_(sharp)
+    return model
+
+
+def requests_for(model, count, limit, seed=0, **settings):
+    """Random sources and prompts of different lengths."""
+    dice = random.Random(seed)
+    vocab = model.config.vocab
+
+    def text(longest):
+        return [dice.randrange(3, vocab) for _ in range(dice.randint(1, longest))]
+
+    two_sided = "encoder" in model.config.family
+    return [
+        Request(
+            prompt=[START] if two_sided else [START, *text(5)],
+            limit=limit,
+            source=[*text(6), END] if two_sided else (),
+            seed=seed * 1000 + i,
+            **settings,
+        )
+        for i in range(count)
+    ]
+
+
+@torch.no_grad()
+def logprobs_of(model, request, tokens):
+    """The log-probability of each of these tokens, in one pass and without any cache."""
+    read = torch.tensor([[*request.prompt, *tokens]])
+    given = (torch.tensor([request.source]), read) if request.source else (read,)
+    scores = model(*given).log_softmax(dim=-1)[0]
+    begun = len(request.prompt)
+    return [scores[begun + i - 1, token].item() for i, token in enumerate(tokens)]
+
+
+def all_texts(vocab, limit):
+    """Every text there is: those that end, and those that are cut at the limit."""
+    others = [token for token in range(vocab) if token != END]
+    for length in range(limit):
+        for text in product(others, repeat=length):
+            yield (*text, END)
+    yield from product(others, repeat=limit)
+
+
+def learned_tokenizer():
+    words = ["the cat sat on the mat", "a dog ran", "der Hund läuft über die Straße 🍌"]
+    return Tokenizer.train("bpe", words * 3, 300)
