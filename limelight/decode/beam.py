@@ -14,6 +14,7 @@ from torch import Tensor
 
 from limelight.decode.choose import BANNED, discourage
 from limelight.decode.config import DecodeConfig
+from limelight.decode.highest import highest
 from limelight.decode.phrases import Excluded, Included
 from limelight.decode.request import Request, Stepper, Written, begin, history_of, time_to_leave
 from limelight.errors import UserError
@@ -134,8 +135,10 @@ class Search:
         taken = totals.new_zeros(beams, 1, vocabulary)  # how often each token was chosen already
         parents, tokens = [], []
         for first in range(0, self.config.beam, self.size):
-            group = totals[:, first : first + self.size] - self.config.diversity * taken
-            best = group.flatten(1).topk(self.size, dim=1).indices
+            group = totals[:, first : first + self.size]
+            if first:
+                group = group - self.config.diversity * taken
+            best = highest(group.flatten(1), self.size)[1]
             parents.append(best // vocabulary + first)
             tokens.append(best % vocabulary)
             if self.config.groups > 1:

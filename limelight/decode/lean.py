@@ -50,7 +50,7 @@ def lean(model: Any, int8: bool = False) -> Any:
 
 
 class Lean:
-    """A model that writes: what it learned, without dropout. Later training does not reach it."""
+    """A model that writes: what it has learned by now, without dropout."""
 
     def __init__(self, model: EncoderDecoder | DecoderOnly, product: type[Product]) -> None:
         self.model = model

@@ -33,7 +33,7 @@ class Product:
     def __init__(self, *parts: nn.Linear | Classifier, shrink: int = 1) -> None:
         weights: list[Tensor] = [part.weight for part in parts]
         biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-        self.weight = torch.cat(weights)  # out in
+        self.weight = torch.cat(weights) if len(weights) > 1 or shrink > 1 else weights[0]  # out in
         self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
         self.narrowing = self.weight.size(0) < self.weight.size(1)
         if shrink > 1:  # the first part makes queries: divide them by sqrt(d_k) here, once
