@@ -30,8 +30,8 @@ def shortlist(logits: Tensor, count: int, block: int = 128) -> tuple[Tensor, Ten
     if whole <= count or not logits.is_cpu:
         return logits, tokens.expand_as(logits)
     blocks = logits[:, : whole * block].view(len(logits), whole, block)
-    ranked = blocks.amax(dim=2).sort(dim=1, descending=True, stable=True)
-    chosen = ranked.indices[:, :count]
+    peaks = blocks.amax(dim=2)
+    chosen = peaks.argmax(dim=1, keepdim=True) if count == 1 else peaks.topk(count, dim=1).indices
     inside = tokens[: whole * block].view(whole, block)[chosen].flatten(1)
     rest = tokens[whole * block :].expand(len(logits), -1)
     tokens = torch.cat([inside, rest], dim=1)

@@ -128,8 +128,9 @@ class Sources:
     """Padded sources, B S, whose M tokens lie one behind the other while they are read."""
 
     shape: torch.Size
-    seen: Tensor | None = None  # B S: what may be looked at; nothing said if that is all
+    seen: Tensor | None = None  # B S: what may be looked at; None if that is all
     places: Tensor | None = None  # M: where the tokens were, row after row
+    tokens: Tensor | None = None  # BS: the other way round; for padding, any token
 
     @classmethod
     def of(cls, source: Tensor, real: Tensor | None) -> "Sources":
@@ -137,17 +138,17 @@ class Sources:
         seen = None if real is None else may_see(real)[:, 0, 0]
         if seen is None or seen.all():
             return cls(source.shape)
-        return cls(source.shape, seen, seen.flatten().nonzero()[:, 0])
+        flat = seen.flatten()
+        return cls(source.shape, seen, flat.nonzero()[:, 0], (flat.cumsum(0) - 1).clamp(min=0))
 
     def pack(self, x: Tensor) -> Tensor:
         """B S ... -> M ..."""
         x = x.flatten(0, 1)
-        return x if self.places is None else x[self.places]
+        return x if self.places is None else x.index_select(0, self.places)
 
     def spread(self, x: Tensor) -> Tensor:
-        """M W -> B S W, with zeros for padding."""
-        if self.places is not None:
-            x = x.new_zeros(self.shape.numel(), x.size(1)).index_copy_(0, self.places, x)
+        """M W -> B S W. Padding becomes a copy of some token, which nobody looks at."""
+        x = x if self.tokens is None else x.index_select(0, self.tokens)
         return x.view(*self.shape, -1)
 
 
@@ -270,6 +271,8 @@ def residual_of(residual: Residual) -> Callable[[Tensor, Step], Tensor]:
 def feed_forward_of(feed_forward: FeedForward, product: type[Product]) -> Step:
     """Section 3.3; a gate, if there is one, is computed beside the inner layer."""
     activate, outer = feed_forward.activate, product(feed_forward.outer)
+    if activate is F.relu:
+        activate = torch.relu_  # in place
     if feed_forward.gate is None:
         inner = product(feed_forward.inner)
         return lambda x: outer(activate(inner(x)))
