@@ -69,12 +69,12 @@ class LeanState:
     def append(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new keys and values (B 2G K); return them with the past, BG S K."""
         keys, values, both = self.slots[layer]
-        end, new = self.cache.reach + 1, new.view(len(new), 2, -1, new.size(2))
+        slot, new = self.cache.reach, new.view(len(new), 2, -1, new.size(2))
         if self.even:
-            both[:, :, :, end - 1] = new.transpose(0, 1)
+            both.select(3, slot).copy_(new.transpose(0, 1))
         else:
             both[:, torch.arange(len(new)), :, self.cache.positions[:, 0]] = new
-        return keys[:, :end], values[:, :end]
+        return keys.narrow(1, 0, slot + 1), values.narrow(1, 0, slot + 1)
 
     def close(self) -> None:
         """Count the tokens just read."""

@@ -109,7 +109,7 @@ class Writing:
 def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
     """The log-probability of one token of each row, B."""
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return precise.gather(1, tokens[:, None])[:, 0] - precise.logsumexp(dim=-1)
+    return precise.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
 
 
 def write(
