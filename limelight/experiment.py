@@ -176,6 +176,7 @@ def set_up(
         report=report,
         valid=valid,
         d_model=recipe.model.d_model,
+        widths=(int(batches.examples.lengths.min()), int(batches.examples.lengths.max())),
         precision=precision,
     )
     if valid is not None and sides(data) == 2:
@@ -326,6 +327,8 @@ def fit_batch(
             torch.autograd.backward(score.loss)
 
         size = largest_that_fits(partial(fits_on_gpu, learn, batches), LARGEST)
+        if recipe.train.compile:
+            size //= 2  # recorded steps keep their memory, and new shapes need as much beside it
         del moments
         learner.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
