@@ -44,7 +44,7 @@ class TrainConfig:
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
-    compile: bool = False  # costs a minute at the start
+    compile: bool = False  # costs a minute or two at the start, and on a GPU twice the memory
     shard: bool = False  # many devices: share the weights out too, for models that fit on none
     workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that make batches
 

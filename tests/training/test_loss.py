@@ -163,3 +163,25 @@ def test_the_logits_are_never_whole(monkeypatch):
     assert made <= 100_000
     assert kept == 4096 * 8  # the states' own gradient is the largest that waits
     assert largest(score_plainly) == (4096 * 1000, 4096 * 1000)  # the control
+
+
+def test_of_two_that_are_highest_the_first_is_the_choice():
+    logits = torch.tensor([[1.0, 3.0, 0.0, 3.0]] * 3)
+    answers = torch.tensor([1, 3, IGNORED])
+    for judge in (loss.judge_logits, loss.judge_to_compile):
+        sums, _ = judge(logits, answers, smoothing=0.0, learning=False)
+        assert sums[2] == 1
+
+
+@pytest.mark.parametrize(
+    ("positions", "vocab", "rows"),
+    [
+        (0, 100, 1),
+        (10, 100, 128),
+        (10_000, 50_304, 256),  # of which 333 would fit
+        (1_000_000, 100, 166_784),  # 6 chunks, and the last is not small
+        (5, 2**25, 1),
+    ],
+)
+def test_chunks_are_of_much_the_same_size(positions, vocab, rows):
+    assert loss.chunk_rows(positions, vocab, torch.device("cpu")) == rows
