@@ -5,6 +5,7 @@
 One set of random weights (3 + 3 layers, 256, 1024, 4 heads, vocabulary 8,000) in everybody's form;
 64 sources of 10 to 30 tokens, 20 tokens for each: a bias keeps the end token away. Everybody's
 tokens are compared before anything is timed. They take turns, and each one's median round counts.
+Ours and CTranslate2's texts come with their log-probabilities.
 """
 
 import argparse
@@ -176,6 +177,7 @@ def write_with_ctranslate2(model: Any, beam: int, sources: Rows) -> Rows:
         [[str(token) for token in row] for row in sources],
         beam_size=beam,
         max_decoding_length=LENGTH,
+        return_scores=True,
     )
     return [[int(token) for token in result.hypotheses[0]] for result in results]
 
