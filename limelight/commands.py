@@ -137,7 +137,7 @@ def ready(ability: str, run: str, *others: str) -> Loaded:
             stream.reconfigure(encoding="utf-8", errors="replace")
     loaded = load(run, *others)
     loaded.require(ability)
-    return loaded
+    return loaded.on()
 
 
 def prepare(

@@ -30,6 +30,8 @@ from limelight.text.named import described
 from limelight.text.tokenizer import Tokenizer
 from limelight.training import checkpoint
 from limelight.training.checkpoint import WEIGHTS, read_tensors, shapes_in
+from limelight.training.config import TrainConfig
+from limelight.training.device import choose_device, choose_precision
 from limelight.training.loop import step_of
 
 
@@ -46,6 +48,17 @@ class Loaded(Trained):
     def settings(self, **changes: Any) -> DecodeConfig:
         """How to write: the recipe's settings with these changes."""
         return replace(self.decode, **changes)
+
+    def on(self, device: str = "auto", precision: str = "auto") -> "Loaded":
+        """Move to a device: the best there is, and in bfloat16 if it is a GPU made for that."""
+        place = choose_device(device)
+        wanted = TrainConfig(precision=precision)  # type: ignore[arg-type]
+        kind = getattr(torch, choose_precision(wanted, place))
+        if place.type != "cpu" or precision != "auto":
+            for model in (self.model, *self.others):
+                model.to(place, kind)
+            vars(self).pop("engine", None)  # it was made for where the model was before
+        return self
 
     def translate(
         self, text: str, nbest: int = 1, wishes: Wishes | None = None, **settings: Any
