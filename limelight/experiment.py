@@ -20,7 +20,8 @@ from rich.console import Console
 from torch import nn
 
 from limelight import info
-from limelight.decode.greedy import answer
+from limelight.decode.config import DecodeConfig
+from limelight.decode.write import write
 from limelight.disk import cache_folder, temporary
 from limelight.errors import UserError, unknown
 from limelight.evaluate.translation import score_translations
@@ -32,7 +33,7 @@ from limelight.run.commit import lock, newest, sha256_of, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
 from limelight.tasks.trained import Trained
-from limelight.tasks.translate import translate
+from limelight.tasks.translate import request_for, translate
 from limelight.text.batches import Batches
 from limelight.text.config import DataConfig, parts_of, sides, tags_of
 from limelight.text.corpora import read_split
@@ -75,7 +76,7 @@ from limelight.training.workers import Workers, join
 
 CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
-    *("average", "workers", "device", "compile"),
+    *("average", "workers", "device"),
 }
 FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
@@ -167,7 +168,7 @@ def set_up(
     told = environment(recipe, tokenizer, stores, workers) | {"from": begun_from}
     write_run(recipe, classes, told, run, workers)
     trainer = Trainer(
-        learner=Learner(model, config.label_smoothing, config.compile),
+        learner=Learner(model, config.label_smoothing, config.compile, config.agreement),
         batches=batches,
         config=recipe.train,
         run=run,
@@ -175,6 +176,7 @@ def set_up(
         report=report,
         valid=valid,
         d_model=recipe.model.d_model,
+        widths=(int(batches.examples.lengths.min()), int(batches.examples.lengths.max())),
         precision=precision,
     )
     if valid is not None and sides(data) == 2:
@@ -325,6 +327,8 @@ def fit_batch(
             torch.autograd.backward(score.loss)
 
         size = largest_that_fits(partial(fits_on_gpu, learn, batches), LARGEST)
+        if recipe.train.compile or recipe.train.repeat:
+            size //= 2  # recorded steps keep their memory, and new shapes need as much beside it
         del moments
         learner.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
@@ -388,7 +392,7 @@ def batches_of(
         config.seed,
         pad=tokenizer.pad,
         longest=longest,
-        rounded=config.compile,
+        rounded=config.compile or config.repeat,
         rank=workers.rank,
         ranks=workers.ranks,
         workers=config.workers,
@@ -529,6 +533,16 @@ def sample(tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module) -
         (tokenizer.decode(s), tokenizer.decode(w)) for s, w in zip(sources, written, strict=True)
     ]
     return [f"{source!r:.100} -> {answered!r:.100}" for source, answered in shown]
+
+
+def answer(
+    model: nn.Module, tokenizer: Tokenizer, sources: list[list[int]], limit: int
+) -> list[list[int]]:
+    """What a model answers to each source, the likeliest token at every step."""
+    trained = Trained(model, tokenizer)
+    config = DecodeConfig(beam=1, max_tokens=limit, extra_tokens=limit)
+    requests = [request_for(trained, source, config) for source in sources]
+    return [text.tokens for text in write(trained.model, requests, config, tokenizer)]
 
 
 def exact(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,6 +31,8 @@ from limelight.text.named import described
 from limelight.text.tokenizer import Tokenizer
 from limelight.training import checkpoint
 from limelight.training.checkpoint import WEIGHTS, read_tensors, shapes_in
+from limelight.training.config import TrainConfig
+from limelight.training.device import choose_device, choose_precision
 from limelight.training.loop import step_of
 
 
@@ -48,9 +50,22 @@ class Loaded(Trained):
         """How to write: the recipe's settings with these changes."""
         return replace(self.decode, **changes)
 
-    def translate(self, text: str, nbest: int = 1, **settings: Any) -> Translation:
+    def on(self, device: str = "auto", precision: str = "auto") -> "Loaded":
+        """Move to a device: the best there is, and in bfloat16 if it is a GPU made for that."""
+        place = choose_device(device)
+        wanted = TrainConfig(precision=precision)  # type: ignore[arg-type]
+        kind = getattr(torch, choose_precision(wanted, place))
+        if place.type != "cpu" or precision != "auto":
+            for model in (self.model, *self.others):
+                model.to(place, kind)
+            vars(self).pop("engine", None)  # it was made for where the model was before
+        return self
+
+    def translate(
+        self, text: str, nbest: int = 1, wishes: Wishes | None = None, **settings: Any
+    ) -> Translation:
         """A text's translation, with its score; with a larger `nbest` the next best too."""
-        return next(self.translate_all([text], nbest, **settings))
+        return told(next(self.translate_all([text], nbest, wishes, **settings)))
 
     def translate_all(
         self, texts: Iterable[str], nbest: int = 1, wishes: Wishes | None = None, **settings: Any
@@ -58,9 +73,9 @@ class Loaded(Trained):
         """The same for any number of texts, in order."""
         return translate(self, texts, self.settings(**settings), nbest, wishes or Wishes())
 
-    def chat(self, **settings: Any) -> Conversation:
+    def chat(self, tag: str = "", **settings: Any) -> Conversation:
         """A conversation: `.reply("Hi how are you")`."""
-        return Conversation(self, self.settings(**settings))
+        return Conversation(self, self.settings(**settings), tag)
 
     def write(self, prompt: str = "", stops: Sequence[str] = (), **settings: Any) -> str:
         """How a text goes on."""
@@ -82,14 +97,27 @@ class Loaded(Trained):
         """A vector of length 1; the sum of the products of two says how alike their texts are."""
         return next(embed(self, [text]))
 
-    def score(self, *text: str) -> Scored:
+    def score(self, *text: str, tag: str = "") -> Scored:
         """How likely a text is; of a source and a target, the target."""
-        return next(score(self, [text]))
+        return told(next(score(self, [text], tag)))
 
-    def explain(self, text: str, target: str | None = None, **settings: Any) -> Explanation:
+    def explain(
+        self, text: str, target: str | None = None, tag: str = "", **settings: Any
+    ) -> Explanation:
         """What happens to a text inside the model, step by step; see `limelight.explain`."""
         smoothing = self.recipe.train.label_smoothing
-        return explain(self, text, target, self.settings(**settings), smoothing=smoothing)
+        config = self.settings(**settings)
+        return explain(self, text, target, config, smoothing=smoothing, tag=tag)
+
+
+Outcome = TypeVar("Outcome", Translation, Scored)
+
+
+def told(outcome: Outcome) -> Outcome:
+    """What came of a single text, if something did."""
+    if outcome.problem:
+        raise UserError(outcome.problem)
+    return outcome
 
 
 def load(path: str | Path, *others: str | Path) -> Loaded:

@@ -6,6 +6,8 @@ from torch import Tensor
 
 def likeliest(logits: Tensor) -> Tensor:
     """The index of the highest score of each row, B V -> B; the first one among equals."""
+    if len(logits) < 8:  # so few that two steps take longer than one
+        return logits.argmax(dim=1)
     scores, tokens = shortlist(logits, 1)
     return tokens.gather(1, scores.argmax(dim=1, keepdim=True))[:, 0]
 
@@ -25,11 +27,11 @@ def shortlist(logits: Tensor, count: int, block: int = 128) -> tuple[Tensor, Ten
     """
     whole = logits.size(1) // block
     tokens = torch.arange(logits.size(1), device=logits.device)
-    if whole <= count:
+    if whole <= count or not logits.is_cpu:
         return logits, tokens.expand_as(logits)
     blocks = logits[:, : whole * block].view(len(logits), whole, block)
-    ranked = blocks.amax(dim=2).sort(dim=1, descending=True, stable=True)
-    chosen = ranked.indices[:, :count]
+    peaks = blocks.amax(dim=2)
+    chosen = peaks.argmax(dim=1, keepdim=True) if count == 1 else peaks.topk(count, dim=1).indices
     inside = tokens[: whole * block].view(whole, block)[chosen].flatten(1)
     rest = tokens[whole * block :].expand(len(logits), -1)
     tokens = torch.cat([inside, rest], dim=1)

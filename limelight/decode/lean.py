@@ -50,7 +50,7 @@ def lean(model: Any, int8: bool = False) -> Any:
 
 
 class Lean:
-    """A model that writes: what it learned, without dropout. Later training does not reach it."""
+    """A model that writes: what it has learned by now, without dropout."""
 
     def __init__(self, model: EncoderDecoder | DecoderOnly, product: type[Product]) -> None:
         self.model = model
@@ -128,8 +128,9 @@ class Sources:
     """Padded sources, B S, whose M tokens lie one behind the other while they are read."""
 
     shape: torch.Size
-    seen: Tensor | None = None  # B S: what may be looked at; nothing said if that is all
+    seen: Tensor | None = None  # B S: what may be looked at; None if that is all
     places: Tensor | None = None  # M: where the tokens were, row after row
+    tokens: Tensor | None = None  # BS: the other way round; for padding, any token
 
     @classmethod
     def of(cls, source: Tensor, real: Tensor | None) -> "Sources":
@@ -137,17 +138,17 @@ class Sources:
         seen = None if real is None else may_see(real)[:, 0, 0]
         if seen is None or seen.all():
             return cls(source.shape)
-        return cls(source.shape, seen, seen.flatten().nonzero()[:, 0])
+        flat = seen.flatten()
+        return cls(source.shape, seen, flat.nonzero()[:, 0], (flat.cumsum(0) - 1).clamp(min=0))
 
     def pack(self, x: Tensor) -> Tensor:
         """B S ... -> M ..."""
         x = x.flatten(0, 1)
-        return x if self.places is None else x[self.places]
+        return x if self.places is None else x.index_select(0, self.places)
 
     def spread(self, x: Tensor) -> Tensor:
-        """M W -> B S W, with zeros for padding."""
-        if self.places is not None:
-            x = x.new_zeros(self.shape.numel(), x.size(1)).index_copy_(0, self.places, x)
+        """M W -> B S W. Padding becomes a copy of some token, which nobody looks at."""
+        x = x if self.tokens is None else x.index_select(0, self.tokens)
         return x.view(*self.shape, -1)
 
 
@@ -177,6 +178,7 @@ class LeanLayer:
     def __init__(self, layer: Layer, product: type[Product]) -> None:
         attention = layer.self_attention
         self.d_head = attention.d_head
+        self.heads = attention.query.out_features // self.d_head  # H
         self.groups = attention.key.out_features // self.d_head  # G
         self.query_key_value = product(
             attention.query, attention.key, attention.value, shrink=self.d_head
@@ -214,19 +216,18 @@ class LeanLayer:
         """Self-attention of the encoder: tokens of one source see each other."""
         all_heads = sources.spread(self.project(x, rotate).flatten(1))
         all_heads = all_heads.view(*sources.shape, -1, self.d_head).transpose(1, 2)  # B H+2G S K
-        heads = all_heads.size(1) - 2 * self.groups
-        q, k, v = all_heads.tensor_split([heads, heads + self.groups], dim=1)
+        q, k, v = all_heads.split_with_sizes([self.heads, self.groups, self.groups], dim=1)
         mask = None if sources.seen is None else sources.seen[:, None, None]
         mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=1.0, enable_gqa=heads != self.groups
+            q, k, v, attn_mask=mask, scale=1.0, enable_gqa=self.heads != self.groups
         )
         return self.self_output(sources.pack(mixed.transpose(1, 2)).flatten(1))
 
     def look_back(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
         """Masked self-attention: the row's own past is all there is."""
-        all_heads = self.project(x, rotate)
-        keys, values = state.append(i, all_heads[:, -2 * self.groups :])
-        q = all_heads[:, : -2 * self.groups].reshape(len(keys), -1, self.d_head)  # BG H/G K
+        q, new = self.project(x, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
+        keys, values = state.append(i, new)
+        q = q.reshape(len(keys), -1, self.d_head)  # BG H/G K
         return self.self_output(gather(q, keys, values, state.hidden).view(x.shape))
 
     def look_across(self, x: Tensor, state: LeanState, i: int) -> Tensor:
@@ -270,6 +271,8 @@ def residual_of(residual: Residual) -> Callable[[Tensor, Step], Tensor]:
 def feed_forward_of(feed_forward: FeedForward, product: type[Product]) -> Step:
     """Section 3.3; a gate, if there is one, is computed beside the inner layer."""
     activate, outer = feed_forward.activate, product(feed_forward.outer)
+    if activate is F.relu:
+        activate = torch.relu_  # in place
     if feed_forward.gate is None:
         inner = product(feed_forward.inner)
         return lambda x: outer(activate(inner(x)))

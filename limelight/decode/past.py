@@ -1,6 +1,7 @@
 """What lean decoding keeps between two tokens: the past of every row, and the sources."""
 
 import math
+import mmap
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class LeanState:
         layers, (_, *shape) = len(cache.keys), cache.keys[0].shape
         self.cache = cache  # made for no rows at all: it counts, and the numbers are here
         self.cache.length = cache.length.new_zeros(rows)
-        self.keep_past(cache.keys[0].new_empty(layers, 2, rows, *shape))  # N 2 B G S K
+        self.keep_past(in_large_pages(cache.keys[0], layers, 2, rows, *shape))  # N 2 B G S K
         self.spare = self.past[:, :, :0]
         self.keep_source(source, None if seen is None else ~seen[:, None])
         self.shared = 1
@@ -69,12 +70,12 @@ class LeanState:
     def append(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new keys and values (B 2G K); return them with the past, BG S K."""
         keys, values, both = self.slots[layer]
-        end, new = self.cache.reach + 1, new.view(len(new), 2, -1, new.size(2))
+        slot, new = self.cache.reach, new.view(len(new), 2, -1, new.size(2))
         if self.even:
-            both[:, :, :, end - 1] = new.transpose(0, 1)
+            both.select(3, slot).copy_(new.transpose(0, 1))
         else:
             both[:, torch.arange(len(new)), :, self.cache.positions[:, 0]] = new
-        return keys[:, :end], values[:, :end]
+        return keys.narrow(1, 0, slot + 1), values.narrow(1, 0, slot + 1)
 
     def close(self) -> None:
         """Count the tokens just read."""
@@ -88,7 +89,7 @@ class LeanState:
             cache.reach = max(cache.length.tolist(), default=0)
         if self.spare.size(2) < count:
             layers, two, _, *shape = self.past.shape
-            self.spare = self.past.new_empty(layers, two, count, *shape)
+            self.spare = in_large_pages(self.past, layers, two, count, *shape)
         old, new = self.past, self.spare[:, :, :count]
         filled = (..., slice(cache.reach), slice(None))
         torch.index_select(old[filled], 2, rows, out=new[filled])
@@ -105,3 +106,16 @@ class LeanState:
         if not torch.equal(wanted, torch.arange(source.size(2))):
             hidden = self.source_hidden
             self.keep_source(source[:, :, wanted], None if hidden is None else hidden[wanted])
+
+
+def in_large_pages(like: Tensor, *shape: int) -> Tensor:
+    """New memory, in large pages where the system has them.
+
+    A step writes to thousands of places, and to find a small page for each takes as long.
+    """
+    size = math.prod(shape) * like.element_size()
+    if size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return like.new_empty(shape)
+    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(room, dtype=like.dtype).view(shape)

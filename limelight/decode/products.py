@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from limelight.errors import UserError
 from limelight.model.stack import Classifier
 
+ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
+INT8 = torch.ops.quantized.linear_dynamic.default
 PROBE = """
 import torch
-from limelight.decode.products import Int8Product
-torch.set_grad_enabled(False)
+weight, scales = torch.ones(256, 256), torch.ones(256)
+rounded = torch.quantize_per_channel(weight, scales, torch.zeros(256).long(), 0, torch.qint8)
+kernel = torch.ops.quantized.linear_prepack(rounded, scales)
 for rows in (1, 64):
-    Int8Product(torch.nn.Linear(256, 256))(torch.ones(rows, 256)).sum().item()
+    torch.ops.quantized.linear_dynamic(torch.ones(rows, 256), kernel).sum().item()
 """
 
 
@@ -30,16 +33,17 @@ class Product:
     def __init__(self, *parts: nn.Linear | Classifier, shrink: int = 1) -> None:
         weights: list[Tensor] = [part.weight for part in parts]
         biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-        self.weight = torch.cat(weights)  # out in
+        self.weight = torch.cat(weights) if len(weights) > 1 or shrink > 1 else weights[0]  # out in
         self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
+        self.narrowing = self.weight.size(0) < self.weight.size(1)
         if shrink > 1:  # the first part makes queries: divide them by sqrt(d_k) here, once
             for values in (self.weight, self.bias):
                 values[: len(weights[0])] /= math.sqrt(shrink)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.size(0) > 1 and x.dtype == torch.float32 and torch._C._has_mkldnn:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        if x.size(0) == 1 and self.weight.size(0) < self.weight.size(1):
+        if len(x) > 1 and x.dtype == torch.float32 and ONEDNN is not None:
+            return ONEDNN(x, self.packed, self.bias, "none", [], "")
+        if len(x) == 1 and self.narrowing:
             return torch.addmv(self.bias, self.weight, x[0])[None]
         return torch.addmm(self.bias, x, self.turned)
 
@@ -69,7 +73,7 @@ class Int8Product(Product):
 
     def __call__(self, x: Tensor) -> Tensor:
         # Seven bits for x: older processors overflow with eight.
-        return torch.ops.quantized.linear_dynamic(x, self.kernel, reduce_range=True)
+        return INT8(x, self.kernel, reduce_range=True)
 
 
 def choose_product(int8: bool, dtype: torch.dtype) -> type[Product]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from limelight.explain.stop import Cell, Formula, Listing, Stop, number
 from limelight.explain.trace import Step, Trace
 from limelight.explain.view import View
-from limelight.explain.words import visible
+from limelight.explain.words import pieces_of, visible
 
 NOT_AN_EXPLANATION = (
     "Attention shows where information was taken from, not why: a word can matter without much "
@@ -98,7 +98,7 @@ def beam(view: View) -> Stop:
     for n, nodes in enumerate(tree):
         before = list(texts)
         for node in nodes:
-            piece = visible(trace.trained.tokenizer.pieces([node.token])[0])
+            piece = visible(pieces_of(trace.trained.tokenizer, [node.token])[0])
             texts[node.place] = before[node.parent] + piece
             mark = "*" if (n, node.place) in best else ""
             come_from = "-" if n == 0 else str(node.parent + 1)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number, vector
 from limelight.explain.view import View, numbered
-from limelight.explain.words import visible
+from limelight.explain.words import pieces_of, visible
 from limelight.text.tokenizer import valid_unicode
 
 NEIGHBOURS = 5
@@ -22,6 +22,8 @@ def pieces(view: View) -> Stop:
         zip(words.labels, words.ids, words.spans, strict=True)
     ):
         where = "added" if span is None else f"{span[0] + 1} to {span[1]}"
+        if view.side == "decoder" and i > trace.passage.given:
+            where = "given" if trace.passage.how == "given" else "written"
         rows.append([str(i), label, str(token), where])
     tokenizer = trace.trained.tokenizer
     stays = tokenizer.decode(tokenizer.encode(trace.text)) == valid_unicode(trace.text)
@@ -103,9 +105,9 @@ def neighbours(view: View, table: Tensor, token: int) -> Listing:
     tokenizer = view.trace.trained.tokenizer
     rows: list[list[Cell]] = [
         [visible(piece), str(other), alike[other].item()]
-        for other, piece in zip(best, tokenizer.pieces(best), strict=True)
+        for other, piece in zip(best, pieces_of(tokenizer, best), strict=True)
     ]
-    label = visible(tokenizer.pieces([token])[0])
+    label = visible(pieces_of(tokenizer, [token])[0])
     title = f"nearest to {label} in the table (cosine: 1 is the same direction)"
     return Listing(title, ["piece", "id", "cosine"], rows, names=("neighbours",))
 

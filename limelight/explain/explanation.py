@@ -48,8 +48,9 @@ def explain(
     config: DecodeConfig | None = None,
     names: str | Sequence[str] = "*",
     smoothing: float = 0.0,
+    tag: str = "",
 ) -> Explanation:
     """Read a text and write what follows, or take `target` for that; then look at all of it."""
     config = config or trained.decode
-    passage = passage_for(trained, text, target, config)
+    passage = passage_for(trained, text, target, config, tag)
     return Explanation(trained, text, passage, config, names, smoothing)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number
 from limelight.explain.view import View, numbered
-from limelight.explain.words import visible
+from limelight.explain.words import pieces_of, visible
 from limelight.model.layers import ACTIVATIONS
 
 STRONGEST = 5  # neurons that are shown
@@ -266,10 +266,10 @@ def lens(view: View) -> Listing:
             state = view.norm(state, f"{side}.norm")
         chances = classify(view, state).softmax(dim=-1)
         best = chances.nan_to_num(-1.0).topk(min(3, len(chances))).indices.tolist()
-        said = "  ".join(visible(piece) for piece in tokenizer.pieces(best))
+        said = "  ".join(visible(piece) for piece in pieces_of(tokenizer, best))
         after = "input" if n == 0 else f"layer {n}"
         rows.append([after, said, chances[best[0]].item(), chances[final].item()])
-    final_piece = visible(tokenizer.pieces([final])[0])
+    final_piece = visible(pieces_of(tokenizer, [final])[0])
     heads = ["after", "would say (best 3)", "best", f"p({final_piece})"]
     title = f"if it stopped here: what follows {view.label(side)}"
     if side == "encoder":

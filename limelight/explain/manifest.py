@@ -41,7 +41,7 @@ def manifest(trace: Trace) -> dict[str, Any]:
     """What is needed first: under 150 KB for the paper's base model and 64 tokens."""
     return {
         "model": model_card(trace),
-        "text": trace.text,
+        "text": clean(trace.text),
         "how": trace.passage.how,
         "seed": trace.passage.seed,
         "source": words(trace.source),

@@ -37,18 +37,21 @@ class Passage:
     limit: int = 0  # on how much was written
 
 
-def passage_for(trained: Trained, text: str, target: str | None, config: DecodeConfig) -> Passage:
+def passage_for(
+    trained: Trained, text: str, target: str | None, config: DecodeConfig, tag: str = ""
+) -> Passage:
     """Read the text as the family reads it, and write what follows, unless `target` says it."""
     refuse_what_cannot_be_walked(trained, target)
     if trained.family == "encoder-only":
         plain = bool(trained.classes)
         tokens = framed(trained, text) if plain else with_blanks(trained, text, BLANK)
-        return Passage(source=within(tokens, trained.max_len))
-    request = request_of(trained, text, config)
+        within(len(tokens), trained.max_len)
+        return Passage(source=tokens)
+    request = request_of(trained, text, config, tag)
     if target is not None:
         wanted = trained.tokenizer.encode(target)
         found = passage(request, Written(wanted, [], True, 0.0), "given", trained.tokenizer.end)
-        within(found.target, trained.max_len)
+        within(len(found.target), trained.max_len)
         return found
     try:
         return written(trained, request, config)
@@ -74,32 +77,30 @@ def refuse_what_cannot_be_walked(trained: Trained, target: str | None) -> None:
         raise UserError(f"--target is for models that write; for this one, put {BLANK} in the text")
 
 
-def request_of(trained: Trained, text: str, config: DecodeConfig) -> Request:
+def request_of(trained: Trained, text: str, config: DecodeConfig, tag: str) -> Request:
     """What the model is asked, as `translate`, `chat` and `write` ask it."""
     tokenizer = trained.tokenizer
     if trained.kind == "texts":
-        read = within(beginning(trained, text), trained.max_len - 1)  # and writes one more
+        read = beginning(trained, text)
+        within(len(read) + 1, trained.max_len)  # one more is to be written
         most = config.max_tokens or USUAL
         limit = max(1, min(most, trained.max_len - len(read)))
-        return Request(read, limit, seed=config.seed + most)
+        return Request(read, limit, seed=config.seed)
     if not text.strip():
         raise UserError("there is nothing to explain in an empty text: give a sentence")
-    source = [*trained.tag(""), *tokenizer.encode(text)]
-    request = request_for(trained, source, config)
-    if request.source:
-        within(request.source, trained.max_len)
-    else:
-        within(request.prompt, trained.max_len - 1)
-    return request
+    source = [*trained.tag(tag), *tokenizer.encode(text)]
+    # A language model reads its start and a separator too, and writes one more at least.
+    added = 1 if trained.family == "encoder-decoder" else 3
+    within(len(source) + added, trained.max_len)
+    return request_for(trained, source, config)
 
 
-def within(tokens: Sequence[int], longest: int) -> Sequence[int]:
-    """These tokens, if the model can read so many at once."""
-    if len(tokens) > longest:
+def within(count: int, longest: int) -> None:
+    """Refuse more tokens than the model has room for."""
+    if count > longest:
         raise UserError(
-            f"the text has {len(tokens)} tokens, and the model reads {longest}: shorten it"
+            f"the text comes to {count} tokens, and the model has room for {longest}: shorten it"
         )
-    return tokens
 
 
 def written(trained: Trained, request: Request, config: DecodeConfig) -> Passage:

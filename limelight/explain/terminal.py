@@ -22,7 +22,7 @@ from rich.text import Text
 from limelight.explain.stop import Cell, Check, Grid, Listing, Stop, number
 from limelight.explain.trace import Trace
 from limelight.explain.walk import asides, stations
-from limelight.explain.words import visible
+from limelight.explain.words import pieces_of, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -78,7 +78,7 @@ def verb(trace: Trace) -> str:
 
 def writes(trace: Trace) -> str:
     """What came out: the pieces that were chosen."""
-    pieces = trace.trained.tokenizer.pieces([step.chosen.token for step in trace.steps])
+    pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
     return " ".join(visible(piece) for piece in pieces)
 
 

@@ -21,7 +21,7 @@ from limelight.decode.request import history_of
 from limelight.errors import UserError, unknown
 from limelight.explain.origins import axes_of, sides
 from limelight.explain.passage import Passage
-from limelight.explain.words import words_of
+from limelight.explain.words import pieces_of, words_of
 from limelight.model.taps import Recorder, matching, taps
 from limelight.tasks.trained import Trained
 
@@ -224,11 +224,12 @@ class Trace:
         logprobs = logits - total
         tokenizer = self.trained.tokenizer
         if chosen is None:  # no blank is a special token
-            chosen = int(logits[tokenizer.first :].argmax()) + tokenizer.first
-        tokens = [*logits.topk(min(TOP, len(tokenizer))).indices.tolist(), chosen]
+            words = logits[tokenizer.first : len(tokenizer)]
+            chosen = int(words.argmax()) + tokenizer.first
+        tokens = [*logits.topk(min(TOP, len(logits))).indices.tolist(), chosen]
         candidates = [
             Candidate(token, piece, math.exp(logits[token].item() - total), logits[token].item())
-            for token, piece in zip(tokens, tokenizer.pieces(tokens), strict=True)
+            for token, piece in zip(tokens, pieces_of(tokenizer, tokens), strict=True)
         ]
         side = self.target or self.source
         return Step(
@@ -275,9 +276,8 @@ class Trace:
             logits = torch.cat(judged)
         if not config.temperature:
             return logits.argmax(dim=-1).tolist()
-        luck = luck_of(self.passage.seed, self.passage.limit)
-        order = torch.arange(len(rows)) - 1  # as writing takes them: the last comes first
-        return draw(logits, luck[order], config).tolist()
+        luck = luck_of(self.passage.seed, self.passage.limit + 1)  # as many as writing has
+        return draw(logits, luck[: len(rows)], config).tolist()
 
 
 def in_range(what: str, number: int, count: int) -> int:

@@ -24,9 +24,15 @@ class Words:
         return len(self.ids)
 
 
+def pieces_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Tokens as a person can read them; a model may have room for more than the tokenizer has."""
+    known = len(tokenizer)
+    return [tokenizer.pieces([i])[0] if i < known else f"⟨unused {i}⟩" for i in ids]
+
+
 def words_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Words:
     """Tokens, as far as they are the text's with their places in it."""
-    pieces = tokenizer.pieces(ids)
+    pieces = pieces_of(tokenizer, ids)
     return Words(
         tuple(ids),
         tuple(pieces),
@@ -59,7 +65,8 @@ def places(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[Span | N
     found: list[Span | None] = []
     offset = 0
     for i in ids:
-        raw = BLANK.encode() if i == tokenizer.mask else tokenizer.raw(i)
+        raw = b"" if i >= len(tokenizer) else tokenizer.raw(i)
+        raw = BLANK.encode() if i == tokenizer.mask else raw
         start = data.find(raw, offset) if raw else -1
         if start < 0:
             found.append(None)

@@ -9,7 +9,7 @@ from limelight.explain.layering import LENS_NOTE, classify, final_side, lens
 from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number
 from limelight.explain.trace import Step
 from limelight.explain.view import View, numbered
-from limelight.explain.words import visible
+from limelight.explain.words import pieces_of, visible
 
 ENDINGS = {
     "greedy": "the likeliest token is taken at every step",
@@ -98,7 +98,7 @@ def probability(view: View, row: int) -> list[Formula]:
     total = logits.logsumexp(dim=-1).item()
     score, chance = logits[best].item(), math.exp(logits[best].item() - total)
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).nansum().item()
-    piece = visible(view.trace.trained.tokenizer.pieces([best])[0])
+    piece = visible(pieces_of(view.trace.trained.tokenizer, [best])[0])
     return [
         Formula(
             "p = exp(score) / sum of exp(all scores) = exp(score - log of that sum)",
@@ -121,7 +121,7 @@ def best_words(view: View, row: int) -> Listing:
     best = logits.nan_to_num(-math.inf).topk(min(20, len(logits))).indices.tolist()
     rows: list[list[Cell]] = [
         [visible(piece), str(token), logits[token].item(), chances[token].item()]
-        for token, piece in zip(best, tokenizer.pieces(best), strict=True)
+        for token, piece in zip(best, pieces_of(tokenizer, best), strict=True)
     ]
     heads = ["piece", "id", "score", "probability"]
     return Listing(f"the {len(rows)} likeliest pieces", heads, rows, share=3, names=("top",))

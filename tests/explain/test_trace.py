@@ -53,13 +53,15 @@ def test_it_explains_what_translate_says(kind):
 
 
 def test_it_explains_what_write_says():
-    model = trained("gpt")
-    config = DecodeConfig(temperature=1.0, seed=4)
-    trace = explain(model, "Hi how", config=config)
-    said = "".join(write(model, "Hi how", config))
-    own = trace.trained.tokenizer.decode([step.chosen.token for step in trace.steps])
-    assert own
-    assert said.startswith(own)
+    model, told = trained("gpt"), 0
+    for seed in range(5):
+        config = DecodeConfig(temperature=1.0, seed=seed)
+        trace = explain(model, "Hi how", config=config)
+        said = "".join(write(model, "Hi how", config))
+        own = trace.trained.tokenizer.decode([step.chosen.token for step in trace.steps])
+        assert said.startswith(own)
+        told += len(own)
+    assert told > 20
 
 
 def test_a_replay_that_chose_other_words_is_told():
@@ -168,12 +170,12 @@ def test_as_long_as_the_model_can_read_and_no_longer(kind):
     assert len(trace.source or trace.target) == longest
     assert all(check.passed for stop in trace.walk() for check in stop.checks)
     if kind != "bert-classifies":  # which reads the beginning of a longer text
-        with pytest.raises(UserError, match=rf"tokens, and the model reads {longest}: shorten it"):
+        with pytest.raises(UserError, match=f"the model has room for {model.max_len}: shorten it"):
             explain(model, "e" * (room + 1))
 
 
 def test_a_target_that_is_too_long_is_refused():
-    with pytest.raises(UserError, match="the model reads 48"):
+    with pytest.raises(UserError, match="the model has room for 48"):
         explain(trained("paper"), "Hi", target="e" * 60)
 
 

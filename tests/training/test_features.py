@@ -305,7 +305,7 @@ def test_a_part_that_is_none_is_refused(tmp_path):
 
 IN_VAIN = {  # what a training could not do, and what is said of it
     "perplexty": ({"metric": "perplexty"}, "no metric 'perplexty': did you mean 'perplexity'?"),
-    "bleu": ({"metric": "bleu"}, "no metric 'bleu': choose one of: accuracy, exact, loss, perp"),
+    "f1": ({"metric": "f1"}, "no metric 'f1': choose one of: accuracy, bleu, chrf2, exact, loss"),
     "shared": ({"metric": "exact", "shard": True}, "no metric 'exact': .* accuracy, loss, perpl"),
 }
 
@@ -319,8 +319,10 @@ def test_a_metric_that_nobody_measures_is_refused_before_anything_is_done(tmp_pa
 
 
 def test_a_toy_is_measured_by_what_comes_out_right(tmp_path):
-    """The control, and the only task with a metric of its own."""
+    """The control."""
     train_in(tmp_path / "toy", tiny(metric="exact"))
+    train_in(tmp_path / "bleu", tiny(metric="bleu"))
+    assert {"bleu", "chrf2"} <= log_of(tmp_path / "bleu")[-1].keys()
     with pytest.raises(UserError, match=r"no metric 'exact': .* accuracy, loss, perplexity"):
         train_in(tmp_path / "run", tiny("decoder-only", texts(tmp_path), metric="exact"))
 
