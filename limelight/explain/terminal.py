@@ -93,7 +93,7 @@ MAP: dict[
         "feed-forward": ("feed-forward",),
         "layers": ("stack",),
     },
-    "writing": {
+    "answering": {
         "start": ("start",),
         "look back": ("masked",),
         "ask the source": ("cross",),
@@ -107,7 +107,7 @@ def map_lines(trace: Trace, stop: Stop) -> Text:
     """Where in the model this is: the parts in order, the current one lit."""
     known, lines = stations(trace), []
     for half, parts in MAP.items():
-        line = Text(f"{half}  ", "dim")
+        line = Text(f"{half:9}  ", "dim")
         there = {p: names for p, names in parts.items() if any(n in known for n in names)}
         for part, names in there.items():
             here = stop.name in names

@@ -210,37 +210,48 @@ class Trace:
         """What the model says where it chose: the rows after the prompt, or the blanks."""
         if self.config.classes or self.checks.broken.get("logits"):
             return []
-        if self.trained.family == "encoder-only":
-            blanks = [i for i, t in enumerate(self.source.ids) if t == self.trained.tokenizer.mask]
-            real = [i for i, special in enumerate(self.source.special) if not special]
-            return [self._step(row, None) for row in blanks or real]
-        rows = range(self.passage.given, len(self.answers))
-        return [self._step(row, self.answers.ids[row]) for row in rows]
-
-    def _step(self, row: int, chosen: int | None) -> Step:
-        """One row's scores as probabilities over the whole vocabulary."""
-        logits = self.logits[row].double()
-        total = logits.logsumexp(dim=-1).item()
-        logprobs = logits - total
         tokenizer = self.trained.tokenizer
-        if chosen is None:  # no blank is a special token
-            words = logits[tokenizer.first : len(tokenizer)]
-            chosen = int(words.argmax()) + tokenizer.first
-        tokens = [*logits.topk(min(TOP, len(logits))).indices.tolist(), chosen]
-        candidates = [
-            Candidate(token, piece, math.exp(logits[token].item() - total), logits[token].item())
-            for token, piece in zip(tokens, pieces_of(tokenizer, tokens), strict=True)
-        ]
-        side = self.target or self.source
-        return Step(
-            row,
-            side.pieces[row],
-            candidates[-1],
-            tuple(candidates[:-1]),
-            -(logprobs.exp() * logprobs).nansum().item(),
-            total,
-            chosen == tokenizer.end,
+        if self.trained.family == "encoder-only":
+            blanks = [i for i, t in enumerate(self.source.ids) if t == tokenizer.mask]
+            rows = blanks or [i for i, special in enumerate(self.source.special) if not special]
+            words = self.logits[rows, tokenizer.first : len(tokenizer)]  # no blank is a special one
+            return self._steps_at(rows, (words.argmax(dim=-1) + tokenizer.first).tolist())
+        rows = list(range(self.passage.given, len(self.answers)))
+        return self._steps_at(rows, [self.answers.ids[row] for row in rows])
+
+    def _steps_at(self, rows: list[int], chosen: list[int]) -> list[Step]:
+        """The scores of these rows as probabilities over the whole vocabulary."""
+        logits = self.logits[rows].double()
+        totals = logits.logsumexp(dim=-1)
+        logprobs = logits - totals[:, None]
+        entropies = -(logprobs.exp() * logprobs).nansum(dim=-1)
+        tokens = torch.cat(
+            [
+                logits.topk(min(TOP, logits.size(1))).indices,
+                torch.tensor(chosen, dtype=torch.long)[:, None],
+            ],
+            dim=1,
         )
+        columns = [tokens, logprobs.gather(1, tokens).exp(), logits.gather(1, tokens)]
+        told = zip(*(x.tolist() for x in (*columns, entropies, totals)), strict=True)
+        return [self._step(row, *numbers) for row, numbers in zip(rows, told, strict=True)]
+
+    def _step(
+        self,
+        row: int,
+        tokens: list[int],
+        chances: list[float],
+        logits: list[float],
+        entropy: float,
+        total: float,
+    ) -> Step:
+        """One row; the token that was chosen comes last."""
+        pieces = pieces_of(self.trained.tokenizer, tokens)
+        found = zip(tokens, pieces, chances, logits, strict=True)
+        *top, chosen = (Candidate(*facts) for facts in found)
+        reads = (self.target or self.source).pieces[row]
+        end = chosen.token == self.trained.tokenizer.end
+        return Step(row, reads, chosen, tuple(top), entropy, total, end)
 
     @cached_property
     def logits(self) -> Tensor:

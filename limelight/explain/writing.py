@@ -19,6 +19,12 @@ ENDINGS = {
 }
 
 
+FIRST = {
+    "decoder": "A last linear layer",
+    "encoder": "One more small layer, then a last linear one,",
+}
+
+
 def start(view: View) -> Stop:
     """S13: what a decoder reads first."""
     trace, i = view.trace, view.target_word
@@ -76,8 +82,8 @@ def classifier(view: View) -> Stop:
         name="classifier",
         title="Every piece of the vocabulary gets a probability",
         step="S16",
-        what=f"A last linear layer turns the vector {where} into a score for each of "
-        f"the {logits.size(1):,} pieces, and softmax over all of them makes probabilities.",
+        what=f"{FIRST[side]} turns the vector {where} into a score for each of the "
+        f"{logits.size(1):,} pieces, and softmax over all of them makes probabilities.",
         formulas=probability(view, row),
         exhibits=[best_words(view, row), *([lens(view)] if two_sided else [])],
         checks=[
