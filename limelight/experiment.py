@@ -76,7 +76,7 @@ from limelight.training.workers import Workers, join
 
 CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
-    *("average", "workers", "device", "compile"),
+    *("average", "workers", "device"),
 }
 FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
@@ -168,7 +168,7 @@ def set_up(
     told = environment(recipe, tokenizer, stores, workers) | {"from": begun_from}
     write_run(recipe, classes, told, run, workers)
     trainer = Trainer(
-        learner=Learner(model, config.label_smoothing, config.compile),
+        learner=Learner(model, config.label_smoothing, config.compile, config.agreement),
         batches=batches,
         config=recipe.train,
         run=run,
@@ -327,7 +327,7 @@ def fit_batch(
             torch.autograd.backward(score.loss)
 
         size = largest_that_fits(partial(fits_on_gpu, learn, batches), LARGEST)
-        if recipe.train.compile:
+        if recipe.train.compile or recipe.train.repeat:
             size //= 2  # recorded steps keep their memory, and new shapes need as much beside it
         del moments
         learner.zero_grad(set_to_none=True)
@@ -392,7 +392,7 @@ def batches_of(
         config.seed,
         pad=tokenizer.pad,
         longest=longest,
-        rounded=config.compile,
+        rounded=config.compile or config.repeat,
         rank=workers.rank,
         ranks=workers.ranks,
         workers=config.workers,

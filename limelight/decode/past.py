@@ -69,10 +69,9 @@ class LeanState:
         layers, two, _, groups, _, d_head = self.past.shape
         shape = (layers, two, len(rows), groups, slots, d_head)
         size = math.prod(shape)
-        if self.spare.numel() < size:  # take twice as much, if it may be needed later
-            self.spare = in_large_pages(
-                self.past, size // slots * max(slots, min(2 * slots + 16, self.limit))
-            )
+        if self.spare.numel() < size:  # take more than is needed now
+            later = max(slots, min(2 * slots + 16, self.limit))
+            self.spare = in_large_pages(self.past, size // slots * later)
         new = self.spare[:size].view(shape)
         filled = (..., slice(self.cache.reach), slice(None))
         torch.index_select(self.past[filled], 2, rows, out=new[filled])
@@ -131,8 +130,7 @@ class LeanState:
 def in_large_pages(like: Tensor, count: int) -> Tensor:
     """New memory for so many numbers, in large pages where the system has them.
 
-    A step writes to thousands of places, and to find a small page for each takes as long as to
-    write.
+    A step writes to thousands of places, and to find a small page for each takes as long.
     """
     size = count * like.element_size()
     if size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):

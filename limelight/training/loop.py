@@ -127,9 +127,9 @@ def can_be_repeated(learner: Learner, workers: Workers, config: TrainConfig) -> 
 
     Recurrent networks look at the lengths of texts, a running average at whether the step counts.
     """
-    compiled = config.compile and workers.device.type == "cuda"
+    wanted = (config.compile or config.repeat) and workers.device.type == "cuda"
     alone = workers.ranks == 1 and not config.shard and config.accumulate == 1 and not config.ema
-    return compiled and alone and any(isinstance(part, Layer) for part in learner.modules())
+    return wanted and alone and any(isinstance(part, Layer) for part in learner.modules())
 
 
 def fit(trainer: Trainer) -> int:

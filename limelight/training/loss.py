@@ -33,14 +33,25 @@ def score_tokens(
     bias: Tensor | None,  # V
     answers: Tensor,  # ... in 0 to V - 1, or IGNORED
     smoothing: float = 0.0,
+    agreement: float = 0.0,
     judge: Judge | None = None,  # a compiled one, perhaps
 ) -> Score:
-    """How well a classifier on these states gives the answers."""
+    """How well a classifier on these states gives the answers.
+
+    With `agreement`, both halves of the batch are the same texts: see `disagreement`.
+    """
     states, answers = states.flatten(0, -2), answers.flatten()
-    judging = partial(judge or judge_logits, smoothing=smoothing)
+    if agreement:
+        states, answers = beside_each_other(states), beside_each_other(answers)
+    judging = partial(judge or judge_logits, smoothing=smoothing, agreement=agreement)
     learning = torch.is_grad_enabled()  # inside of a Function it never is
     loss, surprise, right = chunked_loss(states, weight, bias, answers, judging, learning)
     return Score(loss, surprise, right, (answers != IGNORED).sum())
+
+
+def beside_each_other(both: Tensor) -> Tensor:
+    """Two halves, a1 a2 ... b1 b2 ..., as pairs: a1 b1 a2 b2 ..."""
+    return torch.stack(both.chunk(2), dim=1).flatten(0, 1)
 
 
 def score_plainly(
@@ -81,6 +92,7 @@ class ChunkedLoss(torch.autograd.Function):
         ]
         sums = []
         rows = chunk_rows(states.size(0), weight.size(0), states.device)
+        rows += rows % 2  # two that are to agree stay together
         for begin in range(0, max(1, states.size(0)), rows):  # nothing at all is one chunk too
             part = slice(begin, begin + rows)
             some = states[part].to(fewer)
@@ -116,7 +128,7 @@ def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
 
 
 def judge_logits(
-    logits: Tensor, answers: Tensor, smoothing: float, learning: bool
+    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, agreement: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
     """Of some positions: loss, surprise and right answers (3), and the slope of the loss (n V).
 
@@ -130,10 +142,15 @@ def judge_logits(
     surprise = -(wanted[:, 0] * asked).sum()
     spread = -(log_p.mean(dim=-1) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
+    apart = disagreement(log_p) if agreement else None
+    if apart is not None:
+        loss = loss + agreement * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
     if not learning:
         return sums, None
     slope = log_p.exp_()
+    if apart is not None:
+        slope.add_(apart[1], alpha=agreement)
     if smoothing:
         slope.sub_(smoothing / logits.size(-1))
     slope.scatter_add_(1, place, torch.full_like(wanted, smoothing - 1))
@@ -141,7 +158,7 @@ def judge_logits(
 
 
 def judge_to_compile(
-    logits: Tensor, answers: Tensor, smoothing: float, learning: bool
+    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, agreement: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
     """The same without a step in place: a compiler makes two passes over the logits of it.
 
@@ -160,11 +177,32 @@ def judge_to_compile(
     surprise = ((total - wanted)[:, 0] * asked).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
+    apart = disagreement(logits - total) if agreement else None
+    if apart is not None:
+        loss = loss + agreement * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
     if not learning:
         return sums, None
-    slope = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * (here == place)
+    hit = (here == place).to(kind)
+    slope = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * hit
+    if apart is not None:
+        slope = slope + agreement * apart[1]
     return sums, slope.to(given)
+
+
+def disagreement(log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """R-Drop (Liang et al. 2021): how far two predictions for one place are apart, and its slope.
+
+    Dropout makes them differ, rows 2i and 2i + 1. The measure is the mean of both ways to compare
+    them, (KL(p, q) + KL(q, p)) / 2, one for each pair; its slope is for all rows, n V.
+    """
+    one, other = log_p[0::2], log_p[1::2]
+    p, q, apart = one.exp(), other.exp(), one - other
+    there, back = (p * apart).sum(dim=-1), -(q * apart).sum(dim=-1)
+    for_one = p * (apart - there[:, None]) + p - q
+    for_other = q * (-apart - back[:, None]) + q - p
+    slope = torch.stack([for_one, for_other], dim=1).flatten(0, 1)
+    return (there + back) / 2, slope / 2
 
 
 def add_gradients(

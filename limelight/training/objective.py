@@ -32,9 +32,15 @@ BLOCKS_FIRST = [
 class Learner(nn.Module):
     """A model with its exercise."""
 
-    def __init__(self, model: nn.Module, smoothing: float = 0.0, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        smoothing: float = 0.0,
+        compiled: bool = False,
+        agreement: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.agreement = model, agreement
         judge = torch.compile(judge_to_compile, options=COMPILING) if compiled else judge_logits
         self.score = partial(score_tokens, smoothing=smoothing, judge=judge)
         self.smoothing = smoothing
@@ -44,7 +50,17 @@ class Learner(nn.Module):
         if isinstance(batch, Labelled):
             return choose_class(self.model, batch, self.smoothing)
         exercise: Any = EXERCISES[type(batch)]
+        if self.agreement and self.training:
+            score = partial(self.score, agreement=self.agreement)
+            return exercise(self.model, twice(batch), score)
         return exercise(self.model, batch, self.score)
+
+
+def twice(batch: Batch) -> Batch:
+    """The same texts once more below: dropout will treat them differently."""
+    kind: Any = type(batch)
+    both = (torch.cat([x, x]) if isinstance(x, Tensor) else x for x in batch)
+    return cast(Batch, kind(*both))
 
 
 def predict_target(model: Any, batch: Pairs, score: Scorer) -> Score:
