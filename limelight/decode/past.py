@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -136,5 +137,6 @@ def in_large_pages(like: Tensor, count: int) -> Tensor:
     if size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(count)
     room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    room.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a system without them
+        room.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(room, dtype=like.dtype)
