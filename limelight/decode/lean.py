@@ -36,8 +36,8 @@ Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
 def lean(model: Any, int8: bool = False) -> Any:
     """The model as it is now, made ready to write fast; or itself, where no faster way is known.
 
-    A model that is trained on has to be made ready again. With `int8` it rounds weights and states to
-    one byte, which is faster still, and not exact.
+    A model that is trained on has to be made ready again. With `int8` it rounds weights and
+    states to one byte, which is faster still, and not exact.
     """
     kinds = {EncoderDecoder: LeanEncoderDecoder, DecoderOnly: LeanDecoderOnly}
     kind = kinds.get(type(model))
