@@ -5,10 +5,14 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from limelight.cli import COMMANDS
+from limelight.decode.config import DecodeConfig
 from limelight.recipe import parse_recipe, recipe_names
 from tests.test_faults import FAULTS
 
@@ -81,6 +85,18 @@ def test_the_readme_shows_what_the_demo_prints():
     printed = "\n".join(line.rstrip() for line in done.stdout.splitlines())
     (shown,) = blocks(ROOT / "README.md", "text")
     assert printed.startswith(shown.rstrip())
+
+
+def test_every_option_of_a_trained_model_has_a_line():
+    text = (ROOT / "docs" / "use.md").read_text()
+    for name in ("translate", "chat", "write", "fill", "classify", "embed", "score"):
+        assert f"limelight {name} " in text
+        others = {"run", "text", "prompt", "set"}
+        for option in signature(COMMANDS[name]).parameters.keys() - others:
+            (line,) = re.findall(rf"^\| .*`--{option.replace('_', '-')}\b.*", text, re.M)
+            assert name in line or ("all" in line and name != "embed"), f"{name} --{option}"
+    for setting in fields(DecodeConfig):
+        assert re.search(rf"^\| .*`{setting.name}`", text, re.M), setting.name
 
 
 def test_the_readme_counts_and_names_truly():
