@@ -3,8 +3,9 @@
     python benchmarks/decoding_speed.py
 
 One set of random weights (3 + 3 layers, 256, 1024, 4 heads, vocabulary 8,000) in everybody's form;
-64 sources of 10 to 30 tokens, 20 tokens for each, the end token banned. Everybody's tokens are
-compared before anything is timed. They take turns, and each one's median round counts.
+64 sources of 10 to 30 tokens, 20 tokens for each: a bias keeps the end token away. Everybody's
+tokens are compared before anything is timed. They take turns, and each one's median round counts.
+Ours and CTranslate2's texts come with their log-probabilities.
 """
 
 import argparse
@@ -16,17 +17,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch and CTranslate2 are loaded
 
 import torch
-from torch import Tensor
 
-from limelight.decode.lean import lean, likeliest
+from limelight.decode.beam import beam_search
+from limelight.decode.config import DecodeConfig
+from limelight.decode.lean import lean
+from limelight.decode.request import Request, side_by_side
+from limelight.decode.write import write
 from limelight.model import ModelConfig, build
 
 try:
@@ -38,6 +44,9 @@ except ImportError as missing:
 
 LAYERS, D, D_FF, HEADS, VOCAB = 3, 256, 1024, 4, 8000
 PAD, START, END, SENTENCES, LENGTH, BEAM = 0, 1, 2, 64, 20, 5
+SPECIAL: Any = SimpleNamespace(
+    end=END, pad=PAD, decode=str
+)  # all that a search asks of a tokenizer here
 MARIAN_LAYER = {
     "self_attn.q_proj": "self_attention.query",
     "self_attn.k_proj": "self_attention.key",
@@ -58,7 +67,11 @@ Write = Callable[[Rows], Rows]  # sources in, texts out
 
 
 def make_marian() -> Any:
-    """Hugging Face's model with random weights, none of them left at zero or one."""
+    """Hugging Face's model with random weights, none of them left at zero or one.
+
+    Norms flip the signs of half of their numbers: otherwise every token would repeat itself,
+    because the table that reads it is the one that scores it.
+    """
     both = {
         f"{side}_{key}": value
         for side in ("encoder", "decoder")
@@ -80,7 +93,10 @@ def make_marian() -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_positions" not in name:
-                parameter.add_(torch.randn_like(parameter) * (0.05 if D in parameter.shape else 0))
+                parameter.add_(0.05 * torch.randn_like(parameter))
+            if name.endswith("layer_norm.weight"):
+                parameter.mul_(torch.randn_like(parameter).sign())
+        model.final_logits_bias[:, [END, PAD]] = -1e9
     return model
 
 
@@ -95,6 +111,7 @@ def ours_from(marian: Any) -> Any:
         if side == "decoder" or "cross" not in new
         for kind in ("weight", "bias")
     }
+    ours["classifier.bias"] = marian.final_logits_bias[0]
     ours["target.tokens.weight"] = theirs["model.shared.weight"].detach()
     alternating = torch.arange(D).view(2, D // 2).T.flatten()
     reads = ("tokens.weight", "query.weight", "key.weight", "value.weight", "inner.weight")
@@ -112,6 +129,7 @@ def ours_from(marian: Any) -> Any:
 
 def ctranslate2_from(marian: Any, folder: str, precision: str) -> Any:
     """The same weights in CTranslate2's form."""
+    marian = deepcopy(marian)  # its converter changes weights in place
     marian.config.normalize_before = marian.config.normalize_embedding = False
     spec = BartLoader().get_model_spec(marian)
     words = [str(i) for i in range(VOCAB)]
@@ -128,58 +146,27 @@ def ctranslate2_from(marian: Any, folder: str, precision: str) -> Any:
     )
 
 
-def side_by_side(rows: Rows) -> tuple[Tensor, Tensor]:
-    """Rows as one tensor, padded on the right, and where it is not padding."""
-    width = max(map(len, rows))
-    tokens = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
-    return tokens, torch.arange(width) < torch.tensor([[len(row)] for row in rows])
+def requests_for(sources: Rows) -> list[Request]:
+    return [Request([START], LENGTH, source) for source in sources]
 
 
-@torch.no_grad()
 def write_greedily(model: Any, sources: Rows) -> Rows:
-    state = model.start(*side_by_side(sources), max_len=LENGTH)
-    tokens = torch.full((len(sources), 1), START)
-    written = []
-    for _ in range(LENGTH):
-        logits = model.step(tokens, state)
-        logits[:, END] = -torch.inf
-        tokens = likeliest(logits)[:, None]
-        written.append(tokens)
-    return torch.cat(written, dim=1).tolist()
+    written = write(model, requests_for(sources), DecodeConfig(beam=1), SPECIAL)
+    return [text.tokens for text in written]
 
 
-@torch.no_grad()
 def write_with_beams(model: Any, sources: Rows) -> Rows:
-    """A beam search without ends: the best BEAM of BEAM x VOCAB, again and again."""
-    state = model.start(*side_by_side(sources), max_len=LENGTH)
-    count = len(sources)
-    logits = model.step(torch.full((count, 1), START), state)
-    first = torch.arange(count)[:, None]
-    texts = torch.empty(count, BEAM, 0, dtype=torch.long)
-    scores = torch.zeros(count, 1)
-    while True:
-        logits[:, END] = -torch.inf
-        values, tokens = logits.topk(BEAM)  # the best of a text's extensions are enough
-        values = values - logits.logsumexp(dim=1, keepdim=True)
-        totals = (scores[:, :, None] + values.view(count, -1, BEAM)).flatten(1)
-        scores, best = totals.topk(BEAM)
-        parents = best // BEAM
-        new = tokens.view(count, -1).gather(1, best)
-        texts = torch.cat([texts[first, parents], new[:, :, None]], dim=2)
-        if texts.size(2) == LENGTH:
-            return texts[:, 0].tolist()
-        state.select((first * logits.size(0) // count + parents).flatten())
-        logits = model.step(new.view(-1, 1), state)
+    found = beam_search(model, requests_for(sources), DecodeConfig(beam=BEAM), SPECIAL)
+    return [best.tokens for best, *_ in found]
 
 
 def write_with_marian(model: Any, beam: int, sources: Rows) -> Rows:
-    tokens, real = side_by_side(sources)
+    tokens, real = side_by_side(sources, PAD)
     written = model.generate(
         input_ids=tokens,
         attention_mask=real.long(),
         num_beams=beam,
         do_sample=False,
-        min_new_tokens=LENGTH,
         max_new_tokens=LENGTH,
     )
     return written[:, 1:].tolist()
@@ -189,8 +176,8 @@ def write_with_ctranslate2(model: Any, beam: int, sources: Rows) -> Rows:
     results = model.translate_batch(
         [[str(token) for token in row] for row in sources],
         beam_size=beam,
-        min_decoding_length=LENGTH,
         max_decoding_length=LENGTH,
+        return_scores=True,
     )
     return [[int(token) for token in result.hypotheses[0]] for result in results]
 
@@ -200,8 +187,9 @@ def contestants(folder: str) -> dict[str, tuple[Write, Write]]:
     marian = make_marian()
     ours = ours_from(marian)
     everybody: dict[str, tuple[Write, Write]] = {}
-    for name, model in {"limelight, the model itself": ours, "limelight, lean": lean(ours)}.items():
-        everybody[name] = (
+    forms = {"the model itself": ours, "lean": lean(ours), "lean int8": lean(ours, int8=True)}
+    for name, model in forms.items():
+        everybody[f"limelight, {name}"] = (
             lambda rows, model=model: write_greedily(model, rows),
             lambda rows, model=model: write_with_beams(model, rows),
         )

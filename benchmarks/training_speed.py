@@ -4,9 +4,14 @@
     python benchmarks/training_speed.py --help
 
 Ours is the step of `limelight train` itself, with its checks, clipping and scores; theirs a bare
-loop with the same optimizer. Full batches without padding, label smoothing 0.1 for translation;
-tokens are all positions read. The contestants take turns, and each one's median step counts. On a
-GPU in bfloat16, eager and compiled; on a CPU in float32, eager.
+loop with the same optimizer. Label smoothing is 0.1 for translation. The contestants take turns,
+and each one's median round counts. On a GPU in bfloat16, eager and compiled; on a CPU in float32,
+eager.
+
+Most cases are full batches without padding, one batch to a round, and tokens are all positions
+read. In the ragged case a round is an epoch of pairs about as long as those of Multi30k, and only
+what is no padding counts. Each has batches of at most so many tokens on a side, made of pairs of
+like length: ours as `limelight train` makes them, theirs as short as their longest text.
 """
 
 import argparse
@@ -19,6 +24,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -26,24 +32,28 @@ from torch.nn import functional as F
 
 from limelight.model import ModelConfig, build
 from limelight.run.folder import RunFolder
-from limelight.text.examples import Pairs, Texts
+from limelight.text.batches import Batches, EpochPlan
+from limelight.text.examples import Pairs, Rows, Texts
 from limelight.training.config import TrainConfig
 from limelight.training.loop import Trainer, Turn, take_step
-from limelight.training.objective import Learner
+from limelight.training.objective import Learner, to_device
 from limelight.training.report import Report
 from limelight.training.workers import Workers
 
 S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab": 8000}
 BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab": 32_000}
 GPT2 = {"layers": 12, "d_model": 768, "heads": 12, "vocab": 50_304, "max_len": 1024}
-CASES: dict[str, tuple[dict[str, int], int, int]] = {  # sizes, rows, length
+RAGGED_PAIRS, RAGGED_TOKENS = 29_000, 4096  # as Multi30k; on each side of a batch
+CASES: dict[str, tuple[dict[str, int], int, int]] = {  # sizes, rows, length; 0 for ragged pairs
     "S, 32 x (32 + 32)": (S, 32, 32),
     "S, 64 x (32 + 32)": (S, 64, 32),
     "base, 512 x (32 + 32)": (BASE, 512, 32),
     "base, 2048 x (32 + 32)": (BASE, 2048, 32),
+    "base, ragged pairs": (BASE, RAGGED_PAIRS, 0),
     "GPT-2 124M, 32 x 1024": (GPT2, 32, 1024),
 }
-Step = Callable[[], Any]
+Step = Callable[[Any], Any]  # on a batch
+Contestant = tuple[Step, list[Any]]
 
 
 class TorchTransformer(nn.Module):
@@ -83,8 +93,10 @@ class Marian(nn.Module):
         )
         self.core = MarianMTModel(config)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.core(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+    def forward(self, source: Tensor, target: Tensor, real: Tensor | None = None) -> Tensor:
+        return self.core(
+            input_ids=source, attention_mask=real, decoder_input_ids=target, use_cache=False
+        ).logits
 
 
 class HuggingFaceGPT2(nn.Module):
@@ -110,9 +122,9 @@ class HuggingFaceGPT2(nn.Module):
         return self.core(input_ids=tokens, use_cache=False).logits
 
 
-def our_step(sizes: dict[str, int], batch: Any, device: str, compiled: bool) -> Step:
+def our_step(sizes: dict[str, int], widths: tuple[int, int], device: str, compiled: bool) -> Step:
     """A step of our own loop, as `limelight train` takes it."""
-    translating = isinstance(batch, Pairs)
+    translating = "max_len" not in sizes
     family = (
         {"dropout": 0.1}
         if translating
@@ -133,24 +145,21 @@ def our_step(sizes: dict[str, int], batch: Any, device: str, compiled: bool) -> 
         workers=Workers(torch.device(device)),
         report=Report(console=Console(quiet=True)),
         d_model=sizes["d_model"],
+        widths=widths,
         precision="bfloat16" if device == "cuda" else "float32",
     )
-    turn = [Turn(batch, 0, 1)]
-    return lambda: take_step(trainer, turn)
+    return lambda batch: take_step(trainer, [Turn(batch, 0, 1)])
 
 
-def their_step(model: nn.Module, batch: Any, device: str, compiled: bool) -> Step:
+def their_step(model: nn.Module, device: str, compiled: bool) -> Step:
     """The same work in a bare loop."""
     model = model.to(device).train()
     run = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     half = torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
-    if isinstance(batch, Pairs):
-        read, wanted, smoothing = (batch.source, batch.target[:, :-1]), batch.target[:, 1:], 0.1
-    else:
-        read, wanted, smoothing = (batch.tokens[:, :-1],), batch.tokens[:, 1:], 0.0
 
-    def step() -> None:
+    def step(batch: Any) -> None:
+        read, wanted, smoothing = exercise(to_device(batch, torch.device(device)))
         with half:
             logits = run(*read)
             loss = F.cross_entropy(
@@ -161,6 +170,17 @@ def their_step(model: nn.Module, batch: Any, device: str, compiled: bool) -> Ste
         optimizer.step()
 
     return step
+
+
+def exercise(batch: Any) -> tuple[tuple[Tensor, ...], Tensor, float]:
+    """What is read, what is wanted, and how much of the label is smoothed."""
+    if isinstance(batch, Texts):
+        return (batch.tokens[:, :-1],), batch.tokens[:, 1:], 0.0
+    read, wanted = batch.target[:, :-1], batch.target[:, 1:]
+    if batch.source_real is None:
+        return (batch.source, read), wanted, 0.1
+    wanted = wanted.masked_fill(~batch.target_real[:, 1:], -100)
+    return (batch.source, read, batch.source_real), wanted, 0.1
 
 
 def make_batch(sizes: dict[str, int], rows: int, length: int, device: str) -> Any:
@@ -174,46 +194,105 @@ def make_batch(sizes: dict[str, int], rows: int, length: int, device: str) -> An
     return Pairs(0, examples, source, target, None, asked)
 
 
-def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Step], int]:
-    """A step of everybody, and the tokens of one."""
+class Ragged:
+    """Pairs about as long as Multi30k's: 4 to 40 tokens, 14 on average, of random tokens."""
+
+    weights = None
+
+    def __init__(self, pairs: int, vocab: int) -> None:
+        draw = np.random.default_rng(1)
+        source = draw.lognormal(np.log(13.3), 0.33, pairs)
+        target = source * draw.lognormal(0.0, 0.18, pairs)
+        self.lengths = np.stack([source, target], axis=1).round().clip(4, 40).astype(np.int64)
+        self.vocab = vocab
+
+    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Pairs:
+        """These examples side by side, so wide on each side."""
+        real = [
+            torch.from_numpy(
+                np.arange(int(width[side]) + side) < self.lengths[rows, side, None] + side
+            )
+            for side in (0, 1)
+        ]
+        draw = torch.Generator().manual_seed(position)
+        source, target = (
+            torch.randint(5, self.vocab, mask.shape, generator=draw) * mask for mask in real
+        )
+        return Pairs(position, torch.from_numpy(rows), source, target, *real)
+
+
+def ragged_batches(sizes: dict[str, int], pairs: int, rounded: bool, device: str) -> list[Pairs]:
+    """An epoch of them, in memory that a GPU can copy from."""
+    batches = Batches(Ragged(pairs, sizes["vocab"]), RAGGED_TOKENS, seed=1, rounded=rounded)
+    plan = batches.plan(0)
+    made: list[Any] = [EpochPlan(batches, 0, plan)[i] for i in range(len(plan))]
+    if device != "cuda":
+        return made
+    return [Pairs(*(x.pin_memory() if isinstance(x, Tensor) else x for x in b)) for b in made]
+
+
+def peers_of(sizes: dict[str, int]) -> dict[str, Callable[[], nn.Module]]:
+    """Other people's models of these sizes."""
+    if "max_len" in sizes:
+        return {"HF GPT-2": lambda: HuggingFaceGPT2(**sizes)}
+    return {
+        "torch.nn.Transformer": lambda: TorchTransformer(**sizes),
+        "HF Marian": lambda: Marian(**sizes),
+    }
+
+
+def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Contestant], int]:
+    """A step of everybody, with the batches of a round; and the tokens of one."""
     sizes, rows, length = CASES[case]
-    batch = make_batch(sizes, rows, length, device)
-    peers: dict[str, Callable[[], nn.Module]] = (
-        {"HF GPT-2": lambda: HuggingFaceGPT2(**sizes)}
-        if isinstance(batch, Texts)
-        else {
-            "torch.nn.Transformer": lambda: TorchTransformer(**sizes),
-            "HF Marian": lambda: Marian(**sizes),
-        }
-    )
-    steps: dict[str, Step] = {}
+    if not length:
+        return ragged_contestants(sizes, rows, device)
+    batches: list[Any] = [make_batch(sizes, rows, length, device)]
+    found: dict[str, Contestant] = {}
     for compiled in [mode == "compiled" for mode in modes]:
         mark = ", compiled" if compiled else ""
-        steps[f"limelight{mark}"] = our_step(sizes, batch, device, compiled)
-        for name, peer in peers.items():
-            steps[f"{name}{mark}"] = their_step(peer(), batch, device, compiled)
-    return steps, rows * length * (1 if isinstance(batch, Texts) else 2)
+        found[f"limelight{mark}"] = our_step(sizes, (length, length), device, compiled), batches
+        for name, peer in peers_of(sizes).items():
+            found[f"{name}{mark}"] = their_step(peer(), device, compiled), batches
+    return found, rows * length * (1 if "max_len" in sizes else 2)
 
 
-def measure(case: str, repeats: int, device: str, modes: list[str]) -> dict[str, dict[str, float]]:
+def ragged_contestants(
+    sizes: dict[str, int], pairs: int, device: str
+) -> tuple[dict[str, Contestant], int]:
+    """Ours compiled, with the few shapes that this is for; Hugging Face's as its Trainer has it."""
+    lengths = Ragged(pairs, sizes["vocab"]).lengths
+    widths = int(lengths.min()), int(lengths.max())
+    ours, theirs = (ragged_batches(sizes, pairs, rounded, device) for rounded in (True, False))
+    found: dict[str, Contestant] = {
+        "limelight, compiled": (our_step(sizes, widths, device, True), ours),
+        "HF Marian": (their_step(Marian(**sizes), device, False), theirs),
+    }
+    return found, int(lengths.sum())
+
+
+def measure(
+    case: str, repeats: int, device: str, modes: list[str], only: str
+) -> dict[str, dict[str, float]]:
     """Tokens per second of each, from the median of rounds in which all take turns."""
-    steps, tokens = contestants(case, device, modes)
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    everybody, tokens = contestants(case, device, modes)
+    found = {name: who for name, who in everybody.items() if only in name}
+    times: dict[str, list[float]] = {name: [] for name in found}
     first: dict[str, float] = {}
     for round_ in range(repeats + 3):
-        for name, step in steps.items():
+        for name, (step, batches) in found.items():
             began = time.perf_counter()
-            step()
+            for batch in batches:
+                step(batch)
             if device == "cuda":
                 torch.cuda.synchronize()
             taken = time.perf_counter() - began
             first.setdefault(name, taken)
-            if round_ >= 3:  # the first rounds warm up and compile
+            if round_ >= 3:  # the first rounds warm up, compile and record
                 times[name].append(taken)
     return {
         name: {
             "tokens_per_second": round(tokens / statistics.median(t)),
-            "first_step_seconds": round(first[name], 2),
+            "first_round_seconds": round(first[name], 2),
         }
         for name, t in times.items()
     }
@@ -228,6 +307,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20 if cuda else 7)
     both = ["eager", "compiled"]
     parser.add_argument("--modes", nargs="+", choices=both, default=both if cuda else both[:1])
+    parser.add_argument("--only", default="", help="contestants with this in their name")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     machine = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU"
@@ -236,15 +316,17 @@ def main() -> None:
     print(f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     results = {}
     for case in options.cases:
-        results[case] = measure(case, options.repeats, device, options.modes)
-        best = max(v["tokens_per_second"] for k, v in results[case].items() if "limelight" not in k)
+        repeats = options.repeats if CASES[case][2] else -(-options.repeats // 7)  # long rounds
+        results[case] = measure(case, repeats, device, options.modes, options.only)
+        peers = {k: v for k, v in results[case].items() if "limelight" not in k} or results[case]
+        best = max(v["tokens_per_second"] for v in peers.values())
         print(case)
         for name, numbers in results[case].items():
             speed = numbers["tokens_per_second"]
             print(
                 f"  {name:34}{speed:>12,} tokens/s {speed / best:6.2f} x of the best peer, ", end=""
             )
-            print(f"first step {numbers['first_step_seconds']} s")
+            print(f"first round {numbers['first_round_seconds']} s")
     if options.json:
         facts = {"date": str(date.today()), "machine": machine, "torch": torch.__version__}
         options.json.write_text(json.dumps({**facts, "cases": results}, indent=1))

@@ -121,21 +121,27 @@ def train(
 
 def evaluate(
     run: Run,
+    other: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN2]")] = "",
     split: Literal["train", "valid", "test"] = "test",
     json: bool = False,
     set: tuple[str, ...] = (),
 ) -> None:
-    """How good a trained model is: loss, perplexity and accuracy on texts it has not seen.
+    """How good a trained model is on texts it has not seen, or whether it beats another one.
+
+    Loss, perplexity and accuracy; BLEU, chrF and TER of translations, bits per byte of texts, F1 of
+    classes. Of two runs, whether chance explains the difference (paired bootstrap).
 
     Args:
         run: a run folder.
+        other: another one, to be compared with it.
         split: which texts.
         json: print one JSON document.
         set: changes to the recipe, as data.test=FILE; --data.test FILE ... says the same.
     """
-    from limelight.experiment import evaluate_run, show_scores
+    from limelight.evaluation import compare_runs, score_run, show
 
-    tell(evaluate_run(run, split, set), show_scores, json)
+    told = compare_runs((run, other), split, set) if other else score_run(run, split, set)
+    tell(told, show, json)
 
 
 Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")]

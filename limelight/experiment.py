@@ -20,9 +20,11 @@ from rich.console import Console
 from torch import nn
 
 from limelight import info
-from limelight.decode.greedy import answer
+from limelight.decode.config import DecodeConfig
+from limelight.decode.write import write
 from limelight.disk import cache_folder, temporary
 from limelight.errors import UserError, unknown
+from limelight.evaluate.translation import score_translations
 from limelight.loaded import Loaded, load
 from limelight.model import build
 from limelight.progress import counting
@@ -30,6 +32,8 @@ from limelight.recipe import Recipe, changed, load_recipe, recipe_of, write_reci
 from limelight.run.commit import lock, newest, sha256_of, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
+from limelight.tasks.trained import Trained
+from limelight.tasks.translate import request_for, translate
 from limelight.text.batches import Batches
 from limelight.text.config import DataConfig, parts_of, sides, tags_of
 from limelight.text.corpora import read_split
@@ -72,7 +76,7 @@ from limelight.training.workers import Workers, join
 
 CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
-    *("average", "workers", "device", "compile"),
+    *("average", "workers", "device"),
 }
 FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
@@ -153,13 +157,18 @@ def set_up(
         recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
         make = partial(batches_of, recipe, data, tokenizer, classes, workers)
         batches = make(stores["train"], "train")
+    if config.ema**config.steps > 0.5:
+        report.warn(
+            f"ema={config.ema} keeps more than half of the weights that it begins with for all of "
+            f"{config.steps} steps: what is finished will have learned little"
+        )
     if batches.too_long:
         report.warn(f"{batches.too_long} examples are longer than max_len={recipe.model.max_len}")
     valid = make(stores["valid"], "valid") if "valid" in stores else None
     told = environment(recipe, tokenizer, stores, workers) | {"from": begun_from}
     write_run(recipe, classes, told, run, workers)
     trainer = Trainer(
-        learner=Learner(model, config.label_smoothing, config.compile),
+        learner=Learner(model, config.label_smoothing, config.compile, config.agreement),
         batches=batches,
         config=recipe.train,
         run=run,
@@ -167,6 +176,7 @@ def set_up(
         report=report,
         valid=valid,
         d_model=recipe.model.d_model,
+        widths=(int(batches.examples.lengths.min()), int(batches.examples.lengths.max())),
         precision=precision,
     )
     if valid is not None and sides(data) == 2:
@@ -176,6 +186,8 @@ def set_up(
             few = valid.readable[:ANSWERED_WHILE_TRAINING]
             trainer.metrics = partial(exact, tokenizer, stores["valid"], few, longest)
             report.say(f"exact is measured on {len(few)} of {len(stores['valid'])} examples")
+        if config.metric in ("bleu", "chrf2"):  # they take a while, so only if they are wanted
+            trainer.metrics = partial(held_against, recipe, data, tokenizer)
     return trainer
 
 
@@ -223,7 +235,9 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
 
 def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     """What a validation measures for this task; a model that is shared out cannot write."""
-    return (*MEASURED, "exact") if data.toy and not recipe.train.shard else MEASURED
+    if recipe.train.shard or sides(data) == 1:
+        return MEASURED
+    return (*MEASURED, "bleu", "chrf2", *(["exact"] if data.toy else []))
 
 
 def check_unvalidated(config: TrainConfig) -> None:
@@ -313,6 +327,8 @@ def fit_batch(
             torch.autograd.backward(score.loss)
 
         size = largest_that_fits(partial(fits_on_gpu, learn, batches), LARGEST)
+        if recipe.train.compile or recipe.train.repeat:
+            size //= 2  # recorded steps keep their memory, and new shapes need as much beside it
         del moments
         learner.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
@@ -376,7 +392,7 @@ def batches_of(
         config.seed,
         pad=tokenizer.pad,
         longest=longest,
-        rounded=config.compile,
+        rounded=config.compile or config.repeat,
         rank=workers.rank,
         ranks=workers.ranks,
         workers=config.workers,
@@ -519,6 +535,16 @@ def sample(tokenizer: Tokenizer, store: Store, longest: int, model: nn.Module) -
     return [f"{source!r:.100} -> {answered!r:.100}" for source, answered in shown]
 
 
+def answer(
+    model: nn.Module, tokenizer: Tokenizer, sources: list[list[int]], limit: int
+) -> list[list[int]]:
+    """What a model answers to each source, the likeliest token at every step."""
+    trained = Trained(model, tokenizer)
+    config = DecodeConfig(beam=1, max_tokens=limit, extra_tokens=limit)
+    requests = [request_for(trained, source, config) for source in sources]
+    return [text.tokens for text in write(trained.model, requests, config, tokenizer)]
+
+
 def exact(
     tokenizer: Tokenizer, store: Store, rows: Rows, longest: int, model: nn.Module
 ) -> dict[str, float]:
@@ -531,6 +557,22 @@ def exact(
         written = answer(model, tokenizer, sources, limit)
         right += sum(a == b for a, b in zip(written, targets, strict=True))
     return {"exact": right / len(rows)}
+
+
+def held_against(
+    recipe: Recipe, data: DataConfig, tokenizer: Tokenizer, model: nn.Module
+) -> dict[str, float]:
+    """BLEU and chrF of what the model makes of the validation sources, a token at a time."""
+    outputs: list[str] = []
+    references: list[str] = []
+    for part in parts_of(data, "valid"):
+        sources, targets = zip(*read_split(part, "valid", Tally()), strict=True)
+        quick = replace(recipe.decode, beam=1, groups=1)
+        trained = Trained(model, tokenizer, quick, data.kind, tags=tags_of(part))
+        outputs += [done.text for done in translate(trained, sources)]
+        references += targets
+    scores = score_translations(outputs, references)
+    return {score.name.lower(): score.score for score in scores if score.better == "higher"}
 
 
 def evaluate_run(

@@ -1,4 +1,7 @@
-"""From a recipe to a model that can do something: every part of the way, together, in seconds."""
+"""From a recipe to a model that can do something: every part of the way, together, in seconds.
+
+The whole recipes take minutes, and are in `make soak`.
+"""
 
 from dataclasses import replace
 
@@ -6,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from limelight.experiment import evaluate_run, train
 from limelight.model import build
 from limelight.recipe import load_recipe
 from limelight.text.batches import Batches
@@ -60,3 +64,25 @@ def test_a_toy_is_learned_and_written(name, changes, tmp_path):
             total += 1
     assert total == 400
     assert right >= 0.85 * total
+
+
+TOYS = ("reverse", "reverse-gpt", "reverse-lstm")
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_a_recipe_learns_a_shorter_toy(name, tmp_path):
+    """As `limelight train` does it, with the recipe's own settings, on rows of three letters."""
+    shorter = ["data.toy_length=3", "data.toy_examples=3000", "train.batch_tokens=256"]
+    sooner = ["train.accumulate=2", "train.steps=200", "train.warmup=100", "train.average=0"]
+    train(name, tmp_path, [*shorter, *sooner], silent=True)
+    assert evaluate_run(tmp_path, "test", silent=True)["exact"] >= 0.97
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [*TOYS, "copy", "sort"])
+def test_a_recipe_learns_its_toy(name, tmp_path):
+    """All of the held-out examples, and not only those that are looked at in between."""
+    train(name, tmp_path, silent=True)
+    for split in ("valid", "test"):
+        right = evaluate_run(tmp_path, split, silent=True)["exact"]
+        assert right >= (0.98 if name in ("sort", "reverse-lstm") else 1.0)

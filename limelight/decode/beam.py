@@ -14,6 +14,7 @@ from torch import Tensor
 
 from limelight.decode.choose import BANNED, discourage
 from limelight.decode.config import DecodeConfig
+from limelight.decode.highest import highest
 from limelight.decode.phrases import Excluded, Included
 from limelight.decode.request import Request, Stepper, Written, begin, history_of, time_to_leave
 from limelight.errors import UserError
@@ -95,6 +96,7 @@ class Search:
             self.leave()
             if not self.rows:
                 break
+            self.state.select(self.origins.flatten())
             self.logits = self.model.step(self.tokens[..., -1].reshape(-1, 1), self.state)
         return [self.best_of(row) for row in range(len(self.requests))]
 
@@ -108,14 +110,15 @@ class Search:
         """All texts by all tokens: the best take the places."""
         own = self.logits.to(self.scores.dtype).log_softmax(dim=-1)
         own = own.view(*self.scores.shape, -1)  # B K V
-        totals = self.scores[..., None] + self.restrict(own)
-        parents, tokens = self.pick(totals)
-        beams = torch.arange(len(self.rows), device=totals.device)[:, None]
-        self.scores = totals[beams, parents, tokens].masked_fill(self.closed(), BANNED)
+        judged = self.restrict(own)
+        parents, tokens = self.pick(judged)
+        beams = torch.arange(len(self.rows), device=own.device)[:, None]
+        totals = self.scores[beams, parents] + judged[beams, parents, tokens]
+        self.scores = totals.masked_fill(self.closed(), BANNED)
         chosen = own[beams, parents, tokens]
         self.tokens = torch.cat([self.tokens[beams, parents], tokens[..., None]], dim=-1)
         self.logprobs = torch.cat([self.logprobs[beams, parents], chosen[..., None]], dim=-1)
-        self.state.select((beams * self.config.beam + parents).flatten())
+        self.origins = beams * self.config.beam + parents  # B K: rows that the state has now
         if self.keep_trees:
             self.remember(parents)
 
@@ -124,28 +127,39 @@ class Search:
         ranks = torch.arange(self.size, device=self.open.device)
         return (ranks >= self.open[..., None]).flatten(1)
 
-    def pick(self, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def pick(self, judged: Tensor) -> tuple[Tensor, Tensor]:
         """Which places are extended, and by which tokens, B K each; in each group the best first.
 
         Groups choose one after the other, and avoid the tokens of those before them (Vijayakumar et
         al. 2018).
         """
-        beams, _, vocabulary = totals.shape
-        taken = totals.new_zeros(beams, 1, vocabulary)  # how often each token was chosen already
+        beams, _, vocabulary = judged.shape
+        taken = judged.new_zeros(beams, 1, vocabulary)  # how often each token was chosen already
         parents, tokens = [], []
         for first in range(0, self.config.beam, self.size):
-            group = totals[:, first : first + self.size] - self.config.diversity * taken
-            best = group.flatten(1).topk(self.size, dim=1).indices
-            parents.append(best // vocabulary + first)
-            tokens.append(best % vocabulary)
+            group = slice(first, first + self.size)
+            fair = judged[:, group] - self.config.diversity * taken if first else judged[:, group]
+            best, which = self.best_of_group(self.scores[:, group], fair)
+            parents.append(best + first)
+            tokens.append(which)
             if self.config.groups > 1:
-                once = torch.ones_like(best, dtype=taken.dtype)
-                taken.scatter_add_(2, tokens[-1][:, None], once[:, None])
+                once = torch.ones_like(which, dtype=taken.dtype)
+                taken.scatter_add_(2, which[:, None], once[:, None])
         all_parents, all_tokens = torch.cat(parents, dim=1), torch.cat(tokens, dim=1)
         for beam, row in enumerate(self.rows):
             if self.included[row].words:
-                all_parents[beam], all_tokens[beam] = self.pick_towards_words(beam, totals[beam])
+                totals = self.scores[beam, :, None] + judged[beam]
+                all_parents[beam], all_tokens[beam] = self.pick_towards_words(beam, totals)
         return all_parents, all_tokens
+
+    def best_of_group(self, scores: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
+        """The best extensions of all texts of a group are among the best few of each of them."""
+        beams, places, vocabulary = judged.shape
+        few = min(self.size, vocabulary)
+        values, tokens = highest(judged.flatten(0, 1), few)
+        totals = scores[..., None] + values.view(beams, places, few)
+        best = totals.flatten(1).topk(self.size, dim=1).indices
+        return best // few, tokens.view(beams, -1).gather(1, best)
 
     def pick_towards_words(self, beam: int, totals: Tensor) -> tuple[Tensor, Tensor]:
         """The same for a request with words that must appear (Post and Vilar 2018).
@@ -227,11 +241,8 @@ class Search:
         keep = [beam for beam, row in enumerate(self.rows) if row in active]
         self.rows = [self.rows[beam] for beam in keep]
         beams = torch.tensor(keep, dtype=torch.long, device=self.tokens.device)
-        for name in ("scores", "open", "tokens", "logprobs"):
+        for name in ("scores", "open", "tokens", "logprobs", "origins"):
             setattr(self, name, getattr(self, name)[beams])
-        places = torch.arange(self.config.beam, device=beams.device)
-        if keep:
-            self.state.select((beams[:, None] * self.config.beam + places).flatten())
 
     def is_done(self, row: int, hope: float) -> bool:
         """Whether no text of this request could still become one of the best.

@@ -13,208 +13,229 @@ A test holds the two equal.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from limelight.model.attention import Attention
+from limelight.decode.past import LeanState
+from limelight.decode.products import Product, choose_product
+from limelight.model.attention import may_see
 from limelight.model.cache import Cache
 from limelight.model.decoder_only import DecoderOnly
 from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.layers import FeedForward, Layer, Residual
-from limelight.model.positions import rotation
-from limelight.model.stack import Classifier
+from limelight.model.positions import LearnedPositions, positions_of, rotation
+from limelight.model.stack import Embedding, Stack
 
-Step = Callable[[Tensor], Tensor]  # B D -> B D
+Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
 
 
-def lean(model: Any) -> Any:
-    """The model as it is now, made ready to write fast; or itself, where no faster way is known."""
-    if isinstance(model, EncoderDecoder | DecoderOnly):
-        weight = model.classifier.weight
-        if weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64):
-            return Lean(model)
-    return model
+def lean(model: Any, int8: bool = False) -> Any:
+    """The model as it is now, made ready to write fast; or itself, where no faster way is known.
+
+    With `int8` it rounds weights and states to one byte, which is faster still, and not exact.
+    """
+    kinds = {EncoderDecoder: LeanEncoderDecoder, DecoderOnly: LeanDecoderOnly}
+    kind = kinds.get(type(model))
+    if kind is None:
+        return model
+    weight = model.classifier.weight
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.float64):
+        return model
+    with torch.no_grad():
+        return kind(model, choose_product(int8, weight.dtype))
 
 
 class Lean:
-    """A model that writes: what it learned, without dropout. Later training does not reach it."""
+    """A model that writes: what it has learned by now, without dropout."""
 
-    @torch.no_grad()
-    def __init__(self, model: EncoderDecoder | DecoderOnly) -> None:
+    def __init__(self, model: EncoderDecoder | DecoderOnly, product: type[Product]) -> None:
         self.model = model
         self.config = model.config
-        layers = cast(Iterable[Layer], model.decoder.layers)
-        self.layers = [LeanLayer(layer) for layer in layers]
+        self.target = LeanEmbedding(model.target)
+        self.layers = layers_of(model.decoder, product)
         self.norm = norm_of(model.decoder.norm)
-        self.classifier = Product(model.classifier)
-        self.places = torch.empty(0)  # the vector of each position
+        self.classifier = product(model.classifier)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The model's own."""
         return self.model.parameters()
 
     @torch.no_grad()
-    def start(self, *arguments: Any, **named: Any) -> "LeanState":
-        """The state from which `step` writes, from what the model's own `start` takes."""
-        state = LeanState(self.model.start(*arguments, **named))
-        room, positions = state.past.size(4), self.model.target.positions
-        if positions is not None and len(self.places) < room:
-            self.places = positions(torch.arange(room), state.past.dtype)
-        return state
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, state: "LeanState", real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: LeanState, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         one_each = tokens.size(1) == 1 and tokens.size(0) > 0 and (real is None or real.all())
         if not one_each:
-            return self.model.step(tokens, state.lend(), real)
+            return self.model.step(tokens, state.lend(tokens.size(1)), real)
         positions = state.open()
-        x = self.embed(tokens[:, 0], positions[:, 0])
-        rotate = None
-        if self.config.positions == "rotary":
-            rotate = rotation(positions, self.config.d_head, x.dtype)
+        x = self.target(tokens[:, 0], positions)
+        rotate = self.rotate(positions, x)
         for i, layer in enumerate(self.layers):
-            x = layer(x, state, i, rotate)
+            x = layer.step(x, state, i, rotate)
         state.close()
         return self.classifier(self.norm(x))
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """As the model's Embedding does it, with the positions looked up."""
-        embedding = self.model.target
-        x = torch.embedding(embedding.tokens.weight, tokens)  # B D
-        if embedding.positions is None:
-            return x * embedding.scale
-        return torch.add(self.places[positions], x, alpha=embedding.scale)
+    def rotate(self, positions: Tensor, x: Tensor) -> Step | None:
+        """Rotary positions of M tokens, if the model has them: turns M H K."""
+        if self.config.positions != "rotary":
+            return None
+        turn = rotation(positions[:, None], self.config.d_head, x.dtype)
+        return lambda x: turn(x[:, :, None])[:, :, 0]
 
 
-class LeanState:
-    """What is kept between two tokens: the model's cache, with the layers in one piece.
+class LeanDecoderOnly(Lean):
+    """GPT."""
 
-    `past` has a slot for every position. The keys and values of a source are kept once for all the
-    rows that look at it: row b looks at source b // shared.
-    """
+    def start(self, rows: int, max_len: int | None = None) -> LeanState:
+        """The state from which `step` writes: nothing read yet."""
+        return LeanState(cast(DecoderOnly, self.model).start(0, max_len), rows)
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
-        layers, shape = len(cache.keys), cache.keys[0].shape
-        self.past = cache.keys[0].new_zeros(layers, 2, *shape)  # N 2 B G S K
-        self.source: Tensor | None = None
-        self.source_hidden: Tensor | None = None
-        if cache.memory:
-            self.source = torch.stack([torch.stack(pair) for pair in cache.memory])  # N 2 B G S K
-        if cache.memory_mask is not None and not cache.memory_mask.all():
-            self.source_hidden = ~cache.memory_mask[:, 0]  # B 1 S
-        self.shared = 1
-        self.even = True  # all rows are equally long, so nothing needs hiding
-        self.hidden: Tensor | None = None  # B 1 S: slots behind the end of a row
 
-    def lend(self) -> Cache:
-        """The cache as the model knows it, to read a prompt into."""
-        self.cache.keys, self.cache.values = list(self.past[:, 0]), list(self.past[:, 1])
-        if self.source is not None:
-            per_row = self.source.repeat_interleave(self.shared, dim=2)
-            self.cache.memory = [(k, v) for k, v in per_row]
-        if self.source_hidden is not None:
-            self.cache.memory_mask = ~self.source_hidden.repeat_interleave(self.shared, 0)[:, None]
-        self.even = False  # not known; `open` will look
-        return self.cache
+class LeanEncoderDecoder(Lean):
+    """The paper's model. It reads sources without their padding."""
 
-    def open(self) -> Tensor:
-        """Make ready for one more token in every row; return their positions, B 1."""
-        cache = self.cache
-        cache.open(1)
-        self.even = self.even or bool((cache.length == cache.reach).all())
-        self.hidden = None if self.even else ~cache.mask()[:, 0]
-        return cache.positions
+    def __init__(self, model: EncoderDecoder, product: type[Product]) -> None:
+        super().__init__(model, product)
+        self.source = LeanEmbedding(model.source)
+        self.encoder = layers_of(model.encoder, product)
+        self.encoder_norm = norm_of(model.encoder.norm)
+        crosses = [layer.cross_attention for layer in cast(Iterable[Layer], model.decoder.layers)]
+        self.keys_values = product(*(part for a in crosses for part in (a.key, a.value)))
 
-    def append(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values (B 2G K); return them with the past, (BG S K)."""
-        kept = self.past[layer]
-        new = new.view(new.size(0), 2, -1, new.size(2))
-        if self.even:
-            kept[:, :, :, self.cache.reach] = new.transpose(0, 1)
-        else:
-            rows = torch.arange(new.size(0))
-            kept[:, rows, :, self.cache.positions[:, 0]] = new
-        keys, values = kept.flatten(1, 2)[:, :, : self.cache.reach + 1]
-        return keys, values
+    @torch.no_grad()
+    def start(
+        self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
+    ) -> LeanState:
+        """The state from which `step` writes: the source is read once, its keys and values kept."""
+        sources = Sources.of(source, source_real)
+        positions = sources.pack(positions_of(source, source_real).expand(source.shape))
+        x = self.source(sources.pack(source), positions)
+        rotate = self.rotate(positions, x)
+        for layer in self.encoder:
+            x = layer.encode(x, sources, rotate)
+        memory = sources.spread(self.keys_values(self.encoder_norm(x)))
+        layers, groups, d_head = self.config.layers, self.config.key_heads, self.config.d_head
+        memory = memory.view(*source.shape, layers, 2, groups, d_head).permute(2, 3, 0, 4, 1, 5)
+        cache = Cache(self.config, 0, max_len or self.config.max_len, like=x)
+        return LeanState(cache, len(source), memory.contiguous(), sources.seen)
 
-    def close(self) -> None:
-        """Count the tokens just read."""
-        self.cache.close()
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may be named again (beams) or not at all."""
-        cache = self.cache
-        cache.length = cache.length[rows]
-        if not self.even:
-            cache.reach = max(cache.length.tolist(), default=0)
-        moved = self.past[:, :, rows, :, : cache.reach]
-        if len(rows) > self.past.size(2):
-            layers, two, _, *shape = self.past.shape
-            self.past = self.past.new_zeros(layers, two, len(rows), *shape)
-        self.past = self.past[:, :, : len(rows)]
-        self.past[..., : cache.reach, :] = moved
-        if self.source is not None:
-            self.select_sources(self.source, rows // self.shared)
+@dataclass
+class Sources:
+    """Padded sources, B S, whose M tokens lie one behind the other while they are read."""
 
-    def select_sources(self, source: Tensor, wanted: Tensor) -> None:
-        """Row b is to look at source wanted[b]. Beams that move within a source move nothing."""
-        runs = torch.unique_consecutive(wanted, return_counts=True)[1]
-        self.shared = math.gcd(*runs.tolist()) or 1
-        wanted = wanted[:: self.shared]
-        if torch.equal(wanted, torch.arange(source.size(2))):
-            return
-        self.source = source[:, :, wanted]
-        if self.source_hidden is not None:
-            self.source_hidden = self.source_hidden[wanted]
+    shape: torch.Size
+    seen: Tensor | None = None  # B S: what may be looked at; None if that is all
+    places: Tensor | None = None  # M: where the tokens were, row after row
+    tokens: Tensor | None = None  # BS: the other way round; for padding, any token
+
+    @classmethod
+    def of(cls, source: Tensor, real: Tensor | None) -> "Sources":
+        """As the model sees them: a row that is all padding is read as it is."""
+        seen = None if real is None else may_see(real)[:, 0, 0]
+        if seen is None or seen.all():
+            return cls(source.shape)
+        flat = seen.flatten()
+        return cls(source.shape, seen, flat.nonzero()[:, 0], (flat.cumsum(0) - 1).clamp(min=0))
+
+    def pack(self, x: Tensor) -> Tensor:
+        """B S ... -> M ..."""
+        x = x.flatten(0, 1)
+        return x if self.places is None else x.index_select(0, self.places)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """M W -> B S W. Padding becomes a copy of some token, which nobody looks at."""
+        x = x if self.tokens is None else x.index_select(0, self.tokens)
+        return x.view(*self.shape, -1)
+
+
+class LeanEmbedding:
+    """A token's vector and its position's, the latter looked up."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        self.table, self.scale = embedding.tokens.weight, embedding.scale
+        self.positions = embedding.positions
+        self.places: Tensor = self.table[:0]
+        if isinstance(self.positions, LearnedPositions):
+            self.places = self.positions.weight
+
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = torch.embedding(self.table, tokens)  # M D
+        if self.positions is None:
+            return x * self.scale
+        last = int(positions.max()) if len(positions) else 0
+        if last >= len(self.places):  # make more of them than needed now
+            self.places = self.positions(torch.arange(2 * last + 1), x.dtype)
+        return torch.add(self.places[positions], x, alpha=self.scale)
 
 
 class LeanLayer:
-    """One layer of the decoder, for one token in every row."""
+    """One layer, for M tokens."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, product: type[Product]) -> None:
         attention = layer.self_attention
-        self.groups = attention.key.out_features // attention.d_head  # G
-        self.query_key_value = Product(attention.query, attention.key, attention.value)
-        self.query_key_value.shrink(attention)
-        self.self_output = Product(attention.output)
+        self.d_head = attention.d_head
+        self.heads = attention.query.out_features // self.d_head  # H
+        self.groups = attention.key.out_features // self.d_head  # G
+        self.query_key_value = product(
+            attention.query, attention.key, attention.value, shrink=self.d_head
+        )
+        self.self_output = product(attention.output)
         self.self_residual = residual_of(layer.self_residual)
         if hasattr(layer, "cross_attention"):
-            self.query = Product(layer.cross_attention.query)
-            self.query.shrink(layer.cross_attention)
-            self.cross_output = Product(layer.cross_attention.output)
+            self.query = product(layer.cross_attention.query, shrink=self.d_head)
+            self.cross_output = product(layer.cross_attention.output)
             self.cross_residual = residual_of(layer.cross_residual)
-        self.feed_forward = feed_forward_of(layer.feed_forward)
+        self.feed_forward = feed_forward_of(layer.feed_forward, product)
         self.feed_forward_residual = residual_of(layer.feed_forward_residual)
-        self.d_head = attention.d_head
 
-    def __call__(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
-        x = self.self_residual(x, lambda x: self.look_back(x, state, i, rotate))
-        if (source := state.source) is not None:
-            x = self.cross_residual(x, lambda x: self.look_across(x, source[i], state))
+    def encode(self, x: Tensor, sources: Sources, rotate: Step | None) -> Tensor:
+        """For all tokens of the sources."""
+        x = self.self_residual(x, lambda x: self.look_around(x, sources, rotate))
         return self.feed_forward_residual(x, self.feed_forward)
+
+    def step(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
+        """For one new token in every row."""
+        x = self.self_residual(x, lambda x: self.look_back(x, state, i, rotate))
+        if state.memory:
+            x = self.cross_residual(x, lambda x: self.look_across(x, state, i))
+        return self.feed_forward_residual(x, self.feed_forward)
+
+    def project(self, x: Tensor, rotate: Step | None) -> Tensor:
+        """Queries, keys and values side by side: M H+2G K."""
+        all_heads = self.query_key_value(x).view(len(x), -1, self.d_head)
+        if rotate is None:
+            return all_heads
+        turning, values = all_heads[:, : -self.groups], all_heads[:, -self.groups :]
+        return torch.cat([rotate(turning), values], dim=1)
+
+    def look_around(self, x: Tensor, sources: Sources, rotate: Step | None) -> Tensor:
+        """Self-attention of the encoder: tokens of one source see each other."""
+        all_heads = sources.spread(self.project(x, rotate).flatten(1))
+        all_heads = all_heads.view(*sources.shape, -1, self.d_head).transpose(1, 2)  # B H+2G S K
+        q, k, v = all_heads.split_with_sizes([self.heads, self.groups, self.groups], dim=1)
+        mask = None if sources.seen is None else sources.seen[:, None, None]
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=1.0, enable_gqa=self.heads != self.groups
+        )
+        return self.self_output(sources.pack(mixed.transpose(1, 2)).flatten(1))
 
     def look_back(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
         """Masked self-attention: the row's own past is all there is."""
-        everything = self.query_key_value(x).view(x.size(0), -1, self.d_head)  # B H+2G K
-        if rotate is not None:
-            turning, v = everything[:, : -self.groups], everything[:, -self.groups :]
-            everything = torch.cat([rotate(turning[:, :, None])[:, :, 0], v], dim=1)
-        q, new = everything[:, : -2 * self.groups], everything[:, -2 * self.groups :]
+        q, new = self.project(x, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
         keys, values = state.append(i, new)
-        q = q.reshape(keys.size(0), -1, self.d_head)  # BG H/G K
+        q = q.reshape(len(keys), -1, self.d_head)  # BG H/G K
         return self.self_output(gather(q, keys, values, state.hidden).view(x.shape))
 
-    def look_across(self, x: Tensor, source: Tensor, state: LeanState) -> Tensor:
+    def look_across(self, x: Tensor, state: LeanState, i: int) -> Tensor:
         """Cross-attention: the rows of one source ask it together, like several positions."""
-        keys, values = source.flatten(1, 2)  # for each of B/shared sources, G S K
+        keys, values = state.memory[i]
         q = self.query(x).view(-1, state.shared, self.groups, x.size(1) // self.groups)
         q = q.transpose(1, 2)
-        mixed = gather(q.reshape(keys.size(0), -1, self.d_head), keys, values, state.source_hidden)
+        mixed = gather(q.reshape(len(keys), -1, self.d_head), keys, values, state.source_hidden)
         return self.cross_output(mixed.view(q.shape).transpose(1, 2).reshape(x.shape))
 
 
@@ -222,40 +243,13 @@ def gather(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Te
     """Equation 1; the queries are already divided by sqrt(d_k)."""
     scores = torch.bmm(q, keys.transpose(1, 2))
     if hidden is not None:
-        scores.view(hidden.size(0), -1, keys.size(1)).masked_fill_(hidden, -math.inf)
+        scores.view(len(hidden), -1, keys.size(1)).masked_fill_(hidden, -math.inf)
     return torch.bmm(scores.softmax(dim=-1), values)
 
 
-class Product:
-    """x W + b for one token in every row; linear layers that read the same x become one."""
-
-    def __init__(self, *parts: nn.Linear | Classifier) -> None:
-        weights: list[Tensor] = [part.weight for part in parts]
-        self.weight = torch.cat(weights)
-        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-        self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
-
-    def shrink(self, attention: Attention) -> None:
-        """Divide the queries by sqrt(d_k) beforehand."""
-        width = attention.query.out_features
-        for values in (self.weight, self.bias):
-            values[:width] /= math.sqrt(attention.d_head)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # A single row is faster with the plain product, more of them with oneDNN's.
-        if x.size(0) == 1 or x.dtype != torch.float32 or not torch._C._has_mkldnn:
-            return torch.addmm(self.bias, x, self.turned)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-
-    @cached_property
-    def turned(self) -> Tensor:
-        """W, D_in D_out, row after row."""
-        return self.weight.t().contiguous()
-
-    @cached_property
-    def packed(self) -> Tensor:
-        """W in the blocks that oneDNN multiplies."""
-        return torch.ops.mkldnn._reorder_linear_weight(self.weight)
+def layers_of(stack: Stack, product: type[Product]) -> list[LeanLayer]:
+    """The layers of an encoder or a decoder."""
+    return [LeanLayer(layer, product) for layer in cast(Iterable[Layer], stack.layers)]
 
 
 def norm_of(norm: nn.Module) -> Step:
@@ -274,37 +268,18 @@ def residual_of(residual: Residual) -> Callable[[Tensor, Step], Tensor]:
     return lambda x, sublayer: sublayer(norm(x)).add_(x)
 
 
-def feed_forward_of(feed_forward: FeedForward) -> Step:
+def feed_forward_of(feed_forward: FeedForward, product: type[Product]) -> Step:
     """Section 3.3; a gate, if there is one, is computed beside the inner layer."""
-    activate, outer = feed_forward.activate, Product(feed_forward.outer)
+    activate, outer = feed_forward.activate, product(feed_forward.outer)
+    if activate is F.relu:
+        activate = torch.relu_  # in place
     if feed_forward.gate is None:
-        inner = Product(feed_forward.inner)
+        inner = product(feed_forward.inner)
         return lambda x: outer(activate(inner(x)))
-    both = Product(feed_forward.gate, feed_forward.inner)
+    both = product(feed_forward.gate, feed_forward.inner)
 
     def gated(x: Tensor) -> Tensor:
         gate, value = both(x).chunk(2, dim=1)
         return outer(activate(gate) * value)
 
     return gated
-
-
-def likeliest(logits: Tensor) -> Tensor:
-    """The index of the highest score of each row, B V -> B; the first one among equals.
-
-    First the highest of each block, then where it is: a processor finds a highest value many times
-    faster than the place of it.
-    """
-    block = 128
-    whole = logits.size(1) // block * block
-    if whole == 0:
-        return logits.argmax(dim=1)
-    highest = logits[:, :whole].view(len(logits), -1, block).amax(dim=2)
-    best = highest.argmax(dim=1, keepdim=True) * block
-    index = best + torch.arange(block, device=logits.device)
-    first = best[:, 0] + logits.gather(1, index).argmax(dim=1)
-    if whole == logits.size(1):
-        return first
-    rest = whole + logits[:, whole:].argmax(dim=1)
-    both = torch.stack([first, rest], dim=1)
-    return both.gather(1, logits.gather(1, both).argmax(dim=1, keepdim=True))[:, 0]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from limelight.decode.choose import BANNED, discourage, draw, luck_of
 from limelight.decode.config import DecodeConfig
+from limelight.decode.highest import likeliest
 from limelight.decode.phrases import Excluded
 from limelight.decode.request import Request, Stepper, Written, begin, history_of, time_to_leave
 from limelight.errors import UserError
@@ -101,7 +102,7 @@ class Writing:
                 logits = logits.clone() if logits is self.logits else logits
                 logits[place, banned] = BANNED
         if not self.config.temperature:
-            return logits.argmax(dim=-1)
+            return likeliest(logits)
         luck = torch.stack([self.luck[row][len(self.written[row])] for row in self.rows])
         return draw(logits, luck.to(logits.device), self.config)
 
@@ -109,7 +110,7 @@ class Writing:
 def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
     """The log-probability of one token of each row, B."""
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return precise.gather(1, tokens[:, None])[:, 0] - precise.logsumexp(dim=-1)
+    return precise.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
 
 
 def write(

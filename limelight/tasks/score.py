@@ -1,7 +1,7 @@
 """Score: how likely does a model find a text, or a translation of a source?"""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,3 +105,26 @@ def logprobs_of(trained: Trained, sources: list[list[int]], tokens: Tensor, real
 def precise(logits: Tensor) -> Tensor:
     """Scores in which a sum of many loses nothing."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def surprise_of(trained: Trained, texts: Sequence[str]) -> list[float]:
+    """For each text the negative log-probability of all its tokens and its end, in nats.
+
+    A text that is longer than the model reads is taken in stretches; each begins afresh, with the
+    last token of the one before.
+    """
+    trained.require("score")
+    tokenizer, longest = trained.tokenizer, trained.max_len
+    stretches, owners = [], []
+    for owner, text in enumerate(texts):
+        whole = [tokenizer.end, *tokenizer.encode(text), tokenizer.end]
+        for begin in range(0, len(whole) - 1, longest):
+            stretches.append(whole[begin : begin + longest + 1])
+            owners.append(owner)
+    told = [0.0] * len(texts)
+    with torch.inference_mode():
+        for batch, tokens, real in in_batches(trained, stretches, 4096):
+            logprobs = logprobs_of(trained, [], tokens, real) * real[:, 1:]
+            for i, total in zip(batch, logprobs.sum(dim=1).tolist(), strict=True):
+                told[owners[i]] -= total
+    return told

@@ -34,6 +34,7 @@ class State:
     position: int = 0  # in the plan of the epoch
     tokens: int = 0  # learned from so far
     skipped: int = 0  # steps in a row that were not finite
+    usual: float = 0.0  # loss of a token, over the last hundred steps or so
     validated: int = 0  # the last step after which the model was validated
     metric: str = ""  # what the next three are about
     best: float = math.inf  # of the metric, lower is better

@@ -28,6 +28,7 @@ class TrainConfig:
     weight_decay: Fraction = 0.0
     clip: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0  # of the norm; 0: none
     label_smoothing: Fraction = 0.1
+    agreement: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0  # R-Drop's alpha
 
     average: Annotated[int, Field(ge=0, le=1000)] = 5  # the last checkpoints, averaged; 0: none
     ema: Fraction = 0.0  # a running average of the weights, this much of it kept each step; 0: none
@@ -44,7 +45,8 @@ class TrainConfig:
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
-    compile: bool = False  # costs a minute at the start
+    compile: bool = False  # costs a minute or two at the start, and on a GPU twice the memory
+    repeat: bool = False  # on a GPU, record steps and repeat them: small models are much faster
     shard: bool = False  # many devices: share the weights out too, for models that fit on none
     workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that make batches
 

@@ -4,12 +4,18 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from limelight.errors import UserError
 from limelight.training.config import TrainConfig
 
+# An analysis of how to cut loops into tiles, which fails on shapes that vary: pytorch issue 181563.
+COMPILING: dict[str, str | int | bool | Callable[..., Any]] = {
+    "triton.coalesce_tiling_analysis": False
+}
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
 
 

@@ -9,7 +9,7 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight.errors import UserError
+from limelight.model.layers import Layer
 from limelight.run.board import Board
 from limelight.run.commit import (
     check_room,
@@ -49,15 +50,25 @@ from limelight.training.checkpoint import (
     write_tensors,
 )
 from limelight.training.config import TrainConfig
-from limelight.training.device import is_out_of_memory, peak_memory
+from limelight.training.device import COMPILING, is_out_of_memory, peak_memory
 from limelight.training.loss import Score
-from limelight.training.objective import Learner, to_device, tokens_in
+from limelight.training.objective import (
+    SHORT,
+    Learner,
+    fused_attention,
+    to_device,
+    tokens_in,
+    write_out_attention,
+)
 from limelight.training.optimizer import gradient_norm, make_optimizer, move, move_unseen, set_rate
+from limelight.training.repeater import Repeater
 from limelight.training.report import Report
 from limelight.training.schedule import learning_rate
 from limelight.training.workers import Workers, gathering, share_out_again, spread
 
 PATIENCE_WITH_NAN = 3  # steps in a row that may be skipped
+LOOKING_BACK = 100  # steps, to know what loss is usual
+FEW_TOKENS = 30  # whose mean loss says little of a step
 MEASURED = ("loss", "perplexity", "accuracy")  # in every validation
 Metrics = Callable[[nn.Module], dict[str, float]]
 Samples = Callable[[nn.Module], list[str]]
@@ -81,19 +92,44 @@ class Trainer:
     metrics: Metrics = lambda _: {}  # the task's own, on top of loss and accuracy
     samples: Samples = lambda _: []
     d_model: int = 1
+    widths: tuple[int, int] = (0, 10**9)  # tokens of the shortest and of the longest text
     precision: str = "float32"
     state: State = field(default_factory=State)
     written: set[str] = field(default_factory=set)  # checkpoints, by this process
+    spiking: bool = False  # whether the last step had a loss far above the usual
 
     def __post_init__(self) -> None:
         kind = torch.float64 if self.precision == "float64" else torch.float32
         self.learner.to(self.workers.device, kind)
-        spread_out = spread(self.learner, self.workers, self.config)
-        self.module: Any = torch.compile(spread_out) if self.config.compile else spread_out
-        self.optimizer = make_optimizer(self.learner.model, self.config)
+        self.module: Any = self.compiled(spread(self.learner, self.workers, self.config))
+        repeated = can_be_repeated(self.learner, self.workers, self.config)
+        self.optimizer = make_optimizer(self.learner.model, self.config, repeated)
+        self.repeater = (
+            Repeater(lambda batch: work(self, [batch]), self.workers.device) if repeated else None
+        )
         named = self.learner.model.named_parameters()
         self.average = {n: p.detach().clone() for n, p in named} if self.config.ema else {}
         self.learned = [p for p in self.learner.parameters() if p.requires_grad]
+
+    def compiled(self, module: nn.Module) -> Any:
+        """The learner compiled, if that is wanted: once for all widths, or for the only one."""
+        if not self.config.compile:
+            return module
+        shortest, longest = self.widths
+        if longest <= SHORT and self.workers.device.type == "cuda":
+            write_out_attention(self.learner.model)
+        dynamic = None if shortest == longest else True
+        return torch.compile(module, dynamic=dynamic, options=COMPILING)
+
+
+def can_be_repeated(learner: Learner, workers: Workers, config: TrainConfig) -> bool:
+    """Whether a step is the same to the GPU every time: see the `Repeater`.
+
+    Recurrent networks look at the lengths of texts, a running average at whether the step counts.
+    """
+    wanted = (config.compile or config.repeat) and workers.device.type == "cuda"
+    alone = workers.ranks == 1 and not config.shard and config.accumulate == 1 and not config.ema
+    return wanted and alone and any(isinstance(part, Layer) for part in learner.modules())
 
 
 def fit(trainer: Trainer) -> int:
@@ -216,12 +252,25 @@ def take_step(trainer: Trainer, turn: list[Turn]) -> Taken:
     rate = learning_rate(config, trainer.d_model, state.step)
     set_rate(trainer.optimizer, rate)
     trainer.module.train()
+    seed_dropout(workers.device, config.seed, state.step, workers.rank)
+    batches = [part.batch for part in turn]
+    if trainer.repeater is not None and batches[0] is not None:
+        numbers = trainer.repeater(batches[0])
+    else:
+        numbers = work(trainer, batches)
+    return Taken(state.step, rate, turn, read_later(numbers))
+
+
+def work(trainer: Trainer, batches: Sequence[Batch | None]) -> Tensor:
+    """All that a step computes; the numbers that tell of it stay where they are computed."""
+    config, workers = trainer.config, trainer.workers
     sums = torch.zeros(4, device=workers.device, dtype=torch.float64)
-    for i, part in enumerate(turn):
-        share = i * workers.ranks + workers.rank
-        seed_dropout(workers.device, config.seed, state.step, share)
-        with gathering(trainer.module, last=i == len(turn) - 1):
-            score = learn_from(trainer, part.batch)
+    for i, batch in enumerate(batches):
+        if i > 0:
+            share = i * workers.ranks + workers.rank
+            seed_dropout(workers.device, config.seed, trainer.state.step, share)
+        with gathering(trainer.module, last=i == len(batches) - 1):
+            score = learn_from(trainer, batch)
         sums += torch.stack([value.detach().double() for value in score])
     loss, _, _, asked = workers.sum(sums)
     mean = workers.ranks / asked.clamp(min=1)  # processes give the mean of their gradients
@@ -234,8 +283,7 @@ def take_step(trainer: Trainer, turn: list[Turn]) -> Taken:
     step(trainer.optimizer, trainer.learned, mean * clip, moving)
     update_average(trainer, moving)
     trainer.optimizer.zero_grad(set_to_none=True)
-    numbers = torch.cat([sums, torch.stack([norm, finite.double()])])
-    return Taken(state.step, rate, turn, read_later(numbers))
+    return torch.cat([sums, torch.stack([norm, finite.double()])])
 
 
 def read_later(numbers: Tensor) -> Callable[[], list[float]]:
@@ -259,7 +307,8 @@ def learn_from(trainer: Trainer, batch: Batch | None) -> Score:
     device, count = trainer.workers.device, 0.0 if batch is None else 1.0
     batch = to_device(batch or trainer.batches.any(), device)
     try:
-        with torch.autocast(device.type, torch.bfloat16, trainer.precision == "bfloat16"):
+        half = torch.autocast(device.type, torch.bfloat16, trainer.precision == "bfloat16")
+        with half, fused_attention(batch):
             score: Score = trainer.module(batch)
         torch.autograd.backward(score.loss * count)
     except (RuntimeError, MemoryError) as error:
@@ -338,6 +387,8 @@ def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
     if finite:
         state.tokens += int(sums[3])
         state.window = [a + b for a, b in zip(state.window, sums, strict=True)]
+        if sums[3] >= FEW_TOKENS:
+            watch_for_spikes(trainer, log, taken, sums[0] / sums[3])
     else:
         tell_skipped(trainer, log, taken)
     asked = state.window[3]
@@ -361,10 +412,31 @@ def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
             log.add(line)
 
 
+def watch_for_spikes(trainer: Trainer, log: Log | None, taken: Taken, loss: float) -> None:
+    """Say when the loss jumps to twice what is usual: bad texts, or the weights running away."""
+    state = trainer.state
+    spike = taken.step > LOOKING_BACK and loss > max(2 * state.usual, state.usual + 1)
+    if spike and log is not None:
+        entry = {"loss": loss, "usual": state.usual, "examples": examples_met(taken)}
+        log.add({"step": taken.step, "spike": True, **entry})
+    if spike and not trainer.spiking:  # of several in a row the first is told
+        trainer.report.warn(
+            f"step {taken.step} has a loss of {loss:.2f}, and {state.usual:.2f} is usual: bad "
+            "texts (its examples are in the log), or too large a --train.learning-rate"
+        )
+    trainer.spiking = spike
+    state.usual += (loss - state.usual) / min(taken.step, LOOKING_BACK)
+
+
+def examples_met(taken: Taken) -> list[int]:
+    """The examples that a step has learned from in this process."""
+    batches = [part.batch for part in taken.turn if part.batch is not None]
+    return [i for batch in batches for i in batch.examples.tolist() if i >= 0]
+
+
 def tell_skipped(trainer: Trainer, log: Log | None, taken: Taken) -> None:
     """A step that was not finite: say which examples it met; three in a row are too many."""
-    batches = [part.batch for part in taken.turn if part.batch is not None]
-    examples = [i for batch in batches for i in batch.examples.tolist() if i >= 0]
+    examples = examples_met(taken)
     if log is not None:
         log.add({"step": taken.step, "skipped": True, "examples": examples})
     trainer.report.warn(

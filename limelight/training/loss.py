@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROOM = {"cuda": 2**27, "mps": 2**25, "cpu": 2**24}  # logits at a time, as memory goes
+ROOM = {"mps": 2**25, "cpu": 2**24}  # logits at a time, as memory goes
 IGNORED = -100  # what a position holds that nothing is asked of
 Judge = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -33,14 +33,25 @@ def score_tokens(
     bias: Tensor | None,  # V
     answers: Tensor,  # ... in 0 to V - 1, or IGNORED
     smoothing: float = 0.0,
+    agreement: float = 0.0,
     judge: Judge | None = None,  # a compiled one, perhaps
 ) -> Score:
-    """How well a classifier on these states gives the answers."""
+    """How well a classifier on these states gives the answers.
+
+    With `agreement`, both halves of the batch are the same texts: see `disagreement`.
+    """
     states, answers = states.flatten(0, -2), answers.flatten()
-    judging = partial(judge or judge_logits, smoothing=smoothing)
+    if agreement:
+        states, answers = beside_each_other(states), beside_each_other(answers)
+    judging = partial(judge or judge_logits, smoothing=smoothing, agreement=agreement)
     learning = torch.is_grad_enabled()  # inside of a Function it never is
     loss, surprise, right = chunked_loss(states, weight, bias, answers, judging, learning)
     return Score(loss, surprise, right, (answers != IGNORED).sum())
+
+
+def beside_each_other(both: Tensor) -> Tensor:
+    """Two halves, a1 a2 ... b1 b2 ..., as pairs: a1 b1 a2 b2 ..."""
+    return torch.stack(both.chunk(2), dim=1).flatten(0, 1)
 
 
 def score_plainly(
@@ -80,7 +91,8 @@ class ChunkedLoss(torch.autograd.Function):
             for x, needed in inputs
         ]
         sums = []
-        rows = max(1, ROOM[states.device.type] // weight.size(0))
+        rows = chunk_rows(states.size(0), weight.size(0), states.device)
+        rows += rows % 2  # two that are to agree stay together
         for begin in range(0, max(1, states.size(0)), rows):  # nothing at all is one chunk too
             part = slice(begin, begin + rows)
             some = states[part].to(fewer)
@@ -99,8 +111,24 @@ class ChunkedLoss(torch.autograd.Function):
         return (*made, None, None, None)
 
 
+def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
+    """Positions at a time: as many as there is room for, in chunks of much the same size.
+
+    A logit takes up to ten bytes on its way, so on a GPU all of them take 4% of the memory. Its
+    matrix units like multiples of 128.
+    """
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).total_memory // 256
+    else:
+        room = ROOM[device.type]
+    most = max(1, room // vocab)
+    most -= most % 128 if most > 128 else 0
+    chunks = max(1, -(-positions // most))
+    return min(most, -(-positions // (128 * chunks)) * 128) or 1
+
+
 def judge_logits(
-    logits: Tensor, answers: Tensor, smoothing: float, learning: bool
+    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, agreement: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
     """Of some positions: loss, surprise and right answers (3), and the slope of the loss (n V).
 
@@ -114,10 +142,15 @@ def judge_logits(
     surprise = -(wanted[:, 0] * asked).sum()
     spread = -(log_p.mean(dim=-1) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
+    apart = disagreement(log_p) if agreement else None
+    if apart is not None:
+        loss = loss + agreement * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
     if not learning:
         return sums, None
     slope = log_p.exp_()
+    if apart is not None:
+        slope.add_(apart[1], alpha=agreement)
     if smoothing:
         slope.sub_(smoothing / logits.size(-1))
     slope.scatter_add_(1, place, torch.full_like(wanted, smoothing - 1))
@@ -125,24 +158,51 @@ def judge_logits(
 
 
 def judge_to_compile(
-    logits: Tensor, answers: Tensor, smoothing: float, learning: bool
+    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, agreement: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
-    """The same without a step in place: a compiler makes two passes over the logits of it."""
+    """The same without a step in place: a compiler makes two passes over the logits of it.
+
+    An answer is the first choice if it is as high as the highest, and none before it is. That is
+    seen in the second pass; `argmax` would carry places along through the first, which takes long.
+    """
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     logits, given = logits.to(kind), logits.dtype
     asked, place = answers != IGNORED, answers.clamp(min=0)[:, None]
     top = logits.amax(dim=-1, keepdim=True)
     total = (logits - top).exp().sum(dim=-1, keepdim=True).log() + top
-    right = (logits.argmax(dim=-1) == answers).sum()
-    surprise = ((total - logits.gather(1, place))[:, 0] * asked).sum()
+    here = torch.arange(logits.size(-1), device=logits.device)
+    wanted = logits.gather(1, place)
+    before = ((logits == top) & (here < place)).any(dim=-1)
+    right = ((wanted == top)[:, 0] & ~before & asked).sum()
+    surprise = ((total - wanted)[:, 0] * asked).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
+    apart = disagreement(logits - total) if agreement else None
+    if apart is not None:
+        loss = loss + agreement * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
     if not learning:
         return sums, None
-    here = torch.arange(logits.size(-1), device=logits.device) == place
-    slope = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * here
+    hit = (here == place).to(kind)
+    slope = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * hit
+    if apart is not None:
+        slope = slope + agreement * apart[1]
     return sums, slope.to(given)
+
+
+def disagreement(log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """R-Drop (Liang et al. 2021): how far two predictions for one place are apart, and its slope.
+
+    Dropout makes them differ, rows 2i and 2i + 1. The measure is the mean of both ways to compare
+    them, (KL(p, q) + KL(q, p)) / 2, one for each pair; its slope is for all rows, n V.
+    """
+    one, other = log_p[0::2], log_p[1::2]
+    p, q, apart = one.exp(), other.exp(), one - other
+    there, back = (p * apart).sum(dim=-1), -(q * apart).sum(dim=-1)
+    for_one = p * (apart - there[:, None]) + p - q
+    for_other = q * (-apart - back[:, None]) + q - p
+    slope = torch.stack([for_one, for_other], dim=1).flatten(0, 1)
+    return (there + back) / 2, slope / 2
 
 
 def add_gradients(

@@ -5,26 +5,43 @@ around a module (compilation, many devices) goes around it whole.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from limelight.model.attention import Attention, attend_explicitly
 from limelight.text.examples import Batch, Labelled, Masked, Pairs, Texts
+from limelight.training.device import COMPILING
 from limelight.training.loss import IGNORED, Score, judge_logits, judge_to_compile, score_tokens
 
 Scorer = Callable[..., Score]
+SHORT = 64  # tokens
+BLOCKS_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class Learner(nn.Module):
     """A model with its exercise."""
 
-    def __init__(self, model: nn.Module, smoothing: float = 0.0, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        smoothing: float = 0.0,
+        compiled: bool = False,
+        agreement: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.model = model
-        judge = torch.compile(judge_to_compile) if compiled else judge_logits
+        self.model, self.agreement = model, agreement
+        judge = torch.compile(judge_to_compile, options=COMPILING) if compiled else judge_logits
         self.score = partial(score_tokens, smoothing=smoothing, judge=judge)
         self.smoothing = smoothing
 
@@ -33,7 +50,17 @@ class Learner(nn.Module):
         if isinstance(batch, Labelled):
             return choose_class(self.model, batch, self.smoothing)
         exercise: Any = EXERCISES[type(batch)]
+        if self.agreement and self.training:
+            score = partial(self.score, agreement=self.agreement)
+            return exercise(self.model, twice(batch), score)
         return exercise(self.model, batch, self.score)
+
+
+def twice(batch: Batch) -> Batch:
+    """The same texts once more below: dropout will treat them differently."""
+    kind: Any = type(batch)
+    both = (torch.cat([x, x]) if isinstance(x, Tensor) else x for x in batch)
+    return cast(Batch, kind(*both))
 
 
 def predict_target(model: Any, batch: Pairs, score: Scorer) -> Score:
@@ -72,6 +99,25 @@ def choose_class(model: Any, batch: Labelled, smoothing: float) -> Score:
 
 
 EXERCISES = {Pairs: predict_target, Texts: predict_next, Masked: fill_blanks}
+
+
+def write_out_attention(model: nn.Module) -> None:
+    """Let a compiler see attention step by step; for texts of up to `SHORT` tokens that is faster.
+
+    A fused kernel works on tiles of 128 positions, which short texts leave empty for the most part.
+    """
+    for part in model.modules():
+        if isinstance(part, Attention):
+            part.attend = attend_explicitly
+
+
+def fused_attention(batch: Batch) -> AbstractContextManager[Any]:
+    """For full blocks of text cuDNN's kernel first, where there is one: it is the faster one."""
+    if not isinstance(batch, Texts | Masked) or not batch.tokens.is_cuda:
+        return nullcontext()
+    if isinstance(batch, Texts) and batch.real is not None:
+        return nullcontext()
+    return cast(AbstractContextManager[Any], sdpa_kernel(BLOCKS_FIRST, set_priority=True))
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -1,7 +1,7 @@
 """How weights move: Adam (section 5.3), with weight decay for matrices where it is asked for."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,25 +11,37 @@ from limelight.errors import UserError, unknown
 from limelight.training.config import TrainConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over what is to be learned; norms and biases do not decay."""
+def make_optimizer(
+    model: nn.Module, config: TrainConfig, repeated: bool = False
+) -> torch.optim.AdamW:
+    """AdamW over what is to be learned; norms and biases do not decay.
+
+    A step that is repeated reads the rate from the GPU's memory, where `set_rate` writes it.
+    """
     learned = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in learned if p.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in learned if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    optimizer: Any = torch.optim.AdamW(
         [group for group in groups if group["params"]],
+        lr=torch.zeros((), device=learned[0].device) if repeated else 0.0,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=True,
+        capturable=repeated,
     )
+    optimizer._warned_capturable_if_run_uncaptured = True  # the first step of a shape is
+    return cast(torch.optim.AdamW, optimizer)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """The learning rate of the next step."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:

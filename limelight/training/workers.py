@@ -57,6 +57,8 @@ class Workers:
 
     def agree(self, yes: bool) -> bool:
         """Whether any process says yes: then all do."""
+        if self.ranks == 1:
+            return yes  # without waiting for a GPU
         return bool(self.sum(torch.tensor(float(yes), device=self.device)).item())
 
 

@@ -6,7 +6,9 @@ import random
 import pytest
 import torch
 
-from limelight.decode.lean import Lean, LeanState, lean, likeliest
+from limelight.decode.highest import highest, likeliest
+from limelight.decode.lean import Lean, lean
+from limelight.decode.past import LeanState
 from limelight.errors import UserError
 from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
 
@@ -31,7 +33,9 @@ def sides(family, dtype=torch.float64, rows=4, **changes):
     assert isinstance(fast, Lean)
     source, lengths = tokens(rows, 7), torch.randint(1, 8, (rows, 1))
     real = torch.arange(7) < lengths
-    return model, fast, begin(model, source, real), begin(fast, source, real)
+    quick = begin(fast, source, real)
+    quick.past.fill_(math.nan)  # whatever was in memory before
+    return model, fast, begin(model, source, real), quick
 
 
 def assert_walks_alike(*case, **named):
@@ -89,11 +93,11 @@ def test_a_forgotten_selection_is_noticed(monkeypatch, kept):
         before = self.past.clone(), self.cache.length, self.source
         select(self, rows)
         if kept == "past" and len(rows) <= before[0].size(2):
-            self.past = before[0][:, :, : len(rows)]
+            self.keep_past(before[0][:, :, : len(rows)])
         if kept == "length" and len(rows) <= len(before[1]):
             self.cache.length = before[1][: len(rows)]
         if kept == "source" and self.source.size(2) <= before[2].size(2):
-            self.source = before[2][:, :, : self.source.size(2)]
+            self.keep_source(before[2][:, :, : self.source.size(2)], self.source_hidden)
 
     monkeypatch.setattr(LeanState, "select", forgetful)
     with pytest.raises(AssertionError, match="not close"):
@@ -176,8 +180,53 @@ def test_where_no_faster_way_is_known_the_model_writes_itself(family):
     assert lean(half) is half
 
 
+@pytest.mark.parametrize("family", TRANSFORMERS[:2])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
+def test_sources_and_texts_as_long_as_the_model_allows(family, positions):
+    model = small(family, positions=positions, max_len=8)
+    fast, source, text = lean(model), tokens(2, 8), tokens(2, 8)
+    state, quick = begin(model, source), begin(fast, source)
+    for i in range(8):
+        new = text[:, i : i + 1]
+        torch.testing.assert_close(fast.step(new, quick), model.step(new, state))
+
+
+def test_a_source_of_padding_alone_is_read_as_the_model_reads_it():
+    model = small("encoder-decoder")
+    fast, source, first = lean(model), tokens(3, 5), tokens(3, 1)
+    real = torch.arange(5) >= torch.tensor([[5], [2], [0]])  # padding comes first here
+    expected = model.step(first, model.start(source, real))
+    torch.testing.assert_close(fast.step(first, fast.start(source, real)), expected)
+
+
+def test_int8_is_near_and_is_refused_where_it_would_not_be_int8():
+    model = small("encoder-decoder", torch.float32)
+    fast, source, text = lean(model, int8=True), tokens(3, 5), tokens(3, 4)
+    state, quick = model.start(source), fast.start(source)
+    for i in range(4):
+        expected, got = model.step(text[:, i, None], state), fast.step(text[:, i, None], quick)
+        assert not torch.equal(got, expected)
+        assert (got - expected).std() < 0.1 * expected.std()
+    with pytest.raises(UserError, match=r"this model is in torch\.float64"):
+        lean(small("decoder-only"), int8=True)
+
+
+def test_a_processor_without_int8_is_told_in_a_sentence(monkeypatch):
+    monkeypatch.setattr("limelight.decode.products.PROBE", "import os; os.kill(os.getpid(), 4)")
+    with pytest.raises(UserError, match="int8 does not work on this CPU"):
+        lean(small("decoder-only", torch.float32), int8=True)
+
+
 @pytest.mark.parametrize("vocab", [1, 100, 128, 300, 8000])
 def test_likeliest_is_the_first_of_the_highest(vocab):
     for logits in (torch.randn(50, vocab), torch.randint(4, (50, vocab)).float()):
         logits[0] = -math.inf
         assert torch.equal(likeliest(logits), logits.argmax(dim=1))
+
+
+@pytest.mark.parametrize(("vocab", "count"), [(100, 5), (300, 2), (300, 5), (8000, 1), (8000, 10)])
+def test_highest_is_topk(vocab, count):
+    logits = torch.rand(50, vocab).mul(1e6).round()
+    values, tokens = highest(logits, count)
+    assert torch.equal(values, logits.topk(count).values)
+    assert torch.equal(logits.gather(1, tokens), values)

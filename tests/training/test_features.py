@@ -9,14 +9,16 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from limelight.errors import UserError
-from limelight.experiment import evaluate_run
+from limelight.experiment import evaluate_run, set_up
 from limelight.model import build
 from limelight.run import commit
+from limelight.run.folder import RunFolder
 from limelight.training.checkpoint import OPTIMIZER, WEIGHTS
 from limelight.training.config import TrainConfig
 from limelight.training.loop import name_of
 from limelight.training.optimizer import freeze, make_optimizer
 from limelight.training.report import Report
+from limelight.training.workers import join
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
 
@@ -196,6 +198,14 @@ def test_what_is_validated_is_what_is_kept(tmp_path, patience):
     assert min(told) < told[-1]
 
 
+@pytest.mark.parametrize(("ema", "warned"), [(0.99, True), (0.9, False), (0.0, False)])
+def test_a_running_average_that_hardly_runs_is_told(tmp_path, capsys, ema, warned):
+    recipe = tiny(ema=ema)
+    with join(recipe.train) as workers:
+        set_up(recipe, RunFolder(tmp_path), workers, Report())
+    assert ("what is finished will have learned little" in capsys.readouterr().err) == warned
+
+
 def test_validating_the_average_leaves_the_weights_alone(tmp_path):
     for name, every in (("often", 1), ("once", 10)):
         train_in(tmp_path / name, tiny(ema=0.7, validate_every=every, checkpoint_every=10))
@@ -295,7 +305,7 @@ def test_a_part_that_is_none_is_refused(tmp_path):
 
 IN_VAIN = {  # what a training could not do, and what is said of it
     "perplexty": ({"metric": "perplexty"}, "no metric 'perplexty': did you mean 'perplexity'?"),
-    "bleu": ({"metric": "bleu"}, "no metric 'bleu': choose one of: accuracy, exact, loss, perp"),
+    "f1": ({"metric": "f1"}, "no metric 'f1': choose one of: accuracy, bleu, chrf2, exact, loss"),
     "shared": ({"metric": "exact", "shard": True}, "no metric 'exact': .* accuracy, loss, perpl"),
 }
 
@@ -309,8 +319,10 @@ def test_a_metric_that_nobody_measures_is_refused_before_anything_is_done(tmp_pa
 
 
 def test_a_toy_is_measured_by_what_comes_out_right(tmp_path):
-    """The control, and the only task with a metric of its own."""
+    """The control."""
     train_in(tmp_path / "toy", tiny(metric="exact"))
+    train_in(tmp_path / "bleu", tiny(metric="bleu"))
+    assert {"bleu", "chrf2"} <= log_of(tmp_path / "bleu")[-1].keys()
     with pytest.raises(UserError, match=r"no metric 'exact': .* accuracy, loss, perplexity"):
         train_in(tmp_path / "run", tiny("decoder-only", texts(tmp_path), metric="exact"))
 

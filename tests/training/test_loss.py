@@ -1,5 +1,7 @@
 """The loss in chunks is torch's own loss: every sum, every gradient, in less memory."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -163,3 +165,55 @@ def test_the_logits_are_never_whole(monkeypatch):
     assert made <= 100_000
     assert kept == 4096 * 8  # the states' own gradient is the largest that waits
     assert largest(score_plainly) == (4096 * 1000, 4096 * 1000)  # the control
+
+
+def test_of_two_that_are_highest_the_first_is_the_choice():
+    logits = torch.tensor([[1.0, 3.0, 0.0, 3.0]] * 3)
+    answers = torch.tensor([1, 3, IGNORED])
+    for judge in (loss.judge_logits, loss.judge_to_compile):
+        sums, _ = judge(logits, answers, smoothing=0.0, learning=False)
+        assert sums[2] == 1
+
+
+@pytest.mark.parametrize(
+    ("positions", "vocab", "rows"),
+    [
+        (0, 100, 1),
+        (10, 100, 128),
+        (10_000, 50_304, 256),  # of which 333 would fit
+        (1_000_000, 100, 166_784),  # 6 chunks, and the last is not small
+        (5, 2**25, 1),
+    ],
+)
+def test_chunks_are_of_much_the_same_size(positions, vocab, rows):
+    assert loss.chunk_rows(positions, vocab, torch.device("cpu")) == rows
+
+
+def plain_agreement(states, weight, bias, answers, smoothing, alpha):
+    """R-Drop as its paper says it, with torch's own divergences."""
+    score = score_plainly(states, weight, bias, answers, smoothing)
+    one, other = F.linear(states, weight, bias).log_softmax(dim=-1).unflatten(0, (2, -1))
+    total = partial(F.kl_div, reduction="none", log_target=True)
+    both = (total(one, other) + total(other, one)).sum(dim=-1) / 2
+    asked = answers[: len(one)] != IGNORED
+    return score._replace(loss=score.loss + alpha * both[asked].sum())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
+def test_disagreement_of_two_passes_equals_the_plain_way(monkeypatch, room, smoothing):
+    monkeypatch.setitem(loss.ROOM, "cpu", room)
+    states, weight, bias, answers = exercise()
+    states = torch.cat([states, states + 0.3 * torch.randn_like(states)])
+    states, answers = states.detach().requires_grad_(), torch.cat([answers, answers])
+    inputs = (states, weight, bias)
+    plain = plain_agreement(*inputs, answers, smoothing, 5.0)
+    slopes = gradients(plain, inputs)
+    for judge in (loss.judge_logits, loss.judge_to_compile):
+        ours = score_tokens(*inputs, answers, smoothing, agreement=5.0, judge=judge)
+        for a, b in zip(ours, plain, strict=True):
+            torch.testing.assert_close(a.double(), b.double(), rtol=1e-12, atol=1e-12)
+        for a, b in zip(gradients(ours, inputs), slopes, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+    without = score_tokens(*inputs, answers, smoothing)
+    assert plain.loss - without.loss > 1e-3  # the control

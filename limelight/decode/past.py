@@ -1,0 +1,121 @@
+"""What lean decoding keeps between two tokens: the past of every row, and the sources."""
+
+import math
+import mmap
+
+import torch
+from torch import Tensor
+
+from limelight.model.cache import Cache
+
+
+class LeanState:
+    """What is kept between two tokens: the model's cache, with all layers in one piece.
+
+    `past` has a slot for every position; those before `reach` are filled in every row. The keys and
+    values of a source are kept once for all rows that look at it: row b at source b // shared.
+    """
+
+    def __init__(
+        self, cache: Cache, rows: int, source: Tensor | None = None, seen: Tensor | None = None
+    ) -> None:
+        layers, (_, *shape) = len(cache.keys), cache.keys[0].shape
+        self.cache = cache  # made for no rows at all: it counts, and the numbers are here
+        self.cache.length = cache.length.new_zeros(rows)
+        self.keep_past(in_large_pages(cache.keys[0], layers, 2, rows, *shape))  # N 2 B G S K
+        self.spare = self.past[:, :, :0]
+        self.keep_source(source, None if seen is None else ~seen[:, None])
+        self.shared = 1
+        self.even = True  # all rows are equally long, so nothing needs hiding
+        self.hidden: Tensor | None = None  # B 1 S: slots behind the end of a row
+
+    def keep_past(self, past: Tensor) -> None:
+        """Views are made here, once, and not at every step."""
+        self.past = past
+        self.slots = [(*layer.flatten(1, 2), layer) for layer in past]  # BG S K; BG S K; 2 B G S K
+
+    def keep_source(self, source: Tensor | None, hidden: Tensor | None) -> None:
+        """Keys and values of all layers, N 2 B/shared G S K, and what is padding in them."""
+        self.source, self.source_hidden = source, hidden
+        self.memory = [] if source is None else [tuple(layer.flatten(1, 2)) for layer in source]
+
+    def lend(self, count: int) -> Cache:
+        """The cache as the model knows it, to read a prompt of so many tokens into."""
+        self.clear(count)
+        cache = self.cache
+        cache.keys, cache.values = list(self.past[:, 0]), list(self.past[:, 1])
+        if self.source is not None:
+            per_row = self.source.repeat_interleave(self.shared, dim=2)
+            cache.memory = [(k, v) for k, v in per_row]
+        if self.source_hidden is not None:
+            cache.memory_mask = ~self.source_hidden.repeat_interleave(self.shared, 0)[:, None]
+        self.even = False  # not known; `open` will look
+        return cache
+
+    def clear(self, count: int) -> None:
+        """The next slots; what was in memory could be NaN, which no mask can hide."""
+        self.past[..., self.cache.reach : self.cache.reach + count, :] = 0
+
+    def open(self) -> Tensor:
+        """Make ready for one more token in every row; return their positions, B."""
+        cache = self.cache
+        cache.open(1)
+        self.even = self.even or bool((cache.length == cache.reach).all())
+        self.hidden = None
+        if not self.even:
+            self.clear(1)
+            self.hidden = ~cache.mask()[:, 0]
+        return cache.positions[:, 0]
+
+    def append(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values (B 2G K); return them with the past, BG S K."""
+        keys, values, both = self.slots[layer]
+        slot, new = self.cache.reach, new.view(len(new), 2, -1, new.size(2))
+        if self.even:
+            both.select(3, slot).copy_(new.transpose(0, 1))
+        else:
+            both[:, torch.arange(len(new)), :, self.cache.positions[:, 0]] = new
+        return keys.narrow(1, 0, slot + 1), values.narrow(1, 0, slot + 1)
+
+    def close(self) -> None:
+        """Count the tokens just read."""
+        self.cache.close()
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be named again (beams) or not at all."""
+        cache, count = self.cache, len(rows)
+        cache.length = cache.length[rows]
+        if not self.even:
+            cache.reach = max(cache.length.tolist(), default=0)
+        if self.spare.size(2) < count:
+            layers, two, _, *shape = self.past.shape
+            self.spare = in_large_pages(self.past, layers, two, count, *shape)
+        old, new = self.past, self.spare[:, :, :count]
+        filled = (..., slice(cache.reach), slice(None))
+        torch.index_select(old[filled], 2, rows, out=new[filled])
+        self.keep_past(new)
+        self.spare = old
+        if self.source is not None:
+            self.select_sources(self.source, rows // self.shared)
+
+    def select_sources(self, source: Tensor, wanted: Tensor) -> None:
+        """Row b is to look at source wanted[b]. Beams that move within a source move nothing."""
+        runs = torch.unique_consecutive(wanted, return_counts=True)[1]
+        self.shared = math.gcd(*runs.tolist()) or 1
+        wanted = wanted[:: self.shared]
+        if not torch.equal(wanted, torch.arange(source.size(2))):
+            hidden = self.source_hidden
+            self.keep_source(source[:, :, wanted], None if hidden is None else hidden[wanted])
+
+
+def in_large_pages(like: Tensor, *shape: int) -> Tensor:
+    """New memory, in large pages where the system has them.
+
+    A step writes to thousands of places, and to find a small page for each takes as long.
+    """
+    size = math.prod(shape) * like.element_size()
+    if size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return like.new_empty(shape)
+    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(room, dtype=like.dtype).view(shape)

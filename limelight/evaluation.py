@@ -1,0 +1,166 @@
+"""How good a trained model is at its task, and whether another one is better.
+
+On top of what training measures (loss, perplexity, accuracy): translations are held against their
+references, texts are weighed in bits per byte, labels are compared; all with signatures, so that
+others can do the same.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from limelight.errors import UserError
+from limelight.evaluate import report
+from limelight.evaluate.compare import Comparison, compare_examples, compare_translations
+from limelight.evaluate.labels import score_labels
+from limelight.evaluate.language import bits_per_byte, count_bytes
+from limelight.evaluate.measure import Measure
+from limelight.evaluate.translation import score_translations
+from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
+from limelight.experiment import evaluate_run, show_scores
+from limelight.loaded import Loaded, load
+from limelight.progress import counting
+from limelight.recipe import Recipe, recipe_of
+from limelight.run.folder import RunFolder
+from limelight.tasks.classify import classify
+from limelight.tasks.score import surprise_of
+from limelight.tasks.translate import Wishes, translate
+from limelight.text.config import parts_of
+from limelight.text.corpora import read_split
+from limelight.text.named import resolve
+from limelight.text.readers import Tally
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A split as it was written: sources and targets, texts and labels, or texts alone."""
+
+    columns: list[list[str]]
+    tags: list[str]  # what is asked of the model for each line, if it learned several things
+
+
+def score_run(
+    path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
+) -> dict[str, Any]:
+    """All scores of a run on a split, as one JSON document has them."""
+    losses = evaluate_run(path, split, changes, silent)
+    loaded, recipe = load(path), recipe_of(RunFolder(Path(path)), changes)
+    lines = read_lines(recipe, split)
+    scores = score_task(loaded, recipe, lines, silent)
+    settings = asdict(recipe.decode)
+    return {**losses, **report.report_scores(str(path), split, lines.columns, scores, settings)}
+
+
+def read_lines(recipe: Recipe, split: str) -> Lines:
+    """The lines of a split, of one corpus after the other."""
+    examples, tags = [], []
+    for part in parts_of(resolve(recipe.data), split):
+        read = list(read_split(part, split, Tally()))
+        examples += read
+        tags += [part.tag] * len(read)
+    if not examples:
+        raise UserError(f"the {split} split is empty: there is nothing to score")
+    return Lines([list(column) for column in zip(*examples, strict=True)], tags)
+
+
+def score_task(loaded: Loaded, recipe: Recipe, lines: Lines, silent: bool = False) -> list[Measure]:
+    """The scores of the task that a model was trained for; filling in has accuracy alone."""
+    texts, *rest = lines.columns
+    if "translate" in loaded.abilities:
+        outputs = translations_of(loaded, recipe, lines, silent)
+        scores = score_translations(outputs, rest[0])
+        if is_wmt14(recipe.data.name):
+            swapped = recipe.data.name.split("-")[1] if recipe.data.swap else ""
+            scores.append(paper_bleu(recipe.data.name, outputs, rest[0], swapped))
+        return scores
+    if "classify" in loaded.abilities:
+        return score_labels(labels_of(loaded, texts), rest[0])
+    if "write" in loaded.abilities:
+        bits = bits_per_byte(sum(surprise_of(loaded, texts)), count_bytes(texts))
+        return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
+    return []
+
+
+def translations_of(
+    loaded: Loaded, recipe: Recipe, lines: Lines, silent: bool = False
+) -> list[str]:
+    """What the model makes of the sources, as its recipe says."""
+    outputs = []
+    sources = zip(lines.tags, lines.columns[0], strict=True)
+    with counting("translating", Console(stderr=True, quiet=silent)) as progress:
+        for tag, tagged in groupby(sources, key=itemgetter(0)):
+            texts = (source for _, source in tagged)
+            for done in translate(loaded, texts, recipe.decode, wishes=Wishes(tag=tag)):
+                outputs.append(done.text)
+                progress(1)
+    return outputs
+
+
+def labels_of(loaded: Loaded, texts: Sequence[str]) -> list[str]:
+    """The likeliest class of each text."""
+    return [next(iter(chances)) for chances in classify(loaded, texts)]
+
+
+def compare_runs(
+    paths: tuple[str | Path, str | Path],
+    split: str = "test",
+    changes: Iterable[str] = (),
+    silent: bool = False,
+) -> dict[str, Any]:
+    """Two runs on the same texts: both scores, and whether chance explains the difference."""
+    changes = list(changes)
+    both = [load(path) for path in paths]
+    recipes = [recipe_of(RunFolder(Path(path)), changes) for path in paths]
+    lines, others = (read_lines(recipe, split) for recipe in recipes)
+    if lines.columns != others.columns:
+        raise UserError(
+            f"{paths[0]} and {paths[1]} have other {split} texts: name the same for both, with "
+            f"--data.{split} FILE ..."
+        )
+    if both[0].abilities != both[1].abilities:
+        told = [", ".join(loaded.abilities) for loaded in both]
+        raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
+    names = (str(paths[0]), str(paths[1]))
+    found = compare_task(names, both, recipes, lines, silent)
+    settings = (asdict(recipes[0].decode), asdict(recipes[1].decode))
+    return report.report_comparison(names, split, lines.columns, found, settings)
+
+
+def compare_task(
+    names: tuple[str, str], both: list[Loaded], recipes: list[Recipe], lines: Lines, silent: bool
+) -> list[Comparison]:
+    """The comparison for the task that both were trained for."""
+    texts, *rest = lines.columns
+    if "translate" in both[0].abilities:
+        first, second = (
+            translations_of(loaded, recipe, lines, silent)
+            for loaded, recipe in zip(both, recipes, strict=True)
+        )
+        return compare_translations(names, (first, second), rest[0])
+    if "classify" in both[0].abilities:
+        right = [
+            [float(a == b) for a, b in zip(labels_of(loaded, texts), rest[0], strict=True)]
+            for loaded in both
+        ]
+        return [compare_examples("accuracy", names, (right[0], right[1]))]
+    if "write" in both[0].abilities:
+        one, other = (
+            [nats / math.log(2) for nats in surprise_of(loaded, texts)] for loaded in both
+        )
+        sizes = [count_bytes([text]) for text in texts]
+        return [compare_examples("bits per byte", names, (one, other), sizes, better="lower")]
+    raise UserError(f"models that {both[0].abilities[0]} have no scores to be compared by yet")
+
+
+def show(told: dict[str, Any], console: Console) -> None:
+    """Scores, or a comparison, for people."""
+    if "loss" in told:
+        show_scores(told, console)
+    if told.get("scores") or "comparisons" in told:
+        report.show(told, console)

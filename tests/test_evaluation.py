@@ -1,0 +1,127 @@
+"""Scores of runs, as others would compute them from the same texts; and two runs compared."""
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import sacrebleu
+import torch
+
+from limelight.errors import UserError
+from limelight.evaluation import compare_runs, score_run
+from limelight.experiment import train
+from limelight.loaded import load
+from limelight.text.config import DataConfig
+from limelight.text.corpora import read_split
+from limelight.text.readers import Tally
+
+TOY = {"toy": "copy", "toy_length": 2, "toy_examples": 1000}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A toy learned well, the same learned badly, a language model, and a classifier."""
+    place = tmp_path_factory.mktemp("runs")
+    toy = [f"data.{name}={value}" for name, value in TOY.items()]
+    size = ["model.layers=1", "model.d_model=32", "model.d_ff=64", "model.heads=2"]
+    sooner = ["train.batch_tokens=256", "train.accumulate=1", "train.warmup=60", "train.average=0"]
+    for name, steps in (("good", 200), ("bad", 20)):
+        changes = [*toy, *size, *sooner, f"train.steps={steps}"]
+        train("reverse", place / name, changes, silent=True)
+    (place / "texts.txt").write_text("".join(f"the cat sat {i} times.\nä b\n" for i in range(40)))
+    small = ["model.layers=1", "model.d_model=16", "model.heads=2", "model.max_len=16"]
+    text = [f"data.train={place / 'texts.txt'}", f"data.test={place / 'texts.txt'}"]
+    plain = ["data.name=", "data.kind=texts", "data.tail=0.0", "train.batch_tokens=128"]
+    few = ["train.steps=20", "train.warmup=5", "train.patience=0"]
+    train("shakespeare-char", place / "writer", [*small, *text, *plain, *few], silent=True)
+    lines = "".join(f"{'good' if i % 2 else 'bad'} film {i}\t{i % 2}\n" for i in range(60))
+    (place / "labels.tsv").write_text(lines)
+    label = [f"data.{s}={place / 'labels.tsv'}" for s in ("train", "valid", "test")]
+    more = [*label, *small, "data.name=", "data.kind=labelled", "data.header=false", *few]
+    train("sst2", place / "judge", [*more, "train.validate_every=20"], silent=True)
+    return place
+
+
+def test_translations_are_scored_as_sacrebleu_scores_them(runs):
+    told = score_run(runs / "bad", silent=True)
+    model = load(runs / "bad")
+    sources, references = read_toy()
+    outputs = [model.translate(source).text for source in sources]
+    assert told["lines"] == len(sources) == 100
+    for name, metric in (("BLEU", sacrebleu.BLEU()), ("chrF2", sacrebleu.CHRF())):
+        wanted = metric.corpus_score(outputs, [references])
+        assert told["scores"][name]["score"] == pytest.approx(wanted.score)
+        assert told["scores"][name]["signature"] == str(metric.get_signature())
+    data = "".join(f"{line}\n" for column in (sources, references) for line in column)
+    assert told["data_sha256"] == hashlib.sha256(data.encode()).hexdigest()
+    assert told["decoding"]["beam"] == model.decode.beam
+
+
+def read_toy():
+    sources, references = zip(*read_split(DataConfig(**TOY), "test", Tally()), strict=True)
+    return list(sources), list(references)
+
+
+def test_a_change_of_decoding_is_told(runs):
+    told = score_run(runs / "good", changes=["decode.beam=2"], silent=True)
+    assert told["decoding"]["beam"] == 2
+    assert told["exact"] >= 0.9
+
+
+@torch.no_grad()
+def test_bits_per_byte_by_hand(runs):
+    model = load(runs / "writer")
+    texts = (runs / "texts.txt").read_text().splitlines()
+    told = score_run(runs / "writer", silent=True)["scores"]["bits per byte"]["score"]
+    nats = 0.0
+    for text in texts:
+        whole = [model.tokenizer.end, *model.tokenizer.encode(text), model.tokenizer.end]
+        for begin in range(0, len(whole) - 1, 16):
+            read = torch.tensor([whole[begin : begin + 17]])
+            logprobs = model.model(read[:, :-1]).log_softmax(-1)
+            nats -= logprobs.gather(2, read[:, 1:, None]).sum().item()
+    assert told == pytest.approx(nats / math.log(2) / len("".join(texts).encode()), rel=1e-5)
+
+
+def test_labels_are_counted(runs):
+    told = score_run(runs / "judge", silent=True)
+    model = load(runs / "judge")
+    lines = [line.split("\t") for line in (runs / "labels.tsv").read_text().splitlines()]
+    right = [next(iter(model.classify(text))) == label for text, label in lines]
+    assert told["scores"]["accuracy"]["score"] == sum(right) / len(lines)
+    assert told["accuracy"] == pytest.approx(sum(right) / len(lines))
+
+
+def test_a_better_run_is_told_from_a_worse_one(runs):
+    told = compare_runs((runs / "good", runs / "bad"), silent=True)
+    for name in ("chrF2", "TER"):  # BLEU looks at four words in a row, and there are two
+        assert told["comparisons"][name]["p_value"] < 0.05
+    first, second = (told["comparisons"]["chrF2"][which] for which in ("first", "second"))
+    assert first["score"] > second["score"]
+    assert first["low"] <= first["score"] <= first["high"]
+
+
+@pytest.mark.parametrize("name", ["good", "writer", "judge"])
+def test_a_run_is_no_better_than_itself(runs, name):
+    told = compare_runs((runs / name, runs / name), silent=True)
+    assert {c["p_value"] for c in told["comparisons"].values()} == {1.0}
+
+
+def test_runs_of_different_kinds_or_texts_are_not_compared(runs):
+    with pytest.raises(UserError, match="have other test texts"):
+        compare_runs((runs / "good", runs / "writer"), silent=True)
+    same = [f"data.test={runs / 'texts.txt'}"]
+    with pytest.raises(UserError, match="test"):
+        compare_runs((runs / "good", runs / "writer"), changes=same, silent=True)
+
+
+def test_the_command_prints_one_document(runs):
+    command = [sys.executable, "-m", "limelight", "evaluate", str(runs / "judge"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["scores"]["accuracy"]
+    two = [*command[:4], str(runs / "good"), str(runs / "bad")]
+    done = subprocess.run(two, capture_output=True, text=True, check=True)
+    assert "chrF2" in done.stdout
