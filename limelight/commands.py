@@ -85,6 +85,11 @@ class Lines:
         self.problems += 1
         note(problem)
 
+    def refuse(self, line: Unreadable, as_json: bool) -> None:
+        """The outcome of a line that is no text."""
+        say_json({"problem": line.why}) if as_json else say("")
+        self.complain(line.why)
+
     def finish(self) -> None:
         """Leave with 1 if there were lines that could not be answered."""
         if self.problems:
@@ -226,8 +231,7 @@ def answer_lines(
         answers = answer([line for line in window if isinstance(line, str)])
         for line in window:
             if isinstance(line, Unreadable):
-                say_json({"problem": line.why}) if as_json else say("")
-                lines.complain(line.why)
+                lines.refuse(line, as_json)
             elif problem := show(next(answers)):
                 lines.complain(problem)
     lines.finish()
@@ -316,6 +320,9 @@ def chat_on(run: str, texts: tuple[str, ...], changes: list[str], tag: str, as_j
         if as_json:
             say_json({"text": text, "answer": conversation.reply(text)})
             return
+        if not sys.stdout.isatty():
+            say(conversation.reply(text))
+            return
         conversation.reply(text, lambda piece: print(on_one_line(piece), end="", flush=True))
         print(flush=True)
 
@@ -370,8 +377,7 @@ def talk(
         lines = Lines(texts, sys.stdin.buffer)
         for line in lines:
             if isinstance(line, Unreadable):
-                say_json({"problem": line.why}) if as_json else say("")
-                lines.complain(line.why)
+                lines.refuse(line, as_json)
             else:
                 answer(line)
         lines.finish()

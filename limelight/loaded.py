@@ -19,6 +19,7 @@ from limelight.explain.explanation import Explanation, explain
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_of
 from limelight.run.folder import RunFolder
+from limelight.run.weights import WEIGHTS, read_tensors, shapes_in, step_of
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, embed
 from limelight.tasks.fill import Filled, fill
@@ -29,11 +30,8 @@ from limelight.tasks.write import write
 from limelight.text.config import tags_of
 from limelight.text.named import described
 from limelight.text.tokenizer import Tokenizer
-from limelight.training import checkpoint
-from limelight.training.checkpoint import WEIGHTS, read_tensors, shapes_in
 from limelight.training.config import TrainConfig
 from limelight.training.device import choose_device, choose_precision
-from limelight.training.loop import step_of
 
 
 @dataclass(kw_only=True)
@@ -178,7 +176,9 @@ def build_from(config: AnyConfig, path: Path) -> nn.Module:
     weights = read_tensors(path)
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
     model = build(config).to(kind)  # as it was trained, to the last bit
-    checkpoint.fill(model, weights)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
     return model
 
 

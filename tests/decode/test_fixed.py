@@ -88,3 +88,16 @@ def test_few_numbers_of_rows_are_enough_for_all():
     sizes = {rounded(rows) for rows in range(1, 65)}
     assert sizes == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
     assert all(rows <= rounded(rows) <= 1.5 * rows for rows in range(1, 1000))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
+def test_recorded_steps_are_the_models_own(family):
+    """On a GPU, where steps are recorded and repeated, a search finds what it finds on a CPU."""
+    writer, tokenizer = Fixed(tiny(family, 1, vocab=12).to("cuda")), Letters(12)
+    requests = requests_for(writer, 9, limit=11, seed=1)
+    config = DecodeConfig(beam=4)
+    found = beam_search(writer, requests, config, tokenizer)
+    wanted = beam_search(tiny(family, 1, vocab=12), requests, config, tokenizer)
+    assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in wanted]
+    assert all(place.graph is not None for place in writer.places)
