@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from limelight.decode.beam import length_penalty
 from limelight.explain.stop import Cell, Formula, Listing, Stop, number
 from limelight.explain.trace import Step, Trace
 from limelight.explain.view import View
@@ -18,59 +20,46 @@ NOT_AN_EXPLANATION = (
 
 
 def teacher(view: View) -> Stop:
-    """S18: training asks all positions at once, each given the true words before it."""
-    trace = view.trace
-    rows = len(trace.answers)
-    logprobs = trace.logits[:rows].double().log_softmax(dim=-1)
-    wanted = torch.tensor(trace.answers.ids)
-    own = logprobs.gather(1, wanted[:, None])[:, 0]
-    losses = -own
-    asked = losses[trace.passage.given :]
-    listed: list[list[Cell]] = [
-        [
-            str(n),
-            trace.target.labels[n],
-            trace.answers.labels[n],
-            own[n].exp().item(),
-            losses[n].item(),
-        ]
-        for n in range(trace.passage.given, rows)
-    ]
-    formulas = [
-        Formula(
-            "loss = mean of -log p(target)",
-            f"{number(asked.sum().item())} / {len(asked)} = {number(asked.mean().item())}",
-            {"sum": asked.sum().item(), "mean": asked.mean().item()},
-        )
-    ]
-    if trace.smoothing:
-        formulas.append(smoothed(trace, logprobs[trace.passage.given :], asked))
-    again = torch.nn.functional.cross_entropy(
-        trace.logits[trace.passage.given : rows].double(), wanted[trace.passage.given :]
-    )
+    """Training asks all positions at once, each given the true words before it."""
+    trace, asked = view.trace, slice(view.trace.passage.given, len(view.trace.answers))
+    logits, wanted = trace.logits[asked].double(), torch.tensor(trace.answers.ids[asked])
+    logprobs = logits.log_softmax(dim=-1)
+    losses = -logprobs.gather(1, wanted[:, None])[:, 0]
+    again = F.cross_entropy(logits, wanted)
+    smooth = [smoothed(trace, logprobs, losses)] if trace.smoothing else []
     return Stop(
         name="teacher",
         title="How it learned: every position at once, with the true words before it",
-        step="S18",
+        section="5",
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
         "have said itself (teacher forcing). One parallel pass asks every position for the next "
         "token; the loss is how surprised the model is, on average.",
-        formulas=formulas,
-        exhibits=[
-            Listing(
-                "input shifted right, target, loss",
-                ["row", "input", "target", "p(target)", "-log p"],
-                listed,
-                share=3,
-                names=("teacher",),
-            )
-        ],
-        checks=[view.check("the mean is torch's cross-entropy", asked.mean()[None], again[None])],
+        formulas=[mean_loss(losses), *smooth],
+        exhibits=[loss_table(trace, losses)],
+        checks=[view.check("the mean is torch's cross-entropy", losses.mean()[None], again[None])],
         notes=[
             "The mean is over real tokens, of all sentences of a batch together: padding is not "
             "counted."
         ],
     )
+
+
+def mean_loss(losses: Tensor) -> Formula:
+    """The sum of all positions' losses, divided once."""
+    total, mean = losses.sum().item(), losses.mean().item()
+    filled = f"{number(total)} / {len(losses)} = {number(mean)}"
+    return Formula("loss = mean of -log p(target)", filled, {"sum": total, "mean": mean})
+
+
+def loss_table(trace: Trace, losses: Tensor) -> Listing:
+    """Position by position: what is read, what is wanted, and how surprising that was."""
+    first = trace.passage.given
+    rows: list[list[Cell]] = [
+        [str(n), trace.target.labels[n], trace.answers.labels[n], math.exp(-loss), loss]
+        for n, loss in enumerate(losses.tolist(), start=first)
+    ]
+    heads = ["row", "input", "target", "p(target)", "-log p"]
+    return Listing("input shifted right, target, loss", heads, rows, share=3, names=("teacher",))
 
 
 def smoothed(trace: Trace, logprobs: Tensor, losses: Tensor) -> Formula:
@@ -90,61 +79,49 @@ def smoothed(trace: Trace, logprobs: Tensor, losses: Tensor) -> Formula:
 
 def beam(view: View) -> Stop:
     """The search that found the text (section 6.1)."""
-    trace = view.trace
-    config, tree = trace.decode, trace.passage.tree
-    best = winner(trace)
-    rows: list[list[Cell]] = []
-    texts: list[str] = [""] * config.beam
-    for n, nodes in enumerate(tree):
-        before = list(texts)
-        for node in nodes:
-            piece = visible(pieces_of(trace.trained.tokenizer, [node.token])[0])
-            texts[node.place] = before[node.parent] + piece
-            mark = "*" if (n, node.place) in best else ""
-            come_from = "-" if n == 0 else str(node.parent + 1)
-            rows.append(
-                [
-                    str(n + 1),
-                    str(node.place + 1),
-                    come_from,
-                    node.logprob,
-                    node.score,
-                    f"{texts[node.place]}{mark and '  ' + mark}",
-                ]
-            )
-    total = sum(trace.passage.logprobs)
-    length = len(trace.passage.logprobs)
-    over = ((5 + length) / 6) ** config.length_penalty
+    trace, size = view.trace, view.trace.decode.beam
+    own = [math.log(step.chosen.probability) for step in trace.steps]
+    total = torch.tensor([sum(trace.passage.logprobs)]).double()
+    again = torch.tensor([sum(own)]).double()
     return Stop(
         name="beam",
-        title=f"The search: {config.beam} texts at a time",
-        step="S17",
-        what=f"At every step each of {config.beam} texts is extended by every piece, and the best "
-        f"{config.beam} of all these go on. In the end the text with the best score wins (*).",
-        formulas=[
-            Formula(
-                "score = sum of log p / ((5 + length) / 6)^alpha",
-                f"{number(total)} / ((5 + {length}) / 6)^{config.length_penalty:g} = "
-                f"{number(total / over)}",
-                {"sum": total, "score": total / over},
-            )
-        ],
-        exhibits=[
-            Listing(
-                "the places of the beam, step by step",
-                ["step", "place", "from", "log p", "score", "text so far"],
-                rows,
-                names=("beam",),
-            )
-        ],
-        checks=[
-            view.check(
-                "the winner's log p, added up from this pass",
-                torch.tensor([total]).double(),
-                torch.tensor([sum(math.log(s.chosen.probability) for s in trace.steps)]).double(),
-            )
-        ],
+        title=f"The search: {size} texts at a time",
+        section="6.1",
+        what=f"At every step each of {size} texts is extended by every piece, and the best {size} "
+        "of all these go on. In the end the text with the best score wins (*).",
+        formulas=[beam_score(trace)],
+        exhibits=[places(trace)],
+        checks=[view.check("the winner's log p, added up from this pass", total, again)],
     )
+
+
+def beam_score(trace: Trace) -> Formula:
+    """The winner's score; the longer a text, the less its many factors count against it."""
+    total, length = sum(trace.passage.logprobs), len(trace.passage.logprobs)
+    alpha = trace.decode.length_penalty
+    score = total / length_penalty(length, alpha)
+    return Formula(
+        "score = sum of log p / ((5 + length) / 6)^alpha",
+        f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}",
+        {"sum": total, "score": score},
+    )
+
+
+def places(trace: Trace) -> Listing:
+    """Every place of the beam, step by step, with its text so far."""
+    best, rows = winner(trace), list[list[Cell]]()
+    texts: dict[int, str] = {}
+    for n, nodes in enumerate(trace.passage.tree):
+        before = dict(texts)
+        for node in nodes:
+            piece = visible(pieces_of(trace.trained.tokenizer, [node.token])[0])
+            texts[node.place] = before.get(node.parent, "") + piece
+            mark = "  *" if (n, node.place) in best else ""
+            parent = str(node.parent + 1) if n else "-"
+            where = [str(n + 1), str(node.place + 1), parent]
+            rows.append([*where, node.logprob, node.score, texts[node.place] + mark])
+    heads = ["step", "place", "from", "log p", "score", "text so far"]
+    return Listing("the places of the beam, step by step", heads, rows, names=("beam",))
 
 
 def winner(trace: Trace) -> set[tuple[int, int]]:
@@ -165,7 +142,7 @@ def winner(trace: Trace) -> set[tuple[int, int]]:
 
 
 def follow(view: View) -> Stop:
-    """S19: which words were looked at, for each word that was written."""
+    """Which words were looked at, for each word that was written."""
     trace = view.trace
     rows: list[list[Cell]] = []
     for step in trace.steps:
@@ -177,7 +154,7 @@ def follow(view: View) -> Stop:
     return Stop(
         name="follow",
         title="What it looked at while it wrote",
-        step="S19",
+        section="4",
         what="For each word written: the five likeliest candidates, and the words it looked at "
         f"most, by attention weights of {averaged(view)}.",
         exhibits=[Listing("word by word", ["reads → writes", "", ""], rows, names=("follow",))],

@@ -9,51 +9,41 @@ from limelight.explain.stop import Check, Formula, Grid, Scale, Stop, number
 from limelight.explain.view import Block, View, numbered, sum_of_products
 
 LARGE = 9.0  # e to a larger score is no number for people; the largest can be taken off all
+TURNED = " Its place turns q and k: pairs of numbers (1, 2), (3, 4) ... by angles of their own."
 ROLES = {"q": "q, the question", "k": "k, the label", "v": "v, the content"}
 
 
 def queries(view: View) -> Stop:
-    """S3: three linear layers."""
+    """Three linear layers."""
     block = view.block(view.side)
-    i, trace = block.asker, view.trace
-    values = torch.stack([block.get(step)[i] for step in "qkv"])
-    rotary = trace.config.positions == "rotary"
-    turning = (
-        " Its place turns q and k: number pairs (1, 2), (3, 4) ... by angles that grow with it."
-        if rotary
-        else ""
-    )
+    rotary = view.trace.config.positions == "rotary"
+    claim = "{} of all words, from their vectors and the weights"
     return Stop(
         name="queries",
         title="Every word makes a question, a label and a content",
-        step="S3",
+        section="3.2.2",
         what="Three learned linear layers make of each word's vector a query (what am I looking "
-        f"for?), a key (what do I offer?) and a value (what do I pass on?).{turning}",
+        "for?), a key (what do I offer?) and a value (what do I pass on?)."
+        + (TURNED if rotary else ""),
         formulas=[first_number(view, block)],
-        exhibits=[
-            Grid(
-                f"q, k and v of {view.label(block.side)}",
-                tuple(f"{block.name}.{step}" for step in "qkv"),
-                values,
-                list(ROLES.values()),
-                numbered(values.size(1)),
-                ("", "number"),
-                head=view.head,
-                at=i,
-            )
-        ],
-        checks=[
-            view.check(
-                f"{step} of all words, from their vectors and the weights",
-                block.get(step),
-                block.again(step),
-            )
-            for step in "qkv"
-        ],
-        notes=[
-            f"x is the vector that enters here, the value {view.origin(block.name + '.query')[0]}."
-        ],
+        exhibits=[roles(view, block)],
+        checks=[view.check(claim.format(x), block.get(x), block.again(x)) for x in "qkv"],
+        notes=[f"x, the vector that enters here, is {view.origin(f'{block.name}.query')[0]}."],
         place=block.place,
+    )
+
+
+def roles(view: View, block: Block) -> Grid:
+    """The chosen word's query, key and value."""
+    values = torch.stack([block.get(step)[block.asker] for step in ROLES])
+    return Grid(
+        f"q, k and v of {view.label(block.side)}",
+        tuple(f"{block.name}.{step}" for step in ROLES),
+        values,
+        list(ROLES.values()),
+        numbered(values.size(1)),
+        head=view.head,
+        at=block.asker,
     )
 
 
@@ -70,13 +60,13 @@ def first_number(view: View, block: Block) -> Formula:
 
 
 def scores(view: View) -> Stop:
-    """S4: every question against every label."""
+    """Every question against every label."""
     block = view.block(view.side)
     q, k = block.get("q"), block.get("k")
     return Stop(
         name="scores",
         title="Every question meets every label",
-        step="S4",
+        section="3.2.1",
         what="A score says how well the question of one word (row) fits the label of another "
         "(column): the numbers of q and k multiplied in pairs and added up.",
         formulas=[block.dot_product()],
@@ -87,12 +77,12 @@ def scores(view: View) -> Stop:
 
 
 def scaling(view: View) -> Stop:
-    """S5: divided by sqrt(d_k)."""
+    """Divided by sqrt(d_k)."""
     block, d_k = view.block(view.side), view.trace.config.d_head
     return Stop(
         name="scaling",
         title="The scores are made smaller",
-        step="S5",
+        section="3.2.1",
         what=f"Sums of {d_k} products grow large, and softmax would then give everything to one "
         f"word and learn nothing more. So they are divided by sqrt(d_k) = sqrt({d_k}).",
         formulas=[scaled_formula(block)],
@@ -122,7 +112,7 @@ def scaled_formula(block: Block) -> Formula:
 
 
 def mask(view: View) -> Stop:
-    """S6: what may not be seen."""
+    """What may not be seen."""
     block = view.block(view.side)
     causal = block.side == "decoder"
     what = (
@@ -136,7 +126,7 @@ def mask(view: View) -> Stop:
     return Stop(
         name="mask",
         title="What must not be seen is hidden" if causal else "Nothing is hidden from an encoder",
-        step="S6",
+        section="3.2.3",
         what=what,
         formulas=mask_formulas(block),
         exhibits=[grid(block, "masked", "masked scores")],
@@ -179,12 +169,12 @@ def mask_check(view: View, block: Block) -> Check:
 
 
 def softmax(view: View) -> Stop:
-    """S7: scores become shares."""
+    """Scores become shares."""
     block = view.block(view.side)
     return Stop(
         name="softmax",
         title="Scores become shares that sum to 1",
-        step="S7",
+        section="3.2.1",
         what="Softmax makes each row of scores into weights between 0 and 1 that sum to 1: how "
         "the word divides its attention. What was -inf becomes exactly 0.",
         formulas=[softmax_formula(block)],
@@ -229,12 +219,12 @@ def weight_checks(view: View, block: Block) -> list[Check]:
 
 
 def weighted_sum(view: View) -> Stop:
-    """S8: what a word takes from the others."""
+    """What a word takes from the others."""
     block = view.block(view.side)
     return Stop(
         name="sum",
         title="The contents are mixed in these shares",
-        step="S8",
+        section="3.2.1",
         what="Each word collects the contents (values) of all words it looks at, each multiplied "
         "by its share, and adds them up.",
         formulas=[sum_formula(block)],
@@ -280,128 +270,110 @@ def shares(block: Block) -> Grid:
 
 
 def heads(view: View) -> Stop:
-    """S9: several at once, side by side, and one more linear layer."""
-    block = view.block(view.side)
-    i, config, labels = block.asker, view.trace.config, block.answering.labels
-    weights = view.tensor(f"{block.name}.weights")[:, i]
-    concat, output = (view.tensor(f"{block.name}.{part}") for part in ("concat", "output"))
-    mixed = view.tensor(f"{block.name}.mixed").transpose(0, 1).flatten(1)
+    """Several at once, side by side, and one more linear layer."""
+    block, config = view.block(view.side), view.trace.config
+    name, label = block.name, view.label(block.side)
+    concat, d_model = view.tensor(f"{name}.concat"), config.d_model
+    mixed = view.tensor(f"{name}.mixed").transpose(0, 1).flatten(1)
+    again = view.linear(concat, f"{block.path}.output")
+    together = {"side by side": f"{name}.concat", "output": f"{name}.output"}
     return Stop(
         name="heads",
         title=f"{config.heads} heads look at once",
-        step="S9",
+        section="3.2.2",
         what=f"All this happens {config.heads} times, each head with weights of its own, so that a "
-        "word can look at several things at once. The results are put side by side, and "
-        "one more linear layer makes one vector of them.",
+        "word can look at several things at once. The results are put side by side, and one more "
+        "linear layer makes one vector of them.",
         formulas=[
             Formula(
                 "output = (head 1, head 2, ...) W_o + b",
-                f"{config.heads} heads x {config.d_head} numbers = {config.d_model}, and out come "
-                f"{config.d_model} again",
-                {},
+                f"{config.heads} x {config.d_head} numbers = {d_model}, and out come {d_model}",
             )
         ],
         exhibits=[
-            Grid(
-                f"where {block.asking.labels[i]} looks, head by head",
-                (f"{block.name}.weights",),
-                weights,
-                [f"head {h + 1}" for h in range(config.heads)],
-                labels,
-                ("head", "key"),
-                "share",
-                at=i,
-                focus=(view.head, None),
-                sums=True,
-            ),
-            Grid(
-                f"{block.asking.labels[i]} after all heads",
-                (f"{block.name}.concat", f"{block.name}.output"),
-                torch.stack([concat[i], output[i]]),
-                ["side by side", "output"],
-                numbered(config.d_model),
-                ("", "number"),
-                at=i,
-            ),
+            each_head(block),
+            view.one_word(f"{label} after all heads", together, block.side),
         ],
         checks=[
             view.check("side by side: the heads' sums, one after the other", concat, mixed),
-            view.check(
-                "output = the linear layer of that",
-                output,
-                view.linear(concat, f"{block.path}.output"),
-            ),
+            view.check("output = the linear layer of that", f"{name}.output", again),
         ],
         place=f"{block.side}, layer {view.layer + 1}",
     )
 
 
+def each_head(block: Block) -> Grid:
+    """Where the chosen word looks, in every head."""
+    weights = block.view.tensor(f"{block.name}.weights")[:, block.asker]
+    return Grid(
+        f"where {block.asking.labels[block.asker]} looks, head by head",
+        (f"{block.name}.weights",),
+        weights,
+        [f"head {h + 1}" for h in range(len(weights))],
+        block.answering.labels,
+        ("head", "key"),
+        "share",
+        at=block.asker,
+        focus=(block.view.head, None),
+        sums=True,
+    )
+
+
 def masked_self(view: View) -> Stop:
-    """S14: the decoder's own attention, with what is to come hidden."""
+    """The decoder's own attention, with what is to come hidden."""
     block = view.block("decoder")
+    scores = block.again("q") @ block.again("k").T
+    mixed = block.get("weights") @ block.again("v")
     return Stop(
         name="masked",
         title="The decoder looks back, never ahead",
-        step="S14",
+        section="3.2.3",
         what="The same attention among the words written so far. All rows are computed at once, so "
         "a row could see the words it is to find; the mask hides them (-inf), and softmax gives "
         "them exactly 0.",
-        formulas=[
-            block.dot_product(),
-            scaled_formula(block),
-            *mask_formulas(block)[1:],
-            softmax_formula(block),
-            sum_formula(block),
-        ],
+        formulas=[*walk_through(block)[:2], *mask_formulas(block)[1:], *walk_through(block)[2:]],
         exhibits=[
             grid(block, "masked", "scaled scores with the mask"),
             grid(block, "weights", "attention weights", "share", sums=True),
         ],
         checks=[
-            view.check(
-                "scores = Q K^T, from the states and the weights",
-                block.get("scores"),
-                block.again("q") @ block.again("k").T,
-            ),
+            view.check("scores = Q K^T, from states and weights", block.get("scores"), scores),
             mask_check(view, block),
             *weight_checks(view, block),
-            view.check(
-                "mixed = weights x V", block.get("mixed"), block.get("weights") @ block.again("v")
-            ),
+            view.check("mixed = weights x V", block.get("mixed"), mixed),
         ],
         place=block.place,
     )
 
 
+def walk_through(block: Block) -> list[Formula]:
+    """All of equation 1 for one pair of words."""
+    dot, scaled = block.dot_product(), scaled_formula(block)
+    return [dot, scaled, softmax_formula(block), sum_formula(block)]
+
+
 def cross(view: View) -> Stop:
-    """S15: the decoder asks, the encoder answers."""
+    """The decoder asks, the encoder answers."""
     block = view.block("decoder", "cross")
     rows, columns = block.get("weights").shape
+    froms = {"q": "the decoder's states", "k": "the encoder's output", "v": "the encoder's output"}
+    mixed = block.get("weights") @ block.again("v")
     return Stop(
         name="cross",
         title="The decoder asks, the encoder answers",
-        step="S15",
+        section="3.2.3",
         what="Here the two sides meet: each word being written looks for what it needs in the "
         "source. The query comes from the decoder's word, keys and values from the encoder's "
         "output.",
-        formulas=[
-            block.dot_product(),
-            scaled_formula(block),
-            softmax_formula(block),
-            sum_formula(block),
-        ],
+        formulas=walk_through(block),
         exhibits=[
             grid(block, "scaled", "scaled scores"),
             grid(block, "weights", "attention weights", "share", sums=True),
         ],
         checks=[
-            view.check("q from the decoder's states", block.get("q"), block.again("q")),
-            view.check("k from the encoder's output", block.get("k"), block.again("k")),
-            view.check("v from the encoder's output", block.get("v"), block.again("v")),
+            *(view.check(f"{x} from {y}", block.get(x), block.again(x)) for x, y in froms.items()),
             *weight_checks(view, block),
-            view.check(
-                "mixed = weights x V", block.get("mixed"), block.get("weights") @ block.again("v")
-            ),
+            view.check("mixed = weights x V", block.get("mixed"), mixed),
         ],
         notes=[
             "Many explainers have this the other way round (queries from the encoder). The shape "

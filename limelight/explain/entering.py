@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number, vector
-from limelight.explain.view import View, numbered
+from limelight.explain.stop import Cell, Check, Formula, Listing, Stop, number, vector
+from limelight.explain.view import View
 from limelight.explain.words import pieces_of, visible
 from limelight.text.tokenizer import valid_unicode
 
@@ -15,32 +15,16 @@ NEIGHBOURS = 5
 
 
 def pieces(view: View) -> Stop:
-    """S1, first half: the tokenizer."""
-    trace, words = view.trace, view.words(view.side)
-    rows: list[list[Cell]] = []
-    for i, (label, token, span) in enumerate(
-        zip(words.labels, words.ids, words.spans, strict=True)
-    ):
-        where = "added" if span is None else f"{span[0] + 1} to {span[1]}"
-        if view.side == "decoder" and i > trace.passage.given:
-            where = "given" if trace.passage.how == "given" else "written"
-        rows.append([str(i), label, str(token), where])
-    tokenizer = trace.trained.tokenizer
-    stays = tokenizer.decode(tokenizer.encode(trace.text)) == valid_unicode(trace.text)
+    """The tokenizer."""
+    tokenizer, text = view.trace.trained.tokenizer, view.trace.text
+    stays = tokenizer.decode(tokenizer.encode(text)) == valid_unicode(text)
     return Stop(
         name="pieces",
         title="Words become pieces, pieces become numbers",
-        step="S1",
+        section="5.1",
         what="The tokenizer cuts the text into pieces that it knows and gives each its number. The "
         "model never sees letters, only these numbers. (The mark · is a space.)",
-        exhibits=[
-            Listing(
-                "what the model reads",
-                ["position", "piece", "id", "characters"],
-                rows,
-                focus=view.word(view.side),
-            )
-        ],
+        exhibits=[piece_list(view)],
         checks=[Check("the pieces, put together, are the text again", 0.0 if stays else 1.0, 0.0)],
         notes=[
             f"The vocabulary has {len(tokenizer):,} pieces. Those in ⟨⟩ stand for no text: they "
@@ -49,52 +33,54 @@ def pieces(view: View) -> Stop:
     )
 
 
+def piece_list(view: View) -> Listing:
+    """Every piece with its number, and where it comes from."""
+    words, passage = view.words(view.side), view.trace.passage
+    rows: list[list[Cell]] = []
+    for i, span in enumerate(words.spans):
+        where = "added" if span is None else f"{span[0] + 1} to {span[1]}"
+        if view.side == "decoder" and i > passage.given:
+            where = "given" if passage.how == "given" else "written"
+        rows.append([str(i), words.labels[i], str(words.ids[i]), where])
+    heads = ["position", "piece", "id", "characters"]
+    return Listing("what the model reads", heads, rows, focus=view.word(view.side))
+
+
 def embedding(view: View) -> Stop:
-    """S1, second half: a row of the table for each piece."""
-    side, i = view.side, view.word(view.side)
-    table_name = f"{'source' if side == 'encoder' else 'target'}.tokens.weight"
-    table, words = view.weight(table_name), view.words(side)
-    found = view.tensor(f"{side}.embedding")
-    d_model = found.size(1)
-    scale = scale_of(view)
-    formulas = [
-        Formula(
-            f"embedding({words.labels[i]}) = row {words.ids[i]} of the table",
-            f"{vector(found[i])}, {d_model} numbers",
-            {"first": found[i, 0].item()},
-        )
-    ]
+    """A row of the table for each piece."""
+    side, words = view.side, view.words(view.side)
+    table = view.weight(f"{'source' if side == 'encoder' else 'target'}.tokens.weight")
+    rows = table[list(words.ids)]
+    return Stop(
+        name="embedding",
+        title="Each piece is looked up in a learned table",
+        section="3.4",
+        what=f"A table of {table.size(0):,} rows has {table.size(1)} numbers for every piece; "
+        "training moved them until pieces that are used alike have rows that are alike.",
+        formulas=looked_up(view, view.tensor(f"{side}.embedding")[view.word(side)]),
+        exhibits=[
+            view.all_words(side, f"{side}.embedding", "the rows of the table for this text"),
+            neighbours(view, table, words.ids[view.word(side)]),
+        ],
+        checks=[view.check("these are the table's rows", f"{side}.embedding", rows)],
+    )
+
+
+def looked_up(view: View, found: Tensor) -> list[Formula]:
+    """The chosen word's row, and what the paper multiplies it by."""
+    i, first, scale = view.word(view.side), found[0].item(), scale_of(view)
+    row = f"embedding({view.label(view.side)}) = row {view.words(view.side).ids[i]} of the table"
+    formulas = [Formula(row, f"{vector(found)}, {len(found)} numbers", {"first": first})]
     if scale != 1:
         formulas.append(
             Formula(
                 "made larger by sqrt(d_model), as in the paper",
-                f"{number(found[i, 0].item())} x sqrt({d_model}) = "
-                f"{number(found[i, 0].item())} x {number(scale)} = "
-                f"{number(found[i, 0].item() * scale)}",
-                {"scale": scale, "scaled": found[i, 0].item() * scale},
+                f"{number(first)} x sqrt({len(found)}) = {number(first)} x {number(scale)} = "
+                f"{number(first * scale)}",
+                {"scale": scale, "scaled": first * scale},
             )
         )
-    return Stop(
-        name="embedding",
-        title="Each piece is looked up in a learned table",
-        step="S1",
-        what=f"A table of {table.size(0):,} rows has {d_model} numbers for every piece; training "
-        "moved them until pieces that are used alike have rows that are alike.",
-        formulas=formulas,
-        exhibits=[
-            Grid(
-                "the rows of the table for this text",
-                (f"{side}.embedding",),
-                found,
-                words.labels,
-                numbered(d_model),
-                ("piece", "number"),
-                focus=(i, None),
-            ),
-            neighbours(view, table, words.ids[i]),
-        ],
-        checks=[view.check("these are the table's rows", found, table[list(words.ids)])],
-    )
+    return formulas
 
 
 def neighbours(view: View, table: Tensor, token: int) -> Listing:
@@ -113,7 +99,7 @@ def neighbours(view: View, table: Tensor, token: int) -> Listing:
 
 
 def positions(view: View) -> Stop:
-    """S2: where a piece stands."""
+    """Where a piece stands."""
     kind = view.trace.config.positions
     return turned(view) if kind == "rotary" else added(view, kind)
 
@@ -121,82 +107,56 @@ def positions(view: View) -> Stop:
 def added(view: View, kind: str) -> Stop:
     """Sinusoidal and learned positions: a vector for every place, added to the piece's."""
     side, i = view.side, view.word(view.side)
-    words, waves = view.words(side), view.tensor(f"{side}.positions")
-    result = view.tensor(f"{side}.input")
-    count, d_model = result.shape
+    waves = view.tensor(f"{side}.positions")
     again, how = input_again(view, side)
-    axes, columns = ("piece", "number"), numbered(d_model)
-    formulas = [wave(i, waves)] if kind == "sinusoidal" else [learned(i, waves)]
-    checks = [view.check(f"input = {how}", result, again)]
-    if kind == "sinusoidal":
-        expected = sinusoids_again(count, d_model)
-        checks.insert(0, view.check("the waves are sin and cos of these angles", waves, expected))
-        checks.append(
-            view.check(
-                "the place after next is a fixed turn of each place (why the paper chose waves)",
-                waves[2:],
-                turn(waves[:-2], 2),
-            )
-        )
+    sinusoidal = kind == "sinusoidal"
+    made = "made of waves from fast to slow, " if sinusoidal else "learned like a word's, "
+    places = [f"place {place}" for place in range(len(waves))]
     return Stop(
         name="positions",
         title="Each vector learns where it stands",
-        step="S2",
+        section="3.5",
         what="Attention sees a heap of words, in no order. So every place has a vector of its own, "
-        + (
-            "made of waves from fast to slow, "
-            if kind == "sinusoidal"
-            else "learned like a word's, "
-        )
-        + "that is added to the word's.",
-        formulas=[*formulas, adding(view, side, i, how)],
+        f"{made}that is added to the word's.",
+        formulas=[(wave if sinusoidal else learned)(i, waves), adding(view, side, i, how)],
         exhibits=[
-            Grid(
-                "the places",
-                (f"{side}.positions",),
-                waves,
-                [f"place {p}" for p in range(count)],
-                columns,
-                ("place", "number"),
-                focus=(i, None),
-            ),
-            Grid(
-                "what enters the first layer",
-                (f"{side}.input",),
-                result,
-                words.labels,
-                columns,
-                axes,
-                focus=(i, None),
-            ),
+            view.all_words(side, f"{side}.positions", "the places", places),
+            view.all_words(side, f"{side}.input", "what enters the first layer"),
         ],
-        checks=checks,
+        checks=[
+            view.check(f"input = {how}", f"{side}.input", again),
+            *(wave_checks(view, waves) if sinusoidal else []),
+        ],
     )
+
+
+def wave_checks(view: View, waves: Tensor) -> list[Check]:
+    """The paper's formula, and why it was chosen (section 3.5)."""
+    count, d_model = waves.shape
+    return [
+        view.check(
+            "the waves are sin and cos of these angles", waves, sinusoids_again(count, d_model)
+        ),
+        view.check(
+            "two places on is the same turn from everywhere (why they are waves)",
+            waves[2:],
+            turn(waves[:-2], 2),
+        ),
+    ]
 
 
 def turned(view: View) -> Stop:
     """Rotary positions: nothing is added here."""
-    side, i = view.side, view.word(view.side)
-    result = view.tensor(f"{side}.input")
+    side = view.side
     again, how = input_again(view, side)
     return Stop(
         name="positions",
         title="Each vector will be turned by its place",
-        step="S2",
+        section="3.5",
         what="This model has rotary positions: nothing is added to the words. Where a word stands "
         "comes in at the next stop, where its query and key are turned by an angle for its place.",
-        exhibits=[
-            Grid(
-                "what enters the first layer",
-                (f"{side}.input",),
-                result,
-                view.words(side).labels,
-                numbered(result.size(1)),
-                ("piece", "number"),
-                focus=(i, None),
-            ),
-        ],
-        checks=[view.check(f"input = {how}", result, again)],
+        exhibits=[view.all_words(side, f"{side}.input", "what enters the first layer")],
+        checks=[view.check(f"input = {how}", f"{side}.input", again)],
     )
 
 

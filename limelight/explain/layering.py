@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number
-from limelight.explain.view import View, numbered
+from limelight.explain.view import View
 from limelight.explain.words import pieces_of, visible
 from limelight.model.layers import ACTIVATIONS
 
@@ -16,53 +16,42 @@ STRONGEST = 5  # neurons that are shown
 
 
 def add_norm(view: View) -> Stop:
-    """S10: the residual connection and the norm, in this model's order."""
-    side, i, config = view.side, view.word(view.side), view.trace.config
-    name = f"{side}.{view.layer}.self"
-    before, post = view.origin(f"{name}.add")[0], config.norm_order == "post"
-    read = f"{name}.add" if post else before
-    order = [before, f"{name}.output", f"{name}.add", f"{name}.norm"]
-    labels = ["x, what came in", "attention's output", "x + output", "normalised"]
-    if not post:  # the norm comes first
-        order, labels = [order[0], order[3], *order[1:3]], [labels[0], labels[3], *labels[1:3]]
-    path = f"{side}.layers.{view.layer}.self_residual.norm"
+    """The residual connection and the norm, in this model's order."""
+    side, i = view.side, view.word(view.side)
+    name, path = f"{side}.{view.layer}.self", f"{side}.layers.{view.layer}.self_residual.norm"
+    came, post = view.origin(f"{name}.add")[0], view.trace.config.norm_order == "post"
+    total = view.tensor(came) + view.tensor(f"{name}.output")
+    read = view.tensor(f"{name}.add" if post else came)
     said = "norm(x + attention(x))" if post else "x + attention(norm(x))"
     return Stop(
         name="add-norm",
         title="What came in is added, and all is brought to one size",
-        step="S10",
+        section="3.1",
         what="The word keeps what it had: attention only adds to it (the residual connection). A "
-        "norm keeps the numbers in a steady range, "
-        + (
-            "after the sum, as in the paper (post-norm)."
-            if post
-            else "before attention, so that the sums run through untouched (pre-norm, as in GPT-2)."
-        ),
+        f"norm keeps the numbers in a steady range, {AFTER if post else BEFORE}",
         formulas=[
-            Formula(f"this model: {said}", "the same around every sub-layer", {}),
-            norm_formula(view, view.tensor(read)[i], view.tensor(f"{name}.norm")[i], path),
+            Formula(f"this model: {said}", "the same around every sub-layer"),
+            norm_formula(view, read[i], view.tensor(f"{name}.norm")[i], path),
         ],
-        exhibits=[
-            Grid(
-                f"{view.label(side)} on its way",
-                tuple(order),
-                torch.stack([view.tensor(n)[i] for n in order]),
-                labels,
-                numbered(config.d_model),
-                ("", "number"),
-                at=i,
-            )
-        ],
+        exhibits=[view.one_word(f"{view.label(side)} on its way", way(name, came, post), side)],
         checks=[
-            view.check(
-                "the sum",
-                view.tensor(f"{name}.add"),
-                view.tensor(before) + view.tensor(f"{name}.output"),
-            ),
-            view.check("the norm", view.tensor(f"{name}.norm"), view.norm(view.tensor(read), path)),
+            view.check("the sum", f"{name}.add", total),
+            view.check("the norm", f"{name}.norm", view.norm(read, path)),
         ],
         place=f"{side}, layer {view.layer + 1}",
     )
+
+
+AFTER = "after the sum, as in the paper (post-norm)."
+BEFORE = "before attention, so that the sums run through untouched (pre-norm, as in GPT-2)."
+
+
+def way(name: str, came: str, post: bool) -> dict[str, str]:
+    """What a word is, from what came in to what goes out, in the order of happening."""
+    norm = {"normalised": f"{name}.norm"}
+    added = {"attention adds": f"{name}.output", "together": f"{name}.add"}
+    first = {"x, what came in": came}
+    return {**first, **added, **norm} if post else {**first, **norm, **added}
 
 
 def norm_formula(view: View, x: Tensor, result: Tensor, path: str) -> Formula:
@@ -93,56 +82,43 @@ def norm_formula(view: View, x: Tensor, result: Tensor, path: str) -> Formula:
 
 
 def feed_forward(view: View) -> Stop:
-    """S11: each word on its own."""
+    """Each word on its own."""
     side, i, config = view.side, view.word(view.side), view.trace.config
-    name = f"{side}.{view.layer}.feed_forward"
-    path = f"{side}.layers.{view.layer}.feed_forward"
-    inner, active, output = (
-        view.tensor(f"{name}.{part}") for part in ("inner", "active", "output")
-    )
-    read = view.origin(f"{name}.inner")[0]
-    quiet = int((active[i] == 0).sum())
+    name, path = (f"{side}.{x}{view.layer}.feed_forward" for x in ("", "layers."))
+    inner, active = (view.tensor(f"{name}.{part}") for part in ("inner", "active"))
+    read, kind = view.origin(f"{name}.inner")[0], config.activation
+    again = view.linear(view.tensor(read), f"{path}.inner")
+    ways = {"in": read, "out": f"{name}.output"}
+    outer = view.linear(active, f"{path}.outer")
     return Stop(
         name="feed-forward",
         title="Each word thinks for itself",
-        step="S11",
-        what=f"Two linear layers with {config.activation} between them, the same for every word: "
+        section="3.3",
+        what=f"Two linear layers with {kind} between them, the same for every word: "
         f"{config.d_model} numbers become {config.d_inner} and {config.d_model} again. Attention "
         "moved information between words; this works on what each has gathered.",
-        formulas=[
-            Formula(
-                f"output = {config.activation}(x W1 + b1) W2 + b2"
-                if config.activation != "swiglu"
-                else "output = (silu(x W_gate) * (x W1)) W2",
-                f"for {view.label(side)}, {quiet} of {config.d_inner} neurons are exactly 0",
-                {"quiet": quiet, "neurons": config.d_inner},
-            )
-        ],
+        formulas=[neurons(view, active[i])],
         exhibits=[
             strongest(view, inner[i], active[i]),
-            Grid(
-                f"{view.label(side)}, in and out",
-                (read, f"{name}.output"),
-                torch.stack([view.tensor(read)[i], output[i]]),
-                ["in", "out"],
-                numbered(config.d_model),
-                ("", "number"),
-                at=i,
-            ),
+            view.one_word(f"{view.label(side)}, in and out", ways, side),
         ],
         checks=[
-            view.check(
-                "the neurons, from what comes in",
-                inner,
-                view.linear(view.tensor(read), f"{path}.inner"),
-            ),
-            view.check(f"{config.activation} of them", active, activated(view, name, inner)),
-            view.check(
-                "the output, from the neurons", output, view.linear(active, f"{path}.outer")
-            ),
+            view.check("the neurons, from what comes in", inner, again),
+            view.check(f"{kind} of them", active, activated(view, name, inner)),
+            view.check("the output, from the neurons", f"{name}.output", outer),
         ],
         place=f"{side}, layer {view.layer + 1}",
     )
+
+
+def neurons(view: View, active: Tensor) -> Formula:
+    """How many of them have something to say."""
+    kind, quiet, count = view.trace.config.activation, int((active == 0).sum()), len(active)
+    letters = f"output = {kind}(x W1 + b1) W2 + b2"
+    if kind == "swiglu":
+        letters = "output = (silu(x W_gate) * (x W1)) W2"
+    told = f"for {view.label(view.side)}, {quiet} of {count} neurons are exactly 0"
+    return Formula(letters, told, {"quiet": quiet, "neurons": count})
 
 
 def activated(view: View, name: str, inner: Tensor) -> Tensor:
@@ -162,56 +138,46 @@ def strongest(view: View, inner: Tensor, active: Tensor) -> Listing:
 
 
 def stack(view: View) -> Stop:
-    """S12: the same again, layer upon layer."""
-    trace, side, i = view.trace, view.side, view.word(view.side)
-    layers = trace.config.layers
-    names = states_of(view, side)
-    states = [view.tensor(name) for name in names]
-    lengths = torch.stack([state.norm(dim=-1) for state in states])
-    turns = [F.cosine_similarity(a, b, dim=-1) for a, b in pairwise(states)]
-    rows = ["input", *(f"layer {n + 1}" for n in range(layers)), "output"][: len(states)]
-    count = len(view.words(side))
+    """The same again, layer upon layer."""
+    side, names = view.side, states_of(view, view.side)
+    layers, d_model = view.trace.config.layers, view.trace.config.d_model
+    count, final = len(view.words(side)), side == final_side(view)
     return Stop(
         name="stack",
-        title=f"The same again, {layers} layers in all",
-        step="S12",
-        what=f"The output of a layer is the input of the next; each has weights of its own. What "
-        f"comes out at the top is {count} vectors, one for each token, not one for the "
-        "whole text.",
+        title=f"The same again, {layers} layers in all" if layers > 1 else "One layer is all",
+        section="3.1",
+        what="The output of a layer is the input of the next; each has weights of its own. What "
+        f"comes out at the top is {count} vectors, one for each token, not one for the whole text.",
         formulas=[
             Formula(
                 f"{layers} x (attention, feed-forward)",
-                f"{count} tokens x {trace.config.d_model} numbers in, and {count} x "
-                f"{trace.config.d_model} out",
-                {},
+                f"{count} tokens x {d_model} numbers in, and {count} x {d_model} out",
             )
         ],
         exhibits=[
-            Grid(
-                "the length of each word's vector",
-                ("lengths",),
-                lengths,
-                rows,
-                view.words(side).labels,
-                ("after", "word"),
-                "size",
-                focus=(None, i),
-            ),
-            Grid(
-                "how little it turned: cosine with the state before",
-                ("turns",),
-                torch.stack(turns),
-                rows[1:],
-                view.words(side).labels,
-                ("after", "word"),
-                focus=(None, i),
-            ),
-            *([lens(view)] if side == final_side(view) and can_lens(view) else []),
+            *through_layers(view, names),
+            *([lens(view)] if final and can_lens(view) else []),
         ],
         checks=[top_check(view, side, names)],
-        notes=[] if side == "encoder" and trace.target else [LENS_NOTE] if can_lens(view) else [],
+        notes=[LENS_NOTE] if final and can_lens(view) else [],
         place=side,
     )
+
+
+def through_layers(view: View, names: list[str]) -> list[Grid]:
+    """How long each word's vector is after every layer, and how far it turned."""
+    states = [view.tensor(name) for name in names]
+    lengths = torch.stack([state.norm(dim=-1) for state in states])
+    turns = torch.stack([F.cosine_similarity(a, b, dim=-1) for a, b in pairwise(states)])
+    layers = view.trace.config.layers
+    rows = ["input", *(f"layer {n + 1}" for n in range(layers)), "output"][: len(states)]
+    words, axes = view.words(view.side).labels, ("after", "word")
+    focus = (None, view.word(view.side))
+    size, turn = "the length of each word's vector", "cosine with the state before: 1 is no turn"
+    return [
+        Grid(size, ("lengths",), lengths, rows, words, axes, "size", focus=focus),
+        Grid(turn, ("turns",), turns, rows[1:], words, axes, focus=focus),
+    ]
 
 
 LENS_NOTE = (

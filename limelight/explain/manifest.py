@@ -291,6 +291,7 @@ def stop_facts(stop: Stop) -> dict[str, Any]:
         "name": stop.name,
         "title": stop.title,
         "what": stop.what,
+        "section": stop.section,
         "place": stop.place,
         "formulas": [
             {

@@ -28,7 +28,7 @@ class Grid:
     values: Tensor  # R C
     rows: Sequence[str]
     columns: Sequence[str]
-    axes: tuple[str, str]
+    axes: tuple[str, str] = ("", "number")
     scale: Scale = "signed"
     head: int | None = None
     at: int | None = None
@@ -78,7 +78,7 @@ class Stop:
     name: str
     title: str
     what: str
-    step: str  # of SYSTEM.md's table and the paper: where to read more
+    section: str  # of "Attention Is All You Need": where to read more
     formulas: Sequence[Formula] = ()
     exhibits: Sequence[Grid | Listing] = ()
     checks: Sequence[Check] = ()

@@ -125,7 +125,8 @@ def show_stop(console: Console, trace: Trace, stop: Stop) -> None:
     console.rule(Text(f"{count}  {stop.title}", "bold"), align="left", characters="─", style="cyan")
     if stop.name in order:
         console.print(map_lines(trace, stop))
-    console.print(Text(f"{stop.name}: {stop.place}" if stop.place else stop.name, "dim"))
+    where = f"{stop.place}; " if stop.place else ""
+    console.print(Text(f"{stop.name}: {where}section {stop.section} of the paper", "dim"))
     console.print(Text(stop.what))
     for formula in stop.formulas:
         console.print()

@@ -1,6 +1,6 @@
 """Where somebody looks: which layer, which head, which word; and the values found there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from limelight.errors import UserError
 from limelight.explain.origins import origins, sides
-from limelight.explain.stop import Check, Formula, factor, number
+from limelight.explain.stop import Check, Formula, Grid, factor, number
 from limelight.explain.trace import Trace, in_range
 from limelight.explain.words import Words
 from limelight.model.positions import rotation
@@ -71,8 +71,9 @@ class View:
         """What a value is made of."""
         return origins(self.trace.config)[name].sources
 
-    def check(self, claim: str, shown: Tensor, again: Tensor) -> Check:
+    def check(self, claim: str, value: str | Tensor, again: Tensor) -> Check:
         """Compare a value with the same computed again; masked places must agree exactly."""
+        shown = self.tensor(value) if isinstance(value, str) else value
         if not torch.equal(shown == -torch.inf, again == -torch.inf):
             return Check(claim, float("inf"), 0.0)
         finite = shown != -torch.inf
@@ -80,6 +81,18 @@ class View:
         size = shown.abs().max().item() if shown.numel() else 0.0
         error = (shown - again).abs().max().item() if shown.numel() else 0.0
         return Check(claim, error, self.trace.tolerance * (1 + size))
+
+    def all_words(self, side: str, name: str, title: str, rows: Sequence[str] = ()) -> Grid:
+        """A value that has a vector for every word."""
+        value, labels = self.tensor(name), rows or self.words(side).labels
+        columns = numbered(value.size(1))
+        return Grid(title, (name,), value, labels, columns, focus=(self.word(side), None))
+
+    def one_word(self, title: str, rows: Mapping[str, str], side: str) -> Grid:
+        """The chosen word's vectors of several values, each with a label."""
+        i, names = self.word(side), tuple(rows.values())
+        values = torch.stack([self.tensor(name)[i] for name in names])
+        return Grid(title, names, values, list(rows), numbered(values.size(1)), at=i)
 
     def block(self, side: str, use: str = "self") -> "Block":
         """An attention of the chosen layer."""

@@ -6,9 +6,9 @@ import torch
 
 from limelight.explain.entering import input_again
 from limelight.explain.layering import LENS_NOTE, classify, final_side, lens
-from limelight.explain.stop import Cell, Check, Formula, Grid, Listing, Stop, number
+from limelight.explain.stop import Cell, Check, Formula, Listing, Stop, number
 from limelight.explain.trace import Step
-from limelight.explain.view import View, numbered
+from limelight.explain.view import View
 from limelight.explain.words import pieces_of, visible
 
 ENDINGS = {
@@ -26,48 +26,29 @@ FIRST = {
 
 
 def start(view: View) -> Stop:
-    """S13: what a decoder reads first."""
-    trace, i = view.trace, view.target_word
+    """What a decoder reads first."""
+    trace = view.trace
     again, how = input_again(view, "decoder")
-    result = view.tensor("decoder.input")
-    rows: list[list[Cell]] = [
-        [str(n), label, answer]
-        for n, (label, answer) in enumerate(
-            zip(trace.target.labels, [*trace.answers.labels, "?"], strict=False)
-        )
-    ]
+    follows = zip(trace.target.labels, [*trace.answers.labels, "?"], strict=False)
+    rows: list[list[Cell]] = [[str(n), *pair] for n, pair in enumerate(follows)]
+    told, heads = "what each row reads, and what follows it", ["row", "reads", "predicts"]
     return Stop(
         name="start",
         title="The decoder begins with a start token",
-        step="S13",
+        section="3.1",
         what="The other half writes. It reads what has been written so far, one place behind: at "
         "first nothing but a start token. Row by row it reads one token and predicts the next.",
-        formulas=[
-            Formula(f"the decoder's input = {how}", "as at the first stops, now for the target", {})
-        ],
+        formulas=[Formula(f"the decoder's input = {how}", "as at the first stops, for the target")],
         exhibits=[
-            Listing(
-                "what each row reads, and what follows it",
-                ["row", "reads", "predicts"],
-                rows,
-                focus=i,
-            ),
-            Grid(
-                "what enters the decoder",
-                ("decoder.input",),
-                result,
-                trace.target.labels,
-                numbered(result.size(1)),
-                ("reads", "number"),
-                focus=(i, None),
-            ),
+            Listing(told, heads, rows, focus=view.target_word),
+            view.all_words("decoder", "decoder.input", "what enters the decoder"),
         ],
-        checks=[view.check(f"input = {how}", result, again)],
+        checks=[view.check(f"input = {how}", "decoder.input", again)],
     )
 
 
 def classifier(view: View) -> Stop:
-    """S16: a score for every piece of the vocabulary, made into probabilities."""
+    """A score for every piece of the vocabulary, made into probabilities."""
     if view.trace.config.classes:
         return text_classifier(view)
     trace, side = view.trace, final_side(view)
@@ -81,7 +62,7 @@ def classifier(view: View) -> Stop:
     return Stop(
         name="classifier",
         title="Every piece of the vocabulary gets a probability",
-        step="S16",
+        section="3.4",
         what=f"{FIRST[side]} turns the vector {where} into a score for each of the "
         f"{logits.size(1):,} pieces, and softmax over all of them makes probabilities.",
         formulas=probability(view, row),
@@ -134,7 +115,7 @@ def best_words(view: View, row: int) -> Listing:
 
 
 def text_classifier(view: View) -> Stop:
-    """S16 for a model that names the class of a text: decided from the first token's state."""
+    """Decided from the first token's state."""
     trace = view.trace
     logits = trace.logits.double()
     chances = logits.softmax(dim=-1)
@@ -146,7 +127,7 @@ def text_classifier(view: View) -> Stop:
     return Stop(
         name="classifier",
         title="The first token's vector decides for the whole text",
-        step="S16",
+        section="3.4",
         what="One more layer with tanh, and a last one that gives a score to each class; softmax "
         "makes probabilities.",
         exhibits=[
@@ -165,7 +146,7 @@ def text_classifier(view: View) -> Stop:
 
 
 def loop(view: View) -> Stop:
-    """S17: the chosen word is read next, until the end."""
+    """The chosen word is read next, until the end."""
     trace, passage = view.trace, view.trace.passage
     steps = trace.steps
     ended = (
@@ -176,7 +157,7 @@ def loop(view: View) -> Stop:
     return Stop(
         name="loop",
         title="The chosen word is read next, until the end",
-        step="S17",
+        section="3",
         what="The word that was chosen is appended to what the decoder reads, and all happens "
         f"again for the next one. Here {ENDINGS.get(passage.how, 'nothing could be chosen')}. "
         f"{ended}",

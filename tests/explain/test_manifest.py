@@ -145,3 +145,14 @@ def test_one_words_way_and_all_scores():
 def test_wrong_questions_are_refused(ask):
     with pytest.raises(UserError):
         ask(traced("paper"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stops_travel_as_data(kind):
+    trace = traced(kind)
+    for stop in trace.walk():
+        told = strict(manifest.as_json(manifest.stop_facts(stop)))
+        assert all(check["passed"] for check in told["checks"])
+        assert told["section"][0] in "3456"
+        for exhibit in told["exhibits"]:
+            assert exhibit["title"]
