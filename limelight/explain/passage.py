@@ -147,7 +147,9 @@ def passage(request: Request, found: Written, how: How, end: int) -> Passage:
 
 
 def damaged(trained: Trained, request: Request) -> bool:
-    """Whether the model's scores are no numbers (NaN)."""
+    """Whether a weight of the model, or what it makes of the request, is no number (NaN)."""
+    if not all(torch.isfinite(weight).all() for weight in trained.model.parameters()):
+        return True
     device = next(trained.model.parameters()).device
     sides = [side for side in (request.source, request.prompt) if side]
     with torch.inference_mode():

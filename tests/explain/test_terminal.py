@@ -1,16 +1,20 @@
 """The walk at a terminal: true numbers, within its width, the same with and without colour."""
 
 import io
+import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from rich.cells import cell_len
 from rich.console import Console
 
 from limelight.explain.explanation import explain
 from limelight.explain.stop import Grid
 from limelight.explain.terminal import heat_map, show, step_through, window
+from limelight.model import build
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_trace import HOSTILE
 from tests.explain.test_truth import by_hand, picture, traced
@@ -167,3 +171,20 @@ def test_a_trace_shows_itself():
     trace = traced("paper")
     assert "✓ every row sums to 1" in repr(trace)
     assert trace._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_model_can_be_walked_through(kind, damage):
+    model = trained(kind)
+    broken = replace(model, model=build(model.model.config))
+    broken.model.load_state_dict(model.model.state_dict())
+    side = broken.model.decoder if model.family == "decoder-only" else broken.model.encoder
+    with torch.no_grad():
+        side.layers[0].self_attention.key.weight[0, 0] = damage
+    trace = explain(broken, "Hi how are you")
+    plain = printed(lambda console: show(console, trace, trace.walk()))
+    assert "NaN" in plain
+    assert "The weights are damaged" in re.sub(r"\s+", " ", plain)
+    assert "✗" in plain
+    assert max(cell_len(line) for line in plain.splitlines()) <= 80
