@@ -188,3 +188,11 @@ def test_a_damaged_model_can_be_walked_through(kind, damage):
     assert "The weights are damaged" in re.sub(r"\s+", " ", plain)
     assert "✗" in plain
     assert max(cell_len(line) for line in plain.splitlines()) <= 80
+
+
+def test_sums_are_those_of_the_rows():
+    """A printed row that sums to 1.1, as some explainers have it, would be seen."""
+    values = torch.tensor([[0.1, 0.3, 0.6, 0.1], [0.25, 0.25, 0.25, 0.25]])
+    grid = Grid("", ("",), values, ["are", "you"], list("abcd"), ("", ""), "share", sums=True)
+    lines = printed(lambda console: console.print(heat_map(grid, 80))).splitlines()
+    assert [line.split()[-1] for line in lines[-2:]] == ["1.100", "1.000"]

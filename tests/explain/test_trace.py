@@ -308,3 +308,18 @@ def test_damaged_weights_are_reported():
     assert "feed-forward" in failed
     assert "queries" not in failed  # up to there the numbers are numbers
     assert "NaN" in repr(trace)
+
+
+@pytest.mark.parametrize("kind", ["paper", "gpt"])
+def test_a_model_that_looks_ahead_is_told(kind, monkeypatch):
+    """The negative control: a mask that is off by one, and rows that do not sum to 1."""
+    monkeypatch.setattr(
+        "limelight.model.attention.look_back",
+        lambda length, device: torch.ones(length, length, dtype=torch.bool).tril(1),
+    )
+    trace = explain(trained(kind), "Hi how are you", target="I am fine")
+    assert trace.checks.look_ahead > 0
+    stop = {stop.name: stop for stop in trace.walk()}["masked" if kind == "paper" else "softmax"]
+    assert not all(check.passed for check in stop.checks)
+    trace._look("encoder.0.self.weights", torch.full((1, 2, 2), 0.6))
+    assert trace.checks.row_error == pytest.approx(0.2)

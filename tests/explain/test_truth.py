@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -9,10 +10,13 @@ import torch
 
 from limelight.explain.explanation import explain
 from limelight.explain.stop import Grid
+from limelight.explain.terminal import plain_text
+from limelight.model import ModelConfig, build
 from limelight.model.attention import attend_explicitly
 from limelight.model.taps import taps
+from limelight.tasks.trained import Trained
 from tests.explain.by_hand import ByHand, softmax
-from tests.explain.samples import KINDS, trained
+from tests.explain.samples import KINDS, tokenizer, trained
 
 TEXTS = {"bert": "Hi how ___ you", "bert-classifies": "Hi how are you"}
 WHERE = [(None, None, None), (2, 3, "how")]  # layer, head, word
@@ -355,3 +359,28 @@ TABLES = {
     "beam": check_beam,
     "follow": check_follow,
 }
+
+
+def test_the_toy_of_two_by_two_as_a_model_that_is_explained():
+    """The same numbers at the stops: two tokens, one head of two numbers, V ten times as large."""
+    words = tokenizer()
+    sizes = {"vocab": len(words), "layers": 1, "d_model": 2, "heads": 1, "d_ff": 2, "max_len": 8}
+    model = build(ModelConfig(**sizes, positions="learned", dropout=0.0, tied=False)).eval()
+    attention = model.encoder.layers[0].self_attention
+    with torch.no_grad():
+        model.source.positions.weight.zero_()
+        for token, row in zip([*words.encode("a"), words.end], torch.eye(2), strict=True):
+            model.source.tokens.weight[token] = row / math.sqrt(2)
+        for part, size in {"query": 1, "key": 1, "value": 10}.items():
+            getattr(attention, part).weight.copy_(size * torch.eye(2))
+    trace = explain(Trained(model, words), "a", target="a")
+    stops = {stop.name: stop for stop in trace.walk(word="a")}
+    rows = {name: grid_of(stops[name]).values.tolist() for name in ("scores", "softmax", "sum")}
+    assert np.ravel(rows["scores"]).tolist() == pytest.approx([1, 0, 0, 1], abs=1e-6)
+    assert np.ravel(rows["softmax"]).tolist() == pytest.approx(
+        [0.6698, 0.3302, 0.3302, 0.6698], abs=5e-5
+    )
+    assert rows["sum"][-1] == pytest.approx([6.698, 3.302], abs=5e-4)
+    printed = plain_text(trace, [stops["softmax"], stops["sum"]])
+    assert re.search(r"> a +0\.670 0\.330 +1\.000", printed)
+    assert re.search(r"> sum +6\.698 3\.302", printed)
