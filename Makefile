@@ -41,6 +41,7 @@ bench: .venv/ready-to-develop
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding_speed.py
 	$(BIN)/python benchmarks/text_speed.py
+	$(BIN)/python benchmarks/explain_speed.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,6 +31,9 @@ from limelight.text.named import described
 from limelight.text.tokenizer import Tokenizer
 from limelight.training.config import TrainConfig
 from limelight.training.device import choose_device, choose_precision
+
+if TYPE_CHECKING:
+    from limelight.explain.explanation import Explanation
 
 
 @dataclass(kw_only=True)
@@ -97,6 +100,16 @@ class Loaded(Trained):
     def score(self, *text: str, tag: str = "") -> Scored:
         """How likely a text is; of a source and a target, the target."""
         return told(next(score(self, [text], tag)))
+
+    def explain(
+        self, text: str, target: str | None = None, tag: str = "", **settings: Any
+    ) -> "Explanation":
+        """What happens to a text inside the model, step by step; see `limelight.explain`."""
+        from limelight.explain.explanation import explain
+
+        smoothing = self.recipe.train.label_smoothing
+        config = self.settings(**settings)
+        return explain(self, text, target, config, smoothing=smoothing, tag=tag)
 
 
 Outcome = TypeVar("Outcome", Translation, Scored)
