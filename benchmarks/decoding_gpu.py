@@ -73,7 +73,7 @@ def ours(config: ModelConfig, rows: int, length: int, beam: int) -> Round:
     two_sided = config.family == "encoder-decoder"
     requests = [
         Request(
-            [START] if two_sided else tokens(16), length, tokens(31) + [END] if two_sided else ()
+            [START] if two_sided else tokens(16), length, [*tokens(31), END] if two_sided else ()
         )
         for _ in range(rows)
     ]
