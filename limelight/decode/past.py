@@ -2,11 +2,12 @@
 
 import math
 import mmap
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from limelight.model.cache import Cache
+from limelight.model.cache import Cache, padded
 
 
 class LeanState:
@@ -22,8 +23,9 @@ class LeanState:
         layers, (_, *shape) = len(cache.keys), cache.keys[0].shape
         self.cache = cache  # made for no rows at all: it counts, and the numbers are here
         self.cache.length = cache.length.new_zeros(rows)
-        self.keep_past(in_large_pages(cache.keys[0], layers, 2, rows, *shape))  # N 2 B G S K
-        self.spare = self.past[:, :, :0]
+        self.store = in_large_pages(cache.keys[0], layers, 2, rows, *shape)  # N 2 B G S K
+        self.spare = self.store[:, :, :0]
+        self.keep_past(self.store)
         self.keep_source(source, None if seen is None else ~seen[:, None])
         self.shared = 1
         self.even = True  # all rows are equally long, so nothing needs hiding
@@ -90,11 +92,11 @@ class LeanState:
         if self.spare.size(2) < count:
             layers, two, _, *shape = self.past.shape
             self.spare = in_large_pages(self.past, layers, two, count, *shape)
-        old, new = self.past, self.spare[:, :, :count]
+        new = self.spare[:, :, :count]
         filled = (..., slice(cache.reach), slice(None))
-        torch.index_select(old[filled], 2, rows, out=new[filled])
+        torch.index_select(self.past[filled], 2, rows, out=new[filled])
         self.keep_past(new)
-        self.spare = old
+        self.store, self.spare = self.spare, self.store
         if self.source is not None:
             self.select_sources(self.source, rows // self.shared)
 
@@ -106,6 +108,58 @@ class LeanState:
         if not torch.equal(wanted, torch.arange(source.size(2))):
             hidden = self.source_hidden
             self.keep_source(source[:, :, wanted], None if hidden is None else hidden[wanted])
+
+    def put(self, other: "LeanState", places: Tensor) -> None:
+        """Put the rows of another state into these places: over a row, or behind the last one."""
+        cache, end = self.cache, other.cache.reach
+        before, rows = cache.reach, len(cache.length)
+        more = max(0, max(places.tolist(), default=-1) + 1 - rows)
+        cache.length = padded(cache.length, 0, more)
+        cache.length[places] = other.cache.length
+        cache.reach = max(cache.length.tolist(), default=0)
+        self.make_room(rows + more, other.past.size(4), min(before, cache.reach))
+        self.past[..., before : cache.reach, :] = 0  # see `clear`
+        self.past[:, :, places, :, :end] = other.past[..., :end, :]
+        self.past[:, :, places, :, end : cache.reach] = 0
+        self.even = bool((cache.length == cache.reach).all())
+        if self.source is not None:
+            self.put_sources(other, places, more)
+
+    def make_room(self, rows: int, slots: int, filled: int) -> None:
+        """For so many rows and slots. More is made than is needed now, so that it is made rarely."""
+        layers, two, have, groups, length, d_head = self.store.shape
+        if rows > have or slots > length:
+            have = max(rows, 2 * have) if rows > have else have
+            length = -(-slots // 64) * 64 if slots > length else length
+            self.store = in_large_pages(self.past, layers, two, have, groups, length, d_head)
+            count = self.past.size(2)
+            self.store[:, :, :count, :, :filled] = self.past[..., :filled, :]
+            self.spare = self.store[:, :, :0]
+        self.keep_past(self.store[:, :, :rows])
+        self.cache.keys, self.cache.values = list(self.past[:, 0]), list(self.past[:, 1])
+
+    def put_sources(self, other: "LeanState", places: Tensor, more: int) -> None:
+        """The same for what the rows look at; the shorter sources get padding, which is hidden."""
+        (mine, unseen), (new, new_unseen) = self.each_its_source(), other.each_its_source()
+        length = max(mine.size(4), new.size(4))
+        mine = padded(padded(mine, 4, length - mine.size(4)), 2, more)
+        mine[:, :, places, :, : new.size(4)] = new
+        hidden = mine.new_ones(mine.size(2), 1, length, dtype=torch.bool)
+        hidden[: len(unseen), :, : unseen.size(2)] = unseen
+        hidden[places] = True
+        hidden[places, :, : new.size(4)] = new_unseen
+        self.shared = 1
+        self.keep_source(mine, hidden if hidden.any() else None)
+
+    def each_its_source(self) -> tuple[Tensor, Tensor]:
+        """The sources with one copy for each row, N 2 B G S K, and what is padding there, B 1 S."""
+        source = cast(Tensor, self.source)
+        hidden = self.source_hidden
+        if hidden is None:
+            hidden = source.new_zeros(source.size(2), 1, source.size(4), dtype=torch.bool)
+        if self.shared == 1:
+            return source, hidden
+        return source.repeat_interleave(self.shared, 2), hidden.repeat_interleave(self.shared, 0)
 
 
 def in_large_pages(like: Tensor, *shape: int) -> Tensor:
