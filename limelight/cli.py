@@ -197,6 +197,7 @@ def chat(
     beam: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
+    tag: str = "",
     json: bool = False,
     set: tuple[str, ...] = (),
 ) -> None:
@@ -210,13 +211,14 @@ def chat(
         beam: how many answers are tried at once.
         temperature: above 0 draws every token, and shows it as it comes.
         seed: of what is drawn.
+        tag: what is asked of a model that learned several things.
         json: print one JSON document per turn.
         set: changes to the recipe's [decode]; --decode.top-p 0.9 says the same.
     """
     changes = decoding(set, beam=beam, temperature=temperature, seed=seed)
     from limelight.commands import chat_on
 
-    chat_on(run, text, changes, json)
+    chat_on(run, text, changes, tag, json)
 
 
 def write(
@@ -257,7 +259,7 @@ def write(
 
 def fill(
     run: Run,
-    text: Annotated[str, tyro.conf.Positional],
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
     count: int = 5,
     json: bool = False,
 ) -> None:
@@ -299,17 +301,18 @@ def embed(run: Run, text: Texts = ()) -> None:
     embed_lines(run, text)
 
 
-def score(run: Run, text: Texts = (), json: bool = False) -> None:
+def score(run: Run, text: Texts = (), tag: str = "", json: bool = False) -> None:
     """The log-probability of each text; of a source, a tab and a target, that of the target.
 
     Args:
         run: a run folder.
         text: what to score; without any, the lines of standard input.
+        tag: what is asked of a model that learned several things, such as a direction.
         json: print every token's, one JSON document per line.
     """
     from limelight.commands import score_lines
 
-    score_lines(run, text, json)
+    score_lines(run, text, tag, json)
 
 
 def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:
@@ -368,11 +371,13 @@ LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze"
 def gather_changes(arguments: list[str]) -> list[str]:
     """`--train.steps 500` becomes `--set train.steps=500`: any setting of a recipe is an option.
 
-    A setting takes one value, a list of files all that follow, and a bare one means true.
+    A setting takes one value, a list of files all that follow, and a bare one means true. What
+    follows a bare `--` is text, whatever it looks like.
     """
     others: list[str] = []
     changes: list[str] = []
-    left = list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    left, texts = arguments[:end], arguments[end:]
     while left:
         argument = left.pop(0)
         name, equals, value = argument.removeprefix("--").partition("=")
@@ -384,7 +389,7 @@ def gather_changes(arguments: list[str]) -> list[str]:
         while not equals and left and not left[0].startswith("--") and (many or not values):
             values.append(left.pop(0))
         changes += values if name == "set" else [f"{name}={v}" for v in values or ["true"]]
-    return [*others, "--set", *changes] if changes else others
+    return [*others, *(["--set", *changes] if changes else []), *texts]
 
 
 def main() -> None:

@@ -7,9 +7,10 @@ has its own outcome, and does not stop the others.
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, replace
-from itertools import tee
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from io import TextIOWrapper
+from select import select
 from typing import IO, Any
 
 from limelight.decode.config import DecodeConfig
@@ -34,6 +35,7 @@ from limelight.tasks.write import write
 from limelight.text.tokenizer import valid_unicode
 
 LONGEST = 1_000_000  # bytes of a line: enough for a book's chapter, and little memory
+TOGETHER = 4096  # lines that are read at once, at most
 
 
 class Lines:
@@ -44,20 +46,33 @@ class Lines:
         self.problems = 0
 
     def __iter__(self) -> Iterator[str | Unreadable]:
+        for window in self.windows():
+            yield from window
+
+    def windows(self) -> Iterator[list[str | Unreadable]]:
+        """Lines that can be answered together: never is one kept waiting for the next to come."""
         if self.texts:
-            yield from self.texts
+            yield [valid_unicode(text) for text in self.texts]
             return
-        with counting("answered") as progress:
+        at_a_terminal = self.stream.isatty() or sys.stdout.isatty()
+        with nullcontext(ignore) if at_a_terminal else counting("answered") as progress:
+            window, size = list[str | Unreadable](), 0
             for number, line in enumerate(raw_lines(self.stream), start=1):
-                yield self.read(number, line)
-                progress(1)
+                window.append(self.read(number, line))
+                size += len(line)
+                if len(window) == TOGETHER or size > LONGEST or not more_waits(self.stream):
+                    yield window
+                    progress(len(window))
+                    window, size = [], 0
+            yield window
 
     def read(self, number: int, line: bytes) -> str | Unreadable:
         """A line as text, or why it is none."""
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(line) > LONGEST:
             return Unreadable(f"line {number} is longer than {LONGEST:,} bytes")
         try:
-            return line.removesuffix(b"\n").removesuffix(b"\r").decode()
+            return line.decode()
         except UnicodeDecodeError as error:
             return Unreadable(f"line {number} is not UTF-8 (byte {error.start + 1})")
 
@@ -69,7 +84,7 @@ class Lines:
     def finish(self) -> None:
         """Leave with 1 if there were lines that could not be answered."""
         if self.problems:
-            note(f"{self.problems} lines could not be answered")
+            note(f"lines that could not be answered: {self.problems}")
             sys.stdout.flush()
             sys.exit(1)
 
@@ -83,6 +98,18 @@ def raw_lines(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
+def more_waits(stream: IO[bytes]) -> bool:
+    """Whether something can be read at once: of a file always, of a pipe what was written."""
+    try:
+        return bool(select([stream], [], [], 0)[0])
+    except (OSError, ValueError):  # nothing that could be waited for
+        return True
+
+
+def ignore(_: int) -> None:
+    """No sign of life where the answers themselves can be seen."""
+
+
 def note(text: str) -> None:
     """Something worth knowing, beside the answer."""
     print(f"limelight: {text}", file=sys.stderr)
@@ -90,7 +117,12 @@ def note(text: str) -> None:
 
 def say(text: str) -> None:
     """One line of the answer."""
-    print(text.replace("\n", " ").replace("\r", " "), flush=True)
+    print(on_one_line(text), flush=True)
+
+
+def on_one_line(text: str) -> str:
+    """A text that takes no other's line."""
+    return text.replace("\n", " ").replace("\r", " ")
 
 
 def say_json(facts: dict[str, Any]) -> None:
@@ -98,14 +130,24 @@ def say_json(facts: dict[str, Any]) -> None:
     print(json.dumps(facts, ensure_ascii=False), flush=True)
 
 
+def ready(ability: str, run: str, *others: str) -> Loaded:
+    """The model, if it can do that. Text comes and goes as UTF-8, whatever the locale says."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    loaded = load(run, *others)
+    loaded.require(ability)
+    return loaded
+
+
 def prepare(
-    run: str, changes: Iterable[str], others: Iterable[str] = ()
+    ability: str, run: str, changes: Iterable[str], others: Iterable[str] = ()
 ) -> tuple[Loaded, DecodeConfig]:
-    """The model, and how it shall write."""
+    """The same, and how it shall write."""
     for change in changes:
         if not change.startswith("decode."):
             raise UserError(f"{change!r} cannot be changed any more: only [decode] can, in use")
-    loaded = load(run, *others)
+    loaded = ready(ability, run, *others)
     return loaded, changed(loaded.recipe, changes).decode
 
 
@@ -120,26 +162,25 @@ def translate_lines(
     wishes: Wishes = NOTHING_SPECIAL,
 ) -> None:
     """Every text's translation on a line of its own."""
-    loaded, config = prepare(run, changes, others)
-    if nbest > config.beam and not config.temperature:
-        config = replace(config, beam=nbest, groups=1)
+    loaded, config = prepare("translate", run, changes, others)
     lines = Lines(texts, sys.stdin.buffer)
-    for done in translate(loaded, lines, config, nbest, wishes):
-        if done.problem:
-            lines.complain(done.problem)
-        if done.parts > 1:
-            note(f"a text that is too long for the model was translated in {done.parts} parts")
-        choices: list[list[Choice]] = []
-        if alternatives and done.outputs and done.parts == 1:
-            choices = other_choices(loaded, done.source, config, wishes=wishes)
-        show = show_translation_as_json if as_json else show_translation
-        show(done, choices, nbest)
+    for window in lines.windows():
+        for done in translate(loaded, window, config, nbest, wishes):
+            if done.problem:
+                lines.complain(done.problem)
+            if done.parts > 1:
+                note(f"a text that is too long for the model was translated in {done.parts} parts")
+            choices: list[list[Choice]] = []
+            if alternatives and done.outputs and done.parts == 1:
+                choices = other_choices(loaded, done.source, config, wishes=wishes)
+            show = show_translation_as_json if as_json else show_translation
+            show(done, choices, nbest)
     lines.finish()
 
 
 def show_translation(done: Translation, choices: list[list[Choice]], nbest: int) -> None:
     """The text; or the n best with their scores; and below, for each token, what else could be."""
-    if nbest == 1:
+    if nbest == 1 or not done.outputs:
         say(done.text)
     for output in done.outputs if nbest > 1 else ():
         say(f"{output.score:.4f}\t{output.text}")
@@ -163,35 +204,36 @@ def answer_lines(
     texts: tuple[str, ...],
     answer: Callable[[Iterable[str]], Iterator[Any]],
     show: Callable[[Any], str],
+    as_json: bool = True,
 ) -> None:
     """One outcome for every line: `show` shows what `answer` gives, and returns what is wrong."""
     lines = Lines(texts, sys.stdin.buffer)
-    first, second = tee(lines)
-    answers = answer(line for line in first if isinstance(line, str))
-    for line in second:
-        if isinstance(line, Unreadable):
-            say("")
-            lines.complain(line.why)
-        elif problem := show(next(answers)):
-            lines.complain(problem)
+    for window in lines.windows():
+        answers = answer([line for line in window if isinstance(line, str)])
+        for line in window:
+            if isinstance(line, Unreadable):
+                say_json({"problem": line.why}) if as_json else say("")
+                lines.complain(line.why)
+            elif problem := show(next(answers)):
+                lines.complain(problem)
     lines.finish()
 
 
 def classify_lines(run: str, texts: tuple[str, ...], as_json: bool) -> None:
     """Every text's likeliest class, a tab, and its probability."""
-    loaded = load(run)
+    loaded = ready("classify", run)
 
     def show(chances: dict[str, float]) -> str:
         best = next(iter(chances))
         say_json(chances) if as_json else say(f"{best}\t{chances[best]:.4f}")
         return ""
 
-    answer_lines(texts, lambda readable: classify(loaded, readable), show)
+    answer_lines(texts, lambda readable: classify(loaded, readable), show, as_json)
 
 
 def embed_lines(run: str, texts: tuple[str, ...]) -> None:
     """Every text's vector, as a list of numbers."""
-    loaded = load(run)
+    loaded = ready("embed", run)
 
     def show(vector: list[float]) -> str:
         say(json.dumps([round(value, 6) for value in vector]))
@@ -200,26 +242,29 @@ def embed_lines(run: str, texts: tuple[str, ...]) -> None:
     answer_lines(texts, lambda readable: embed(loaded, readable), show)
 
 
-def score_lines(run: str, texts: tuple[str, ...], as_json: bool) -> None:
+def score_lines(run: str, texts: tuple[str, ...], tag: str, as_json: bool) -> None:
     """Every text's log-probability; a source and its target have a tab between them."""
-    loaded = load(run)
+    loaded = ready("score", run)
 
     def show(scored: Scored) -> str:
-        if as_json:
-            say_json({"score": scored.total, **asdict(scored)})
+        if as_json and scored.problem:
+            say_json({"problem": scored.problem})
+        elif as_json:
+            numbers = {"tokens": scored.tokens, "logprobs": scored.logprobs}
+            say_json({"score": scored.total, **numbers})
         else:
             say("" if scored.problem else f"{scored.total:.4f}")
         return scored.problem
 
     def answer(readable: Iterable[str]) -> Iterator[Scored]:
-        return score(loaded, (tuple(line.split("\t")) for line in readable))
+        return score(loaded, (tuple(line.split("\t")) for line in readable), tag)
 
-    answer_lines(texts, answer, show)
+    answer_lines(texts, answer, show, as_json)
 
 
 def fill_text(run: str, text: str, count: int, as_json: bool) -> None:
     """The text with its blanks filled in, and below it what could stand in each of them."""
-    filled = fill(load(run), text, count)
+    filled = fill(ready("fill", run), valid_unicode(text), count)
     if as_json:
         say_json(asdict(filled))
         return
@@ -233,8 +278,7 @@ def write_on(
     run: str, prompts: tuple[str, ...], changes: list[str], stops: tuple[str, ...], as_json: bool
 ) -> None:
     """Go on with each prompt, showing the text as it is written."""
-    loaded, config = prepare(run, changes)
-    loaded.require("write")
+    loaded, config = prepare("write", run, changes)
 
     def go_on(prompt: str) -> None:
         pieces = write(loaded, prompt, config, stops)
@@ -246,28 +290,29 @@ def write_on(
             print(piece, end="", flush=True)
         print(flush=True)
 
-    talk(prompts, go_on, "a text to go on with")
+    talk(prompts, go_on, "a text to go on with", as_json)
 
 
-def chat_on(run: str, texts: tuple[str, ...], changes: list[str], as_json: bool) -> None:
+def chat_on(run: str, texts: tuple[str, ...], changes: list[str], tag: str, as_json: bool) -> None:
     """A conversation: what is said comes from the arguments or line by line."""
-    loaded, config = prepare(run, changes)
-    conversation = Conversation(loaded, config)
+    loaded, config = prepare("chat", run, changes)
+    conversation = Conversation(loaded, config, tag)
 
     def answer(text: str) -> None:
         if as_json:
             say_json({"text": text, "answer": conversation.reply(text)})
             return
-        conversation.reply(text, lambda piece: print(piece, end="", flush=True))
+        conversation.reply(text, lambda piece: print(on_one_line(piece), end="", flush=True))
         print(flush=True)
 
-    talk(texts, answer, "say something", conversation.reset)
+    talk(texts, answer, "say something", as_json, conversation.reset)
 
 
 def talk(
     texts: tuple[str, ...],
     answer: Callable[[str], None],
     invitation: str,
+    as_json: bool,
     reset: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer the arguments, or the lines of a file, or a person at the terminal."""
@@ -275,7 +320,7 @@ def talk(
         lines = Lines(texts, sys.stdin.buffer)
         for line in lines:
             if isinstance(line, Unreadable):
-                say("")
+                say_json({"problem": line.why}) if as_json else say("")
                 lines.complain(line.why)
             else:
                 answer(line)
@@ -298,7 +343,7 @@ def ask() -> str:
     """What a person types next; the end of input means to leave, and Ctrl-C clears the line."""
     while True:
         try:
-            return valid_unicode(input("> "))
+            return valid_unicode(input("> " if sys.stdout.isatty() else ""))
         except EOFError:
             print()
             return "/quit"

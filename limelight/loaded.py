@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -47,9 +47,11 @@ class Loaded(Trained):
         """How to write: the recipe's settings with these changes."""
         return replace(self.decode, **changes)
 
-    def translate(self, text: str, nbest: int = 1, **settings: Any) -> Translation:
+    def translate(
+        self, text: str, nbest: int = 1, wishes: Wishes | None = None, **settings: Any
+    ) -> Translation:
         """A text's translation, with its score; with a larger `nbest` the next best too."""
-        return next(self.translate_all([text], nbest, **settings))
+        return told(next(self.translate_all([text], nbest, wishes, **settings)))
 
     def translate_all(
         self, texts: Iterable[str], nbest: int = 1, wishes: Wishes | None = None, **settings: Any
@@ -57,9 +59,9 @@ class Loaded(Trained):
         """The same for any number of texts, in order."""
         return translate(self, texts, self.settings(**settings), nbest, wishes or Wishes())
 
-    def chat(self, **settings: Any) -> Conversation:
+    def chat(self, tag: str = "", **settings: Any) -> Conversation:
         """A conversation: `.reply("Hi how are you")`."""
-        return Conversation(self, self.settings(**settings))
+        return Conversation(self, self.settings(**settings), tag)
 
     def write(self, prompt: str = "", stops: Sequence[str] = (), **settings: Any) -> str:
         """How a text goes on."""
@@ -81,9 +83,19 @@ class Loaded(Trained):
         """A vector of length 1; the sum of the products of two says how alike their texts are."""
         return next(embed(self, [text]))
 
-    def score(self, *text: str) -> Scored:
+    def score(self, *text: str, tag: str = "") -> Scored:
         """How likely a text is; of a source and a target, the target."""
-        return next(score(self, [text]))
+        return told(next(score(self, [text], tag)))
+
+
+Outcome = TypeVar("Outcome", Translation, Scored)
+
+
+def told(outcome: Outcome) -> Outcome:
+    """What came of a single text, if something did."""
+    if outcome.problem:
+        raise UserError(outcome.problem)
+    return outcome
 
 
 def load(path: str | Path, *others: str | Path) -> Loaded:

@@ -81,4 +81,5 @@ def batches_of(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:
             yield batch
             batch = []
         batch.append(i)
-    yield batch
+    if batch:
+        yield batch

@@ -165,7 +165,7 @@ class LeanState:
 def in_large_pages(like: Tensor, *shape: int) -> Tensor:
     """New memory, in large pages where the system has them.
 
-    A step writes to thousands of places, and finding a small page for each takes as long as writing.
+    A step writes to thousands of places, and to find a small page for each takes as long.
     """
     size = math.prod(shape) * like.element_size()
     if size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):

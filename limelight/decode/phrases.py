@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from limelight.text.tokenizer import Tokenizer
+from limelight.text.tokenizer import Tokenizer, valid_unicode
 
 
 class Excluded:
@@ -14,7 +14,7 @@ class Excluded:
     """
 
     def __init__(self, words: Iterable[str], tokenizer: Tokenizer) -> None:
-        self.words = [word.encode() for word in words if word]
+        self.words = [valid_unicode(word).encode() for word in words if word]
         self.tokenizer = tokenizer
 
     def banned(self, written: Sequence[int]) -> list[int]:
@@ -46,7 +46,7 @@ class Included:
     """Words that every output of a beam search has, wherever they fit best."""
 
     def __init__(self, words: Iterable[str], tokenizer: Tokenizer) -> None:
-        self.words = [word for word in words if word]
+        self.words = [valid_unicode(word) for word in words if word]
         self.tokenizer = tokenizer
         self.first = [tuple(tokenizer.encode(word)) for word in self.words]
         self.later = [tuple(tokenizer.encode(f" {word}")) for word in self.words]

@@ -53,7 +53,8 @@ class Writing:
         self.written: list[list[int]] = [[] for _ in requests]
         self.excluded = [Excluded(request.exclude, tokenizer) for request in requests]
         if config.temperature:
-            self.luck = [luck_of(request.seed, request.limit) for request in requests]
+            # One number more: a row that has ended may draw on, unseen, until it leaves.
+            self.luck = [luck_of(request.seed, request.limit + 1) for request in requests]
 
     def step(self) -> list[Event]:
         """One more token for every request that is being written."""
@@ -102,7 +103,7 @@ class Writing:
                 logits[place, banned] = BANNED
         if not self.config.temperature:
             return likeliest(logits)
-        luck = torch.stack([self.luck[row][len(self.written[row]) - 1] for row in self.rows])
+        luck = torch.stack([self.luck[row][len(self.written[row])] for row in self.rows])
         return draw(logits, luck.to(logits.device), self.config)
 
 

@@ -19,10 +19,12 @@ class Conversation:
 
     trained: Trained
     config: DecodeConfig | None = None
-    turns: list[str] = field(default_factory=list)
+    tag: str = ""  # what is asked of a model that learned several things
+    turns: list[str] = field(default_factory=list)  # as many as the model may look at
 
     def __post_init__(self) -> None:
         self.trained.require("chat")
+        self.trained.tag(self.tag)
 
     def reply(self, text: str, show: Callable[[str], object] = lambda _: None) -> str:
         """The answer to what somebody says. `show` is given it piece by piece, as it is written.
@@ -48,17 +50,18 @@ class Conversation:
             pieces.append(stream.finish())
             show(pieces[-1])
         answer = " ".join("".join(pieces).split())
-        self.turns = [*turns, answer]
+        self.turns = [*turns, answer][-self.trained.history :]
         return answer
 
     def source(self, turns: list[str]) -> list[int]:
         """The last turns as the model learned to read them, a line each; the oldest goes first."""
-        tokenizer, longest = self.trained.tokenizer, longest_source(self.trained)
+        tag = self.trained.tag(self.tag)
+        longest = longest_source(self.trained) - len(tag)
         for first in range(max(0, len(turns) - self.trained.history), len(turns)):
-            tokens = tokenizer.encode("\n".join(turns[first:]))
+            tokens = self.trained.tokenizer.encode("\n".join(turns[first:]))
             if len(tokens) <= longest:
-                return tokens
-        return tokens[-longest:]
+                break
+        return [*tag, *tokens[-longest:]]
 
     def reset(self) -> None:
         """Forget what was said."""

@@ -1,15 +1,12 @@
 """Classify a text, or turn it into a vector that can be compared with others."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from limelight.tasks.trained import Trained, in_batches
-
-AHEAD = 256  # texts that are read before the first of them is answered
+from limelight.tasks.trained import Trained, in_batches, windows
 
 
 def classify(trained: Trained, texts: Iterable[str]) -> Iterator[dict[str, float]]:
@@ -64,10 +61,3 @@ def framed(trained: Trained, text: str) -> list[int]:
         return [*tokens, tokenizer.end]
     texts = trained.family == "decoder-only" and trained.kind == "texts"
     return [tokenizer.end if texts else tokenizer.start, *tokens, tokenizer.end]
-
-
-def windows(texts: Iterable[str]) -> Iterator[Sequence[str]]:
-    """A few texts at a time."""
-    left = iter(texts)
-    while window := list(islice(left, AHEAD)):
-        yield window

@@ -6,6 +6,7 @@ import torch
 
 from limelight.errors import UserError
 from limelight.tasks.trained import Trained
+from limelight.text.tokenizer import Tokenizer
 
 BLANK = "___"
 
@@ -42,8 +43,10 @@ def fill(trained: Trained, text: str, count: int = 5, blank: str = BLANK) -> Fil
     device = next(trained.model.parameters()).device
     with torch.inference_mode():
         scores = trained.model(torch.tensor([tokens], device=device))[0, places]
-        scores[:, : trained.tokenizer.first] = -torch.inf  # no blank is a special token
-        chances, found = scores.softmax(dim=-1).topk(min(count, scores.size(-1)), dim=-1)
+        first, end = trained.tokenizer.first, len(trained.tokenizer)
+        words = scores[:, first:end]  # no blank is a special token
+        chances, found = words.softmax(dim=-1).topk(min(count, words.size(-1)), dim=-1)
+        found += first
     for place, best in zip(places, found[:, 0].tolist(), strict=True):
         tokens[place] = best
     blanks = tuple(
@@ -57,12 +60,18 @@ def fill(trained: Trained, text: str, count: int = 5, blank: str = BLANK) -> Fil
 
 
 def with_blanks(trained: Trained, text: str, blank: str) -> list[int]:
-    """Tokens with a mask for each blank. The space before a blank belongs to the missing word."""
+    """Tokens with a mask for each blank. The space before it belongs to the missing word."""
     tokenizer = trained.tokenizer
+    *before, last = text.split(blank)
+    if spaces_are_joined(tokenizer):
+        before = [piece.rstrip(" ") for piece in before]
     tokens = [tokenizer.start]
-    first, *others = text.split(blank)
-    tokens += tokenizer.encode(first.rstrip(" ") if others else first)
-    for i, piece in enumerate(others):
-        between = piece.rstrip(" ") if i + 1 < len(others) else piece
-        tokens += [tokenizer.mask, *tokenizer.encode(between)]
-    return [*tokens, tokenizer.end]
+    for piece in before:
+        tokens += [*tokenizer.encode(piece), tokenizer.mask]
+    return [*tokens, *tokenizer.encode(last), tokenizer.end]
+
+
+def spaces_are_joined(tokenizer: Tokenizer) -> bool:
+    """Whether words have the space before them in their tokens; single characters have not."""
+    pieces = map(tokenizer.raw, range(tokenizer.first, len(tokenizer)))
+    return any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)

@@ -1,8 +1,8 @@
 """Score: how likely does a model find a text, or a translation of a source?"""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -10,9 +10,7 @@ from torch import Tensor
 
 from limelight.decode.request import side_by_side
 from limelight.errors import UserError
-from limelight.tasks.trained import Trained, in_batches
-
-AHEAD = 256  # texts that are read before the first of them is answered
+from limelight.tasks.trained import Trained, in_batches, windows
 
 
 @dataclass(frozen=True)
@@ -29,21 +27,21 @@ class Scored:
         return sum(self.logprobs)
 
 
-def score(trained: Trained, texts: Iterable[tuple[str, ...]]) -> Iterator[Scored]:
+def score(trained: Trained, texts: Iterable[tuple[str, ...]], tag: str = "") -> Iterator[Scored]:
     """Of (source, target) the target, given the source; of (text,) the text."""
     trained.require("score")
-    left = iter(texts)
-    while window := list(islice(left, AHEAD)):
-        yield from score_some(trained, window)
+    asked = trained.tag(tag)
+    for window in windows(texts):
+        yield from score_some(trained, window, asked)
 
 
-def score_some(trained: Trained, texts: list[tuple[str, ...]]) -> list[Scored]:
+def score_some(trained: Trained, texts: list[tuple[str, ...]], tag: list[int]) -> list[Scored]:
     """The same for a few, those of like length together."""
     told = [Scored() for _ in texts]
     read: dict[int, Reading] = {}
     for i, text in enumerate(texts):
         try:
-            read[i] = to_be_read(trained, text)
+            read[i] = to_be_read(trained, text, tag)
         except UserError as error:
             told[i] = Scored(problem=str(error))
     places = list(read)
@@ -66,7 +64,7 @@ class Reading(NamedTuple):
     first: int  # the first token there that is scored
 
 
-def to_be_read(trained: Trained, text: tuple[str, ...]) -> Reading:
+def to_be_read(trained: Trained, text: tuple[str, ...], tag: list[int]) -> Reading:
     """The text as the family reads it, as in training."""
     tokenizer = trained.tokenizer
     wanted = 1 if trained.kind == "texts" else 2
@@ -80,10 +78,10 @@ def to_be_read(trained: Trained, text: tuple[str, ...]) -> Reading:
         given: list[int] = []
         first = 1
     elif trained.family == "encoder-decoder":
-        given = [*trained.tag(""), *source[0], tokenizer.end]
+        given = [*tag, *source[0], tokenizer.end]
         whole, first = [tokenizer.start, *ending], 1
     else:
-        before = [tokenizer.start, *trained.tag(""), *source[0], tokenizer.separator]
+        before = [tokenizer.start, *tag, *source[0], tokenizer.separator]
         given, whole, first = [], [*before, *ending], len(before)
     longest = max(len(given), len(whole) - 1)
     if longest > trained.max_len:
@@ -94,13 +92,19 @@ def to_be_read(trained: Trained, text: tuple[str, ...]) -> Reading:
 def logprobs_of(trained: Trained, sources: list[list[int]], tokens: Tensor, real: Tensor) -> Tensor:
     """The log-probability of each token but the first, B T-1, all in one pass."""
     read, answers = tokens[:, :-1], tokens[:, 1:]
+    given = [read, real[:, :-1]]
     if trained.family == "encoder-decoder":
         source, source_real = (x.to(tokens.device) for x in side_by_side(sources, 0))
-        logits = trained.model(source, read, source_real, real[:, :-1])
-    else:
-        logits = trained.model(read, real[:, :-1])
-    precise = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
-    return precise.gather(2, answers[..., None])[..., 0]
+        given = [source, read, source_real, real[:, :-1]]
+    models = [trained.model, *trained.others]
+    told = [precise(model(*given)).log_softmax(dim=-1) for model in models]
+    mean = torch.stack(told).logsumexp(dim=0) - math.log(len(told))  # of the probabilities
+    return mean.gather(2, answers[..., None])[..., 0]
+
+
+def precise(logits: Tensor) -> Tensor:
+    """Scores in which a sum of many loses nothing."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def surprise_of(trained: Trained, texts: Sequence[str]) -> list[float]:

@@ -2,46 +2,45 @@
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
-# The end of a sentence: its mark, quotes or brackets that close behind it, and space.
-SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'”’»)\]]*\s+|\n+")  # noqa: RUF001
+# The end of a sentence: its mark, quotes or brackets that close behind it, and space, which Chinese
+# and Japanese do without.
+SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+|(?<=[。！？])[”’」』）]*\s*|\n+")  # noqa: RUF001
+SPACE = re.compile(r"\s+")
 
 
 def in_parts(text: str, length: Callable[[str], int], longest: int) -> list[str]:
     """The text in parts that are at most so long each, by this measure of length.
 
     It is cut at the ends of sentences; a sentence that is too long itself, between words; a word
-    that is too long, anywhere.
+    that is too long, anywhere. Only a single character may be longer than it should. Nothing is
+    lost but space between parts.
     """
     if length(text) <= longest:
         return [text]
     parts: list[str] = []
     for piece in cut(text, length, longest):
-        if parts and length(joined := f"{parts[-1]} {piece}") <= longest:
-            parts[-1] = joined
+        if parts and length((parts[-1] + piece).strip()) <= longest:
+            parts[-1] += piece
         else:
             parts.append(piece)
-    return parts
+    return [part.strip() for part in parts if part.strip()]
 
 
 def cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
-    """Pieces that fit: sentences, else halves between words, else halves."""
-    if length(text) <= longest or len(text) == 1:
-        return [text] if text.strip() else []
-    pieces = sentences(text)
-    if len(pieces) == 1:
-        words = text.split()
-        middle = len(words) // 2
-        pieces = [" ".join(words[:middle]), " ".join(words[middle:])]
-        if len(words) == 1:
-            pieces = [text[: len(text) // 2], text[len(text) // 2 :]]
+    """Pieces that fit, but for the space around them; one after the other they are the text."""
+    if length(text.strip()) <= longest or len(text) == 1:
+        return [text]
+    ends = [end.end() for end in SENTENCE_END.finditer(text)]
+    places = [0, *(end for end in ends if 0 < end < len(text)), len(text)]
+    if len(places) == 2:
+        places.insert(1, middle(text))
+    pieces = [text[first:end] for first, end in pairwise(places) if first < end]
     return [part for piece in pieces for part in cut(piece, length, longest)]
 
 
-def sentences(text: str) -> list[str]:
-    """The sentences of a text, without the space between them."""
-    found, start = [], 0
-    for end in SENTENCE_END.finditer(text):
-        found.append(text[start : end.end()].strip())
-        start = end.end()
-    return [sentence for sentence in [*found, text[start:].strip()] if sentence]
+def middle(text: str) -> int:
+    """Where to cut a sentence in two: between words, or within its only one."""
+    gaps = [gap.end() for gap in SPACE.finditer(text) if gap.start() and gap.end() < len(text)]
+    return gaps[len(gaps) // 2] if gaps else len(text) // 2

@@ -1,17 +1,20 @@
 """A trained model, its tokenizer, and what people can do with it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import Engine
 from limelight.decode.request import side_by_side
-from limelight.errors import UserError
+from limelight.errors import UserError, unknown
 from limelight.text.tokenizer import Tokenizer
+
+AHEAD = 256  # texts that are read before the first of them is answered, at most
 
 
 @dataclass
@@ -39,8 +42,8 @@ class Trained:
 
     @property
     def max_len(self) -> int:
-        """The longest text it can read or write."""
-        return int(self.model.config.max_len)
+        """The longest text it can read or write, and all who write with it."""
+        return min(int(model.config.max_len) for model in (self.model, *self.others))
 
     @property
     def abilities(self) -> tuple[str, ...]:
@@ -67,7 +70,20 @@ class Trained:
             return []
         if not wanted and len(self.tags) > 1:
             raise UserError(f"say with --tag what is wanted: {' or '.join(self.tags)}")
+        if wanted and wanted not in self.tags:
+            raise unknown("tag", wanted, self.tags)
         return [self.tokenizer.tag(wanted or self.tags[0])]
+
+
+Thing = TypeVar("Thing")
+
+
+def windows(things: Iterable[Thing]) -> Iterator[list[Thing]]:
+    """Some at a time: at first one, so that its answer comes at once, then more and more."""
+    left, ahead = iter(things), 1
+    while window := list(islice(left, ahead)):
+        yield window
+        ahead = min(2 * ahead, AHEAD)
 
 
 def in_batches(

@@ -66,35 +66,61 @@ def translate(
 ) -> Iterator[Translation]:
     """The translations of texts, in order; a line that is no text has its own outcome."""
     trained.require("translate")
-    config = config or trained.decode
+    trained.tag(wishes.tag)  # whether there is such a tag is known before the first text
+    config = wide_enough(config or trained.decode, nbest)
+    jobs = (job_for(trained, text, config, wishes) for text in texts)
+    for text, found in trained.engine.answer_all(jobs, config, nbest):
+        if isinstance(text, Unreadable):
+            yield Translation("", problem=text.why)
+        else:
+            ways = zip(*found, strict=False)
+            outputs = tuple(join(trained, way, wishes.prefix) for way in ways)
+            yield Translation(text, outputs, max(1, len(found)))
+
+
+def wide_enough(config: DecodeConfig, nbest: int) -> DecodeConfig:
+    """The settings, with a beam in which so many find room."""
+    if not 1 <= nbest <= 1000:
+        raise UserError(f"nbest={nbest} is out of range: ask for 1 to 1000 translations")
     if nbest > 1 and config.temperature:
         raise UserError(
             f"nbest={nbest} needs a beam, but with temperature={config.temperature} every token is "
             "drawn: set temperature to 0, or ask again with another seed"
         )
-    jobs = ((text, requests_for(trained, text, config, wishes)) for text in texts)
-    for text, found in trained.engine.answer_all(jobs, config, nbest):
-        if isinstance(text, Unreadable):
-            yield Translation("", problem=text.why)
-        else:
-            begun = wishes.prefix if len(found) == 1 else ""
-            ways = zip(*found, strict=False)
-            outputs = tuple(join(trained, way, begun) for way in ways)
-            yield Translation(text, outputs, max(1, len(found)))
+    return replace(config, beam=nbest, groups=1) if nbest > config.beam else config
+
+
+def job_for(
+    trained: Trained, text: str | Unreadable, config: DecodeConfig, wishes: Wishes
+) -> tuple[str | Unreadable, list[Request]]:
+    """A text and what the model is asked for it; what cannot be asked does not stop the others."""
+    if isinstance(text, Unreadable):
+        return text, []
+    try:
+        return text, requests_for(trained, text, config, wishes)
+    except UserError as error:
+        return Unreadable(str(error)), []
 
 
 def requests_for(
-    trained: Trained, text: str | Unreadable, config: DecodeConfig, wishes: Wishes
+    trained: Trained, text: str, config: DecodeConfig, wishes: Wishes
 ) -> list[Request]:
     """What the model is asked for a text: nothing for an empty one, several things for a long."""
-    if isinstance(text, Unreadable) or not text.strip():
+    if not text.strip():
         return []
-    tag = trained.tag(wishes.tag)
+    tag, encode = trained.tag(wishes.tag), trained.tokenizer.encode
     longest = longest_source(trained) - len(tag)
-    parts = in_parts(text, lambda part: len(trained.tokenizer.encode(part)), longest)
-    whole = wishes if len(parts) == 1 else Wishes(exclude=wishes.exclude)
-    sources = [[*tag, *trained.tokenizer.encode(part)] for part in parts]
-    return [request_for(trained, source, config, whole) for source in sources]
+    parts = in_parts(text, lambda part: len(encode(part)), longest)
+    if len(parts) > 1 and wishes.include:
+        raise UserError(
+            f"a text in {len(parts)} parts, being too long for the model, cannot be promised words"
+        )
+    sources = [[*tag, *encode(part)[:longest]] for part in parts]
+    later = replace(wishes, prefix="")
+    return [
+        request_for(trained, source, config, later if i else wishes)
+        for i, source in enumerate(sources)
+    ]
 
 
 def longest_source(trained: Trained) -> int:
@@ -114,6 +140,10 @@ def request_for(
     prompt = [tokenizer.start, *begun]
     if not two_sided:
         prompt = [tokenizer.start, *source, tokenizer.separator, *begun]
+    if len(prompt) >= trained.max_len:
+        raise UserError(
+            f"nothing can follow {len(prompt)} tokens: the model has room for {trained.max_len}"
+        )
     limits = [len(source) + config.extra_tokens, trained.max_len - len(prompt), LARGEST_LIMIT]
     limit = min([*limits, config.max_tokens or LARGEST_LIMIT])
     return Request(
@@ -127,11 +157,10 @@ def request_for(
 
 
 def join(trained: Trained, parts: Iterable[Written], begun: str = "", strip: bool = True) -> Output:
-    """The parts of a translation as one text."""
-    parts = list(parts)
-    tokenizer = trained.tokenizer
-    given = tokenizer.encode(begun)
-    texts = [tokenizer.decode([*given, *part.tokens]) for part in parts]
+    """The parts of a translation as one text, with the beginning that was given."""
+    parts, tokenizer = list(parts), trained.tokenizer
+    given = [tokenizer.encode(begun), *([] for _ in parts[1:])]
+    texts = [tokenizer.decode([*g, *part.tokens]) for g, part in zip(given, parts, strict=True)]
     texts = [text.strip() for text in texts] if strip else texts
     return Output(
         text=" ".join(texts),
@@ -182,9 +211,3 @@ def other_choices(
             ]
         )
     return told
-
-
-def with_changes(config: DecodeConfig, **changes: object) -> DecodeConfig:
-    """The settings with those that were given in place of the recipe's."""
-    given = {name: value for name, value in changes.items() if value is not None}
-    return replace(config, **given)  # type: ignore[arg-type]

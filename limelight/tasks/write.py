@@ -28,20 +28,20 @@ def write(
     config = config or trained.decode
     if config.beam > 1 and not config.temperature:
         config = replace(config, beam=1, groups=1)  # texts come token by token
-    read, left = beginning(trained, prompt), config.max_tokens or USUAL
-    stream = TextStream(trained.tokenizer, stops)
-    while left > 0 and not stream.stopped:
-        read = read[-max(1, trained.max_len // 2) :] if len(read) >= trained.max_len else read
-        limit = min(left, trained.max_len - len(read) or 1)
-        request = Request(read, limit, seed=config.seed + left)
+    read, most, written = beginning(trained, prompt), config.max_tokens or USUAL, 0
+    stream, end = TextStream(trained.tokenizer, stops), trained.tokenizer.end
+    token = None
+    while written < most and token != end and not stream.stopped:
+        if len(read) >= trained.max_len:
+            read = read[-max(1, trained.max_len // 2) :]
+        limit = min(most - written, max(1, trained.max_len - len(read)))
+        request = Request(read, limit, seed=config.seed + written)
         for token in tokens_of(trained, request, config):
             yield stream.feed(token)
-            read = [*read, token]
-            left -= 1
+            read.append(token)
+            written += 1
             if stream.stopped:
                 break
-            if token == trained.tokenizer.end:
-                left = 0
     yield stream.finish()
 
 
@@ -66,8 +66,8 @@ def continuations(
     config = config or trained.decode
     if not 1 <= count <= 100:
         raise UserError(f"{count} ways to go on: ask for 1 to 100")
-    limit = config.max_tokens or USUAL
-    read = beginning(trained, prompt)[-max(1, trained.max_len - limit) :]
+    limit, half = config.max_tokens or USUAL, max(1, trained.max_len // 2)
+    read = beginning(trained, prompt)[-max(half, trained.max_len - limit) :]
     limit = max(1, min(limit, trained.max_len - len(read)))
     requests = [Request(read, limit, seed=config.seed + i) for i in range(count)]
     answered = trained.engine.answer(requests, replace(config, beam=1, groups=1))

@@ -211,7 +211,7 @@ def test_no_sequence_of_n_tokens_comes_twice(beam, n):
     requests = [replace(r, limit=12 + i) for i, r in enumerate(requests_for(model, 6, 1, seed=3))]
 
     def repeats(**settings):
-        config = DecodeConfig(beam=max(1, beam), temperature=0.0 if beam else 0.8, **settings)
+        config = DecodeConfig(beam=max(1, beam), temperature=0.0 if beam else 0.3, **settings)
         count = 0
         for request, text in zip(
             requests, texts_of(model, requests, config, tokenizer), strict=True

@@ -1,0 +1,215 @@
+"""Filling in, classifying, comparing, scoring: the numbers are probabilities, and depend on nothing
+but the text; and whatever a model cannot do is refused with what it can."""
+
+import math
+import random
+
+import pytest
+
+from limelight.errors import UserError
+from limelight.tasks.classify import classify, embed
+from limelight.tasks.score import score
+from tests.tasks.conftest import LINES
+
+ABILITIES = {
+    "reverse": {"translate", "chat", "score", "embed"},
+    "gpt": {"translate", "chat", "score", "embed"},
+    "lstm": {"translate", "chat", "score", "embed"},
+    "chat": {"translate", "chat", "score", "embed"},
+    "writer": {"write", "score", "embed"},
+    "rnn": {"write", "score", "embed"},
+    "bert": {"fill", "embed"},
+    "classifier": {"classify", "embed"},
+}
+ASK = {
+    "translate": lambda model: model.translate("a"),
+    "chat": lambda model: model.chat().reply("a"),
+    "write": lambda model: model.write("a", max_tokens=3),
+    "score": lambda model: model.score(*("a", "b")[: 1 if model.kind == "texts" else 2]),
+    "embed": lambda model: model.embed("a"),
+    "fill": lambda model: model.fill("a ___"),
+    "classify": lambda model: model.classify("a"),
+}
+
+
+@pytest.mark.parametrize("name", ABILITIES)
+def test_a_model_does_what_it_can_and_says_what_that_is(model, name):
+    for ability, ask in ASK.items():
+        if ability in ABILITIES[name]:
+            assert ask(model(name)) is not None
+        else:
+            with pytest.raises(UserError, match=f"this model cannot {ability}: .* so it can") as no:
+                ask(model(name))
+            assert set(str(no.value).split("so it can ")[1].split(", ")) == ABILITIES[name]
+
+
+# Filling in
+
+
+@pytest.mark.parametrize(
+    ("text", "blanks"),
+    [
+        ("the ___ sleeps here.", 1),
+        ("___ cat sleeps ___", 2),
+        ("___", 1),
+        ("______", 2),
+        ("the ___ ___ ___ here.", 3),
+        ("the cat ___.", 1),
+    ],
+)
+@pytest.mark.parametrize("name", ["bert", "spelling"])
+def test_every_blank_has_candidates_in_order(model, name, text, blanks):
+    filled = model(name).fill(text, 7)
+    assert len(filled.blanks) == blanks
+    for candidates in filled.blanks:
+        chances = [candidate.probability for candidate in candidates]
+        assert len(candidates) == 7
+        assert chances == sorted(chances, reverse=True)
+        assert 0 <= chances[-1] <= sum(chances) <= 1 + 1e-6
+    assert "___" not in filled.text
+    assert "⟨" not in filled.text + "".join(c.text for blank in filled.blanks for c in blank)
+
+
+def test_all_candidates_are_all_tokens_of_text(model):
+    bert = model("bert")
+    ((*candidates,),) = bert.fill("the ___", 1000).blanks
+    assert len(candidates) == min(1000, len(bert.tokenizer) - bert.tokenizer.first)
+    assert sum(c.probability for c in candidates) == pytest.approx(1, abs=1e-4)
+    assert not any(c.text.startswith("⟨") for c in candidates)
+
+
+def test_what_stands_around_a_blank_stays(model):
+    bert = model("bert")
+    best = bert.fill("the old man ___ here.").blanks[0][0].text
+    assert bert.fill("the old man ___ here.").text.replace(" ", "") == f"theoldman{best}here."
+    spelled = model("spelling").fill("the c___t sleeps ___ere.")
+    first, second = (blank[0].text for blank in spelled.blanks)
+    assert spelled.text == f"the c{first}t sleeps {second}ere."  # the space is a token of its own
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "sentence"),
+    [
+        ("no blank", 5, "there is no blank in the text: write ___"),
+        ("___", 0, "0 candidates for a blank: ask for 1 to 1000"),
+        ("___", 1001, "1001 candidates"),
+        ("the " * 100 + "___", 5, "the text has 103 tokens, and the model reads 64"),
+    ],
+)
+def test_what_cannot_be_filled_in_is_refused(model, text, count, sentence):
+    with pytest.raises(UserError, match=sentence):
+        model("bert").fill(text, count)
+
+
+# Classes
+
+
+def test_classes_are_probable_and_right(model):
+    classifier = model("classifier")
+    for line in LINES:
+        chances = classifier.classify(line)
+        assert sum(chances.values()) == pytest.approx(1, abs=1e-5)
+        assert list(chances.values()) == sorted(chances.values(), reverse=True)
+        assert next(iter(chances)) == ("cat" if "cat" in line else "other")
+
+
+def test_of_a_text_that_is_too_long_the_beginning_is_read(model):
+    long = "the cat sleeps " * 100
+    assert model("classifier").classify(long) == model("classifier").classify(long + "here.")
+
+
+# Vectors, and all numbers: alone and among others
+
+TEXTS = ["", "a", "the cat sleeps here.", "the " * 40, "dog", "🍌 \x00"]
+
+
+@pytest.mark.parametrize("name", ABILITIES)
+def test_vectors_have_length_one_whatever_stands_beside_them(model, name):
+    loaded = model(name)
+    texts = random.Random(1).choices(TEXTS, k=300)
+    together = list(embed(loaded, texts))
+    alone = {text: loaded.embed(text) for text in TEXTS}
+    for text, vector in zip(texts, together, strict=True):
+        assert math.hypot(*vector) == pytest.approx(1, abs=1e-5)
+        assert vector == pytest.approx(alone[text], abs=1e-5)
+    assert alone["a"] != pytest.approx(alone["dog"], abs=1e-3)
+
+
+def test_classes_are_the_same_whatever_stands_beside_them(model):
+    classifier = model("classifier")
+    texts = random.Random(2).choices([*TEXTS, *LINES], k=300)
+    for text, chances in zip(texts, classify(classifier, texts), strict=True):
+        assert chances == pytest.approx(classifier.classify(text), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["writer", "rnn"])
+def test_scores_are_the_same_whatever_stands_beside_them(model, name):
+    texts = [(text,) for text in random.Random(3).choices(["", "a", "the cat", "the dog"], k=300)]
+    for text, scored in zip(texts, score(model(name), texts), strict=True):
+        assert scored.total == pytest.approx(model(name).score(*text).total, abs=1e-4)
+
+
+def test_answers_come_before_all_texts_are_there(model):
+    """A stream is answered while it goes on."""
+
+    def endless(thing):
+        while True:
+            yield thing
+
+    for stream in (
+        classify(model("classifier"), endless("a")),
+        embed(model("bert"), endless("a")),
+        score(model("writer"), endless(("a",))),
+        model("reverse").translate_all(endless("a")),
+    ):
+        assert next(stream)
+
+
+# Scores
+
+
+@pytest.mark.parametrize("name", ["writer", "rnn"])
+def test_a_score_is_made_of_the_probabilities_of_tokens(model, name):
+    writer = model(name)
+    scored = writer.score("the cat")
+    assert "".join(scored.tokens) == "the cat⟨end⟩"
+    assert scored.total == pytest.approx(sum(scored.logprobs))
+    assert all(logprob <= 0 for logprob in scored.logprobs)
+    every = [writer.tokenizer.decode([i]) for i in range(writer.tokenizer.first, 128)]
+    chances = {piece: scored_first(writer, piece) for piece in every if piece != "�"}
+    assert 0.5 < sum(chances.values()) <= 1 + 1e-5  # of the first token; the rest are bytes
+
+
+def scored_first(writer, text):
+    return math.exp(writer.score(text).logprobs[0])
+
+
+def test_what_was_learned_is_likelier(model):
+    writer = model("writer")
+    assert writer.score("the cat sleeps here.").total > writer.score("ereh speels tac eht.").total
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("reverse", ("a",), "has a source, a tab and a target, and not 1 columns"),
+        ("reverse", ("a", "b", "c"), "not 3 columns"),
+        ("writer", ("a", "b"), "has one text, and not 2 columns"),
+        ("reverse", ("a " * 50, "a"), "101 tokens are too many: the model reads 64"),
+        ("writer", ("a" * 32,), "33 tokens are too many: the model reads 32"),
+        ("gpt", ("a" * 30, "b" * 33), "65 tokens are too many"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_and_stops_nothing(model, name, text, sentence):
+    with pytest.raises(UserError, match=sentence):
+        model(name).score(*text)
+    fine = ("a",) if name == "writer" else ("a", "b")
+    one, two, three = score(model(name), [fine, text, fine])
+    assert sentence in two.problem
+    assert one == three
+    assert not one.problem
+
+
+@pytest.mark.parametrize(("name", "text"), [("writer", ("a" * 31,)), ("gpt", ("a" * 30, "b" * 32))])
+def test_what_just_fits_is_scored(model, name, text):
+    assert model(name).score(*text).total < 0

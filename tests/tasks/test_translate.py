@@ -1,0 +1,241 @@
+"""Translations: the same alone, in any batch and in parts, with honest scores and kept wishes."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import limelight
+from limelight.decode.config import DecodeConfig
+from limelight.errors import UserError
+from limelight.tasks.translate import Unreadable, Wishes, other_choices, requests_for, translate
+
+FAMILIES = ("reverse", "gpt", "lstm")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def sources(count, longest=4, seed=0):
+    dice = random.Random(seed)
+    return [" ".join(dice.choices(LETTERS, k=dice.randint(1, longest))) for _ in range(count)]
+
+
+def test_a_trained_model_does_what_it_learned(model):
+    learned = model("reverse")
+    assert [learned.translate(text).text for text in ("a", "a b", "x y z")] == ["a", "b a", "z y x"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("settings", [{}, {"beam": 4}, {"temperature": 1.0, "seed": 3}])
+def test_a_text_is_translated_the_same_alone_and_among_others(model, name, settings):
+    texts = sources(40)
+    together = list(model(name).translate_all(texts, **settings))
+    assert [done.source for done in together] == texts
+    for text, done in list(zip(texts, together, strict=True))[::5]:
+        alone = model(name).translate(text, **settings)
+        assert alone.text == done.text
+        assert alone.outputs[0].score == pytest.approx(done.outputs[0].score, abs=1e-4)
+    shuffled = random.Random(1).sample(texts, len(texts))
+    again = dict(zip(shuffled, model(name).translate_all(shuffled, **settings), strict=True))
+    assert [again[text].text for text in texts] == [done.text for done in together]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_translations_score_is_that_of_its_tokens_and_what_score_says(model, name):
+    compared = 0
+    for text in sources(12):
+        (output,) = model(name).translate(text, beam=1, extra_tokens=20).outputs
+        assert output.score == pytest.approx(sum(output.logprobs))
+        whole = "".join(output.tokens) == output.text and len(output.logprobs) > len(output.tokens)
+        if whole:  # no space was taken off, and it came to its end
+            told = model(name).score(text, output.text)
+            assert told.tokens[:-1] == output.tokens
+            assert told.logprobs == pytest.approx(output.logprobs, abs=1e-4)
+            assert told.total == pytest.approx(output.score, abs=1e-3)
+            compared += 1
+    assert compared >= 3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_n_best_are_different_and_sorted(model, name):
+    outputs = model(name).translate("a b", nbest=5).outputs
+    scores = [output.score for output in outputs]
+    assert scores == sorted(scores, reverse=True)
+    assert len({output.tokens for output in outputs}) == 5
+    assert outputs[0] == model(name).translate("a b", beam=5).outputs[0]
+
+
+@pytest.mark.parametrize("nbest", [0, -1, 1001, 10**9])
+def test_an_impossible_number_of_translations_is_refused(model, nbest):
+    with pytest.raises(UserError, match=rf"nbest={nbest} is out of range"):
+        model("reverse").translate("a", nbest=nbest)
+
+
+def test_drawn_translations_have_no_order(model):
+    with pytest.raises(UserError, match="nbest=2 needs a beam"):
+        model("reverse").translate("a", nbest=2, temperature=1.0)
+
+
+# Wishes
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_wishes_are_kept(model, name):
+    def wish(beam=4, **wishes):
+        return model(name).translate("a b c", wishes=Wishes(**wishes), beam=beam).text
+
+    assert wish(prefix="x y").startswith("x y")
+    assert wish(prefix="x y", beam=1).startswith("x y")
+    assert {"x", "k"} <= set(wish(include=("x", "k")))
+    for beam in (1, 4):
+        banned = wish(beam=beam)[0]
+        assert banned not in wish(beam=beam, exclude=(banned,))
+
+
+def test_a_beginning_that_leaves_no_room_is_refused(model):
+    with pytest.raises(UserError, match="nothing can follow 65 tokens: the model has room for 64"):
+        model("reverse").translate("a", wishes=Wishes(prefix="x" * 64))
+
+
+def test_unknown_settings_are_refused_with_the_nearest(model):
+    with pytest.raises(UserError, match="no setting 'beem': did you mean 'beam'"):
+        model("reverse").translate("a", beem=3)
+
+
+def test_a_model_with_tags_is_told_what_to_do(model):
+    tagged = model("tagged")
+    assert tagged.tags == ("back", "same")
+    for text in ("a", "c d"):
+        done = tagged.translate(text, wishes=Wishes(tag="same"))
+        assert tagged.score(text, done.text, tag="same").total == pytest.approx(
+            sum(done.outputs[0].logprobs), abs=1e-3
+        )
+    back, same = (
+        requests_for(tagged, "a b", tagged.decode, Wishes(tag=tag))[0].source for tag in tagged.tags
+    )
+    assert back[0] != same[0]
+    assert back[1:] == same[1:]
+    assert tagged.chat(tag="same").source(["a b"]) == same[:-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "sentence"),
+    [
+        ("tagged", "", "say with --tag what is wanted: back or same"),
+        ("tagged", "bakc", "no tag 'bakc': did you mean 'back'"),
+        ("tagged", "end", "no tag 'end'"),  # a special token is no tag
+        ("reverse", "back", "this model learned no tags, so there is no 'back'"),
+    ],
+)
+def test_wrong_tags_are_refused(model, name, tag, sentence):
+    for ask in (
+        lambda: model(name).translate("a", wishes=Wishes(tag=tag)),
+        lambda: model(name).score("a", "a", tag=tag),
+        lambda: model(name).chat(tag=tag),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            ask()
+
+
+# Texts that are too long, or none
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_long_text_is_translated_in_parts_and_nothing_is_lost(model, name):
+    learned = model(name)
+    text = " ".join(f"{text}." for text in sources(30))
+    done = learned.translate(text)
+    requests = requests_for(learned, text, learned.decode, Wishes())
+    assert done.parts == len(requests) > 1
+    tokens = [request.source or request.prompt for request in requests]
+    assert all(len(row) <= learned.max_len for row in tokens)
+    read = " ".join(learned.tokenizer.decode(row) for row in tokens)
+    assert read == text
+    parts = [learned.tokenizer.decode(row) for row in tokens]
+    assert done.text == " ".join(learned.translate(part).text for part in parts)
+
+
+def test_wishes_for_a_text_in_parts(model):
+    text = "a b. " * 40
+    begun = model("reverse").translate(text, wishes=Wishes(prefix="x y", exclude=("b",)))
+    assert begun.parts > 1
+    assert begun.text.startswith("x y")
+    assert "b" not in begun.text
+    assert begun.text.count("x y") == 1
+    with pytest.raises(UserError, match="parts, being too long for the model, cannot be promised"):
+        model("reverse").translate(text, wishes=Wishes(include=("x",)), beam=4)
+
+
+def test_what_is_no_text_has_its_own_outcome(model):
+    given = ["", "a b", Unreadable("line 3 is not UTF-8"), " \t", "c", "a. " * 60, ""]
+    done = list(translate(model("reverse"), given, wishes=Wishes(prefix="")))
+    assert [one.text for one in done[:5]] == ["", "b a", "", "", "c"]
+    assert [one.problem for one in done[:3]] == ["", "", "line 3 is not UTF-8"]
+    assert [one.parts > 1 for one in done] == [False] * 5 + [True, False]
+    assert done[0].outputs == ()
+
+
+def test_one_text_that_cannot_be_answered_does_not_stop_the_others(model):
+    wishes, config = Wishes(include=("a",)), DecodeConfig(beam=2)
+    long, short = translate(model("reverse"), ["b. " * 60, "b"], config, wishes=wishes)
+    assert "cannot be promised words" in long.problem
+    assert "a" in short.text
+
+
+def test_odd_characters_are_only_characters(model):
+    texts = ["\x00", "\ud800", "🍌" * 5, "a\u2028b", "\x1b[31m", "a\rb"]
+    done = list(model("reverse").translate_all(texts))
+    assert len(done) == len(texts)
+    assert not any(one.problem for one in done)
+
+
+# Ensembles
+
+
+def test_an_ensemble_of_one_model_twice_is_that_model(model, run):
+    twice = limelight.load(run("reverse"), run("reverse"))
+    for text in sources(4):
+        one, two = model("reverse").translate(text), twice.translate(text)
+        assert one.text == two.text
+        assert one.outputs[0].logprobs == pytest.approx(two.outputs[0].logprobs, abs=1e-4)
+
+
+def test_an_ensemble_averages_probabilities_and_reads_what_all_can_read(model, run):
+    both = limelight.load(run("reverse"), run("other reverse"))
+    assert both.max_len == 32
+    done = both.translate("a b c " * 8)
+    assert done.parts > 1
+    chances = [torch.tensor(each.score("a", "b").logprobs).exp() for each in both_of(model)]
+    mean = (chances[0] + chances[1]) / 2
+    assert torch.tensor(both.score("a", "b").logprobs).exp().allclose(mean, atol=1e-5)
+    (output,) = both.translate("a b").outputs
+    told = both.score("a b", output.text)
+    assert told.logprobs == pytest.approx(output.logprobs, abs=1e-4)
+
+
+def both_of(model):
+    return model("reverse"), model("other reverse")
+
+
+def test_models_with_other_tokenizers_are_no_ensemble(run):
+    with pytest.raises(UserError, match="has another tokenizer than"):
+        limelight.load(run("reverse"), run("chat"))
+    with pytest.raises(UserError, match="an ensemble is of one kind"):
+        limelight.load(run("reverse"), run("gpt")).translate("a")
+
+
+# What else could have come
+
+
+def test_other_choices_begin_with_what_was_written(model):
+    learned = model("reverse")
+    config = replace(learned.decode, beam=1)
+    (output,) = learned.translate("a b").outputs
+    places = other_choices(learned, "a b", config, count=3)
+    assert [place[0].piece for place in places] == [*output.tokens, "⟨end⟩"]
+    for place, logprob in zip(places, output.logprobs, strict=True):
+        chances = [choice.probability for choice in place]
+        assert chances == sorted(chances, reverse=True)
+        assert place[0].probability == pytest.approx(torch.tensor(logprob).exp().item(), abs=1e-4)
+        assert place[0].text == output.text
+    assert places[0][1].text.startswith(places[0][1].piece.strip())
