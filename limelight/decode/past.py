@@ -126,7 +126,7 @@ class LeanState:
             self.put_sources(other, places, more)
 
     def make_room(self, rows: int, slots: int, filled: int) -> None:
-        """For so many rows and slots. More is made than is needed now, so that it is made rarely."""
+        """For so many rows and slots, and some more, so that it is seldom to be made."""
         layers, two, have, groups, length, d_head = self.store.shape
         if rows > have or slots > length:
             have = max(rows, 2 * have) if rows > have else have

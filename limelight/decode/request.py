@@ -19,6 +19,9 @@ class State(Protocol):
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be named again (beams) or not at all."""
 
+    def put(self, other: Any, places: Tensor) -> None:
+        """Put the rows of another state into these places: over a row, or behind the last one."""
+
 
 class Stepper(Protocol):
     """A model as search sees it: any family that can write, or several of them."""
@@ -45,6 +48,7 @@ class Request:
     seed: int = 1  # for sampling: the same request is the same text, alone or among others
     include: tuple[str, ...] = ()  # words that must appear (beam search)
     exclude: tuple[str, ...] = ()  # words that must not
+    top: int = 0  # tell so many of the likeliest tokens at every place (not of beams)
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= LARGEST_LIMIT:
