@@ -426,7 +426,8 @@ def neighbours(loaded: Loaded, message: Message) -> Job:
 
     def work() -> Message:
         tokenizer = loaded.tokenizer
-        tokens = tokenizer.encode(message["text"])[:16]
+        word = message["text"]  # words have the space before them in their tokens, mostly
+        tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
         table = embedding_of(loaded)[: len(tokenizer)]
         unit = torch.nn.functional.normalize(table.float(), dim=1)
         alike = unit[tokens] @ unit.T  # T V
