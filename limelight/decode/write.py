@@ -8,6 +8,7 @@ Rows that have ended leave, so that the others need not carry them along; and mo
 `join` between two steps.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,12 +21,15 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.highest import likeliest
 from limelight.decode.phrases import Excluded
 from limelight.decode.request import (
+    DAMAGED,
     MANY,
     Request,
     Stepper,
     Written,
     begin,
+    device_of,
     history_of,
+    read_sources,
     room_for,
 )
 from limelight.errors import UserError
@@ -90,13 +94,23 @@ class Writing:
         """Let more requests in, and say which numbers they have. Nobody's text changes by it."""
         both = zip(requests, configs, strict=True)
         texts = [Text(request, config, self.tokenizer) for request, config in both]
-        logits, state = begin(self.model, requests, self.tokenizer.pad)
+        if short := all(len(request.prompt) == 1 for request in requests):
+            # They are read with everybody's next token: a step for a few takes as long as for many.
+            state = read_sources(self.model, requests, self.tokenizer.pad)
+            tokens = torch.tensor([request.prompt[0] for request in requests])
+            tokens = tokens.to(device_of(self.model))
+        else:
+            logits, state = begin(self.model, requests, self.tokenizer.pad)
+            tokens = choose(logits, texts)
         rows = range(self.joined, self.joined + len(texts))
         self.joined = rows.stop
         self.texts.update(zip(rows, texts, strict=True))
         self.active.update(rows)
-        tokens = choose(logits, texts)
-        self.first.append((rows, logits, tokens))
+        if short:
+            for text in texts:
+                text.length = 0
+        else:
+            self.first.append((rows, logits, tokens))
         self.take_in(rows, state, tokens, room_for(requests))
         return rows
 
@@ -139,13 +153,15 @@ class Writing:
 
     def note(self, rows: Sequence[int], logits: Tensor, tokens: Tensor) -> list[Event]:
         """What was written, as far as somebody waits for it."""
-        top = max(self.texts[row].request.top for row in rows)
+        top = max((self.texts[row].request.top for row in rows if row in self.texts), default=0)
         logprobs, best = logprobs_of(logits, tokens, top)
         events = []
         told = zip(rows, tokens.tolist(), logprobs.tolist(), best, strict=True)
         for row, token, logprob, others in told:
             if row not in self.active:
                 continue
+            if math.isnan(logprob):
+                raise UserError(DAMAGED)
             text = self.texts[row]
             events.append(Event(row, token, logprob, others[: text.request.top]))
             text.written.append(token)

@@ -301,8 +301,7 @@ def translate(loaded: Loaded, message: Message) -> Job:
         raise UserError(f"{wanted[0]} can be told of a text that the model reads at once")
     if "tree" in wanted and not searches(config, message["nbest"]):
         raise UserError("there is no tree without a beam: set beam to 2 or more")
-    across = [name for name in taps(loaded.model) if name.endswith("cross.weights")]
-    if "alignment" in wanted and not across:
+    if "alignment" in wanted and not any(n.endswith("cross.weights") for n in taps(loaded.model)):
         raise UserError("this model has no attention from a translation to its source")
 
     def result(job: Job) -> Work:

@@ -12,6 +12,7 @@ can be killed at any time: it keeps nothing that somebody else needs.
 import json
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +35,8 @@ from limelight.serve.frames import Message, packed, receive, send
 from limelight.serve.jobs import Job, Work, job_for, searches, told_token
 
 AT_ONCE = 2  # searches that take turns
+PATIENCE = 3  # tokens that newcomers wait for others to join with: a batch is read faster
+MOMENT = 0.02  # seconds
 Owner = tuple[int, int]  # a job's number, and which of its texts
 
 
@@ -67,7 +70,7 @@ class Worker:
         self.running: deque[Running] = deque()
         self.work: deque[tuple[int, Work]] = deque()
         self.outbox = bytearray()
-        self.told = 0
+        self.told = self.waited = 0
 
     def new_writing(self) -> Writing:
         """A batch without texts."""
@@ -180,14 +183,17 @@ class Worker:
 
     def admit_writers(self) -> None:
         """Texts that wait join the batch, as far as there is room."""
+        enough = len(self.to_write) >= max(1, len(self.rows) // 8)
+        if not enough and self.rows and self.waited < PATIENCE:
+            self.waited += 1
+            return
+        self.waited = 0
         chosen: list[Waiting] = []
         while self.to_write and len(self.rows) + len(chosen) < self.batch:
             longest = max(size_of(item.request) for item in (*chosen, self.to_write[0]))
             if chosen and (len(chosen) + 1) * longest > POSITIONS:
                 break
             chosen.append(self.to_write.popleft())
-        if not chosen:
-            return
         try:
             self.join(chosen)
         except Exception:  # one of them is to blame: which?
@@ -300,10 +306,14 @@ class Worker:
             self.go_on((number, i))
 
     def do_work(self) -> None:
-        """A bit of what cannot be done token by token; then somebody else's turn."""
-        if not self.work:
-            return
-        number, work = self.work.popleft()
+        """What cannot be done token by token, for a moment; then it is the others' turn."""
+        end = time.perf_counter() + MOMENT
+        for _ in range(len(self.work)):
+            if time.perf_counter() < end:
+                self.work_on(*self.work.popleft())
+
+    def work_on(self, number: int, work: Work) -> None:
+        """The next bit of one job's."""
         try:
             with torch.inference_mode():
                 next(work)
