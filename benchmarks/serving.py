@@ -10,6 +10,7 @@ each; the clients are a process of their own.
 
 import argparse
 import asyncio
+import json
 import os
 import platform
 import random
@@ -20,7 +21,6 @@ import tempfile
 import time
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
 
@@ -94,23 +94,34 @@ def one_at_a_time(folder: Path, texts: list[str], beam: int, seconds: float) -> 
 
 
 def ask(url: str, texts: list[str], clients: int, beam: int, seconds: float) -> list[float]:
-    """How long each answer took, for so many clients that ask again and again."""
-    took: list[float] = []
+    """How long each answer took, for so many clients that ask again and again.
 
-    async def client(session: httpx.AsyncClient, number: int, end: float) -> None:
+    They write HTTP by hand: a library would take longer than the service.
+    """
+    took: list[float] = []
+    host, port = url.removeprefix("http://").split(":")
+
+    async def client(number: int, end: float) -> None:
         dice = random.Random(number)
+        reader, writer = await asyncio.open_connection(host, int(port))
         while time.perf_counter() < end:
             began = time.perf_counter()
-            asked: dict[str, Any] = {"text": dice.choice(texts), "beam": beam, "max_tokens": TOKENS}
-            response = await session.post("/api/translate", json=asked)
-            response.raise_for_status()
+            asked = {"text": dice.choice(texts), "beam": beam, "max_tokens": TOKENS}
+            body = json.dumps(asked).encode()
+            head = f"POST /api/translate HTTP/1.1\r\nhost: {host}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            told = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = int(told.split(b"content-length: ")[1].split(b"\r\n")[0])
+            answer = await reader.readexactly(length)
+            if b" 200 " not in told.split(b"\r\n")[0]:
+                raise RuntimeError(answer.decode())
             took.append(time.perf_counter() - began)
+        writer.close()
 
     async def everybody() -> None:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as session:
-            end = time.perf_counter() + seconds
-            await asyncio.gather(*(client(session, number, end) for number in range(clients)))
+        end = time.perf_counter() + seconds
+        await asyncio.gather(*(client(number, end) for number in range(clients)))
 
     asyncio.run(everybody())
     return took
