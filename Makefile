@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_INDEX))
 
-.PHONY: demo test test-system lint soak bench clean
+.PHONY: demo test test-system test-gpu lint soak bench clean
 
 demo: .venv/ready
 	@$(BIN)/limelight demo
@@ -25,6 +25,9 @@ test: .venv/ready-to-develop
 test-system: .venv/ready-to-develop
 	$(BIN)/pytest -m system
 
+test-gpu: .venv/ready-to-develop
+	$(BIN)/pytest -m gpu
+
 lint: .venv/ready-to-develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,7 +39,9 @@ soak: .venv/ready-to-develop
 
 bench: .venv/ready-to-develop
 	$(BIN)/python benchmarks/training_speed.py
+	$(BIN)/python benchmarks/decoding_speed.py
 	$(BIN)/python benchmarks/text_speed.py
+	$(BIN)/python benchmarks/explain_speed.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -344,6 +344,45 @@ def serve(
     serve(runs, host, port, limits_with(set), hosts, origins)
 
 
+def explain(
+    run: Run,
+    text: Annotated[str, tyro.conf.Positional],
+    target: str | None = None,
+    stop: str = "",
+    layer: int | None = None,
+    head: int | None = None,
+    word: str | None = None,
+    follow: bool = False,
+    figure: str = "",
+    tag: str = "",
+    json: bool = False,
+    set: tuple[str, ...] = (),
+) -> None:
+    """Walk through a trained model with a text of your own; every number is the model's.
+
+    At a terminal it goes stop by stop; into a pipe or a file it prints all of them.
+
+    Args:
+        run: a run folder.
+        text: what the model reads; for one that fills in blanks, write ___ for a missing word.
+        target: take this for what follows, instead of what the model would write.
+        stop: only this one, such as scores, softmax, cross, loop, teacher or beam.
+        layer: look at this layer, counted from 1.
+        head: look at this head, counted from 1.
+        word: look at this word.
+        follow: each word that is written, with its candidates and what it looked at.
+        figure: draw the attention into this file, .svg, .png or .pdf.
+        tag: what is asked of a model that learned several things, such as a direction.
+        json: print the manifest: tokens, steps, every value's shape and range, checks.
+        set: changes to the recipe's [decode]; --decode.beam 1 says the same.
+    """
+    from limelight.commands import explain_text
+
+    place = {"layer": layer, "head": head, "word": word}
+    asked = "follow" if follow else stop
+    explain_text(terminal(), run, text, list(set), target, asked, place, figure, json, tag)
+
+
 def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:
     """Options that were given, as changes to the recipe's [decode]."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -385,6 +424,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "embed": embed,
     "evaluate": evaluate,
+    "explain": explain,
     "fill": fill,
     "info": info,
     "score": score,

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from io import TextIOWrapper
+from pathlib import Path
 from select import select
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
@@ -33,6 +34,9 @@ from limelight.tasks.translate import (
 )
 from limelight.tasks.write import write
 from limelight.text.tokenizer import valid_unicode
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LONGEST = 1_000_000  # bytes of a line: enough for a book's chapter, and little memory
 TOGETHER = 4096  # lines that are read at once, at most
@@ -80,6 +84,11 @@ class Lines:
         """Say what is wrong with a line, and go on."""
         self.problems += 1
         note(problem)
+
+    def refuse(self, line: Unreadable, as_json: bool) -> None:
+        """The outcome of a line that is no text."""
+        say_json({"problem": line.why}) if as_json else say("")
+        self.complain(line.why)
 
     def finish(self) -> None:
         """Leave with 1 if there were lines that could not be answered."""
@@ -130,25 +139,35 @@ def say_json(facts: dict[str, Any]) -> None:
     print(json.dumps(facts, ensure_ascii=False), flush=True)
 
 
-def ready(ability: str, run: str, *others: str) -> Loaded:
-    """The model, if it can do that. Text comes and goes as UTF-8, whatever the locale says."""
+def opened(run: str, *others: str) -> Loaded:
+    """The model. Text comes and goes as UTF-8, whatever the locale says."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
-    loaded = load(run, *others)
+    return load(run, *others)
+
+
+def ready(ability: str, run: str, *others: str) -> Loaded:
+    """The model where it is fastest, if it can do that."""
+    loaded = opened(run, *others)
     loaded.require(ability)
-    return loaded
+    return loaded.on()
 
 
 def prepare(
     ability: str, run: str, changes: Iterable[str], others: Iterable[str] = ()
 ) -> tuple[Loaded, DecodeConfig]:
     """The same, and how it shall write."""
+    refuse_others(changes)
+    loaded = ready(ability, run, *others)
+    return loaded, changed(loaded.recipe, changes).decode
+
+
+def refuse_others(changes: Iterable[str]) -> None:
+    """A trained model is what it is; only how it writes can be changed."""
     for change in changes:
         if not change.startswith("decode."):
             raise UserError(f"{change!r} cannot be changed any more: only [decode] can, in use")
-    loaded = ready(ability, run, *others)
-    return loaded, changed(loaded.recipe, changes).decode
 
 
 def translate_lines(
@@ -212,8 +231,7 @@ def answer_lines(
         answers = answer([line for line in window if isinstance(line, str)])
         for line in window:
             if isinstance(line, Unreadable):
-                say_json({"problem": line.why}) if as_json else say("")
-                lines.complain(line.why)
+                lines.refuse(line, as_json)
             elif problem := show(next(answers)):
                 lines.complain(problem)
     lines.finish()
@@ -302,10 +320,49 @@ def chat_on(run: str, texts: tuple[str, ...], changes: list[str], tag: str, as_j
         if as_json:
             say_json({"text": text, "answer": conversation.reply(text)})
             return
+        if not sys.stdout.isatty():
+            say(conversation.reply(text))
+            return
         conversation.reply(text, lambda piece: print(on_one_line(piece), end="", flush=True))
         print(flush=True)
 
     talk(texts, answer, "say something", as_json, conversation.reset)
+
+
+def explain_text(
+    console: "Console",
+    run: str,
+    text: str,
+    changes: list[str],
+    target: str | None = None,
+    stop: str = "",
+    place: dict[str, Any] | None = None,
+    figure: str = "",
+    as_json: bool = False,
+    tag: str = "",
+) -> None:
+    """A walk through the model with this text: drawn, as JSON, or into a file."""
+    from limelight.explain import figures, manifest, terminal
+    from limelight.explain.explanation import explain
+    from limelight.explain.view import look_at
+    from limelight.explain.walk import stop_at
+
+    refuse_others(changes)
+    loaded = opened(run)  # and left where it is, in full precision: this is for looking
+    config, smoothing = changed(loaded.recipe, changes).decode, loaded.recipe.train.label_smoothing
+    trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag)
+    view = look_at(trace, **(place or {}))
+    if figure:
+        figures.save(trace, Path(figure), *(None if x is None else x + 1 for x in view.asked))
+        note(f"drawn into {figure}")
+    elif as_json:
+        print(manifest.as_json(manifest.manifest(trace)))
+    elif stop:
+        terminal.show(console, trace, [stop_at(trace, stop, view)])
+    elif sys.stdin.isatty() and console.is_terminal:
+        terminal.step_through(console, trace, trace.walk(**(place or {})), ask)
+    else:
+        terminal.show(console, trace, trace.walk(**(place or {})))
 
 
 def talk(
@@ -320,8 +377,7 @@ def talk(
         lines = Lines(texts, sys.stdin.buffer)
         for line in lines:
             if isinstance(line, Unreadable):
-                say_json({"problem": line.why}) if as_json else say("")
-                lines.complain(line.why)
+                lines.refuse(line, as_json)
             else:
                 answer(line)
         lines.finish()
@@ -339,11 +395,11 @@ def talk(
                 print(" ...", flush=True)
 
 
-def ask() -> str:
+def ask(prompt: str = "> ") -> str:
     """What a person types next; the end of input means to leave, and Ctrl-C clears the line."""
     while True:
         try:
-            return valid_unicode(input("> " if sys.stdout.isatty() else ""))
+            return valid_unicode(input(prompt if sys.stdout.isatty() else ""))
         except EOFError:
             print()
             return "/quit"

@@ -32,6 +32,7 @@ from limelight.recipe import Recipe, changed, load_recipe, recipe_of, write_reci
 from limelight.run.commit import lock, newest, sha256_of, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
+from limelight.run.weights import name_of
 from limelight.tasks.trained import Trained
 from limelight.tasks.translate import request_for, translate
 from limelight.text.batches import Batches
@@ -67,7 +68,6 @@ from limelight.training.loop import (
     Trainer,
     evaluate,
     fit,
-    name_of,
 )
 from limelight.training.objective import Learner, to_device
 from limelight.training.optimizer import freeze

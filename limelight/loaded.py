@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from limelight.errors import UserError
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_of
 from limelight.run.folder import RunFolder
+from limelight.run.weights import WEIGHTS, read_tensors, shapes_in, step_of
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, embed
 from limelight.tasks.fill import Filled, fill
@@ -28,9 +29,11 @@ from limelight.tasks.write import write
 from limelight.text.config import tags_of
 from limelight.text.named import described
 from limelight.text.tokenizer import Tokenizer
-from limelight.training import checkpoint
-from limelight.training.checkpoint import WEIGHTS, read_tensors, shapes_in
-from limelight.training.loop import step_of
+from limelight.training.config import TrainConfig
+from limelight.training.device import choose_device, choose_precision
+
+if TYPE_CHECKING:
+    from limelight.explain.explanation import Explanation
 
 
 @dataclass(kw_only=True)
@@ -46,6 +49,17 @@ class Loaded(Trained):
     def settings(self, **changes: Any) -> DecodeConfig:
         """How to write: the recipe's settings with these changes."""
         return replace(self.decode, **changes)
+
+    def on(self, device: str = "auto", precision: str = "auto") -> "Loaded":
+        """Move to a device: the best there is, and in bfloat16 if it is a GPU made for that."""
+        place = choose_device(device)
+        wanted = TrainConfig(precision=precision)  # type: ignore[arg-type]
+        kind = getattr(torch, choose_precision(wanted, place))
+        if place.type != "cpu" or precision != "auto":
+            for model in (self.model, *self.others):
+                model.to(place, kind)
+            vars(self).pop("engine", None)  # it was made for where the model was before
+        return self
 
     def translate(
         self, text: str, nbest: int = 1, wishes: Wishes | None = None, **settings: Any
@@ -86,6 +100,16 @@ class Loaded(Trained):
     def score(self, *text: str, tag: str = "") -> Scored:
         """How likely a text is; of a source and a target, the target."""
         return told(next(score(self, [text], tag)))
+
+    def explain(
+        self, text: str, target: str | None = None, tag: str = "", **settings: Any
+    ) -> "Explanation":
+        """What happens to a text inside the model, step by step; see `limelight.explain`."""
+        from limelight.explain.explanation import explain
+
+        smoothing = self.recipe.train.label_smoothing
+        config = self.settings(**settings)
+        return explain(self, text, target, config, smoothing=smoothing, tag=tag)
 
 
 Outcome = TypeVar("Outcome", Translation, Scored)
@@ -156,7 +180,9 @@ def build_from(config: AnyConfig, path: Path) -> nn.Module:
     weights = read_tensors(path)
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
     model = build(config).to(kind)  # as it was trained, to the last bit
-    checkpoint.fill(model, weights)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
     return model
 
 

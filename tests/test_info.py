@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,13 +185,15 @@ def test_decoding_memory_by_hand():
 
 def test_gpt3_takes_no_memory():
     command = "from limelight.info import describe; from limelight.recipe import load_recipe;"
-    command += "import resource; describe(load_recipe('gpt3-175b'), devices=64);"
-    command += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    run = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True
+    command += "describe(load_recipe('gpt3-175b'), devices=64);"
+    peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    if Path("/proc/self/status").exists():  # there ru_maxrss begins at the parent's
+        peak = "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    done = subprocess.run(
+        [sys.executable, "-c", command + peak], capture_output=True, text=True, check=True
     )
     unit = 1 if sys.platform == "darwin" else 1024
-    assert int(run.stdout) * unit < 1.5e9
+    assert int(done.stdout) * unit < 1e9
 
 
 @pytest.mark.parametrize("name", recipe_names())

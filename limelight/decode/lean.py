@@ -4,10 +4,10 @@
     state = writer.start(source, source_real)
     logits = writer.step(tokens, state)
 
-The model stays the truth, and reads prompts itself. What is done over again here is the one thing
-that a search waits for, a step of one token in every row, without all that such a step can do
-without: one product makes queries, keys and values; weights lie as the processor wants them; there
-is no mask where nothing is to be hidden; and the beams of one source look at one copy of it.
+The model stays the truth, and reads prompts itself. What is done over again here is what a search
+waits for, sources and steps of one token in every row, without all that these can do without: no
+work for padding; one product for queries, keys and values; weights that lie as the processor wants
+them; no mask where nothing is to be hidden; one copy of a source for all the beams that look at it.
 A test holds the two equal.
 """
 
@@ -36,7 +36,8 @@ Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
 def lean(model: Any, int8: bool = False) -> Any:
     """The model as it is now, made ready to write fast; or itself, where no faster way is known.
 
-    With `int8` it rounds weights and states to one byte, which is faster still, and not exact.
+    A model that is trained on has to be made ready again. With `int8` it rounds weights and
+    states to one byte, which is faster still, and not exact.
     """
     kinds = {EncoderDecoder: LeanEncoderDecoder, DecoderOnly: LeanDecoderOnly}
     kind = kinds.get(type(model))

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from contextlib import suppress
 from typing import cast
 
 import torch
@@ -13,26 +14,27 @@ from limelight.model.cache import Cache, padded
 class LeanState:
     """What is kept between two tokens: the model's cache, with all layers in one piece.
 
-    `past` has a slot for every position; those before `reach` are filled in every row. The keys and
-    values of a source are kept once for all rows that look at it: row b at source b // shared.
+    `past` has a slot for every position so far, and few more, so that memory is read in one go.
+    Slots before the cache's `reach` are filled in every row. The keys and values of a source are
+    kept once for all rows that look at it: row b looks at source b // shared.
     """
 
     def __init__(
         self, cache: Cache, rows: int, source: Tensor | None = None, seen: Tensor | None = None
     ) -> None:
-        layers, (_, *shape) = len(cache.keys), cache.keys[0].shape
         self.cache = cache  # made for no rows at all: it counts, and the numbers are here
         self.cache.length = cache.length.new_zeros(rows)
-        self.store = in_large_pages(cache.keys[0], layers, 2, rows, *shape)  # N 2 B G S K
-        self.spare = self.store[:, :, :0]
-        self.keep_past(self.store)
+        self.empty = cache.keys
+        _, groups, self.limit, d_head = self.empty[0].shape
+        self.keep_past(self.empty[0].new_empty(len(self.empty), 2, rows, groups, 0, d_head))
+        self.room = self.spare = self.past.flatten()  # where the past lies, and where it can move
         self.keep_source(source, None if seen is None else ~seen[:, None])
         self.shared = 1
         self.even = True  # all rows are equally long, so nothing needs hiding
         self.hidden: Tensor | None = None  # B 1 S: slots behind the end of a row
 
     def keep_past(self, past: Tensor) -> None:
-        """Views are made here, once, and not at every step."""
+        """N 2 B G S K. Views are made here, once, and not at every step."""
         self.past = past
         self.slots = [(*layer.flatten(1, 2), layer) for layer in past]  # BG S K; BG S K; 2 B G S K
 
@@ -43,6 +45,7 @@ class LeanState:
 
     def lend(self, count: int) -> Cache:
         """The cache as the model knows it, to read a prompt of so many tokens into."""
+        self.make_room(count)
         self.clear(count)
         cache = self.cache
         cache.keys, cache.values = list(self.past[:, 0]), list(self.past[:, 1])
@@ -54,14 +57,37 @@ class LeanState:
         self.even = False  # not known; `open` will look
         return cache
 
+    def make_room(self, count: int) -> None:
+        """For so many more tokens in every row."""
+        self.cache.keys = self.empty
+        self.cache.open(count)  # which knows how many there may be
+        needed = self.cache.reach + count
+        if needed > self.past.size(4):
+            slots = min(needed + max(8, needed // 4), self.limit)
+            self.move(torch.arange(len(self.cache.length)), slots)
+
+    def move(self, rows: Tensor, slots: int) -> None:
+        """The filled slots of these rows, in this order, to where each row has so many slots."""
+        layers, two, _, groups, _, d_head = self.past.shape
+        shape = (layers, two, len(rows), groups, slots, d_head)
+        size = math.prod(shape)
+        if self.spare.numel() < size:  # take more than is needed now
+            later = max(slots, min(2 * slots + 16, self.limit))
+            self.spare = in_large_pages(self.past, size // slots * later)
+        new = self.spare[:size].view(shape)
+        filled = (..., slice(self.cache.reach), slice(None))
+        torch.index_select(self.past[filled], 2, rows, out=new[filled])
+        self.room, self.spare = self.spare, self.room
+        self.keep_past(new)
+
     def clear(self, count: int) -> None:
         """The next slots; what was in memory could be NaN, which no mask can hide."""
         self.past[..., self.cache.reach : self.cache.reach + count, :] = 0
 
     def open(self) -> Tensor:
         """Make ready for one more token in every row; return their positions, B."""
+        self.make_room(1)
         cache = self.cache
-        cache.open(1)
         self.even = self.even or bool((cache.length == cache.reach).all())
         self.hidden = None
         if not self.even:
@@ -85,18 +111,11 @@ class LeanState:
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be named again (beams) or not at all."""
-        cache, count = self.cache, len(rows)
+        cache = self.cache
         cache.length = cache.length[rows]
         if not self.even:
             cache.reach = max(cache.length.tolist(), default=0)
-        if self.spare.size(2) < count:
-            layers, two, _, *shape = self.past.shape
-            self.spare = in_large_pages(self.past, layers, two, count, *shape)
-        new = self.spare[:, :, :count]
-        filled = (..., slice(cache.reach), slice(None))
-        torch.index_select(self.past[filled], 2, rows, out=new[filled])
-        self.keep_past(new)
-        self.store, self.spare = self.spare, self.store
+        self.move(rows, cache.reach + 1)
         if self.source is not None:
             self.select_sources(self.source, rows // self.shared)
 
@@ -114,29 +133,20 @@ class LeanState:
         cache, end = self.cache, other.cache.reach
         before, rows = cache.reach, len(cache.length)
         more = max(0, max(places.tolist(), default=-1) + 1 - rows)
+        if other.limit > self.limit:
+            self.empty, self.limit = other.empty, other.limit
+        if more or end > self.past.size(4):
+            every = torch.arange(rows + more).clamp(max=rows - 1)  # new places are filled below
+            self.move(every, max(end, self.past.size(4)))
         cache.length = padded(cache.length, 0, more)
         cache.length[places] = other.cache.length
         cache.reach = max(cache.length.tolist(), default=0)
-        self.make_room(rows + more, other.past.size(4), min(before, cache.reach))
         self.past[..., before : cache.reach, :] = 0  # see `clear`
         self.past[:, :, places, :, :end] = other.past[..., :end, :]
         self.past[:, :, places, :, end : cache.reach] = 0
         self.even = bool((cache.length == cache.reach).all())
         if self.source is not None:
             self.put_sources(other, places, more)
-
-    def make_room(self, rows: int, slots: int, filled: int) -> None:
-        """For so many rows and slots, and some more, so that it is seldom to be made."""
-        layers, two, have, groups, length, d_head = self.store.shape
-        if rows > have or slots > length:
-            have = max(rows, 2 * have) if rows > have else have
-            length = -(-slots // 64) * 64 if slots > length else length
-            self.store = in_large_pages(self.past, layers, two, have, groups, length, d_head)
-            count = self.past.size(2)
-            self.store[:, :, :count, :, :filled] = self.past[..., :filled, :]
-            self.spare = self.store[:, :, :0]
-        self.keep_past(self.store[:, :, :rows])
-        self.cache.keys, self.cache.values = list(self.past[:, 0]), list(self.past[:, 1])
 
     def put_sources(self, other: "LeanState", places: Tensor, more: int) -> None:
         """The same for what the rows look at; the shorter sources get padding, which is hidden."""
@@ -162,14 +172,15 @@ class LeanState:
         return source.repeat_interleave(self.shared, 2), hidden.repeat_interleave(self.shared, 0)
 
 
-def in_large_pages(like: Tensor, *shape: int) -> Tensor:
-    """New memory, in large pages where the system has them.
+def in_large_pages(like: Tensor, count: int) -> Tensor:
+    """New memory for so many numbers, in large pages where the system has them.
 
     A step writes to thousands of places, and to find a small page for each takes as long.
     """
-    size = math.prod(shape) * like.element_size()
+    size = count * like.element_size()
     if size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return like.new_empty(shape)
+        return like.new_empty(count)
     room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(room, dtype=like.dtype).view(shape)
+    with suppress(OSError):  # a system without them
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(room, dtype=like.dtype)

@@ -127,11 +127,17 @@ class Recorder:
     It records passes through `recorder.model`, the eager model underneath whatever torch.compile or
     a distributed wrapper put around it. A later pass replaces the values of an earlier one. All
     attention goes the explicit way, watched or not, so that a value does not depend on what else
-    was asked for.
+    was asked for. `keep` says what is kept of a value, so that a part of it need not hold the whole
+    in memory.
     """
 
-    def __init__(self, model: nn.Module, names: str | Iterable[str] = "*") -> None:
-        self.model = eager(model)
+    def __init__(
+        self,
+        model: nn.Module,
+        names: str | Iterable[str] = "*",
+        keep: Callable[[str, Tensor], Tensor] = lambda _, value: value,
+    ) -> None:
+        self.model, self.keep = eager(model), keep
         known = taps(self.model)
         wanted = [names] if isinstance(names, str) else names
         self.places = {name: known[name] for name in matching(wanted, known)}
@@ -183,17 +189,18 @@ class Recorder:
         setattr(module, attribute, value)
 
     def _keep_input(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.values[name] = inputs[0]
+        self.values[name] = self.keep(name, inputs[0])
 
     def _keep_output(
         self, name: str, _: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]
     ) -> None:
-        self.values[name] = output[0] if isinstance(output, tuple) else output
+        value = output[0] if isinstance(output, tuple) else output
+        self.values[name] = self.keep(name, value)
 
     def _watch(self, names: dict[str, str]) -> Callable[[str, Tensor], Tensor]:
         def watch(step: str, value: Tensor) -> Tensor:
             if step in names:
-                self.values[names[step]] = value
+                self.values[names[step]] = self.keep(names[step], value)
             return value
 
         return watch

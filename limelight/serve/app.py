@@ -1,6 +1,7 @@
 """The application: all routes, one form of errors, and the gate before them."""
 
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -8,7 +9,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
-import limelight
 from limelight.serve import openai, own, pages
 from limelight.serve.desk import RefusedError
 from limelight.serve.gate import Gate, error_body, error_headers
@@ -39,7 +39,7 @@ def application(
     """Everything together."""
     app = FastAPI(
         title="Limelight",
-        version=limelight.__version__,
+        version=version("limelight"),
         docs_url=None,  # FastAPI's own page would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limelight.errors import UserError
+from limelight.run.weights import WEIGHTS, read_tensors
 from limelight.training.workers import assign, whole
 
-WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-LARGEST_HEADER = 2**23  # bytes that tell the names and shapes of tensors: some 50,000 of them
-FLOATS = ("F64", "F32", "F16", "BF16")
+OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 
 @dataclass
@@ -124,32 +123,6 @@ def read_state(path: Path) -> State:
         return State(**told)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors from a file of safetensors, which is data and never code."""
-    try:
-        return load_file(path)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-
-
-def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a file, of which not more than the header is read."""
-    try:
-        with path.open("rb") as file:
-            if int.from_bytes(file.read(8), "little") > LARGEST_HEADER:
-                raise UserError(f"{path} is no file of weights: its header is too large")
-        with safe_open(path, "pt") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
-            kinds = {name: part.get_dtype() for name, part in parts.items()}
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    for name, kind in kinds.items():
-        if kind not in FLOATS:
-            raise UserError(f"{path} is no file of weights: {name} is of type {kind}")
-    return shapes
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

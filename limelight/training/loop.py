@@ -34,16 +34,15 @@ from limelight.run.commit import (
 )
 from limelight.run.folder import RunFolder
 from limelight.run.log import Log, cut_log
+from limelight.run.weights import WEIGHTS, name_of, read_tensors, step_of
 from limelight.text.batches import Batches
 from limelight.text.examples import Batch
 from limelight.training.checkpoint import (
     OPTIMIZER,
-    WEIGHTS,
     NotFiniteError,
     State,
     average_of,
     gather,
-    read_tensors,
     restore,
     same_tensors,
     write,
@@ -511,16 +510,6 @@ def judge(trainer: Trainer, log: Log | None, clock: Clock, scores: dict[str, flo
         trainer.report.samples(trainer.samples(trainer.learner.model.eval()))
     if tired_out(state, config):
         trainer.report.say(f"{config.metric} has not improved {state.tired} times: stopping early")
-
-
-def name_of(step: int) -> str:
-    """The name of a checkpoint."""
-    return f"step-{step:06}"
-
-
-def step_of(folder: Path) -> int:
-    """The step of a checkpoint, from its name."""
-    return int(folder.name.removeprefix("step-"))
 
 
 def save(trainer: Trainer, log: Log | None, must: bool) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
+from limelight.decode.fixed import Fixed
 from limelight.decode.lean import lean
 from limelight.decode.write import Writing, write
 from tests.decode.samples import FAMILIES, Letters, requests_for, tiny
@@ -20,7 +21,7 @@ CONFIGS = (
 )
 
 
-LEAN = [f"{way} {family}" for way in ("lean", "turning") for family in FAMILIES[:2]]
+FAST = [f"{way} {family}" for way in ("lean", "turning", "fixed") for family in FAMILIES[:2]]
 
 
 def model_of(name):
@@ -29,7 +30,7 @@ def model_of(name):
     way, family = name.split() if " " in name else ("", name)
     positions = {"positions": "rotary"} if way == "turning" else {}
     model = tiny(family, 3, vocab=20, sharp=1.0, **positions)
-    return lean(model) if way else model
+    return {"": lambda model: model, "fixed": Fixed}.get(way, lean)(model)
 
 
 def jobs_for(model, count, dice):
@@ -40,7 +41,7 @@ def jobs_for(model, count, dice):
         yield replace(request, limit=limit, seed=seed), dice.choice(CONFIGS), leaves
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *LEAN, "ensemble"])
+@pytest.mark.parametrize("name", [*FAMILIES, *FAST, "ensemble"])
 def test_joining_changes_no_text(name):
     """60 requests come a few at a time, between any two steps, and some leave early."""
     model, dice, letters = model_of(name), random.Random(name), Letters(20)

@@ -8,7 +8,7 @@ import torch
 
 from limelight.decode.highest import highest, likeliest
 from limelight.decode.lean import Lean, lean
-from limelight.decode.past import LeanState
+from limelight.decode.past import LeanState, in_large_pages
 from limelight.errors import UserError
 from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
 
@@ -18,6 +18,17 @@ VARIED = {
     "gated, after": {"activation": "swiglu", "positions": "learned"},
     "pre, grouped": {"norm_order": "pre", "kv_heads": 2, "positions": "rotary"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _whatever_was_in_memory_before(monkeypatch):
+    """New memory is full of NaN."""
+    monkeypatch.setattr(
+        "limelight.decode.past.in_large_pages",
+        lambda like, count: torch.full((count,), math.nan, dtype=like.dtype),
+    )
+
+
 models = pytest.mark.parametrize(
     ("family", "changes"), [(f, v) for f in TRANSFORMERS[:2] for v in VARIED.values()]
 )
@@ -33,9 +44,7 @@ def sides(family, dtype=torch.float64, rows=4, **changes):
     assert isinstance(fast, Lean)
     source, lengths = tokens(rows, 7), torch.randint(1, 8, (rows, 1))
     real = torch.arange(7) < lengths
-    quick = begin(fast, source, real)
-    quick.past.fill_(math.nan)  # whatever was in memory before
-    return model, fast, begin(model, source, real), quick
+    return model, fast, begin(model, source, real), begin(fast, source, real)
 
 
 def assert_walks_alike(*case, **named):
@@ -215,6 +224,15 @@ def test_a_processor_without_int8_is_told_in_a_sentence(monkeypatch):
     monkeypatch.setattr("limelight.decode.products.PROBE", "import os; os.kill(os.getpid(), 4)")
     with pytest.raises(UserError, match="int8 does not work on this CPU"):
         lean(small("decoder-only", torch.float32), int8=True)
+
+
+@pytest.mark.parametrize("count", [0, 5, 2**20])
+def test_large_pages_are_ordinary_memory(count):
+    like = torch.empty(1, dtype=torch.float64)
+    numbers = in_large_pages(like, count)
+    assert numbers.shape == (count,)
+    assert numbers.dtype == torch.float64
+    assert torch.equal(numbers.fill_(3).view(-1, 1).sum(), torch.tensor(3.0 * count).double())
 
 
 @pytest.mark.parametrize("vocab", [1, 100, 128, 300, 8000])

@@ -19,8 +19,8 @@ from limelight.model import build
 from limelight.recipe import parse_recipe, write_recipe
 from limelight.run.commit import MANIFEST, commit, seal
 from limelight.run.folder import RunFolder
+from limelight.run.weights import WEIGHTS
 from limelight.text.tokenizer import Tokenizer
-from limelight.training.checkpoint import WEIGHTS
 from tests.training.processes import ROOT, SECONDS, process
 
 RECIPE = """

@@ -13,9 +13,9 @@ from limelight.experiment import evaluate_run, set_up
 from limelight.model import build
 from limelight.run import commit
 from limelight.run.folder import RunFolder
-from limelight.training.checkpoint import OPTIMIZER, WEIGHTS
+from limelight.run.weights import WEIGHTS, name_of
+from limelight.training.checkpoint import OPTIMIZER
 from limelight.training.config import TrainConfig
-from limelight.training.loop import name_of
 from limelight.training.optimizer import freeze, make_optimizer
 from limelight.training.report import Report
 from limelight.training.workers import join

@@ -116,7 +116,7 @@ def trained(recorded, batches):
     return numbers, [p.detach() for p in trainer.learner.parameters()]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_recorded_steps_are_the_steps():
     """With dropout: a recording draws the random numbers that belong to the step."""
     batches = [pairs(16, 12 + 8 * (i % 2), i, "cuda") for i in range(16)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from limelight.training.loop import name_of
+from limelight.run.weights import name_of
 from limelight.training.report import Report
 from tests.training.samples import log_of, texts, tiny, train_in
 

@@ -1,0 +1,56 @@
+"""`limelight.load(RUN).explain("Hi how are you")`: a trace that tells its own story.
+
+explanation = model.explain("Hi how are you")
+explanation.tensor("encoder.0.self.scores")
+explanation.attention(layer=1, head=2)
+explanation.stops[4].formulas
+"""
+
+from collections.abc import Sequence
+
+from limelight.decode.config import DecodeConfig
+from limelight.explain.figures import picture_of
+from limelight.explain.passage import passage_for
+from limelight.explain.stop import Stop
+from limelight.explain.terminal import plain_text
+from limelight.explain.trace import Trace
+from limelight.explain.walk import walk
+from limelight.tasks.trained import Trained
+
+
+class Explanation(Trace):
+    """What happened to one text, and the walk through it."""
+
+    @property
+    def stops(self) -> list[Stop]:
+        """The story, station by station, with this model's numbers."""
+        return self.walk()
+
+    def walk(
+        self, layer: int | None = None, head: int | None = None, word: str | None = None
+    ) -> list[Stop]:
+        """The same for a layer, a head and a word of one's own choice, counted from 1."""
+        return walk(self, layer, head, word)
+
+    def __repr__(self) -> str:
+        names = ("cross", "softmax")
+        shown = [stop for stop in self.walk() if stop.name in names][-1:]
+        return plain_text(self, shown)
+
+    def _repr_png_(self) -> bytes:
+        return picture_of(self)
+
+
+def explain(
+    trained: Trained,
+    text: str,
+    target: str | None = None,
+    config: DecodeConfig | None = None,
+    names: str | Sequence[str] = "*",
+    smoothing: float = 0.0,
+    tag: str = "",
+) -> Explanation:
+    """Read a text and write what follows, or take `target` for that; then look at all of it."""
+    config = config or trained.decode
+    passage = passage_for(trained, text, target, config, tag)
+    return Explanation(trained, text, passage, config, names, smoothing)

@@ -1,0 +1,70 @@
+"""The walk: which stops there are for a model, in which order."""
+
+from collections.abc import Callable
+
+from limelight.errors import unknown
+from limelight.explain import aside, attending, entering, layering, writing
+from limelight.explain.stop import Stop
+from limelight.explain.trace import Trace
+from limelight.explain.view import View, look_at
+
+Make = Callable[[View], Stop]
+
+READING: dict[str, Make] = {
+    "pieces": entering.pieces,
+    "embedding": entering.embedding,
+    "positions": entering.positions,
+    "queries": attending.queries,
+    "scores": attending.scores,
+    "scaling": attending.scaling,
+    "mask": attending.mask,
+    "softmax": attending.softmax,
+    "sum": attending.weighted_sum,
+    "heads": attending.heads,
+    "add-norm": layering.add_norm,
+    "feed-forward": layering.feed_forward,
+    "stack": layering.stack,
+}
+DECODING: dict[str, Make] = {
+    "start": writing.start,
+    "masked": attending.masked_self,
+    "cross": attending.cross,
+}
+CHOOSING: dict[str, Make] = {"classifier": writing.classifier}
+LOOPING: dict[str, Make] = {"loop": writing.loop}
+
+
+def stations(trace: Trace) -> dict[str, Make]:
+    """The stops of the walk: what the family has, and nothing else."""
+    if trace.trained.family == "encoder-only":
+        return READING | CHOOSING
+    if trace.trained.family == "decoder-only":
+        return READING | CHOOSING | LOOPING
+    return READING | DECODING | CHOOSING | LOOPING
+
+
+def asides(trace: Trace) -> dict[str, Make]:
+    """What can be asked for besides."""
+    if not trace.steps or trace.trained.family == "encoder-only":
+        return {}
+    found: dict[str, Make] = {"follow": aside.follow, "teacher": aside.teacher}
+    return found | ({"beam": aside.beam} if trace.passage.tree else {})
+
+
+def walk(
+    trace: Trace, layer: int | None = None, head: int | None = None, word: str | None = None
+) -> list[Stop]:
+    """All stops for this text, and the asides after them."""
+    view = look_at(trace, layer, head, word)
+    return [make(view) for make in (stations(trace) | asides(trace)).values()]
+
+
+def stop_at(trace: Trace, name: str, view: View) -> Stop:
+    """One stop, by its name or the beginning of it."""
+    known = stations(trace) | asides(trace)
+    matches = [known[k] for k in known if k == name] or [
+        known[k] for k in known if k.startswith(name)
+    ]
+    if len(matches) != 1 or not name:
+        raise unknown("stop", name, known)
+    return matches[0](view)

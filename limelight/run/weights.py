@@ -1,0 +1,49 @@
+"""Files of weights: data and never code, looked at before they are read."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from limelight.errors import UserError
+
+WEIGHTS = "weights.safetensors"
+LARGEST_HEADER = 2**23  # bytes that tell the names and shapes of tensors: some 50,000 of them
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors from a file of safetensors, which is data and never code."""
+    try:
+        return load_file(path)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a file, of which not more than the header is read."""
+    try:
+        with path.open("rb") as file:
+            if int.from_bytes(file.read(8), "little") > LARGEST_HEADER:
+                raise UserError(f"{path} is no file of weights: its header is too large")
+        with safe_open(path, "pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
+            kinds = {name: part.get_dtype() for name, part in parts.items()}
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    for name, kind in kinds.items():
+        if kind not in FLOATS:
+            raise UserError(f"{path} is no file of weights: {name} is of type {kind}")
+    return shapes
+
+
+def name_of(step: int) -> str:
+    """The name of a checkpoint."""
+    return f"step-{step:06}"
+
+
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint, from its name."""
+    return int(folder.name.removeprefix("step-"))

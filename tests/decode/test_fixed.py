@@ -1,0 +1,103 @@
+"""Steps of one shape give what the model's own steps give, whatever a search does in between."""
+
+import gc
+import random
+
+import pytest
+import torch
+
+from limelight.decode.beam import beam_search
+from limelight.decode.config import DecodeConfig
+from limelight.decode.fixed import Fixed, rounded
+from limelight.decode.write import write
+from tests.decode.samples import Letters, requests_for, tiny
+from tests.decode.test_lean import VARIED, choice_of
+from tests.model.samples import TRANSFORMERS, begin, small, tokens
+
+
+def walk(model, writer, ragged, seed):
+    """A prompt, then ten steps with random choices of rows; the largest difference on the way."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    rows, width = 4, random.randint(1, 6)
+    source, real = tokens(rows, 7), torch.arange(7) < torch.randint(1, 8, (rows, 1))
+    state, own = begin(model, source, real), begin(writer, source, real)
+    prompt = tokens(rows, width)
+    real = torch.arange(width) < torch.randint(1, width + 1, (rows, 1)) if ragged else None
+    expected, got = model.step(prompt, state, real), writer.step(prompt, own, real)
+    apart = [(got - expected).abs().max().item()]
+    for _ in range(10):
+        if random.random() < 0.6:
+            chosen = choice_of(rows)
+            rows = len(chosen)
+            state.select(chosen)
+            own.select(chosen)
+        new = tokens(rows, 1)
+        expected, got = model.step(new, state), writer.step(new, own)
+        apart.append((got - expected).abs().max().item())
+    return max(apart)
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+@pytest.mark.parametrize("changes", VARIED.values(), ids=VARIED)
+@pytest.mark.parametrize("family", TRANSFORMERS[:2])
+def test_fixed_steps_are_the_models_own(family, changes, ragged):
+    model = small(family, torch.float64, **changes)
+    writer = Fixed(model)  # one for all walks, so that places are used again
+    for seed in range(4):
+        assert walk(model, writer, ragged, seed) < 1e-12
+    assert len(writer.places) < 12
+
+
+def test_a_row_that_was_not_moved_is_noticed(monkeypatch):
+    """The control."""
+    model = small("encoder-decoder", torch.float64)
+    monkeypatch.setattr("limelight.decode.fixed.FixedState.shuffle", lambda *_, **__: None)
+    assert max(walk(model, Fixed(model), True, seed) for seed in range(6)) > 1e-3
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
+def test_search_finds_the_same(family, beam):
+    model, tokenizer = tiny(family, 1, vocab=12), Letters(12)
+    requests = requests_for(model, 9, limit=11, seed=1)
+    config, writer = DecodeConfig(beam=beam), Fixed(model)
+    found, wanted = (beam_search(m, requests, config, tokenizer) for m in (writer, model))
+    assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in wanted]
+    if beam == 1:
+        found, wanted = (write(m, requests, config, tokenizer) for m in (writer, model))
+        assert [text.tokens for text in found] == [text.tokens for text in wanted]
+        assert [text.score for text in found] == pytest.approx([text.score for text in wanted])
+
+
+def test_a_place_is_used_again_but_never_by_two():
+    model = small("decoder-only", torch.float64)
+    writer = Fixed(model)
+    one, other = writer.start(2), writer.start(2)
+    for state in (one, other):
+        writer.step(tokens(2, 1), state)
+    assert len(writer.places) == 2
+    del one, state
+    gc.collect()
+    writer.step(tokens(2, 1), writer.start(2))
+    assert len(writer.places) == 2
+    writer.step(tokens(2, 1), other)
+
+
+def test_few_numbers_of_rows_are_enough_for_all():
+    sizes = {rounded(rows) for rows in range(1, 65)}
+    assert sizes == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
+    assert all(rows <= rounded(rows) <= 1.5 * rows for rows in range(1, 1000))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
+def test_recorded_steps_are_the_models_own(family):
+    """On a GPU, where steps are recorded and repeated, a search finds what it finds on a CPU."""
+    writer, tokenizer = Fixed(tiny(family, 1, vocab=12).to("cuda")), Letters(12)
+    requests = requests_for(writer, 9, limit=11, seed=1)
+    config = DecodeConfig(beam=4)
+    found = beam_search(writer, requests, config, tokenizer)
+    wanted = beam_search(tiny(family, 1, vocab=12), requests, config, tokenizer)
+    assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in wanted]
+    assert all(place.graph is not None for place in writer.places)

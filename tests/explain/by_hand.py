@@ -1,0 +1,205 @@
+"""The forward pass once more, in plain NumPy from a state dict, with a name for every value.
+
+It shares nothing with the package but the names of weights and values: what `explain` shows is
+compared with this.
+"""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+ACTIVATE = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": gelu,
+    "gelu-tanh": gelu_tanh,
+    "silu": silu,
+    "swiglu": silu,
+}
+
+
+def waves(length, width):
+    table = np.zeros((length, width))
+    for pos in range(length):
+        for i in range(0, width, 2):
+            table[pos, i] = math.sin(pos / 10000 ** (i / width))
+            table[pos, i + 1] = math.cos(pos / 10000 ** (i / width))
+    return table
+
+
+class ByHand:
+    """All values of one pass over one text."""
+
+    def __init__(self, model, source, target):
+        self.w = {k: v.detach().double().numpy() for k, v in model.state_dict().items()}
+        self.c = model.config
+        self.values = {}
+        memory = self.side("encoder", "source", source, None) if source else None
+        top = self.side("decoder", "target", target, memory) if target else memory
+        self.top = top
+        self.values["logits"] = self.classify(top)
+
+    def linear(self, x, path):
+        y = x @ self.w[f"{path}.weight"].T
+        return y + self.w[f"{path}.bias"] if f"{path}.bias" in self.w else y
+
+    def norm(self, x, path):
+        gain, eps = self.w[f"{path}.weight"], self.c.norm_eps
+        if self.c.norm == "rms":
+            return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * gain
+        mean, var = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
+        return (x - mean) / np.sqrt(var + eps) * gain + self.w[f"{path}.bias"]
+
+    def side(self, side, embedding, ids, memory):
+        c, put = self.c, self.values.__setitem__
+        x = self.w[f"{embedding}.tokens.weight"][list(ids)]
+        put(f"{side}.embedding", x)
+        if c.family == "encoder-decoder":
+            x = x * math.sqrt(c.d_model)
+        if c.positions == "sinusoidal":
+            put(f"{side}.positions", waves(len(ids), c.d_model))
+        elif c.positions == "learned":
+            put(f"{side}.positions", self.w[f"{embedding}.positions.weight"][: len(ids)])
+        if c.positions != "rotary":
+            x = x + self.values[f"{side}.positions"]
+        if c.family == "encoder-only":
+            segments = np.repeat(self.w[f"{embedding}.segments.weight"][:1], len(ids), axis=0)
+            put(f"{side}.segments", segments)
+            x = self.norm(x + segments, f"{embedding}.norm")
+        put(f"{side}.input", x)
+        causal = side == "decoder"
+        for n in range(c.layers):
+            path, name = f"{side}.layers.{n}", f"{side}.{n}"
+            x = self.sublayer(x, f"{name}.self", f"{path}.self", None, causal)
+            if memory is not None:
+                x = self.sublayer(x, f"{name}.cross", f"{path}.cross", memory, False)
+            x = self.sublayer(x, f"{name}.feed_forward", f"{path}.feed_forward", None, False)
+        if c.norm_order == "pre":
+            x = self.norm(x, f"{side}.norm")
+        put(f"{side}.output", x)
+        return x
+
+    def sublayer(self, x, name, path, memory, causal):
+        put, post = self.values.__setitem__, self.c.norm_order == "post"
+        read = x if post else self.norm(x, f"{path}_residual.norm")
+        if not post:
+            put(f"{name}.norm", read)
+        if name.endswith("feed_forward"):
+            y = self.feed_forward(read, name, path)
+        else:
+            y = self.attention(read, name, f"{path}_attention", memory, causal)
+        put(f"{name}.add", x + y)
+        if not post:
+            return x + y
+        put(f"{name}.norm", self.norm(x + y, f"{path}_residual.norm"))
+        return self.values[f"{name}.norm"]
+
+    def heads(self, x):
+        return x.reshape(len(x), -1, self.c.d_head).transpose(1, 0, 2)
+
+    def turn(self, x):
+        out = np.zeros_like(x)
+        for pos in range(x.shape[1]):
+            for i in range(0, self.c.d_head, 2):
+                angle = pos / 10000 ** (i / self.c.d_head)
+                a, b = x[:, pos, i], x[:, pos, i + 1]
+                out[:, pos, i] = a * math.cos(angle) - b * math.sin(angle)
+                out[:, pos, i + 1] = a * math.sin(angle) + b * math.cos(angle)
+        return out
+
+    def attention(self, x, name, path, memory, causal):
+        put, asked = self.values.__setitem__, x if memory is None else memory
+        flat = {
+            p: self.linear(x if p == "query" else asked, f"{path}.{p}")
+            for p in ("query", "key", "value")
+        }
+        for part, value in flat.items():
+            put(f"{name}.{part}", value)
+        q, k, v = (self.heads(flat[p]) for p in ("query", "key", "value"))
+        if self.c.positions == "rotary" and memory is None:
+            q, k = self.turn(q), self.turn(k)
+        for step, value in zip("qkv", (q, k, v), strict=True):
+            put(f"{name}.{step}", value)
+        group = len(q) // len(k)
+        k, v = k.repeat(group, axis=0), v.repeat(group, axis=0)
+        scores = np.einsum("hqd,hkd->hqk", q, k)
+        scaled = scores / math.sqrt(self.c.d_head)
+        masked = scaled.copy()
+        if causal:
+            for i in range(len(x)):
+                masked[:, i, i + 1 :] = -np.inf
+        weights = softmax(masked)
+        mixed = np.einsum("hqk,hkd->hqd", weights, v)
+        concat = mixed.transpose(1, 0, 2).reshape(len(x), -1)
+        for step, value in {
+            "scores": scores,
+            "scaled": scaled,
+            "masked": masked,
+            "weights": weights,
+            "mixed": mixed,
+            "concat": concat,
+        }.items():
+            put(f"{name}.{step}", value)
+        # For each head, word and word looked at: what it passes on; and all together.
+        each = np.einsum("hqk,hkd->hqkd", weights, v)
+        put(f"{name}.contributions", np.concatenate([each, mixed[:, :, None]], axis=2))
+        put(f"{name}.output", self.linear(concat, f"{path}.output"))
+        return self.values[f"{name}.output"]
+
+    def feed_forward(self, x, name, path):
+        put = self.values.__setitem__
+        inner = self.linear(x, f"{path}.inner")
+        active = ACTIVATE[self.c.activation](inner)
+        if self.c.activation == "swiglu":
+            gate = self.linear(x, f"{path}.gate")
+            put(f"{name}.gate", gate)
+            active = silu(gate) * inner
+        put(f"{name}.inner", inner)
+        put(f"{name}.active", active)
+        put(f"{name}.output", self.linear(active, f"{path}.outer"))
+        return self.values[f"{name}.output"]
+
+    def classify(self, x):
+        if self.c.family != "encoder-only":
+            return self.linear(x, "classifier")
+        if self.c.classes:
+            inner = np.tanh(self.linear(x[0], "text_head.inner"))
+            return self.linear(inner, "text_head.classifier")
+        inner = ACTIVATE[self.c.activation](self.linear(x, "masked_head.inner"))
+        return self.linear(self.norm(inner, "masked_head.norm"), "masked_head.classifier")
+
+    def states(self, side):
+        """Names of the states through the layers."""
+        last = "norm" if self.c.norm_order == "post" else "add"
+        between = [f"{side}.{n}.feed_forward.{last}" for n in range(self.c.layers)]
+        return [f"{side}.input", *between, *([f"{side}.output"] if last == "add" else [])]
+
+    def lengths(self, side):
+        return np.stack([np.linalg.norm(self.values[s], axis=-1) for s in self.states(side)])
+
+    def turns(self, side):
+        states = [self.values[s] for s in self.states(side)]
+        return np.stack(
+            [
+                (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+                for a, b in pairwise(states)
+            ]
+        )

@@ -1,0 +1,125 @@
+"""`limelight explain` as a person runs it: every command of docs/explain.md, and their mistakes."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from limelight.cli import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+TRAIN, *COMMANDS = [
+    shlex.split(line)[1:]
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+    for line in block.splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the page's model has been trained."""
+    path = tmp_path_factory.mktemp("explain")
+    before = os.getcwd()
+    os.chdir(path)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["limelight", *TRAIN])
+            main()
+    finally:
+        os.chdir(before)
+    return path
+
+
+@pytest.fixture
+def limelight(folder, monkeypatch, capsys):
+    def run(*arguments, **environment):
+        monkeypatch.chdir(folder)
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"COLUMNS": "80", "TERM": "xterm-256color", **environment}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["limelight", *arguments])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as left:
+            code = left.code
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_the_page_shows_every_option_and_stop():
+    shown = " ".join(word for command in COMMANDS for word in command)
+    for option in ("stop", "layer", "head", "word", "target", "follow", "figure", "json"):
+        assert f"--{option}" in shown
+        assert f"`--{option}" in PAGE
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_of_the_page_with_and_without_colour(command, limelight):
+    code, plain, _ = limelight(*command)
+    assert code == 0
+    _, colourless, _ = limelight(*command, FORCE_COLOR="1", NO_COLOR="1")
+    _, coloured, told = limelight(*command, FORCE_COLOR="1")
+    if "--json" in command:
+        assert json.loads(plain)["checks"]["replay_same_words"]
+        return
+    if "--figure" in command:
+        assert "drawn into attention.svg" in told
+        assert Path("attention.svg").read_bytes().startswith(b"<?xml")
+        return
+    assert "✓" in plain or "--follow" in command
+    assert "✗" not in plain
+    assert "\x1b[" not in plain
+    assert "\x1b[" in coloured
+    assert ("48;" in coloured) == ("each row asks" in plain)  # heat maps have a coloured ground
+    for text in (coloured, colourless):
+        assert re.sub(r"\x1b\[[0-9;]*m", "", text) == plain
+    assert "48;" not in colourless
+    assert max(cell_len(line) for line in plain.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--layer", "3"], "there is no layer 3: this model has layers 1 to 2"),
+        (["--layer", "-1"], "there is no layer -1"),
+        (["--head", "0"], "there is no head 0: this model has heads 1 to 4"),
+        (["--head", "5"], "there is no head 5"),
+        (["--word", "giraffe"], "there is no word 'giraffe' here, but: Hi"),
+        (["--stop", "scoers"], "there is no stop 'scoers': did you mean 'scores'?"),
+        (["--stop", "s"], "there is no stop 's'"),
+        (["--figure", "picture.gif"], "it should end in .svg or .png or .pdf"),
+        (["--model.layers", "3"], "only [decode] can"),
+        (["--tag", "de"], "this model learned no tags"),
+        (["--target", "e" * 3000], "tokens, and the model has room for 64: shorten it"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(arguments, sentence, limelight):
+    code, out, err = limelight("explain", "runs/chat", "Hi how are you", *arguments)
+    assert code == 2
+    assert sentence in err
+    assert out == ""
+
+
+def test_texts_that_cannot_be_explained(limelight):
+    assert limelight("explain", "runs/chat", " ")[0] == 2
+    code, _, err = limelight("explain", "runs/chat", "e " * 500)
+    assert code == 2
+    assert "the model has room for 64: shorten it" in err
+    assert limelight("explain", "runs/nowhere", "Hi")[0] == 2
+
+
+def test_odd_texts_at_the_terminal(limelight):
+    for text in ("[bold]x[/]", "\x1b[31mred", "a\nb", "</s>", "🍌", "שלום"):
+        code, out, _ = limelight("explain", "runs/chat", text, "--stop", "pieces")
+        assert code == 0
+        assert "\x1b" not in out
+        assert max(cell_len(line) for line in out.splitlines()) <= 80

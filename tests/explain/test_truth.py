@@ -1,0 +1,386 @@
+"""Every number of every stop is the model's: compared with the pass by hand, from the weights."""
+
+import math
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from limelight.explain.explanation import explain
+from limelight.explain.stop import Grid
+from limelight.explain.terminal import plain_text
+from limelight.model import ModelConfig, build
+from limelight.model.attention import attend_explicitly
+from limelight.model.taps import taps
+from limelight.tasks.trained import Trained
+from tests.explain.by_hand import ByHand, softmax
+from tests.explain.samples import KINDS, tokenizer, trained
+
+TEXTS = {"bert": "Hi how ___ you", "bert-classifies": "Hi how are you"}
+WHERE = [(None, None, None), (2, 3, "how")]  # layer, head, word
+
+
+def traced(kind, **settings):
+    return explain(trained(kind), TEXTS.get(kind, "Hi how are you"), **settings)
+
+
+def by_hand(trace):
+    return ByHand(trace.trained.model, trace.passage.source, trace.passage.target)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_recorded_value_is_the_one_computed_by_hand(kind):
+    trace = traced(kind)
+    hand = by_hand(trace)
+    assert set(trace.names) == set(taps(trace.trained.model))
+    for name in trace.names:
+        np.testing.assert_allclose(trace.tensor(name).numpy(), hand.values[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cell_of_every_picture_is_the_one_computed_by_hand(kind, where):
+    trace = traced(kind)
+    hand, draw = by_hand(trace), random.Random(f"{kind} {where}")
+    for stop in trace.walk(*where):
+        for grid in [exhibit for exhibit in stop.exhibits if isinstance(exhibit, Grid)]:
+            expected = picture(trace, hand, stop, grid)
+            assert grid.values.shape == expected.shape == (len(grid.rows), len(grid.columns))
+            for _ in range(30):
+                i, j = (draw.randrange(n) for n in expected.shape)
+                cell = grid.values[i, j].item()
+                assert cell == pytest.approx(expected[i, j], abs=1e-4), (stop.name, grid.title)
+
+
+def picture(trace, hand, stop, grid):
+    """What a grid should hold, by the names it gives."""
+    side = "encoder" if len(trace.source) else "decoder"
+    if grid.names in (("lengths",), ("turns",)):
+        return getattr(hand, grid.names[0])(side)
+    if len(grid.names) > 1:
+        return np.stack([row_of(trace, hand, name, grid) for name in grid.names])
+    value = hand.values[grid.names[0]]
+    if grid.head is not None:
+        value = value[grid.head]
+        return value[grid.at] if grid.at is not None else value
+    return value[:, grid.at] if grid.at is not None else value
+
+
+def row_of(trace, hand, name, grid):
+    value, config = hand.values[name], trace.trained.model.config
+    if name.endswith((".q", ".k", ".v")):
+        shared = 1 if name.endswith(".q") else config.heads // (config.kv_heads or config.heads)
+        value = value[grid.head // shared]
+    return value[grid.at]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_check_passes(kind, where):
+    for stop in traced(kind).walk(*where):
+        for check in stop.checks:
+            assert check.passed, (stop.name, check)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_check_fails_where_the_model_does_something_else(kind):
+    """The negative control: other weights than those that made the values."""
+    trace = traced(kind)
+    model = trace.trained.model
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        failed = {stop.name for stop in trace.walk() for check in stop.checks if not check.passed}
+    finally:
+        model.load_state_dict(kept)
+    assert {"embedding", "queries", "heads", "feed-forward", "classifier"} <= failed
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", ["paper", "pre-norm", "rotary"])
+def test_formulas_have_the_numbers_of_the_pass_by_hand(kind, where):
+    trace = traced(kind)
+    hand = by_hand(trace)
+    stops = {stop.name: stop for stop in trace.walk(*where)}
+    layer, head = (where[0] or 1) - 1, (where[1] or 1) - 1
+    for name, place in [
+        ("scores", "encoder.{}.self"),
+        ("masked", "decoder.{}.self"),
+        ("cross", "decoder.{}.cross"),
+    ]:
+        at, block = grid_of(stops[name]).focus, place.format(layer)
+        formulas = {f.letters.split(" ")[0]: f for f in stops[name].formulas}
+        dot = next(f for f in stops[name].formulas if "asks" in f.letters)
+        assert dot.numbers["total"] == pytest.approx(
+            hand.values[f"{block}.scores"][(head, *at)], abs=1e-4
+        )
+        others = [stops["scaling"], stops["softmax"]] if name == "scores" else [stops[name]]
+        formulas = [f for stop in others for f in stop.formulas]
+        scaled = next(f for f in formulas if f.letters.startswith("scaled"))
+        weight = next(f for f in formulas if f.letters.startswith("weight"))
+        assert scaled.numbers["scaled"] == pytest.approx(
+            hand.values[f"{block}.scaled"][(head, *at)], abs=1e-4
+        )
+        assert weight.numbers["weight"] == pytest.approx(
+            hand.values[f"{block}.weights"][(head, *at)], abs=1e-4
+        )
+        assert weight.numbers["above"] / weight.numbers["below"] == pytest.approx(
+            weight.numbers["weight"], abs=1e-4
+        )
+
+
+def grid_of(stop):
+    return next(e for e in stop.exhibits if isinstance(e, Grid))
+
+
+@pytest.mark.parametrize("kind", ["paper", "gpt", "llama", "gpt-answers", "bert"])
+def test_probabilities_are_the_softmax_of_the_whole_vocabulary(kind):
+    trace = traced(kind)
+    chances = softmax(by_hand(trace).values["logits"])
+    assert trace.steps
+    for step in trace.steps:
+        row = chances[step.row]
+        assert [c.token for c in step.top][:3] == np.argsort(-row)[:3].tolist()
+        for candidate in (*step.top, step.chosen):
+            assert candidate.probability == pytest.approx(row[candidate.token], abs=1e-5)
+        assert step.entropy == pytest.approx(-(row * np.log(row)).sum(), abs=1e-3)
+
+
+def test_teacher_forcing_shows_the_loss_of_every_position():
+    trace = explain(trained("paper"), "who are you", target="I am a dog", smoothing=0.1)
+    chances = softmax(by_hand(trace).values["logits"])
+    stop = {s.name: s for s in trace.walk()}["teacher"]
+    tokenizer = trace.trained.tokenizer
+    wanted = [*tokenizer.encode("I am a dog"), tokenizer.end]
+    losses = [-math.log(chances[i, token]) for i, token in enumerate(wanted)]
+    (listing,) = stop.exhibits
+    assert [row[4] for row in listing.rows] == pytest.approx(losses, abs=1e-4)
+    assert [row[1] for row in listing.rows] == ["⟨start⟩", *trace.answers.labels[:-1]]
+    assert stop.formulas[0].numbers["mean"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+    smooth = torch.nn.functional.cross_entropy(
+        trace.logits, torch.tensor(wanted), label_smoothing=0.1
+    ).item()
+    assert stop.formulas[1].numbers["smoothed"] == pytest.approx(smooth, abs=1e-4)
+
+
+def test_the_toy_of_two_by_two():
+    """Q = K = [[1,0],[0,1]], V = [[10,0],[0,10]]: 0.6698 and 0.3302, 6.698 and 3.302."""
+    eye = torch.eye(2)[None, None]
+    seen = {}
+    out = attend_explicitly(eye, eye, 10 * eye, watch=seen.setdefault)
+    assert seen["weights"][0, 0].flatten().tolist() == pytest.approx(
+        [0.6698, 0.3302, 0.3302, 0.6698], abs=5e-5
+    )
+    assert out[0, 0].flatten().tolist() == pytest.approx([6.698, 3.302, 3.302, 6.698], abs=5e-4)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_formula_of_the_first_half_is_the_one_computed_by_hand(kind, where):
+    trace = traced(kind)
+    hand, config = by_hand(trace), trace.trained.model.config
+    side = "encoder" if len(trace.source) else "decoder"
+    stops = {stop.name: stop for stop in trace.walk(*where)}
+    layer, head = (where[0] or 1) - 1, (where[1] or 1) - 1
+    i = grid_of(stops["embedding"]).focus[0]
+    v, name = hand.values, f"{side}.{layer}.self"
+
+    def told(stop, which=0):
+        return stops[stop].formulas[which].numbers
+
+    assert told("embedding")["first"] == pytest.approx(v[f"{side}.embedding"][i, 0], abs=1e-4)
+    if config.positions != "rotary":
+        assert told("positions", 1)["input"] == pytest.approx(v[f"{side}.input"][i, 0], abs=1e-4)
+        assert told("positions", 1)["place"] == pytest.approx(
+            v[f"{side}.positions"][i, 0], abs=1e-4
+        )
+    if config.positions == "sinusoidal":
+        assert told("positions")["sin"] == pytest.approx(math.sin(told("positions")["angle"]))
+        assert told("positions")["sin"] == pytest.approx(v[f"{side}.positions"][i, 4], abs=1e-5)
+    flat = v[f"{name}.query"].reshape(-1, config.heads, config.d_head)
+    assert told("queries")["total"] == pytest.approx(flat[i, head, 0], abs=1e-4)
+    assert told("sum")["total"] == pytest.approx(v[f"{name}.mixed"][head, i, 0], abs=1e-4)
+    assert told("add-norm", 1)["result"] == pytest.approx(v[f"{name}.norm"][i, 0], abs=1e-4)
+    quiet = (np.abs(v[f"{side}.{layer}.feed_forward.active"][i]) == 0).sum()
+    assert told("feed-forward")["quiet"] == pytest.approx(quiet)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_table_has_the_numbers_computed_by_hand(kind, where):
+    trace = traced(kind)
+    hand = by_hand(trace)
+    seen = set()
+    for stop in trace.walk(*where):
+        for listing in [e for e in stop.exhibits if not isinstance(e, Grid)]:
+            for name in listing.names:
+                TABLES[name](trace, hand, where, stop, listing)
+                seen.add(name)
+    assert {"neighbours", "neurons"} <= seen
+    assert "classes" in seen if kind == "bert-classifies" else {"top", "lens"} <= seen
+
+
+def focused(trace, stop_name, where):
+    stops = {stop.name: stop for stop in trace.walk(*where)}
+    return grid_of(stops[stop_name]).focus[0]
+
+
+def final(trace, where):
+    """The side that the classifier reads, and its chosen row."""
+    if not len(trace.target):
+        return "encoder", focused(trace, "embedding", where)
+    first = "start" if len(trace.source) else "embedding"
+    return "decoder", focused(trace, first, where)
+
+
+def near(shown, expected):
+    assert shown == pytest.approx(expected, abs=1e-4)
+
+
+def check_neighbours(trace, hand, where, stop, listing):
+    side = "source" if len(trace.source) else "target"
+    table = hand.w[f"{side}.tokens.weight"]
+    ids = trace.passage.source or trace.passage.target
+    own = table[ids[focused(trace, "embedding", where)]]
+    cosine = table @ own / np.linalg.norm(table, axis=1) / np.linalg.norm(own)
+    near([row[2] for row in listing.rows], [cosine[int(row[1])] for row in listing.rows])
+    near(listing.rows[0][2], np.sort(cosine)[-2])
+
+
+def check_neurons(trace, hand, where, stop, listing):
+    side = "encoder" if len(trace.source) else "decoder"
+    name, i = f"{side}.{(where[0] or 1) - 1}.feed_forward", focused(trace, "embedding", where)
+    for neuron, before, after in listing.rows:
+        n = int(neuron.split()[1]) - 1
+        near(before, hand.values[f"{name}.inner"][i, n])
+        near(after, hand.values[f"{name}.active"][i, n])
+    near(abs(listing.rows[0][2]), np.abs(hand.values[f"{name}.active"][i]).max())
+
+
+def check_lens(trace, hand, where, stop, listing):
+    side, row = final(trace, where)
+    best = hand.values["logits"][row].argmax()
+    states = [s for s in hand.states(side) if not s.endswith(".output")]
+    for name, (_, _, shown, last) in zip(states, listing.rows, strict=True):
+        state = hand.values[name]
+        if hand.c.norm_order == "pre":
+            state = hand.norm(state, f"{side}.norm")
+        chances = softmax(hand.classify(state)[row])
+        near(shown, chances.max())
+        near(last, chances[best])
+
+
+def check_top(trace, hand, where, stop, listing):
+    _, row = final(trace, where)
+    logits = hand.values["logits"][row]
+    near([r[2] for r in listing.rows], np.sort(logits)[::-1][:20].tolist())
+    near([r[3] for r in listing.rows], [softmax(logits)[int(r[1])] for r in listing.rows])
+
+
+def check_classes(trace, hand, where, stop, listing):
+    logits = hand.values["logits"]
+    near([row[1] for row in listing.rows], logits.tolist())
+    near([row[2] for row in listing.rows], softmax(logits).tolist())
+
+
+def check_steps(trace, hand, where, stop, listing):
+    chances = softmax(hand.values["logits"])
+    rows = range(trace.passage.given, len(trace.passage.answers))
+    chosen = [chances[row, trace.passage.answers[row]] for row in rows]
+    near([row[3] for row in listing.rows], chosen)
+
+
+def check_teacher(trace, hand, where, stop, listing):
+    chances = softmax(hand.values["logits"])
+    rows = range(trace.passage.given, len(trace.passage.answers))
+    wanted = [chances[row, trace.passage.answers[row]] for row in rows]
+    near([row[3] for row in listing.rows], wanted)
+    near([row[4] for row in listing.rows], [-math.log(p) for p in wanted])
+
+
+def check_beam(trace, hand, where, stop, listing):
+    """Each place of the beam is a text: what follows its beginning, by hand."""
+    prompt = list(trace.passage.target[: trace.passage.given + 1])
+    texts, model = {}, trace.trained.model
+    rows = iter(listing.rows)
+    for n, nodes in enumerate(trace.passage.tree):
+        for node in nodes:
+            before = texts.get((n - 1, node.parent), [])
+            own = ByHand(model, trace.passage.source, [*prompt, *before])
+            logprobs = np.log(softmax(own.values["logits"][-1]))
+            total = texts.get((n - 1, node.parent, "sum"), 0.0) + logprobs[node.token]
+            row = next(rows)
+            near(row[3], logprobs[node.token])
+            near(row[4], total / ((5 + n + 1) / 6) ** trace.decode.length_penalty)
+            texts[n, node.place] = [*before, node.token]
+            texts[n, node.place, "sum"] = total
+    marked = [row[5] for row in listing.rows if row[5].endswith("*")]
+    assert len(marked) == len(trace.steps)
+    assert marked[-1] == "".join(trace.answers.labels[trace.passage.given :]) + "  *"
+
+
+def check_follow(trace, hand, where, stop, listing):
+    uses = ["cross", "self"] if len(trace.source) else ["self"]
+    layers = range(2) if where[0] is None else [where[0] - 1]
+    heads = range(4) if where[1] is None else [where[1] - 1]
+    rows = iter(listing.rows)
+    for step in trace.steps:
+        chances = np.sort(softmax(hand.values["logits"][step.row]))[::-1][:5]
+        shown = [float(item.rsplit(" ", 1)[1]) for item in next(rows)[2]]
+        assert shown == pytest.approx(chances.tolist(), abs=6e-4)
+        for use in uses:
+            weights = np.mean(
+                [
+                    hand.values[f"decoder.{n}.{use}.weights"][h, step.row]
+                    for n in layers
+                    for h in heads
+                ],
+                axis=0,
+            )
+            items = next(rows)[2]
+            shown = [float(item.rsplit(" ", 1)[1]) for item in items]
+            assert shown == pytest.approx(np.sort(weights)[::-1][: len(items)].tolist(), abs=6e-4)
+            words = (trace.source if use == "cross" else trace.target).labels
+            assert items[0].rsplit(" ", 1)[0] == words[int(weights.argmax())]
+
+
+TABLES = {
+    "neighbours": check_neighbours,
+    "neurons": check_neurons,
+    "lens": check_lens,
+    "top": check_top,
+    "classes": check_classes,
+    "steps": check_steps,
+    "teacher": check_teacher,
+    "beam": check_beam,
+    "follow": check_follow,
+}
+
+
+def test_the_toy_of_two_by_two_as_a_model_that_is_explained():
+    """The same numbers at the stops: two tokens, one head of two numbers, V ten times as large."""
+    words = tokenizer()
+    sizes = {"vocab": len(words), "layers": 1, "d_model": 2, "heads": 1, "d_ff": 2, "max_len": 8}
+    model = build(ModelConfig(**sizes, positions="learned", dropout=0.0, tied=False)).eval()
+    attention = model.encoder.layers[0].self_attention
+    with torch.no_grad():
+        model.source.positions.weight.zero_()
+        for token, row in zip([*words.encode("a"), words.end], torch.eye(2), strict=True):
+            model.source.tokens.weight[token] = row / math.sqrt(2)
+        for part, size in {"query": 1, "key": 1, "value": 10}.items():
+            getattr(attention, part).weight.copy_(size * torch.eye(2))
+    trace = explain(Trained(model, words), "a", target="a")
+    stops = {stop.name: stop for stop in trace.walk(word="a")}
+    rows = {name: grid_of(stops[name]).values.tolist() for name in ("scores", "softmax", "sum")}
+    assert np.ravel(rows["scores"]).tolist() == pytest.approx([1, 0, 0, 1], abs=1e-6)
+    assert np.ravel(rows["softmax"]).tolist() == pytest.approx(
+        [0.6698, 0.3302, 0.3302, 0.6698], abs=5e-5
+    )
+    assert rows["sum"][-1] == pytest.approx([6.698, 3.302], abs=5e-4)
+    printed = plain_text(trace, [stops["softmax"], stops["sum"]])
+    assert re.search(r"> a +0\.670 0\.330 +1\.000", printed)
+    assert re.search(r"> sum +6\.698 3\.302", printed)
