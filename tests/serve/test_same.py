@@ -5,11 +5,12 @@ import os
 import random
 import subprocess
 import sys
+from itertools import zip_longest
 
 import openai
 import pytest
 
-from tests.serve.samples import ROOT, all_at_once, exact
+from tests.serve.samples import ROOT, Served, all_at_once, exact
 
 SOURCES = ["a b c", "c a", "b b a", "e d c b a", "a", "f a b c d e"]
 WAYS = {
@@ -211,3 +212,26 @@ def test_runs_and_models_are_told(service):
     assert page.status_code == 200
     assert "chatbot" in page.text or "chat" in page.text
     assert "<script" not in page.text + service.client.get("/docs").text
+
+
+def test_in_float32_it_differs_only_at_near_ties(run, model):
+    """A batch rounds differently than a text alone: counted, and only where two tokens are even."""
+    alone, prompts = (
+        model("writer"),
+        [f"the {who} {i}" for who in ("cat", "dog") for i in range(40)],
+    )
+    asked = {"max_tokens": 40, "beam": 1, "logprobs": 2}
+    with Served(run("writer")) as served:
+        requests = [("/v1/completions", {"prompt": prompt, **asked}) for prompt in prompts]
+        choices = [r.json()["choices"][0] for r in all_at_once(served, requests)]
+    different = 0
+    for prompt, choice in zip(prompts, choices, strict=True):
+        text = alone.write(prompt, max_tokens=40, beam=1)
+        if choice["text"] == text:
+            continue
+        different += 1
+        pairs = enumerate(zip_longest(choice["text"], text))  # tokens are characters here
+        same = next(place for place, (one, other) in pairs if one != other)
+        first, second = sorted(choice["logprobs"]["top_logprobs"][same].values(), reverse=True)
+        assert first - second < 1e-4
+    assert different <= 2
