@@ -130,7 +130,9 @@ class Desk:
     def check(self) -> None:
         """Whether one more can be taken in."""
         if self.closing:
-            raise RefusedError(503, "shutting_down", "the service is about to end", "ask another")
+            raise RefusedError(
+                503, "shutting_down", "the service is about to end", "ask another", 2
+            )
         if not self.ready:
             message = (
                 "the model is being loaded" if self.facts is None else "the model is restarting"

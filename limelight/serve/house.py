@@ -36,7 +36,9 @@ class House:
         """A model that can do one of these."""
         desk = self.find(name)
         if self.draining:
-            raise RefusedError(503, "shutting_down", "the service is about to end", "ask another")
+            raise RefusedError(
+                503, "shutting_down", "the service is about to end", "ask another", 2
+            )
         desk.check()
         can = (desk.facts or {}).get("abilities", ())
         if abilities and not set(abilities) & set(can):

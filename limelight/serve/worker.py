@@ -26,7 +26,7 @@ import torch
 from limelight.decode.beam import Search
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import POSITIONS
-from limelight.decode.request import Request, Written
+from limelight.decode.request import DAMAGED, Request, Written
 from limelight.decode.write import Event, Writing
 from limelight.errors import UserError
 from limelight.loaded import Loaded, load
@@ -318,12 +318,20 @@ class Worker:
             with torch.inference_mode():
                 next(work)
         except StopIteration as done:
-            del self.jobs[number]
-            self.tell({"id": number, "done": done.value})
+            self.finish(number, done.value)
         except Exception as error:
             self.fail(number, error)
         else:
             self.work.append((number, work))
+
+    def finish(self, number: int, answer: Message) -> None:
+        """The answer is there."""
+        try:
+            self.tell({"id": number, "done": answer})
+        except ValueError:  # JSON has no NaN
+            self.fail(number, UserError(DAMAGED))
+        else:
+            del self.jobs[number]
 
 
 def events_of(written: Written, end: int) -> list[Event]:
