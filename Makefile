@@ -42,6 +42,7 @@ bench: .venv/ready-to-develop
 	$(BIN)/python benchmarks/decoding_speed.py
 	$(BIN)/python benchmarks/text_speed.py
 	$(BIN)/python benchmarks/explain_speed.py
+	$(BIN)/python benchmarks/serving.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -315,6 +315,35 @@ def score(run: Run, text: Texts = (), tag: str = "", json: bool = False) -> None
     score_lines(run, text, tag, json)
 
 
+def serve(
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    hosts: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
+    set: tuple[str, ...] = (),
+) -> None:
+    """Answer programs over HTTP, as OpenAI's interface does and more; see /docs when it runs.
+
+    Only this machine can reach it, unless --host says otherwise; then LIMELIGHT_API_KEY must be set
+    in the environment. It ends in good order with Ctrl-C or SIGTERM, and logs to standard error.
+
+    Args:
+        runs: run folders; each is a model, called as its folder.
+        host: the address to listen on.
+        port: the port; 0 for any that is free.
+        hosts: further names that the service is reached by, such as that of a proxy.
+        origins: web pages elsewhere that may ask, as https://example.com.
+        set: changes to the limits, as limits.queue=50; --limits.queue 50 says the same.
+    """
+    from limelight.serve.limits import limits_with
+    from limelight.serve.server import serve
+
+    if not runs:
+        raise UserError("say which runs to serve: limelight serve RUN [RUN ...]")
+    serve(runs, host, port, limits_with(set), hosts, origins)
+
+
 def explain(
     run: Run,
     text: Annotated[str, tyro.conf.Positional],
@@ -399,6 +428,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fill": fill,
     "info": info,
     "score": score,
+    "serve": serve,
     "train": train,
     "translate": translate,
     "write": write,

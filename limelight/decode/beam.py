@@ -73,6 +73,7 @@ class Search:
         self.rows = list(range(len(requests)))  # which request each beam of the state belongs to
         self.found: list[list[Written]] = [[] for _ in requests]
         self.trees: list[Tree] = [[] for _ in requests]
+        self.given_up: set[int] = set()
         self.excluded = [Excluded(request.exclude, tokenizer) for request in requests]
         self.included = [Included(request.include, tokenizer) for request in requests]
         logits, self.state = begin(model, requests, tokenizer.pad)
@@ -90,15 +91,24 @@ class Search:
 
     def run(self) -> list[list[Written]]:
         """Search to the end."""
-        while True:
-            self.extend()
-            self.collect()
-            self.leave()
-            if not self.rows:
-                break
-            self.state.select(self.origins.flatten())
-            self.logits = self.model.step(self.tokens[..., -1].reshape(-1, 1), self.state)
+        while self.step():
+            pass
         return [self.best_of(row) for row in range(len(self.requests))]
+
+    def step(self) -> bool:
+        """One more token for every text; whether there is anything left to do."""
+        self.extend()
+        self.collect()
+        self.leave()
+        if not self.rows:
+            return False
+        self.state.select(self.origins.flatten())
+        self.logits = self.model.step(self.tokens[..., -1].reshape(-1, 1), self.state)
+        return True
+
+    def stop(self, row: int) -> None:
+        """Nobody waits for this request any more."""
+        self.given_up.add(row)
 
     def best_of(self, row: int) -> list[Written]:
         """The best texts found; those without the words that must appear come last."""
@@ -249,6 +259,8 @@ class Search:
 
         Log-probabilities only fall; and what falls no further is divided by most at the limit.
         """
+        if row in self.given_up:
+            return True
         best = sorted((text.score for text in self.found[row]), reverse=True)[: self.nbest]
         most = length_penalty(self.requests[row].limit, self.config.length_penalty)
         return hope == BANNED or (len(best) == self.nbest and best[-1] >= hope / most)

@@ -51,3 +51,8 @@ class States:
         """Keep these rows, in this order."""
         for state in self.states:
             state.select(rows)
+
+    def put(self, other: "States", places: Tensor) -> None:
+        """Put the rows of other states into these places: over a row, or behind the last one."""
+        for mine, its in zip(self.states, other.states, strict=True):
+            mine.put(its, places)

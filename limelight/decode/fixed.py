@@ -169,6 +169,17 @@ class FixedState:
             self.shuffle(self.place.cache, rows, same=self.same_sources(sources))
         self.rows, self.sources = rows.numel(), sources
 
+    def put(self, other: "FixedState", places: Tensor) -> None:
+        """Put the rows of another state into these places: over a row, or behind the last one.
+
+        Both move out of where they are, and settle anew with the next token.
+        """
+        device = self.sources.device
+        mine = self.unsettle(torch.arange(self.rows, device=device))
+        mine.put(other.unsettle(torch.arange(other.rows, device=device)), places)
+        self.rows, self.reach = mine.length.numel(), mine.reach
+        self.sources = torch.arange(self.rows, device=device)
+
     def same_sources(self, sources: Tensor) -> bool:
         """Whether every row goes on reading the source that its place had before."""
         return len(sources) <= len(self.sources) and torch.equal(

@@ -3,11 +3,12 @@
 import math
 import mmap
 from contextlib import suppress
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from limelight.model.cache import Cache
+from limelight.model.cache import Cache, padded
 
 
 class LeanState:
@@ -126,6 +127,49 @@ class LeanState:
         if not torch.equal(wanted, torch.arange(source.size(2))):
             hidden = self.source_hidden
             self.keep_source(source[:, :, wanted], None if hidden is None else hidden[wanted])
+
+    def put(self, other: "LeanState", places: Tensor) -> None:
+        """Put the rows of another state into these places: over a row, or behind the last one."""
+        cache, end = self.cache, other.cache.reach
+        before, rows = cache.reach, len(cache.length)
+        more = max(0, max(places.tolist(), default=-1) + 1 - rows)
+        if other.limit > self.limit:
+            self.empty, self.limit = other.empty, other.limit
+        if more or end > self.past.size(4):
+            every = torch.arange(rows + more).clamp(max=rows - 1)  # new places are filled below
+            self.move(every, max(end, self.past.size(4)))
+        cache.length = padded(cache.length, 0, more)
+        cache.length[places] = other.cache.length
+        cache.reach = max(cache.length.tolist(), default=0)
+        self.past[..., before : cache.reach, :] = 0  # see `clear`
+        self.past[:, :, places, :, :end] = other.past[..., :end, :]
+        self.past[:, :, places, :, end : cache.reach] = 0
+        self.even = bool((cache.length == cache.reach).all())
+        if self.source is not None:
+            self.put_sources(other, places, more)
+
+    def put_sources(self, other: "LeanState", places: Tensor, more: int) -> None:
+        """The same for what the rows look at; the shorter sources get padding, which is hidden."""
+        (mine, unseen), (new, new_unseen) = self.each_its_source(), other.each_its_source()
+        length = max(mine.size(4), new.size(4))
+        mine = padded(padded(mine, 4, length - mine.size(4)), 2, more)
+        mine[:, :, places, :, : new.size(4)] = new
+        hidden = mine.new_ones(mine.size(2), 1, length, dtype=torch.bool)
+        hidden[: len(unseen), :, : unseen.size(2)] = unseen
+        hidden[places] = True
+        hidden[places, :, : new.size(4)] = new_unseen
+        self.shared = 1
+        self.keep_source(mine, hidden if hidden.any() else None)
+
+    def each_its_source(self) -> tuple[Tensor, Tensor]:
+        """The sources with one copy for each row, N 2 B G S K, and what is padding there, B 1 S."""
+        source = cast(Tensor, self.source)
+        hidden = self.source_hidden
+        if hidden is None:
+            hidden = source.new_zeros(source.size(2), 1, source.size(4), dtype=torch.bool)
+        if self.shared == 1:
+            return source, hidden
+        return source.repeat_interleave(self.shared, 2), hidden.repeat_interleave(self.shared, 0)
 
 
 def in_large_pages(like: Tensor, count: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from limelight.errors import UserError
 
 MANY = 0.25  # of all rows: so many that are done are worth the moving of the others
+DAMAGED = "the model's scores are not numbers (NaN): its weights are damaged"
 LARGEST_LIMIT = 100_000  # tokens: more than any model writes well, less than would fill a memory
 
 
@@ -18,6 +19,9 @@ class State(Protocol):
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be named again (beams) or not at all."""
+
+    def put(self, other: Any, places: Tensor) -> None:
+        """Put the rows of another state into these places: over a row, or behind the last one."""
 
 
 class Stepper(Protocol):
@@ -45,6 +49,7 @@ class Request:
     seed: int = 1  # for sampling: the same request is the same text, alone or among others
     include: tuple[str, ...] = ()  # words that must appear (beam search)
     exclude: tuple[str, ...] = ()  # words that must not
+    top: int = 0  # tell so many of the likeliest tokens at every place (not of beams)
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= LARGEST_LIMIT:
@@ -67,18 +72,23 @@ def begin(model: Stepper, requests: Sequence[Request], pad: int) -> tuple[Tensor
     """Read sources and prompts: scores of each row's next token, B V, and the state."""
     device = device_of(model)
     prompt, real = side_by_side([request.prompt for request in requests], pad)
-    room = room_for(requests)
-    if reads_a_source(model):
-        source, source_real = side_by_side([request.source for request in requests], pad)
-        padded = None if source_real.all() else source_real.to(device)
-        state = model.start(source.to(device), padded, max_len=room)
-    else:
-        state = model.start(len(requests), max_len=room)
+    state = read_sources(model, requests, pad)
     padded = None if real.all() else real.to(device)
     logits = model.step(prompt.to(device), state, padded)
     if not torch.isfinite(logits).all():
-        raise UserError("the model's scores are not numbers (NaN): its weights are damaged")
+        raise UserError(DAMAGED)
     return logits, state
+
+
+def read_sources(model: Stepper, requests: Sequence[Request], pad: int) -> Any:
+    """The state before the first token of the prompt is read."""
+    room = room_for(requests)
+    if not reads_a_source(model):
+        return model.start(len(requests), max_len=room)
+    device = device_of(model)
+    source, real = side_by_side([request.source for request in requests], pad)
+    padded = None if real.all() else real.to(device)
+    return model.start(source.to(device), padded, max_len=room)
 
 
 def room_for(requests: Sequence[Request]) -> int:

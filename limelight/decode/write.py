@@ -2,13 +2,16 @@
 
     writing = Writing(model, requests, config, tokenizer)
     while writing.active:
-        for row, token, logprob in writing.step(): ...
+        for row, token, logprob, _ in writing.step(): ...
 
-Rows that have ended leave, so that the others need not carry them along.
+Rows that have ended leave, so that the others need not carry them along; and more requests may
+`join` between two steps.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +20,20 @@ from limelight.decode.choose import BANNED, discourage, draw, luck_of
 from limelight.decode.config import DecodeConfig
 from limelight.decode.highest import likeliest
 from limelight.decode.phrases import Excluded
-from limelight.decode.request import Request, Stepper, Written, begin, history_of, time_to_leave
+from limelight.decode.request import (
+    DAMAGED,
+    MANY,
+    Request,
+    Stepper,
+    Written,
+    begin,
+    device_of,
+    history_of,
+    read_sources,
+    room_for,
+)
 from limelight.errors import UserError
+from limelight.model.cache import padded
 from limelight.text.tokenizer import Tokenizer
 
 Watch = Callable[["Event"], bool]
@@ -30,10 +45,31 @@ class Event(NamedTuple):
     row: int  # of which request
     token: int
     logprob: float  # the model's own, whatever was done to its scores before choosing
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens here, if the request wants them
+
+
+class Text:
+    """A request that is being written."""
+
+    def __init__(self, request: Request, config: DecodeConfig, tokenizer: Tokenizer) -> None:
+        if request.include:
+            raise UserError("words that must appear need a beam: set beam to 2 or more")
+        self.request = request
+        self.config = replace(config, seed=0)  # those that differ in their seed are chosen together
+        self.excluded = Excluded(request.exclude, tokenizer)
+        self.written: list[int] = []
+        self.length = len(request.prompt)  # of what the model has read
+        # One number more: a row that has ended may draw on, unseen, until it leaves.
+        self.luck = luck_of(request.seed, request.limit + 1) if config.temperature else None
+
+    @property
+    def read(self) -> list[int]:
+        """All that it consists of."""
+        return [*self.request.prompt, *self.written]
 
 
 class Writing:
-    """Requests that are being written, all by one token at a time."""
+    """Requests that are being written, all by one token at a time; others may join at any time."""
 
     def __init__(
         self,
@@ -42,37 +78,94 @@ class Writing:
         config: DecodeConfig,
         tokenizer: Tokenizer,
     ) -> None:
-        if any(request.include for request in requests):
-            raise UserError("words that must appear need a beam: set beam to 2 or more")
-        self.model, self.requests, self.config = model, requests, config
-        self.end = tokenizer.end
-        self.logits, self.state = begin(model, requests, tokenizer.pad)
-        self.rows = list(range(len(requests)))  # which request each row of the state belongs to
-        self.active = set(self.rows)  # the requests that have not ended
-        self.tokens: Tensor | None = None  # written, and not read yet
-        self.written: list[list[int]] = [[] for _ in requests]
-        self.excluded = [Excluded(request.exclude, tokenizer) for request in requests]
-        if config.temperature:
-            # One number more: a row that has ended may draw on, unseen, until it leaves.
-            self.luck = [luck_of(request.seed, request.limit + 1) for request in requests]
+        self.model, self.tokenizer = model, tokenizer
+        self.texts: dict[int, Text] = {}  # by the numbers that requests get when they join
+        self.rows: list[int] = []  # which of them each row of the state belongs to
+        self.active: set[int] = set()  # those that have not ended
+        self.state: Any = None
+        self.tokens = torch.zeros(0, dtype=torch.long)  # written, and not read yet
+        self.room = 0  # tokens that a row of the state may have
+        self.first: list[tuple[range, Tensor, Tensor]] = []  # of those who have just joined: tokens
+        self.joined = 0
+        if requests:
+            self.join(requests, [config] * len(requests))
+
+    def join(self, requests: Sequence[Request], configs: Sequence[DecodeConfig]) -> range:
+        """Let more requests in, and say which numbers they have. Nobody's text changes by it."""
+        both = zip(requests, configs, strict=True)
+        texts = [Text(request, config, self.tokenizer) for request, config in both]
+        if short := all(len(request.prompt) == 1 for request in requests):
+            # They are read with everybody's next token: a step for a few takes as long as for many.
+            state = read_sources(self.model, requests, self.tokenizer.pad)
+            tokens = torch.tensor([request.prompt[0] for request in requests])
+            tokens = tokens.to(device_of(self.model))
+        else:
+            logits, state = begin(self.model, requests, self.tokenizer.pad)
+            tokens = choose(logits, texts)
+        rows = range(self.joined, self.joined + len(texts))
+        self.joined = rows.stop
+        self.texts.update(zip(rows, texts, strict=True))
+        self.active.update(rows)
+        if short:
+            for text in texts:
+                text.length = 0
+        else:
+            self.first.append((rows, logits, tokens))
+        self.take_in(rows, state, tokens, room_for(requests))
+        return rows
+
+    def take_in(self, rows: range, state: Any, tokens: Tensor, room: int) -> None:
+        """The newcomers take the places of those who have ended, or new ones behind the others."""
+        if not any(row in self.active for row in self.rows):
+            self.forget(self.rows)
+            self.rows, self.state, self.tokens, self.room = [*rows], state, tokens, room
+            return
+        free = [place for place, row in enumerate(self.rows) if row not in self.active]
+        behind = range(len(self.rows), len(self.rows) + len(rows))
+        places = [*free, *behind][: len(rows)]
+        self.forget(self.rows[place] for place in free[: len(rows)])
+        self.rows += [0] * max(0, len(rows) - len(free))
+        self.tokens = padded(self.tokens, 0, len(self.rows) - len(self.tokens))
+        for place, row in zip(places, rows, strict=True):
+            self.rows[place] = row
+        where = torch.tensor(places, device=tokens.device)
+        self.tokens[where] = tokens
+        self.state.put(state, where)
+        self.room = max(self.room, room)
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """They have ended, and left."""
+        for row in rows:
+            del self.texts[row]
 
     def step(self) -> list[Event]:
-        """One more token for every request that is being written."""
-        if self.tokens is not None:
-            self.leave()
-            self.logits = self.model.step(self.tokens[:, None], self.state)
-        self.tokens = self.choose()
-        logprobs = logprobs_of(self.logits, self.tokens)
-        events = [
-            Event(row, token, logprob)
-            for row, token, logprob in zip(
-                self.rows, self.tokens.tolist(), logprobs.tolist(), strict=True
-            )
-            if row in self.active
-        ]
-        for row, token, _ in events:
-            self.written[row].append(token)
-            if token == self.end or len(self.written[row]) == self.requests[row].limit:
+        """One more token for every request that is being written; the first for newcomers."""
+        if self.first:
+            joined, self.first = self.first, []
+            return [event for first in joined for event in self.note(*first)]
+        self.leave()
+        logits = self.model.step(self.tokens[:, None], self.state)
+        texts = [self.texts[row] for row in self.rows]
+        for text in texts:
+            text.length += 1
+        self.tokens = choose(logits, texts)
+        return self.note(self.rows, logits, self.tokens)
+
+    def note(self, rows: Sequence[int], logits: Tensor, tokens: Tensor) -> list[Event]:
+        """What was written, as far as somebody waits for it."""
+        top = max((self.texts[row].request.top for row in rows if row in self.texts), default=0)
+        logprobs, best = logprobs_of(logits, tokens, top)
+        events = []
+        told = zip(rows, tokens.tolist(), logprobs.tolist(), best, strict=True)
+        for row, token, logprob, others in told:
+            if row not in self.active:
+                continue
+            if math.isnan(logprob):
+                raise UserError(DAMAGED)
+            text = self.texts[row]
+            events.append(Event(row, token, logprob, others[: text.request.top]))
+            text.written.append(token)
+            if token == self.tokenizer.end or len(text.written) == text.request.limit:
                 self.stop(row)
         return events
 
@@ -81,36 +174,60 @@ class Writing:
         self.active.discard(row)
 
     def leave(self) -> None:
-        """Let rows that have ended go, if it is time."""
-        steps = max(map(len, self.written))
-        if self.tokens is None or not time_to_leave(self.requests, self.rows, self.active, steps):
+        """Let rows that have ended go: if they are many, or one has no room to stay."""
+        done = [self.texts[row] for row in self.rows if row not in self.active]
+        full = any(text.length >= self.room for text in done)
+        if not full and len(done) < MANY * len(self.rows):
             return
+        self.forget(row for row in self.rows if row not in self.active)
         keep = [place for place, row in enumerate(self.rows) if row in self.active]
         places = torch.tensor(keep, device=self.tokens.device)
         self.state.select(places)
         self.tokens = self.tokens[places]
         self.rows = [self.rows[place] for place in keep]
 
-    def choose(self) -> Tensor:
-        """The next token of each row, B."""
-        logits = self.logits
-        if self.config.repetition_penalty != 1 or self.config.no_repeat:
-            read = [[*self.requests[row].prompt, *self.written[row]] for row in self.rows]
-            logits = discourage(logits, history_of(read, logits.device), self.config)
-        for place, row in enumerate(self.rows):
-            if banned := self.excluded[row].banned(self.written[row]):
-                logits = logits.clone() if logits is self.logits else logits
-                logits[place, banned] = BANNED
-        if not self.config.temperature:
-            return likeliest(logits)
-        luck = torch.stack([self.luck[row][len(self.written[row])] for row in self.rows])
-        return draw(logits, luck.to(logits.device), self.config)
+
+def choose(logits: Tensor, texts: Sequence[Text]) -> Tensor:
+    """The next token of each text, B; those with the same settings are chosen together."""
+    alike: dict[DecodeConfig, list[int]] = {}
+    for place, text in enumerate(texts):
+        alike.setdefault(text.config, []).append(place)
+    if len(alike) == 1:
+        return choose_alike(logits, texts)
+    tokens = torch.zeros(len(texts), dtype=torch.long, device=logits.device)
+    for places in alike.values():
+        where = torch.tensor(places, device=logits.device)
+        tokens[where] = choose_alike(logits[where], [texts[place] for place in places])
+    return tokens
 
 
-def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The log-probability of one token of each row, B."""
-    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return precise.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+def choose_alike(logits: Tensor, texts: Sequence[Text]) -> Tensor:
+    """The same for texts with the same settings."""
+    config, own = texts[0].config, logits
+    if config.repetition_penalty != 1 or config.no_repeat:
+        history = history_of([text.read for text in texts], logits.device)
+        logits = discourage(logits, history, config)
+    for place, text in enumerate(texts):
+        if banned := text.excluded.banned(text.written):
+            logits = logits.clone() if logits is own else logits
+            logits[place, banned] = BANNED
+    if not config.temperature:
+        return likeliest(logits)
+    luck = [text.luck[len(text.written)] for text in texts if text.luck is not None]
+    return draw(logits, torch.stack(luck).to(logits.device), config)
+
+
+def logprobs_of(
+    logits: Tensor, tokens: Tensor, top: int = 0
+) -> tuple[Tensor, list[tuple[tuple[int, float], ...]]]:
+    """The log-probability of one token of each row, B; and for each row the `top` likeliest."""
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+    own = precise.gather(1, tokens[:, None])[:, 0]
+    if not top:
+        return own, [()] * len(tokens)
+    best = precise.topk(min(top, precise.size(1)), dim=1)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return own, [tuple(zip(*pair, strict=True)) for pair in pairs]
 
 
 def write(
@@ -122,16 +239,15 @@ def write(
 ) -> list[Written]:
     """All requests to their ends. `watch` sees every token as it comes, and may say: enough."""
     writing = Writing(model, requests, config, tokenizer)
+    tokens: list[list[int]] = [[] for _ in requests]
     logprobs: list[list[float]] = [[] for _ in requests]
     while writing.active:
         for event in writing.step():
+            tokens[event.row].append(event.token)
             logprobs[event.row].append(event.logprob)
             if watch(event):
                 writing.stop(event.row)
-    return [
-        wrap_up(tokens, row, tokenizer.end)
-        for tokens, row in zip(writing.written, logprobs, strict=True)
-    ]
+    return [wrap_up(*row, tokenizer.end) for row in zip(tokens, logprobs, strict=True)]
 
 
 def wrap_up(tokens: list[int], logprobs: list[float], end: int) -> Written:

@@ -88,3 +88,51 @@ class Cache:
         self.memory = [(k[rows], v[rows]) for k, v in self.memory]
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[rows]
+
+    def put(self, other: "Cache", places: Tensor) -> None:
+        """Put the rows of another cache into these places: over a row, or behind the last one."""
+        rows, room = self.length.numel(), max(self.keys[0].size(2), other.keys[0].size(2))
+        more = max(0, max(places.tolist(), default=-1) + 1 - rows)
+        self.length = padded(self.length, 0, more)
+        self.length[places] = other.length
+        self.reach = max(self.length.tolist(), default=0)
+        for kept, new in ((self.keys, other.keys), (self.values, other.values)):
+            for layer, old in enumerate(kept):
+                kept[layer] = placed(old, new[layer], places, more, room)
+        if self.memory:
+            self.put_memory(other, places, more)
+
+    def put_memory(self, other: "Cache", places: Tensor, more: int) -> None:
+        """The same for the sources; the shorter ones get padding, which is hidden."""
+        length = max(self.memory[0][0].size(2), other.memory[0][0].size(2))
+        both = zip(self.memory, other.memory, strict=True)
+        seen, new_seen = self.seen_memory(), other.seen_memory()
+        self.memory = [
+            (placed(k, new_k, places, more, length), placed(v, new_v, places, more, length))
+            for (k, v), (new_k, new_v) in both
+        ]
+        mask = placed(seen.mT, new_seen.mT, places, more, length).mT
+        self.memory_mask = None if mask.all() else mask
+
+    def seen_memory(self) -> Tensor:
+        """What may be looked at in the sources, B 1 1 S."""
+        if self.memory_mask is not None:
+            return self.memory_mask
+        rows, _, length, _ = self.memory[0][0].shape
+        return torch.ones(rows, 1, 1, length, dtype=torch.bool, device=self.length.device)
+
+
+def padded(x: Tensor, dim: int, count: int) -> Tensor:
+    """So many more zeros at the end of a dimension."""
+    if not count:
+        return x
+    shape = list(x.shape)
+    shape[dim] = count
+    return torch.cat([x, x.new_zeros(shape)], dim=dim)
+
+
+def placed(old: Tensor, new: Tensor, places: Tensor, more: int, length: int) -> Tensor:
+    """B ... S K: the new rows in their places among the old ones, all of this length."""
+    result = padded(padded(old, -2, length - old.size(-2)), 0, more)
+    result[places] = padded(new, -2, length - new.size(-2))
+    return result

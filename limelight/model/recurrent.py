@@ -7,13 +7,14 @@ They are here to be compared with. They speak the same language as the Transform
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from limelight.model.attention import may_see
+from limelight.model.cache import padded, placed
 from limelight.model.config import RecurrentConfig
 from limelight.model.stack import Classifier, initialise, last_real
 
@@ -43,6 +44,29 @@ class RecurrentState:
         for name in ("memory", "keys", "mask"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[rows])
+
+    def put(self, other: "RecurrentState", places: Tensor) -> None:
+        """Put the rows of another state into these places: over a row, or behind the last one."""
+        more = max(0, max(places.tolist(), default=-1) + 1 - self.hidden[0].size(1))
+        hidden = tuple(padded(h, 1, more) for h in self.hidden)
+        for mine, new in zip(hidden, other.hidden, strict=True):
+            mine[:, places] = new
+        self.hidden = hidden
+        if self.memory is None or other.memory is None:
+            return
+        length = max(self.memory.size(1), other.memory.size(1))
+        mask = placed(self.seen(), other.seen(), places, more, length)
+        self.mask = None if mask.all() else mask.mT
+        for name in ("memory", "keys"):
+            old, new = getattr(self, name), getattr(other, name)
+            setattr(self, name, placed(old, new, places, more, length))
+
+    def seen(self) -> Tensor:
+        """What may be looked at in the memory, B S 1."""
+        if self.mask is not None:
+            return self.mask.mT
+        memory = cast(Tensor, self.memory)
+        return torch.ones_like(memory[..., :1], dtype=torch.bool)
 
 
 class Reader(nn.Module):

@@ -73,9 +73,16 @@ def translate(
         if isinstance(text, Unreadable):
             yield Translation("", problem=text.why)
         else:
-            ways = zip(*found, strict=False)
-            outputs = tuple(join(trained, way, wishes.prefix) for way in ways)
-            yield Translation(text, outputs, max(1, len(found)))
+            yield translation_of(trained, text, found, wishes)
+
+
+def translation_of(
+    trained: Trained, text: str, found: list[list[Written]], wishes: Wishes
+) -> Translation:
+    """What was found for the parts of a text, as its translations."""
+    ways = zip(*found, strict=False)
+    outputs = tuple(join(trained, way, wishes.prefix) for way in ways)
+    return Translation(text, outputs, max(1, len(found)))
 
 
 def wide_enough(config: DecodeConfig, nbest: int) -> DecodeConfig:
@@ -193,21 +200,23 @@ def other_choices(
     if len(requests) != 1:
         raise UserError("alternatives are for a text that the model can read at once")
     ((written, *_),) = trained.engine.answer(requests, config)
-    places = range(len(written.tokens) + (1 if written.ended else 0))
-    tokenizer, given = trained.tokenizer, trained.tokenizer.encode(wishes.prefix)
-    told = []
-    for place in places:
-        model = trained.engine.model
-        found = alternatives(model, requests[0], written.tokens, place, count, tokenizer)
+    return list(choices_along(trained, requests[0], written, count, wishes))
+
+
+def choices_along(
+    trained: Trained, request: Request, written: Written, count: int, wishes: Wishes
+) -> Iterator[list[Choice]]:
+    """The same for what was written already, place by place."""
+    tokenizer, model = trained.tokenizer, trained.engine.model
+    given = tokenizer.encode(wishes.prefix)
+    for place in range(len(written.tokens) + (1 if written.ended else 0)):
+        found = alternatives(model, request, written.tokens, place, count, tokenizer)
         before = [*given, *written.tokens[:place]]
-        told.append(
-            [
-                Choice(
-                    tokenizer.pieces([choice.token])[0],
-                    math.exp(choice.logprob),
-                    tokenizer.decode([*before, choice.token, *choice.rest.tokens]).strip(),
-                )
-                for choice in found
-            ]
-        )
-    return told
+        yield [
+            Choice(
+                tokenizer.pieces([choice.token])[0],
+                math.exp(choice.logprob),
+                tokenizer.decode([*before, choice.token, *choice.rest.tokens]).strip(),
+            )
+            for choice in found
+        ]

@@ -24,25 +24,48 @@ def write(
 
     Where the model's context ends, it goes on with the last half of it in mind.
     """
-    trained.require("write")
-    config = config or trained.decode
-    if config.beam > 1 and not config.temperature:
-        config = replace(config, beam=1, groups=1)  # texts come token by token
-    read, most, written = beginning(trained, prompt), config.max_tokens or USUAL, 0
-    stream, end = TextStream(trained.tokenizer, stops), trained.tokenizer.end
-    token = None
-    while written < most and token != end and not stream.stopped:
-        if len(read) >= trained.max_len:
-            read = read[-max(1, trained.max_len // 2) :]
-        limit = min(most - written, max(1, trained.max_len - len(read)))
-        request = Request(read, limit, seed=config.seed + written)
-        for token in tokens_of(trained, request, config):
-            yield stream.feed(token)
-            read.append(token)
-            written += 1
-            if stream.stopped:
+    text = Continuation(trained, prompt, config or trained.decode, stops)
+    while (request := text.request()) is not None:
+        for token in tokens_of(trained, request, text.config):
+            yield text.take(token)
+            if text.stream.stopped:
                 break
-    yield stream.finish()
+    yield text.stream.finish()
+
+
+class Continuation:
+    """A text that goes on: what to ask the model for next, and what came of it."""
+
+    def __init__(
+        self, trained: Trained, prompt: str, config: DecodeConfig, stops: Sequence[str] = ()
+    ) -> None:
+        trained.require("write")
+        self.trained = trained
+        self.config = replace(config, beam=1, groups=1)  # texts come token by token
+        self.read, self.most = beginning(trained, prompt), config.max_tokens or USUAL
+        self.written: list[int] = []
+        self.stream = TextStream(trained.tokenizer, stops)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model itself wrote an end."""
+        return self.written[-1:] == [self.trained.tokenizer.end]
+
+    def request(self) -> Request | None:
+        """What to write next, if it goes on at all."""
+        if len(self.written) >= self.most or self.ended or self.stream.stopped:
+            return None
+        room = self.trained.max_len
+        if len(self.read) >= room:
+            self.read = self.read[-max(1, room // 2) :]
+        limit = min(self.most - len(self.written), max(1, room - len(self.read)))
+        return Request(list(self.read), limit, seed=self.config.seed + len(self.written))
+
+    def take(self, token: int) -> str:
+        """A token has come: the text that is certain now."""
+        self.read.append(token)
+        self.written.append(token)
+        return self.stream.feed(token)
 
 
 def tokens_of(trained: Trained, request: Request, config: DecodeConfig) -> Iterator[int]:

@@ -1,0 +1,19 @@
+# The service in a container: docker build -t limelight .
+FROM python:3.12-slim
+
+RUN useradd --create-home limelight
+WORKDIR /opt/limelight
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY limelight limelight
+
+# The versions that the tests were run with; torch's CPU build, which is a tenth of the CUDA one.
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
+    --constraint constraints.txt torch \
+    && pip install --no-cache-dir --constraint constraints.txt .
+
+USER limelight
+WORKDIR /home/limelight
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["limelight"]
+CMD ["--help"]

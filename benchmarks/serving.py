@@ -1,0 +1,175 @@
+"""How many answers a service gives, and how soon, to 1, 8 and 64 clients at once on a CPU.
+
+    python benchmarks/serving.py [--seconds 20] [--beam 1]
+
+Model S (3 + 3 layers, 256, 1024, 4 heads, vocabulary 8,000) with random weights; sources of 10 to
+30 tokens, 20 tokens for each: a bias keeps the end token away. What 64 clients get is compared with
+the same requests decoded one at a time in Python, without HTTP. Service and model have one thread
+each; the clients are a process of their own.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
+
+import httpx
+
+ROOT = Path(__file__).parent.parent
+CLIENTS = (1, 8, 64)
+TOKENS = 20
+
+
+def make_run(folder: Path) -> None:
+    """A run folder of model S, as if it had been trained."""
+    import torch
+
+    from limelight.model import build, model_config
+    from limelight.recipe import Recipe, write_recipe
+    from limelight.run.commit import commit
+    from limelight.run.folder import RunFolder
+    from limelight.text.config import DataConfig
+    from limelight.text.tokenizer import Tokenizer, TokenizerConfig
+    from limelight.training.checkpoint import WEIGHTS, write_tensors
+
+    dice = random.Random(1)
+    words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(9000)]
+    tokenizer = Tokenizer.train("word", (" " + " ".join(words) for _ in range(2)), 8000)
+    config = model_config(
+        family="encoder-decoder", vocab=len(tokenizer), layers=3, d_model=256, d_ff=1024, heads=4,
+        max_len=128,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = build(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+            if name.endswith("norm.weight"):
+                parameter.mul_(torch.randn_like(parameter).sign())
+        model.classifier.bias[: len(tokenizer.special)] = -1e9
+    run = RunFolder(folder)
+    folder.mkdir(parents=True)
+    recipe = Recipe("model-s", config, DataConfig(), TokenizerConfig(kind="word", vocab=8000))
+    tokenizer.save(run.tokenizer)
+    run.write_recipe(write_recipe(recipe))
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    commit(run.finished / "step-000001", lambda to: write_tensors(to / WEIGHTS, weights))
+    run.begin(recipe.name)
+
+
+def sources(folder: Path, count: int) -> list[str]:
+    """Texts of 10 to 30 tokens."""
+    from limelight.text.tokenizer import Tokenizer
+
+    tokenizer, dice = Tokenizer.load(folder / "tokenizer.json"), random.Random(2)
+    first = tokenizer.first + 256
+    return [
+        tokenizer.decode(dice.choices(range(first, len(tokenizer)), k=dice.randint(9, 29))).strip()
+        for _ in range(count)
+    ]
+
+
+def one_at_a_time(folder: Path, texts: list[str], beam: int, seconds: float) -> float:
+    """Answers per second of a Python program that asks for one after the other."""
+    import limelight
+
+    loaded = limelight.load(folder)
+    loaded.translate(texts[0], beam=beam, max_tokens=TOKENS)
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        loaded.translate(texts[done % len(texts)], beam=beam, max_tokens=TOKENS)
+        done += 1
+    return done / (time.perf_counter() - began)
+
+
+def ask(url: str, texts: list[str], clients: int, beam: int, seconds: float) -> list[float]:
+    """How long each answer took, for so many clients that ask again and again.
+
+    They write HTTP by hand: a library would take longer than the service.
+    """
+    took: list[float] = []
+    host, port = url.removeprefix("http://").split(":")
+
+    async def client(number: int, end: float) -> None:
+        dice = random.Random(number)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            asked = {"text": dice.choice(texts), "beam": beam, "max_tokens": TOKENS}
+            body = json.dumps(asked).encode()
+            head = f"POST /api/translate HTTP/1.1\r\nhost: {host}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            told = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = int(told.split(b"content-length: ")[1].split(b"\r\n")[0])
+            answer = await reader.readexactly(length)
+            if b" 200 " not in told.split(b"\r\n")[0]:
+                raise RuntimeError(answer.decode())
+            took.append(time.perf_counter() - began)
+        writer.close()
+
+    async def everybody() -> None:
+        end = time.perf_counter() + seconds
+        await asyncio.gather(*(client(number, end) for number in range(clients)))
+
+    asyncio.run(everybody())
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--beam", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model-s"
+        make_run(folder)
+        texts = sources(folder, 256)
+        print(
+            f"{date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+        )
+        alone = one_at_a_time(folder, texts, given.beam, given.seconds)
+        print(f"one at a time, in Python: {alone:.1f} answers/s, beam {given.beam}", flush=True)
+        with subprocess.Popen(
+            [sys.executable, "-m", "limelight", "serve", str(folder), "--port=8765"],
+            cwd=ROOT,
+            stderr=subprocess.DEVNULL,
+        ) as service:
+            url, best = "http://127.0.0.1:8765", 0.0
+            wait_for(url)
+            for clients in CLIENTS:
+                took = ask(url, texts, clients, given.beam, given.seconds)
+                rate = len(took) / given.seconds
+                cuts = statistics.quantiles(took, n=100)
+                half, most = cuts[49] * 1e3, cuts[98] * 1e3
+                print(f"{clients:3} clients: {rate:6.1f} answers/s, ", end="")
+                print(f"{rate / alone:.2f} times as many as one at a time; ", end="")
+                print(f"half within {half:.0f} ms, 99 of 100 within {most:.0f} ms", flush=True)
+                assert rate >= 0.8 * best, "more clients must not make the whole slower"
+                best = max(best, rate)
+            service.terminate()
+
+
+def wait_for(url: str) -> None:
+    """Until the model can be asked."""
+    while True:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""The HTTP service: models for programs, over the network, for many people at once.
+
+Read in this order: `limits` (how much of everything), `frames` (how two processes talk), `journal`
+(the log), `counts` (what /metrics shows), `jobs` and `worker` (the child process that holds a model
+and answers many requests at once), `desk` (the service's side of it: starts it, feeds it, brings it
+back when it dies), `shapes` (what may be asked, and what is answered), `gate` (what every request
+must pass), `house` (all models), `openai` and `own` (the two interfaces), `pages` (for people),
+`app` (all of it together) and `server` (the process).
+
+Only `jobs` and `worker` know torch. The service itself never computes, so it answers at once
+whatever the models are doing.
+"""

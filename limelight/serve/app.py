@@ -1,0 +1,133 @@
+"""The application: all routes, one form of errors, and the gate before them."""
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException
+
+from limelight.serve import openai, own, pages
+from limelight.serve.desk import RefusedError
+from limelight.serve.gate import Gate, error_body, error_headers
+from limelight.serve.house import House
+from limelight.serve.shapes import ErrorBody, Health
+
+PROBLEMS = {
+    400: "what is asked cannot be done, or is no JSON",
+    401: "the key is missing or wrong",
+    403: "this Host or Origin is not allowed",
+    404: "there is no such model or route",
+    408: "the request came too slowly",
+    413: "the request is too large",
+    415: "the request is not JSON",
+    422: "a field is missing, unknown or out of range",
+    429: "too many requests wait already",
+    503: "the model is not ready",
+    504: "there was no answer in time",
+}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": words} for status, words in PROBLEMS.items()
+}
+
+
+def application(
+    house: House, key: str = "", hosts: Iterable[str] = (), origins: Iterable[str] = ()
+) -> Gate:
+    """Everything together."""
+    app = FastAPI(
+        title="Limelight",
+        version=version("limelight"),
+        docs_url=None,  # FastAPI's own page would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=RESPONSES,
+    )
+    app.include_router(openai.routes(house))
+    app.include_router(own.routes(house))
+    add_health(app, house)
+    add_pages(app, house)
+    app.add_exception_handler(RefusedError, tell_refused)
+    app.add_exception_handler(RequestValidationError, tell_invalid)
+    app.add_exception_handler(HTTPException, tell_http)
+    app.add_exception_handler(Exception, tell_broken)
+    return Gate(app, house.limits, house.counts, key, hosts, origins)
+
+
+def add_health(app: FastAPI, house: House) -> None:
+    """For whoever watches over the service."""
+
+    @app.get("/healthz", tags=["Health"], summary="Whether the process lives")
+    async def healthz() -> Health:
+        return Health(status="ok")
+
+    @app.get(
+        "/readyz", tags=["Health"], response_model=Health, summary="Whether models can be asked"
+    )
+    async def readyz(response: Response) -> Health:
+        models = {name: desk.ready for name, desk in house.desks.items()}
+        if house.ready:
+            return Health(status="ok", models=models)
+        message = "the service is about to end" if house.draining else "a model is not ready"
+        raise RefusedError(503, "not_ready", message, "ask again in a moment", 2)
+
+    @app.get("/metrics", tags=["Health"], response_class=Response, summary="For Prometheus")
+    async def metrics() -> Response:
+        return Response(house.counts.shown(), media_type="text/plain; version=0.0.4")
+
+
+def add_pages(app: FastAPI, house: House) -> None:
+    """For people."""
+
+    @app.get("/", include_in_schema=False)
+    async def landing() -> HTMLResponse:
+        return HTMLResponse(pages.landing(house))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(pages.reference(app.openapi()))
+
+
+def told(refused: RefusedError) -> Response:
+    """Why there is no answer."""
+    headers = {name.decode(): value.decode() for name, value in error_headers(refused)}
+    body = error_body(refused)
+    return Response(body, refused.status, headers, media_type="application/json")
+
+
+async def tell_refused(_: Request, error: Exception) -> Response:
+    """Our own."""
+    if not isinstance(error, RefusedError):
+        raise error
+    return told(error)
+
+
+async def tell_invalid(_: Request, error: Exception) -> Response:
+    """A field that is wrong: which, and why, but not its value."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+    words = first["msg"] if first["type"] != "extra_forbidden" else "there is no such field"
+    message = f"{place[:100]}: {words[:200]}"
+    return told(RefusedError(422, "invalid_field", message, "see /docs for what can be asked"))
+
+
+async def tell_http(_: Request, error: Exception) -> Response:
+    """A route that is not there, or not for this method."""
+    if not isinstance(error, HTTPException):
+        raise error
+    codes = {404: ("not_found", "there is nothing here"), 405: ("wrong_method", "not this way")}
+    code, message = codes.get(error.status_code, ("refused", "this cannot be answered"))
+    response = told(RefusedError(error.status_code, code, message, "see /docs for what there is"))
+    if allow := (error.headers or {}).get("allow", (error.headers or {}).get("Allow")):
+        response.headers["Allow"] = allow
+    return response
+
+
+async def tell_broken(_: Request, __: Exception) -> Response:
+    """A mistake of ours; the log says where, and the answer does not."""
+    body = {"code": "internal", "message": "something went wrong here", "hint": ""}
+    return JSONResponse({"error": body}, 500)

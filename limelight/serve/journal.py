@@ -1,0 +1,49 @@
+"""The log: one JSON object a line, on standard error.
+
+It says what happened, never what was said: no prompt, no answer, no key. Everything that is not a
+plain letter is escaped, so no request can forge a line or drive a terminal.
+"""
+
+import json
+import logging
+import os
+import sys
+import traceback
+from datetime import UTC, datetime
+
+LONGEST = 300  # characters of a value
+
+
+def note(event: str, **facts: object) -> None:
+    """Write a line, whole: lines of several processes do not mix."""
+    when = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = {"time": when, "event": event, **{name: short(fact) for name, fact in facts.items()}}
+    try:
+        os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
+    except OSError:  # whoever read it has gone; the service goes on
+        return
+
+
+def short(fact: object) -> object:
+    """A value that leaves room for others."""
+    if isinstance(fact, str) and len(fact) > LONGEST:
+        return fact[: LONGEST - 3] + "..."
+    return fact
+
+
+def note_error(error: BaseException, **facts: object) -> None:
+    """Something that should not have happened: where, but not with which words."""
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    where = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
+    note("error", kind=type(error).__name__, where=" ".join(where), **facts)
+
+
+class Handler(logging.Handler):
+    """What libraries log becomes lines of ours, without their arguments."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line; an exception says where, and not with which words."""
+        if record.exc_info and record.exc_info[1] is not None:
+            note_error(record.exc_info[1], source=record.name)
+        else:
+            note("library", source=record.name, level=record.levelname, message=str(record.msg))

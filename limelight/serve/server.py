@@ -1,0 +1,238 @@
+"""The service as a process: it listens, lets its models load, and ends in good order."""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from limelight.errors import UserError
+from limelight.run.folder import RunFolder
+from limelight.serve import journal
+from limelight.serve.app import application
+from limelight.serve.counts import Counts
+from limelight.serve.desk import Desk, RefusedError, wait_for_all
+from limelight.serve.gate import Gate, error_body
+from limelight.serve.house import House
+from limelight.serve.limits import Limits
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+KEY = "LIMELIGHT_API_KEY"  # in the environment: what stands in a command can be seen by everybody
+
+
+def serve(
+    runs: Sequence[str],
+    host: str,
+    port: int,
+    limits: Limits,
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+) -> None:
+    """Until it is told to end."""
+    paths = named(runs)
+    key = os.environ.get(KEY, "")
+    if not is_loopback(host) and not key:
+        raise UserError(
+            f"--host {host} lets other machines in: set {KEY} in the environment, "
+            "so that they need a key"
+        )
+    log = logging.getLogger("uvicorn")
+    log.handlers, log.propagate = [journal.Handler(logging.WARNING)], False
+    listener = listen(host, port)
+    asyncio.run(Service(paths, listener, limits, key, [host, *hosts], origins).run())
+
+
+def named(runs: Sequence[str]) -> dict[str, Path]:
+    """Runs by their folders' names. What is no run folder is known before anything is started."""
+    paths: dict[str, Path] = {}
+    for run in runs:
+        path = Path(run).resolve()
+        RunFolder(path).check()
+        if not NAME.fullmatch(path.name):
+            raise UserError(f"{path.name!r} is no name for a model: use letters, digits and . _ -")
+        if path.name in paths:
+            raise UserError(f"two runs are called {path.name!r}: rename a folder")
+        paths[path.name] = path
+    return paths
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The one port that is open."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot listen on {host} port {port}: {error}") from error
+
+
+class Service:
+    """The models, the server, and the order in which they begin and end."""
+
+    def __init__(
+        self,
+        paths: dict[str, Path],
+        listener: socket.socket,
+        limits: Limits,
+        key: str,
+        hosts: Sequence[str],
+        origins: Sequence[str],
+    ) -> None:
+        self.paths, self.listener, self.limits = paths, listener, limits
+        self.key, self.hosts, self.origins = key, hosts, origins
+
+    async def run(self) -> None:
+        """All of its life."""
+        counts = Counts()
+        desks = {name: Desk(name, path, self.limits, counts) for name, path in self.paths.items()}
+        self.house = House(desks, self.limits, counts)
+        app = application(self.house, self.key, self.hosts, self.origins)
+        self.server = Server(self.config(app))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.drain)
+        keepers = [asyncio.create_task(desk.supervise()) for desk in desks.values()]
+        watcher = asyncio.create_task(self.give_up_on_failure())
+        address = self.listener.getsockname()
+        journal.note("listening", host=address[0], port=address[1], models=", ".join(desks))
+        await self.server.serve(sockets=[self.listener])
+        await asyncio.gather(*(desk.close() for desk in desks.values()))
+        for task in (*keepers, watcher):
+            task.cancel()
+        await asyncio.gather(*keepers, watcher, return_exceptions=True)
+        journal.note("ended")
+        if failed := [desk for desk in desks.values() if desk.failed and desk.facts is None]:
+            raise UserError(failed[0].failed)
+
+    def config(self, app: Gate) -> uvicorn.Config:
+        """The server's settings."""
+
+        class Protocol(CarefulProtocol):
+            limits, counts = self.limits, self.house.counts
+
+        return uvicorn.Config(
+            app,
+            http=Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=int(self.limits.shutdown_seconds) + 5,
+            h11_max_incomplete_event_size=self.limits.header,
+        )
+
+    async def give_up_on_failure(self) -> None:
+        """A model that cannot be loaded at the start is a mistake to be told at once."""
+        desks = self.house.desks.values()
+        waiting = [asyncio.create_task(wait_for_all([desk])) for desk in desks]
+        for done in asyncio.as_completed(waiting):
+            await done
+            if any(desk.failed for desk in desks):
+                self.server.should_exit = True
+                return
+        journal.note("ready")
+
+    def drain(self) -> None:
+        """Take nothing new in; what is being answered may finish, for a while."""
+        if self.house.draining:
+            return
+        journal.note("ending")
+        self.house.draining = True
+        self.server.should_exit = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.limits.shutdown_seconds, self.cut_off)
+
+    def cut_off(self) -> None:
+        """Whoever still waits is told that there will be no answer."""
+        message = "the service ended before it could answer"
+        for desk in self.house.desks.values():
+            desk.fail_all({"code": "shutting_down", "message": message})
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, but signals are ours: to be told to end is no failure."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them as they are."""
+        yield
+
+
+class CarefulProtocol(H11Protocol):
+    """A connection, with a clock for clients that send or read too slowly."""
+
+    limits: Limits
+    counts: Counts
+    clock: asyncio.TimerHandle | None = None  # until a request has begun
+    reading: asyncio.TimerHandle | None = None  # until the client has taken what was sent
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """One more, if there is room."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.abort()
+            return
+        self.wait_for_request()
+
+    def data_received(self, data: bytes) -> None:
+        """A part of a request; its first line and headers must come in time."""
+        super().data_received(data)
+        self.wait_for_request()
+
+    def wait_for_request(self) -> None:
+        """Start the clock when a request is awaited, stop it when one has come."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self.clock is None:
+            self.clock = self.loop.call_later(self.limits.header_seconds, self.abort)
+        elif not idle and self.clock is not None:
+            self.clock.cancel()
+            self.clock = None
+
+    def pause_writing(self) -> None:
+        """The client does not read: it has a while to begin."""
+        self.reading = self.loop.call_later(self.limits.read_seconds, self.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """It reads."""
+        if self.reading is not None:
+            self.reading.cancel()
+            self.reading = None
+        super().resume_writing()
+
+    def abort(self) -> None:
+        """Too slow."""
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No clock runs for nobody."""
+        for clock in (self.clock, self.reading):
+            if clock is not None:
+                clock.cancel()
+        self.clock = self.reading = None
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP at all."""
+        self.counts.requests.labels("malformed", "400").inc()
+        refused = RefusedError(400, "invalid_http", "this is no HTTP that could be understood")
+        body = error_body(refused)
+        head = (
+            f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

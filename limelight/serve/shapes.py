@@ -1,0 +1,479 @@
+"""What may be asked, and what is answered: every field has a type and bounds.
+
+Nothing is allocated for a request before it has passed here. What is not named here is refused, and
+so is a number in quotes, NaN, or half a character: a mistake is told, never guessed around. Where a
+limit can be changed (`limits`), the bound here is the largest that any service could allow.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Name = Annotated[str, StringConstraints(max_length=64)]
+Words = Annotated[str, StringConstraints(max_length=1_000_000)]
+Phrase = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Some = Annotated[int, Field(ge=1, le=16)]
+Seed = Annotated[int, Field(ge=0, le=2**40)]
+Tokens = Annotated[int, Field(ge=1, le=100_000)]
+Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+MinP = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+Nothing = Annotated[float, Field(ge=0, le=0)]  # accepted, as clients send it, and without effect
+Stops = Phrase | Annotated[list[Phrase], Field(max_length=4)]
+
+
+class Asked(BaseModel):
+    """What a client sends."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: Name = Field("", description="The name of a run; empty for the first.")
+    timeout: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Seconds until the answer is of no use; the service's own limit holds too.",
+    )
+
+
+class Settings(BaseModel):
+    """How to write. What is not given is as in the run's recipe."""
+
+    temperature: Temperature | None = Field(None, description="Above 0 every token is drawn.")
+    top_p: TopP | None = Field(None, description="Draw among the likeliest, this likely together.")
+    top_k: Annotated[int, Field(ge=0, le=10**6)] | None = Field(None, description="Or so many.")
+    min_p: MinP | None = None
+    seed: Seed | None = Field(None, description="The same seed draws the same text.")
+    beam: Annotated[int, Field(ge=1, le=16)] | None = Field(
+        None, description="Texts tried at once."
+    )
+    repetition_penalty: Penalty | None = None
+    tag: Name = Field("", description="What is asked of a model that learned several things.")
+
+
+class StreamOptions(BaseModel):
+    """What comes with a stream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = False
+
+
+class Written(Asked, Settings):
+    """What completions and chats have in common."""
+
+    n: Some | None = Field(1, description="So many texts; the second has the next seed, and so on.")
+    stop: Stops | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Tokens | None = None
+    user: Annotated[str, StringConstraints(max_length=200)] | None = None
+    frequency_penalty: Nothing | None = None
+    presence_penalty: Nothing | None = None
+
+
+class CompletionAsked(Written):
+    """A text, or several, to go on with."""
+
+    prompt: Words | Annotated[list[Words], Field(min_length=1, max_length=64)]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: Literal[False] | None = False
+
+
+class TextPart(BaseModel):
+    """A part of a message; only text is understood."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+    text: Words
+
+
+class Turn(BaseModel):
+    """Something that was said. No model here has learned to heed a system message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Words | Annotated[list[TextPart], Field(max_length=64)]
+    name: Name | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if isinstance(self.content, str):
+            return self.content
+        return " ".join(part.text for part in self.content)
+
+
+class ChatAsked(Written):
+    """A conversation so far; the service itself remembers none."""
+
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=500)]
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class EmbeddingAsked(Asked):
+    """Texts to be made vectors."""
+
+    input: Words | Annotated[list[Words], Field(min_length=1, max_length=256)]
+    encoding_format: Literal["float", "base64"] | None = "float"
+    user: Annotated[str, StringConstraints(max_length=200)] | None = None
+
+
+class TranslateAsked(Asked, Settings):
+    """A text to be translated, and what to tell besides."""
+
+    text: Words
+    nbest: Some = Field(1, description="So many translations, the best first.")
+    alternatives: Annotated[int, Field(ge=0, le=10)] = Field(
+        0, description="At every place, so many tokens that could have stood there."
+    )
+    alignment: bool = Field(False, description="Which source tokens each token looked at.")
+    tree: bool = Field(False, description="The whole search, step by step.")
+    prefix: Annotated[str, StringConstraints(max_length=2000)] = ""
+    include: Annotated[list[Phrase], Field(max_length=8)] = []
+    exclude: Annotated[list[Phrase], Field(max_length=8)] = []
+    max_tokens: Tokens | None = None
+
+
+class SuggestAsked(Asked):
+    """A text that somebody is writing."""
+
+    text: Words
+    n: Some = 3
+    max_tokens: Annotated[int, Field(ge=1, le=64)] = 8
+
+
+class FillAsked(Asked):
+    """A text with blanks, written ___."""
+
+    text: Words
+    count: Annotated[int, Field(ge=1, le=100)] = 5
+
+
+class TextsAsked(Asked):
+    """Texts to be classified."""
+
+    texts: Annotated[list[Words], Field(min_length=1, max_length=256)]
+
+
+class ScoreAsked(Asked):
+    """Texts to be scored: each alone, or a source and its target."""
+
+    texts: Annotated[
+        list[Annotated[list[Words], Field(min_length=1, max_length=2)]],
+        Field(min_length=1, max_length=256),
+    ]
+    tag: Name = ""
+
+
+class NeighboursAsked(Asked):
+    """A word."""
+
+    text: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    count: Annotated[int, Field(ge=1, le=100)] = 10
+
+
+class Problem(BaseModel):
+    """What is wrong."""
+
+    code: str
+    message: str
+    hint: str
+
+
+class ErrorBody(BaseModel):
+    """What is answered when there is no answer."""
+
+    error: Problem
+
+
+class ModelFacts(BaseModel):
+    """A model, as OpenAI's clients list them."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["limelight"] = "limelight"
+
+
+class ModelList(BaseModel):
+    """All of them."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelFacts]
+
+
+class Usage(BaseModel):
+    """Tokens that were read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(BaseModel):
+    """The log-probability of each token, and of the likeliest in its place."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+Reason = Literal["stop", "length"]
+
+
+class CompletionChoice(BaseModel):
+    """One text."""
+
+    index: int
+    text: str
+    finish_reason: Reason | None
+    logprobs: CompletionLogprobs | None = None
+
+
+class Completion(BaseModel):
+    """How texts go on."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class TokenLogprob(BaseModel):
+    """A token and how likely it was."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(TokenLogprob):
+    """The same, with the likeliest in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """For each token of an answer."""
+
+    content: list[ChatToken]
+
+
+class ChatMessage(BaseModel):
+    """What the model says."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: Reason
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The next turn of a conversation."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(BaseModel):
+    """A text's vector: numbers, or the same as base64 of little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(BaseModel):
+    """All of them, in order."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Output(BaseModel):
+    """A translation, and how likely the model found it."""
+
+    text: str
+    score: float
+    tokens: list[str]
+    logprobs: list[float]
+
+
+class Choice(BaseModel):
+    """What else could have stood at a place, and the translation it would have led to."""
+
+    piece: str
+    probability: float
+    text: str
+
+
+class Alignment(BaseModel):
+    """How much each target token looked at each source token; a row sums to 1."""
+
+    source: list[str]
+    target: list[str]
+    weights: list[list[float]]
+
+
+class TreeNode(BaseModel):
+    """A place of the beam after a step."""
+
+    place: int
+    parent: int
+    token: int
+    piece: str
+    logprob: float
+    score: float
+    ended: bool
+
+
+class Translated(BaseModel):
+    """A text's translations, the best first."""
+
+    text: str
+    parts: int
+    outputs: list[Output]
+    alternatives: list[list[Choice]] | None = None
+    alignment: Alignment | None = None
+    tree: list[list[TreeNode]] | None = None
+
+
+class Suggestion(BaseModel):
+    """How a text could go on, and how likely its first token is."""
+
+    text: str
+    probability: float
+
+
+class Suggested(BaseModel):
+    """The likeliest first."""
+
+    suggestions: list[Suggestion]
+
+
+class Candidate(BaseModel):
+    """A token for a blank."""
+
+    text: str
+    probability: float
+
+
+class Filled(BaseModel):
+    """The text with its blanks filled in, and what could stand in each."""
+
+    text: str
+    blanks: list[list[Candidate]]
+
+
+class Classified(BaseModel):
+    """For each text the probability of every class, the likeliest first."""
+
+    classes: list[dict[str, float]]
+
+
+class Score(BaseModel):
+    """How likely a text is: in all, and token by token; or why that cannot be told."""
+
+    total: float | None = None
+    tokens: list[str] = []
+    logprobs: list[float] = []
+    problem: str = ""
+
+
+class ScoreList(BaseModel):
+    """In the order of the texts."""
+
+    scores: list[Score]
+
+
+class Neighbour(BaseModel):
+    """A token, and the cosine between its vector and another's."""
+
+    piece: str
+    cosine: float
+
+
+class Neighbourhood(BaseModel):
+    """A token, and those most like it."""
+
+    piece: str
+    neighbours: list[Neighbour]
+
+
+class Neighbours(BaseModel):
+    """For each token of the word."""
+
+    tokens: list[Neighbourhood]
+
+
+class RunFacts(BaseModel):
+    """A run: whether it can be asked, and how its training stands."""
+
+    name: str
+    ready: bool
+    abilities: list[str]
+    last: dict[str, Any] | None
+    best_validation: dict[str, Any] | None
+
+
+class RunList(BaseModel):
+    """All that are served."""
+
+    runs: list[RunFacts]
+
+
+class RunMetrics(BaseModel):
+    """Lines of a run's log after a step, the oldest first."""
+
+    name: str
+    entries: list[dict[str, Any]]
+
+
+class ModelDescription(BaseModel):
+    """All about a model."""
+
+    name: str
+    recipe: str
+    about: str
+    family: str
+    kind: str
+    abilities: list[str]
+    tags: list[str]
+    classes: list[str]
+    config: dict[str, Any]
+    decode: dict[str, Any]
+    vocabulary: int
+    parameters: int
+    step: int
+
+
+class Health(BaseModel):
+    """Whether the process lives, or the models can be asked."""
+
+    status: Literal["ok", "not ready"]
+    models: dict[str, bool] = {}

@@ -1,0 +1,296 @@
+"""What is refused, and how: without a model, as no refused request may ever reach one."""
+
+import asyncio
+import json
+import re
+from functools import cache
+
+import httpx
+import pytest
+
+from limelight.errors import UserError
+from limelight.serve.app import application
+from limelight.serve.counts import Counts
+from limelight.serve.desk import Desk
+from limelight.serve.house import House
+from limelight.serve.limits import Limits, limits_with
+from limelight.serve.server import named
+
+KEY = "a key of some length"
+LEAKS = re.compile(r"Traceback|File \"|/[a-z]+/[a-z]+/|0x[0-9a-f]{6,}|site-packages|\.py\b")
+
+
+class NoDesk(Desk):
+    """A model that nobody may reach."""
+
+    def __init__(self, limits, counts):
+        super().__init__("model", "nowhere", limits, counts)
+        self.ready, self.reached = True, 0
+        abilities = ["write", "translate", "chat", "embed", "fill", "classify", "score"]
+        self.facts = {"abilities": abilities}
+
+    async def ask(self, *_, **__):
+        self.reached += 1
+        yield {"done": {}}
+
+
+class Front:
+    """The application in this process."""
+
+    def __init__(self, **options):
+        self.limits, self.counts = Limits(), Counts()
+        self.desk = NoDesk(self.limits, self.counts)
+        house = House({"model": self.desk}, self.limits, self.counts)
+        self.app = application(house, **options)
+
+    def send(self, method, path, **options):
+        async def send():
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
+                return await client.request(method, path, **options)
+
+        response = asyncio.run(send())
+        if response.status_code >= 400 and method != "HEAD":
+            assert response.headers["content-type"] == "application/json"
+            error = response.json()["error"]
+            assert set(error) == {"code", "message", "hint"}
+            assert not LEAKS.search(response.text)
+        return response
+
+    def raw(self, method, path):
+        """The status of a request whose path nobody has tidied up."""
+        sent = []
+
+        async def send(event):
+            sent.append(event)
+
+        bodies = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive():
+            return bodies.pop() if bodies else await asyncio.Event().wait()
+
+        headers = [(b"host", b"localhost")]
+        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode()}
+        scope |= {"headers": headers, "query_string": b"", "scheme": "http", "root_path": ""}
+        asyncio.run(self.app(scope, receive, send))
+        return sent[0]["status"]
+
+    def post(self, path="/v1/completions", body=None, **headers):
+        content = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        own = {"content-type": "application/json", **headers}
+        return self.send("POST", path, content=content, headers=own)
+
+
+@cache
+def front_with(**options):
+    return Front(**options)
+
+
+@pytest.fixture
+def front():
+    front_with().desk.reached = 0
+    return front_with()
+
+
+def all_routes():
+    """Every route there is, those of included routers too."""
+    top = Front().app.app.routes
+    routes = [r for each in top for r in getattr(each, "original_router", Group(each)).routes]
+    return sorted((method, route.path) for route in routes for method in route.methods)
+
+
+class Group:
+    """A route as a router of one."""
+
+    def __init__(self, route):
+        self.routes = [route]
+
+
+ROUTES = all_routes()
+
+
+def test_the_route_table_is_the_one_we_know():
+    paths = {path for _, path in ROUTES}
+    assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings"} < paths
+    ours = ("model", "translate", "suggest", "fill", "classify", "score", "neighbours", "runs")
+    assert {f"/api/{name}" for name in ours} < paths
+    assert {"/healthz", "/readyz", "/metrics", "/", "/docs", "/openapi.json"} < paths
+    assert len(paths) == 20
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_but_health_needs_the_key(method, path):
+    front = front_with(key=KEY)
+    path = path.replace("{name}", "model")
+    wrong = ("", "Bearer", f"Bearer {KEY}x", f"Basic {KEY}", KEY, "Bearer " + "x" * 1000)
+    statuses = {
+        front.send(method, path, headers={"authorization": value} if value else {}).status_code
+        for value in wrong
+    }
+    if path in ("/healthz", "/readyz"):
+        assert statuses == {200}
+        return
+    assert statuses == {401}
+    right = front.send(method, path, headers={"authorization": f"Bearer {KEY}"})
+    assert right.status_code not in (401, 403)
+    odd = [f"/{path}", path + "/", path.replace("/", "/./"), path + "?a=b", path + " "]
+    for other in (*odd, "/healthz/..", "/healthz/../v1/models", "/healthz;/v1/models", "//healthz"):
+        for how in (method, "HEAD", "OPTIONS"):
+            assert front.raw(how, other) == 401
+
+
+def test_a_key_given_twice_is_none():
+    both = [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")]
+    assert Front(key=KEY).send("GET", "/v1/models", headers=both).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil@localhost", "",
+     "localhost:80:80", "0.0.0.0", "127.0.0.2", "[::1].evil", "localhost:8000@evil", "LOCALHOST."],
+)  # fmt: skip
+def test_other_hosts_are_refused(front, host):
+    response = front.send("GET", "/v1/models", headers={"host": host})
+    assert response.status_code == 403
+    assert front.send("GET", "/healthz", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:1", "127.0.0.1:8000", "[::1]:9", "me.org"]
+)
+def test_own_hosts_are_not(host):
+    front = Front(hosts=["me.org"])
+    assert front.send("GET", "/v1/models", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "https://localhost", "http://localhost:1", "file://",
+     "http://localhost.evil.example", "http://evil/localhost", "chrome-extension://x"],
+)  # fmt: skip
+def test_pages_of_other_origins_are_refused(front, origin):
+    response = front.post(body={"prompt": "a"}, origin=origin)
+    assert response.status_code == 403
+    assert "access-control-allow-origin" not in response.headers
+    assert front.desk.reached == 0
+
+
+def test_pages_of_our_own_and_of_those_named_are_not():
+    front = Front(origins=["https://friend.example"])
+    for origin in ("http://localhost", "https://friend.example"):
+        assert front.send("GET", "/v1/models", headers={"origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
+)
+def test_only_json_is_read(front, kind):
+    response = front.post(body={"prompt": "a"}, **{"content-type": kind})
+    assert response.status_code == 415
+    assert front.desk.reached == 0
+
+
+def test_a_compressed_body_is_refused(front):
+    assert front.post(body={"prompt": "a"}, **{"content-encoding": "gzip"}).status_code == 415
+
+
+NESTED = [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 50_000 + b"]" * 50_000]
+BROKEN = [
+    b"", b"{", b"nul", b"\xff\xfe", b"\x00", b'{"prompt": "a", "prompt": "b"}', b'{"prompt": NaN}',
+    b'{"prompt":"a","temperature":Infinity}', b'{"n":' + b"9" * 5000 + b"}", b"{'prompt': 'a'}",
+    b'{"prompt":"a",}', *NESTED,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BROKEN, ids=lambda body: repr(body[:20]))
+def test_what_is_no_json_is_refused(front, body):
+    assert front.post(body=body).status_code == 400
+    assert front.desk.reached == 0
+
+
+NUMBERS = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "beam", "logprobs",
+           "repetition_penalty", "timeout")  # fmt: skip
+WRONG = ("1", True, [1], {}, -1, 2**63, 10**400, 1e308, -1e308, "NaN", "\x00")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_has_bounds(front, name):
+    for value in WRONG:
+        response = front.post(body={"prompt": "a", name: value})
+        assert response.status_code in (400, 422), (name, value)
+        assert response.json()["error"]["code"] in ("invalid_field", "invalid_json")
+    assert front.post(body=f'{{"prompt":"a","{name}":1e309}}'.encode()).status_code in (400, 422)
+    assert front.desk.reached == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"prompt": 1}, {"prompt": []}, {"prompt": ["a"] * 65}, {"prompt": [[1, 2]]}, {"prompt": None},
+     {"prompt": "\ud800"}, {"stop": "x" * 201}, {"stop": ["a"] * 5}, {"stop": ""}, {"user": 5},
+     {"model": "x" * 65}, {"unknown": 1}, {"stream": "yes"}, {"engine": {"depth": 1}},
+     {"file": "/etc/passwd"}, {"url": "http://localhost/"}, {"stream_options": {"x": 1}},
+     {"frequency_penalty": 0.5}, {"echo": True}],
+    ids=str,
+)  # fmt: skip
+def test_every_field_has_bounds(front, change):
+    response = front.post(body={"prompt": "a", **change})
+    assert response.status_code == 422
+    assert front.desk.reached == 0
+
+
+NAMES = [
+    "../model", "..", "model/../model", "/etc/passwd", "model\x00", "%2e%2e", "..\\model", "C:\\",
+    "model.", " model", "MODEL", "m\u2215odel", "\uff0e\uff0e/", "file:///etc", "~", "$HOME",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_looked_up_in_a_list_and_nowhere_else(front, name):
+    assert front.post(body={"prompt": "a", "model": name}).status_code == 404
+    assert front.raw("GET", f"/api/runs/{name}/metrics") == 404
+    assert front.raw("GET", f"/v1/models/{name}") == 404
+    assert front.send("GET", "/api/model", params={"name": name}).status_code == 404
+
+
+def test_limits_of_texts_hold_before_anything_is_done(front):
+    long = "x" * (front.limits.characters + 1)
+    assert front.post(body={"prompt": long}).status_code == 413
+    assert front.post(body={"prompt": ["a"] * 33, "n": 2}).status_code == 413
+    assert front.post(body={"prompt": "a", "max_tokens": 5000}).status_code == 413
+    assert front.post(body=b'"' + b"x" * 2**20 + b'"').status_code == 413
+    assert front.post("/api/translate", {"text": long}).status_code == 413
+    assert front.desk.reached == 0
+
+
+def test_ways_and_places_that_are_not_there(front):
+    assert front.send("GET", "/v1/completions").status_code == 405
+    assert front.send("DELETE", "/v1/models").status_code == 405
+    for path in ("/nothing", "/v1", "/v1/", "//", "/static/../x", "/v1/models/", "/docs/oauth2"):
+        assert front.raw("GET", path) == 404
+
+
+def test_limits_can_be_changed_within_reason():
+    assert limits_with(["limits.queue=5", "limits.body-seconds=2"]).queue == 5
+    for change in (
+        "limits.queue=0",
+        "limits.que=1",
+        "queue=1",
+        "limits.queue=many",
+        "limits.body=",
+    ):
+        with pytest.raises(UserError):
+            limits_with([change])
+
+
+def test_a_folder_that_is_no_run_is_told_at_once(tmp_path):
+    with pytest.raises(UserError, match="no run folder"):
+        named([str(tmp_path)])
+
+
+def test_all_responses_are_declared():
+    schema = Front().app.app.openapi()
+    for path, methods in schema["paths"].items():
+        for told in methods.values():
+            assert {"200", "401", "403", "422"} <= set(told["responses"]), path

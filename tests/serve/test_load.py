@@ -1,0 +1,372 @@
+"""Many clients, clients that leave, clients that dawdle, a worker that dies, the end of it all."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import httpx
+import pytest
+
+from tests.serve.samples import JSON, ROOT, Served, all_at_once, exact, until
+
+PROMPTS = [
+    f"the {animal} {verb}" for animal in ("cat", "dog", "old man") for verb in ("s", "w", "")
+]
+ENDS = {200, 429, 503, 504}
+
+
+@pytest.fixture(scope="module")
+def writer(run):
+    """One model, and a queue that 200 clients overflow."""
+    with Served(exact(run("writer")), queue=64, batch=32) as served:
+        yield served
+
+
+def asked_for(i):
+    """A request by its number, each with an answer of its own."""
+    settings = {"temperature": 1.5, "seed": i % 50, "max_tokens": 10 + i % 30}
+    return {"model": "writer", "prompt": PROMPTS[i % len(PROMPTS)], **settings}
+
+
+def answer_to(known, asked):
+    settings = {name: asked[name] for name in ("temperature", "seed", "max_tokens")}
+    return known["writer"].write(asked["prompt"], **settings)
+
+
+async def hammer(service, clients, seconds, seen, health):
+    """So many clients at once, who ask again and again; and one who looks after the health."""
+    end = time.monotonic() + seconds
+    options = {"base_url": service.url, "timeout": 60}
+    options["limits"] = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(**options) as session:
+
+        async def client(number):
+            dice = random.Random(number)
+            while time.monotonic() < end:
+                asked = asked_for(dice.randrange(10**6))
+                response = await session.post("/v1/completions", json=asked)
+                seen.append((asked, response))
+                if response.status_code != 200:
+                    await asyncio.sleep(dice.random())
+
+        async def doctor():
+            while time.monotonic() < end:
+                began = time.perf_counter()
+                assert (await session.get("/healthz")).status_code == 200
+                health.append(time.perf_counter() - began)
+                await asyncio.sleep(0.05)
+
+        await asyncio.gather(doctor(), *(client(number) for number in range(clients)))
+
+
+def check_load(service, known, seconds):
+    before = service.number("requests_total", route="/v1/completions")
+    seen, health = [], []
+    asyncio.run(hammer(service, 200, seconds, seen, health))
+    ends = Counter(response.status_code for _, response in seen)
+    assert set(ends) <= ENDS
+    assert ends[200] > 50
+    known_answers = {}
+    for asked, response in seen:
+        if response.status_code in (429, 503):
+            assert int(response.headers["retry-after"]) >= 1
+        if response.status_code == 200:
+            key = json.dumps(asked)
+            known_answers[key] = known_answers.get(key) or answer_to(known, asked)
+            assert response.json()["choices"][0]["text"] == known_answers[key]
+    assert service.number("requests_total", route="/v1/completions") - before == len(seen)
+    for status, count in ends.items():
+        assert (
+            service.number("requests_total", route="/v1/completions", status=str(status)) >= count
+        )
+    assert service.number("jobs_open") == 0
+    assert service.number("requests_open") == 1  # the one that asks
+    return ends, statistics.quantiles(health, n=100)[98]
+
+
+def test_200_clients_are_each_answered_or_refused(writer, known):
+    check_load(writer, known, seconds=4)
+
+
+@pytest.mark.soak
+def test_200_clients_for_minutes(writer, known):
+    _, p99 = check_load(writer, known, seconds=300)
+    assert p99 <= 0.25
+
+
+def leave_midway(service, asked, bytes_read):
+    """Ask for a stream, read a little of it, and go."""
+    host, port = service.url.removeprefix("http://").split(":")
+    body = json.dumps({**asked, "stream": True}).encode()
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}:{port}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        if bytes_read:
+            connection.settimeout(20)
+            connection.recv(bytes_read)
+
+
+def test_clients_that_leave_free_their_places_and_harm_nobody(run, known):
+    with Served(exact(run("writer")), queue=300) as service:
+        staying = [asked_for(i) for i in range(100)]
+        leaving = [{**asked_for(i), "max_tokens": 4000, "temperature": 2.0} for i in range(100)]
+        reads = [0, 1, 300, 1000]
+        threads = [
+            threading.Thread(target=leave_midway, args=(service, asked, reads[i % 4]))
+            for i, asked in enumerate(leaving)
+        ]
+        for thread in threads:
+            thread.start()
+        responses = all_at_once(service, [("/v1/completions", asked) for asked in staying])
+        for thread in threads:
+            thread.join()
+        until(lambda: service.number("jobs_open") == 0, 1)
+        until(lambda: service.number("texts_written_now") == 0, 1)
+        for asked, response in zip(staying, responses, strict=True):
+            assert response.json()["choices"][0]["text"] == answer_to(known, asked)
+        following = [asked_for(i) for i in range(100, 200)]
+        responses = all_at_once(service, [("/v1/completions", asked) for asked in following])
+        for asked, response in zip(following, responses, strict=True):
+            assert response.json()["choices"][0]["text"] == answer_to(known, asked)
+        left = service.number("requests_total", route="/v1/completions", status="499")
+        answered = service.number("requests_total", route="/v1/completions", status="200")
+        assert left + answered == 300
+        assert left > 80  # some texts are short enough to end before their reader is gone
+
+
+def conversation_with(service, raw, seconds=15):
+    """What comes back for these bytes, until the service closes the connection."""
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.settimeout(seconds)
+        for piece in raw:
+            connection.sendall(piece)
+            time.sleep(0.05)
+        came = b""
+        while piece := connection.recv(65536):
+            came += piece
+        return came
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+HEAD += b"content-type: application/json\r\n"
+MALFORMED = [
+    b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"get / http/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", b"GET / HTTP/1.1\r\n: x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: localhost\r\nx: \x00\r\n\r\n", b"GET /\x1b[31m HTTP/1.1\r\n\r\n",
+    HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+    HEAD + b"transfer-encoding: gzip\r\n\r\n", HEAD + b"content-length: -1\r\n\r\n",
+    HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000,
+]  # fmt: skip
+
+
+def test_malformed_and_oversized_requests_are_refused_and_closed(writer):
+    for raw in MALFORMED:
+        came = conversation_with(writer, [raw])
+        assert came.startswith(b"HTTP/1.1 4"), raw[:60]
+        assert came.count(b"HTTP/1.1") == 1
+    large = b"x" * 2**16
+    chunk = b"%x\r\n%s\r\n" % (len(large), large)
+    for raw in (
+        [HEAD + b"content-length: 1000000000\r\n\r\n"],
+        [HEAD + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 17],
+    ):
+        assert conversation_with(writer, raw).startswith(b"HTTP/1.1 413")
+    lying = HEAD + b'content-length: 5\r\n\r\n{"prompt": "a"}'
+    assert conversation_with(writer, [lying]).startswith(b"HTTP/1.1 400")
+
+
+def test_clients_that_dawdle_are_sent_away_and_keep_nobody_waiting(run):
+    limits = {"header_seconds": 1, "body_seconds": 1, "read_seconds": 1}
+    with Served(run("writer"), **limits) as service:
+        began = time.monotonic()
+        with_patience = [
+            [b""],  # says nothing at all
+            [b"GET / HTTP/1.1\r\n"],  # never ends its headers
+            [HEAD + b"content-length: 100\r\n\r\n{"],  # never ends its body
+        ]
+        done = []
+        threads = [
+            threading.Thread(target=lambda raw=raw: done.append(conversation_with(service, raw)))
+            for raw in with_patience * 20
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            asked = time.perf_counter()
+            assert service.post("/v1/completions", prompt="the", max_tokens=5).status_code == 200
+            assert time.perf_counter() - asked < 1
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - began < 8
+        assert sum(came.startswith(b"HTTP/1.1 408") for came in done) == 20
+        assert sum(came == b"" for came in done) == 40
+
+
+def test_a_worker_that_dies_takes_only_its_requests_with_it(run, known):
+    kill_workers(run, known, times=1)
+
+
+@pytest.mark.soak
+def test_a_worker_that_dies_twenty_times(run, known):
+    kill_workers(run, known, times=20)
+
+
+def kill_workers(run, known, times):
+    """Under load: whoever was being answered gets 503, all others are answered right."""
+    with Served(exact(run("writer")), exact(run("chat")), queue=300) as service:
+        stop, seen, others = threading.Event(), [], []
+        chat = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+
+        def ask(path, asked, told):
+            with httpx.Client(base_url=service.url, timeout=60) as client:
+                while not stop.is_set():
+                    told.append((asked, client.post(path, json=asked)))
+                    if told[-1][1].status_code != 200:
+                        time.sleep(0.1)
+
+        threads = [
+            threading.Thread(target=ask, args=("/v1/completions", asked_for(i), seen))
+            for i in range(8)
+        ]
+        threads.append(threading.Thread(target=ask, args=("/v1/chat/completions", chat, others)))
+        for thread in threads:
+            thread.start()
+        for _ in range(times):
+            time.sleep(0.3)
+            killed = next(pid for pid in service.worker() if b"/writer" in command_of(pid))
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: service.client.get("/readyz").status_code == 503, 2)
+            until(lambda: service.client.get("/readyz").status_code == 200, 10)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert {response.status_code for _, response in seen} == {200, 503}
+        assert {response.status_code for _, response in others} == {200}
+        for asked, response in seen:
+            if response.status_code == 200:
+                assert response.json()["choices"][0]["text"] == answer_to(known, asked)
+            else:
+                assert response.json()["error"]["code"] in ("worker_died", "model_unavailable")
+                assert "retry-after" in response.headers
+        assert service.number("worker_deaths_total") == times
+
+
+def command_of(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+
+
+def test_told_to_end_it_ends_in_good_order(run, known):
+    service = Served(exact(run("writer")))
+    with service:
+        asked = [{**asked_for(i), "max_tokens": 300} for i in range(30)]
+        outcome = []
+
+        def send():
+            outcome.extend(all_at_once(service, [("/v1/completions", a) for a in asked]))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        until(lambda: service.number("jobs_open") >= 30, 10)
+        workers = service.worker()
+        service.process.send_signal(signal.SIGTERM)
+        thread.join()
+        assert service.process.wait(30) == 0
+        statuses = {response.status_code for response in outcome}
+        assert statuses <= {200, 503}
+        for a, response in zip(asked, outcome, strict=True):
+            if response.status_code == 200:
+                assert response.json()["choices"][0]["text"] == answer_to(known, a)
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)
+        port = int(service.url.rpartition(":")[2])
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_a_damaged_run_is_told_at_the_start(run, tmp_path):
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(run("writer"), broken)
+    for weights in broken.rglob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-7])
+    for path, words in ((broken, "weights"), (tmp_path / "gone", "no run folder")):
+        done = subprocess.run(
+            [sys.executable, "-m", "limelight", "serve", str(path), "--port=0"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            cwd=ROOT,
+        )
+        assert done.returncode == 2
+        assert words in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+
+
+def talk(service, people, turns):
+    """Conversations at the same time, each with a secret of its own in every turn."""
+    secrets = [f"s{i:03}{random.Random(i).randrange(10**6):06}" for i in range(people)]
+
+    async def converse(session, secret):
+        history, heard = [], []
+        for turn in range(turns):
+            said = f"my word is {secret}" if turn % 2 else f"{secret} hello"
+            history.append({"role": "user", "content": said})
+            settings = {"beam": 1} if turn % 3 else {"temperature": 1.0, "seed": turn}
+            asked = {"model": "chat", "messages": history, "max_tokens": 12, **settings}
+            response = await session.post("/v1/chat/completions", json=asked)
+            heard.append(response.text)
+            if response.status_code == 200:
+                content = response.json()["choices"][0]["message"]["content"]
+                history.append({"role": "assistant", "content": content})
+        return heard
+
+    async def everybody():
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=service.url, timeout=60, limits=limits) as session:
+            return await asyncio.gather(*(converse(session, secret) for secret in secrets))
+
+    return secrets, asyncio.run(everybody())
+
+
+def check_secrets(service, people, turns):
+    secrets, heard = talk(service, people, turns)
+    for own, answers in zip(secrets, heard, strict=True):
+        assert len(answers) == turns
+        for text in answers:
+            assert not any(secret in text for secret in secrets if secret != own)
+    log = "".join(service.log)
+    assert not any(secret in log for secret in secrets)
+
+
+def test_nobody_hears_anybody_elses_secret(service):
+    check_secrets(service, people=20, turns=5)
+
+
+@pytest.mark.soak
+def test_nobody_hears_a_secret_in_a_hundred_long_conversations(service):
+    check_secrets(service, people=100, turns=20)
+
+
+def test_the_log_cannot_be_forged(writer):
+    hostile = '\r\n{"event": "forged"}\x1b[31m\x00\u2028'
+    writer.post("/v1/completions", prompt=hostile, max_tokens=1)
+    writer.client.post("/" + "%0d%0a%1b%5b31m", content=b"{}", headers=JSON)
+    writer.client.get("/healthz", headers={"user-agent": "a\x1b[31m"})
+    time.sleep(0.2)
+    raw = "".join(writer.log)
+    assert "\x1b" not in raw
+    assert "\x00" not in raw
+    assert all(event["event"] != "forged" for event in writer.events())
