@@ -141,7 +141,7 @@ def test_clients_that_leave_free_their_places_and_harm_nobody(run, known):
         left = service.number("requests_total", route="/v1/completions", status="499")
         answered = service.number("requests_total", route="/v1/completions", status="200")
         assert left + answered == 300
-        assert left > 80  # some texts are short enough to end before their reader is gone
+        assert left > 20  # some texts end before their reader is gone, the more the busier it is
 
 
 def conversation_with(service, raw, seconds=15):
