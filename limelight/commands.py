@@ -148,10 +148,10 @@ def opened(run: str, *others: str) -> Loaded:
 
 
 def ready(ability: str, run: str, *others: str) -> Loaded:
-    """The model where it is fastest, if it can do that."""
+    """The model, if it can do that, where it is fastest."""
     loaded = opened(run, *others)
     loaded.require(ability)
-    return loaded.on()
+    return loaded.on(precision=loaded.decode.precision)
 
 
 def prepare(
@@ -160,7 +160,8 @@ def prepare(
     """The same, and how it shall write."""
     refuse_others(changes)
     loaded = ready(ability, run, *others)
-    return loaded, changed(loaded.recipe, changes).decode
+    config = changed(loaded.recipe, changes).decode
+    return loaded.on(precision=config.precision), config
 
 
 def refuse_others(changes: Iterable[str]) -> None:

@@ -92,6 +92,7 @@ def translations_of(
 ) -> list[str]:
     """What the model makes of the sources, as its recipe says."""
     outputs = []
+    loaded.on(precision=recipe.decode.precision)
     sources = zip(lines.tags, lines.columns[0], strict=True)
     with counting("translating", Console(stderr=True, quiet=silent)) as progress:
         for tag, tagged in groupby(sources, key=itemgetter(0)):

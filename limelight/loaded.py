@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from limelight.decode.config import DecodeConfig
+from limelight.decode.config import DecodeConfig, Precision
 from limelight.errors import UserError
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_of
@@ -50,11 +50,15 @@ class Loaded(Trained):
         """How to write: the recipe's settings with these changes."""
         return replace(self.decode, **changes)
 
-    def on(self, device: str = "auto", precision: str = "auto") -> "Loaded":
-        """Move to a device: the best there is, and in bfloat16 if it is a GPU made for that."""
-        place = choose_device(device)
-        wanted = TrainConfig(precision=precision)  # type: ignore[arg-type]
-        kind = getattr(torch, choose_precision(wanted, place))
+    def on(self, device: str = "auto", precision: Precision = "auto") -> "Loaded":
+        """Move to a device: the best there is, and in bfloat16 if it is a GPU made for that.
+
+        With int8 it stays on the CPU, and writes with weights rounded to bytes.
+        """
+        self.int8 = precision == "int8"
+        place = choose_device("cpu" if self.int8 else device)
+        plain: Any = "float32" if self.int8 else precision
+        kind = getattr(torch, choose_precision(TrainConfig(precision=plain), place))
         if place.type != "cpu" or precision != "auto":
             for model in (self.model, *self.others):
                 model.to(place, kind)

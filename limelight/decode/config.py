@@ -1,6 +1,6 @@
 """How a model writes, as data. The defaults are the paper's (section 6.1)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from limelight.settings import Count, Fraction, table
 
 Beams = Annotated[int, Field(ge=1, le=1000)]
 Weight = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+Precision = Literal["auto", "float32", "bfloat16", "float64", "int8"]
 
 
 @table
@@ -28,6 +29,7 @@ class DecodeConfig:
     min_p: Fraction = 0.0  # among those at least this much as likely as the likeliest
     seed: Count = 1
 
+    precision: Precision = "auto"  # of the numbers; int8 is for CPUs, faster and not exact
     repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0
     no_repeat: Annotated[int, Field(ge=0, le=100)] = 0  # no sequence of so many tokens twice
 

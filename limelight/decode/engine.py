@@ -32,8 +32,8 @@ Done = tuple[Key, list[list[Written]]]
 class Engine:
     """A model, or several, ready to answer."""
 
-    def __init__(self, models: Sequence[Any], tokenizer: Tokenizer) -> None:
-        ready: list[Stepper] = [fast(model) for model in models]
+    def __init__(self, models: Sequence[Any], tokenizer: Tokenizer, int8: bool = False) -> None:
+        ready: list[Stepper] = [fast(model, int8) for model in models]
         self.model = ready[0] if len(ready) == 1 else Ensemble(ready)
         self.tokenizer = tokenizer
 
@@ -70,10 +70,12 @@ class Engine:
             ahead = min(2 * ahead, AHEAD)
 
 
-def fast(model: Any) -> Any:
+def fast(model: Any, int8: bool = False) -> Any:
     """The fastest way that is known to write with a model: on a GPU, on a CPU, or its own."""
     on_gpu = next(model.parameters()).device.type == "cuda"
-    return Fixed(model) if on_gpu and isinstance(model.config, ModelConfig) else lean(model)
+    if on_gpu and isinstance(model.config, ModelConfig):
+        return Fixed(model)
+    return lean(model, int8)
 
 
 def batches_of(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:

@@ -28,12 +28,13 @@ class Trained:
     history: int = 1  # turns of a dialogue that it learned to look at
     tags: tuple[str, ...] = ()  # one of them goes before every source
     classes: tuple[str, ...] = ()
+    int8: bool = False  # write with weights rounded to bytes
     others: Sequence[Any] = ()  # models that write with it, as an ensemble
 
     @cached_property
     def engine(self) -> Engine:
         """The fast way to write with it."""
-        return Engine([self.model, *self.others], self.tokenizer)
+        return Engine([self.model, *self.others], self.tokenizer, self.int8)
 
     @property
     def family(self) -> str:

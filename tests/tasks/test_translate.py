@@ -239,3 +239,17 @@ def test_other_choices_begin_with_what_was_written(model):
         assert place[0].probability == pytest.approx(torch.tensor(logprob).exp().item(), abs=1e-4)
         assert place[0].text == output.text
     assert places[0][1].text.startswith(places[0][1].piece.strip())
+
+
+@pytest.mark.parametrize("precision", ["float64", "int8"])
+def test_more_or_fewer_bits_say_the_same_with_other_scores(run, precision):
+    """A model that is sure of itself; int8 moves its scores a little, float64 hardly."""
+    texts = sources(20, longest=3)
+    plain = list(limelight.load(run("reverse")).translate_all(texts))
+    other = limelight.load(run("reverse")).on(precision=precision)
+    found = list(other.translate_all(texts))
+    assert [done.text for done in found] == [done.text for done in plain]
+    moved = max(
+        abs(a.outputs[0].score - b.outputs[0].score) for a, b in zip(found, plain, strict=True)
+    )
+    assert 0 < moved < (1e-3 if precision == "float64" else 1.0)
