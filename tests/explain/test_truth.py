@@ -384,3 +384,101 @@ def test_the_toy_of_two_by_two_as_a_model_that_is_explained():
     printed = plain_text(trace, [stops["softmax"], stops["sum"]])
     assert re.search(r"> a +0\.670 0\.330 +1\.000", printed)
     assert re.search(r"> sum +6\.698 3\.302", printed)
+
+
+def places_of(trace, where):
+    """For each stop with attention in it: the block it looks at, and the row and column."""
+    stops = {stop.name: stop for stop in trace.walk(*where)}
+    layer, side = (where[0] or 1) - 1, "encoder" if len(trace.source) else "decoder"
+    blocks = {
+        **dict.fromkeys(("scores", "scaling", "mask", "softmax", "sum"), f"{side}.{layer}.self"),
+        "masked": f"decoder.{layer}.self",
+        "cross": f"decoder.{layer}.cross",
+    }
+    for name, block in blocks.items():
+        if name in stops:
+            own = stops["scores"] if name == "sum" else stops[name]
+            yield stops[name], block, grid_of(own).focus
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_inside_a_formula_of_attention_is_the_one_computed_by_hand(kind, where):
+    trace = traced(kind)
+    hand, config = by_hand(trace), trace.trained.model.config
+    head = (where[1] or 1) - 1
+    group = head * config.key_heads // config.heads
+    seen = 0
+    for stop, block, (i, j) in places_of(trace, where):
+        own = {part: hand.values[f"{block}.{part}"] for part in ("q", "k", "v", "weights")}
+        scaled = hand.values[f"{block}.scaled"][head]
+        rows = {"q": own["q"][head, i], "k": own["k"][group, j], "v": own["v"][group, :, 0]}
+        rows |= {"weight": own["weights"][head, i]}
+        for formula in stop.formulas:
+            numbers = formula.numbers
+            for name, told in numbers.items():
+                part, place = re.fullmatch(r"([a-z]+)(\d*)", name).groups()
+                if place and part in rows:
+                    assert told == pytest.approx(rows[part][int(place) - 1], abs=1e-4)
+                    seen += 1
+            if "others" in numbers:
+                pairs = ("q", "k") if "q" in "".join(numbers) else ("weight", "v")
+                places = [
+                    name.removeprefix(pairs[0]) for name in numbers if name[:1] == pairs[0][0]
+                ]
+                shown = sum(
+                    numbers[pairs[0] + n] * numbers[pairs[1] + n] for n in places if n.isdigit()
+                )
+                assert numbers["others"] == pytest.approx(numbers["total"] - shown, abs=1e-3)
+            if "masked" in numbers:
+                assert numbers["scaled"] == pytest.approx(scaled[i, j], abs=1e-4)
+                assert numbers["masked"] == pytest.approx(numbers["scaled"])
+            if "later" in numbers:
+                assert any(
+                    numbers["later"] == pytest.approx(x, abs=1e-4) for x in scaled[i, i + 1 :]
+                )
+    assert seen >= 12
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_inside_the_other_formulas_is_the_one_computed_by_hand(kind, where):
+    trace = traced(kind)
+    hand, config = by_hand(trace), trace.trained.model.config
+    stops = {stop.name: stop for stop in trace.walk(*where)}
+    side = "encoder" if len(trace.source) else "decoder"
+    layer, head = (where[0] or 1) - 1, (where[1] or 1) - 1
+    i, attention = grid_of(stops["embedding"]).focus[0], f"{side}.layers.{layer}.self_attention"
+
+    query = stops["queries"].formulas[0].numbers
+    weights = hand.w[f"{attention}.query.weight"][head * config.d_head]
+    for name in query:
+        if name[0] == "w":
+            assert query[name] == pytest.approx(weights[int(name[1:]) - 1], abs=1e-5)
+            product = query[name] * query["x" + name[1:]]
+            assert product == pytest.approx(weights[int(name[1:]) - 1] * query["x" + name[1:]])
+    shown = sum(query[n] * query["x" + n[1:]] for n in query if n[0] == "w")
+    rest = query["total"] - query.get("bias", 0.0) - shown
+    assert query["others"] == pytest.approx(rest, abs=1e-3)
+
+    norm = next(f.numbers for f in stops["add-norm"].formulas if "result" in f.numbers)
+    path = f"{side}.layers.{layer}.self_residual.norm"
+    assert norm["gain"] == pytest.approx(hand.w[f"{path}.weight"][0], abs=1e-5)
+    divided = norm.get("spread", norm.get("size"))  # RMS norm has no mean, and divides by the size
+    straight = (norm["x"] - norm.get("mean", 0.0)) / divided * norm["gain"]
+    assert norm["result"] == pytest.approx(straight + norm.get("shift", 0.0), abs=1e-4)
+    if config.norm_order == "post":
+        added = hand.values[f"{side}.{layer}.self.add"][i]
+        assert norm["x"] == pytest.approx(added[0], abs=1e-4)
+        assert norm["mean"] == pytest.approx(added.mean(), abs=1e-4)
+        assert norm["spread"] == pytest.approx(math.sqrt(added.var() + config.norm_eps), abs=1e-4)
+
+    if stops.get("classifier") and stops["classifier"].formulas:
+        told = stops["classifier"].formulas[0].numbers
+        logits = hand.values["logits"].reshape(-1, hand.values["logits"].shape[-1])
+        totals = [row.max() + math.log(np.exp(row - row.max()).sum()) for row in logits]
+        rows = [r for r, t in enumerate(totals) if abs(t - told["total"]) < 1e-3]
+        assert any(np.abs(logits[r] - told["score"]).min() < 1e-4 for r in rows)
+        assert told["probability"] == pytest.approx(
+            math.exp(told["score"] - told["total"]), abs=1e-4
+        )
