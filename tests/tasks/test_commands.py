@@ -342,6 +342,18 @@ class Terminal:
         before, _, self.seen = self.seen.partition(wanted)
         return before
 
+    def insist(self, key, wanted):
+        """Press a key until something happens.
+
+        A signal that comes the moment before Python begins to wait for a line is seen only when
+        something else is typed.
+        """
+        for _ in range(30):
+            self.type(key)
+            if select.select([self.terminal], [], [], 2)[0]:
+                return self.wait_for(wanted)
+        raise AssertionError(f"no {wanted!r} in {self.seen!r}")
+
     def leave(self):
         """The exit code, when the program has left."""
         try:
@@ -366,8 +378,9 @@ def test_a_conversation_at_the_terminal(run):
     terminal.wait_for("> ")
     terminal.type("hello\n")
     assert terminal.wait_for("\n> ").split("\n")[-1] == "hello, who is there?"
-    terminal.type("half a line\x03")  # Ctrl-C clears it
-    terminal.wait_for("\n> ")
+    terminal.type("half a line")
+    terminal.wait_for("half a line")
+    terminal.insist("\x03", "\n> ")  # Ctrl-C clears it
     terminal.type("/quit\n")
     assert terminal.leave() == 0
 
