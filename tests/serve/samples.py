@@ -1,6 +1,7 @@
 """A service of its own for a test: started as a person starts it, and ended as a system ends it."""
 
 import asyncio
+import fcntl
 import json
 import os
 import re
@@ -16,7 +17,8 @@ import httpx
 import torch
 
 from limelight.run.commit import commit
-from limelight.training.checkpoint import WEIGHTS, read_tensors, write_tensors
+from limelight.run.weights import WEIGHTS, read_tensors
+from limelight.training.checkpoint import write_tensors
 
 ROOT = Path(__file__).parent.parent.parent
 JSON = {"content-type": "application/json"}
@@ -25,16 +27,23 @@ JSON = {"content-type": "application/json"}
 def exact(run: Path) -> Path:
     """The same run in float64, where a batch changes no choice; once for all tests."""
     copy = run.parent / "exact" / run.name
-    if not (copy / "finished").is_dir():
-        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("finished", "checkpoints"))
-        (last,) = (run / "finished").glob("step-*")
-
-        def write(folder: Path) -> None:
-            weights = read_tensors(last / WEIGHTS)
-            write_tensors(folder / WEIGHTS, {n: t.to(torch.float64) for n, t in weights.items()})
-
-        commit(copy / "finished" / last.name, write)
+    with open(f"{run}.lock", "w") as lock:  # several processes test at a time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (copy / "finished").is_dir():
+            shutil.copytree(run, copy, ignore=shutil.ignore_patterns("finished", "checkpoints"))
+            make_exact(run, copy)
     return copy
+
+
+def make_exact(run: Path, copy: Path) -> None:
+    """Write a run's weights in float64 into a copy of its folder."""
+    (last,) = (run / "finished").glob("step-*")
+
+    def write(folder: Path) -> None:
+        weights = read_tensors(last / WEIGHTS)
+        write_tensors(folder / WEIGHTS, {n: t.to(torch.float64) for n, t in weights.items()})
+
+    commit(copy / "finished" / last.name, write)
 
 
 class Served:
