@@ -96,6 +96,7 @@ def check_load(service, known, seconds):
     return ends, statistics.quantiles(health, n=100)[98]
 
 
+@pytest.mark.system
 def test_200_clients_are_each_answered_or_refused(writer, known):
     check_load(writer, known, seconds=4)
 
@@ -119,6 +120,7 @@ def leave_midway(service, asked, bytes_read):
             connection.recv(bytes_read)
 
 
+@pytest.mark.system
 def test_clients_that_leave_free_their_places_and_harm_nobody(run, known):
     with Served(exact(run("writer")), queue=300) as service:
         staying = [asked_for(i) for i in range(100)]
@@ -189,6 +191,7 @@ def test_malformed_and_oversized_requests_are_refused_and_closed(writer):
     assert conversation_with(writer, [lying]).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.system
 def test_clients_that_dawdle_are_sent_away_and_keep_nobody_waiting(run):
     limits = {"header_seconds": 1, "body_seconds": 1, "read_seconds": 1}
     with Served(run("writer"), **limits) as service:
@@ -216,6 +219,7 @@ def test_clients_that_dawdle_are_sent_away_and_keep_nobody_waiting(run):
         assert sum(came == b"" for came in done) == 40
 
 
+@pytest.mark.system
 def test_a_worker_that_dies_takes_only_its_requests_with_it(run, known):
     kill_workers(run, known, times=1)
 
@@ -270,6 +274,7 @@ def command_of(pid):
         return file.read()
 
 
+@pytest.mark.system
 def test_told_to_end_it_ends_in_good_order(run, known):
     service = Served(exact(run("writer")))
     with service:
