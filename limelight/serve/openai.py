@@ -88,6 +88,15 @@ def common(house: House, asked: Written, texts: int) -> dict[str, Any]:
     return {"n": asked.n or 1, "stop": stops, "stream": bool(asked.stream), "tag": asked.tag}
 
 
+def new_head(kind: str, desk: Desk) -> Message:
+    """What every answer begins with, and every piece of a stream."""
+    return {
+        "id": f"{kind}-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": desk.name,
+    }
+
+
 async def complete(
     house: House, desk: Desk, asked: CompletionAsked
 ) -> Completion | StreamingResponse:
@@ -97,11 +106,7 @@ async def complete(
     fields = common(house, asked, len(prompts)) | {"prompts": prompts, "top": asked.logprobs or 0}
     fields |= {"settings": house.settings(asked, asked.max_tokens)}
     fields |= {"logprobs": asked.logprobs is not None}
-    head: Message = {
-        "id": f"cmpl-{secrets.token_hex(12)}",
-        "created": int(time.time()),
-        "model": desk.name,
-    }
+    head = new_head("cmpl", desk)
 
     def chunk(i: int, piece: str, token: Message | None, reason: str | None) -> Message:
         told = {"index": i, "text": piece, "finish_reason": reason}
@@ -136,11 +141,7 @@ async def converse(
     fields = common(house, asked, 1) | {"turns": turns, "settings": house.settings(asked, limit)}
     fields |= {"logprobs": bool(asked.logprobs)}
     fields |= {"top": (asked.top_logprobs or 0) if asked.logprobs else 0}
-    head: Message = {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "created": int(time.time()),
-        "model": desk.name,
-    }
+    head = new_head("chatcmpl", desk)
 
     def chunk(i: int, piece: str, token: Message | None, reason: str | None) -> Message:
         said = {"role": "assistant", "content": piece} if reason is None else {}

@@ -74,7 +74,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
-        raise UserError(f"cannot listen on {host} port {port}: {error}") from error
+        why = getattr(error, "strerror", None) or error  # an OverflowError has none
+        raise UserError(
+            f"cannot listen on {host} port {port}: {why}; choose another with --host or --port"
+        ) from error
 
 
 class Service:
