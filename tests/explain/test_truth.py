@@ -450,13 +450,16 @@ def test_every_number_inside_the_other_formulas_is_the_one_computed_by_hand(kind
     layer, head = (where[0] or 1) - 1, (where[1] or 1) - 1
     i, attention = grid_of(stops["embedding"]).focus[0], f"{side}.layers.{layer}.self_attention"
 
+    before, block = f"{side}.{layer - 1}.feed_forward", f"{side}.{layer}.self"
+    pre = config.norm_order == "pre"
+    running = hand.values[f"{before}.{'add' if pre else 'norm'}" if layer else f"{side}.input"][i]
+    asks = hand.values[f"{block}.norm"][i] if pre else running  # what the queries are made of
     query = stops["queries"].formulas[0].numbers
     weights = hand.w[f"{attention}.query.weight"][head * config.d_head]
     for name in query:
         if name[0] == "w":
             assert query[name] == pytest.approx(weights[int(name[1:]) - 1], abs=1e-5)
-            product = query[name] * query["x" + name[1:]]
-            assert product == pytest.approx(weights[int(name[1:]) - 1] * query["x" + name[1:]])
+            assert query["x" + name[1:]] == pytest.approx(asks[int(name[1:]) - 1], abs=1e-4)
     shown = sum(query[n] * query["x" + n[1:]] for n in query if n[0] == "w")
     rest = query["total"] - query.get("bias", 0.0) - shown
     assert query["others"] == pytest.approx(rest, abs=1e-3)
@@ -467,11 +470,13 @@ def test_every_number_inside_the_other_formulas_is_the_one_computed_by_hand(kind
     divided = norm.get("spread", norm.get("size"))  # RMS norm has no mean, and divides by the size
     straight = (norm["x"] - norm.get("mean", 0.0)) / divided * norm["gain"]
     assert norm["result"] == pytest.approx(straight + norm.get("shift", 0.0), abs=1e-4)
-    if config.norm_order == "post":
-        added = hand.values[f"{side}.{layer}.self.add"][i]
-        assert norm["x"] == pytest.approx(added[0], abs=1e-4)
-        assert norm["mean"] == pytest.approx(added.mean(), abs=1e-4)
-        assert norm["spread"] == pytest.approx(math.sqrt(added.var() + config.norm_eps), abs=1e-4)
+    normed = running if pre else hand.values[f"{block}.add"][i]
+    assert norm["x"] == pytest.approx(normed[0], abs=1e-4)
+    if config.norm == "layer":
+        assert norm["mean"] == pytest.approx(normed.mean(), abs=1e-4)
+        assert norm["spread"] == pytest.approx(math.sqrt(normed.var() + config.norm_eps), abs=1e-4)
+    else:
+        assert norm["size"] == pytest.approx(math.sqrt((normed**2).mean()), abs=1e-3)
 
     if stops.get("classifier") and stops["classifier"].formulas:
         told = stops["classifier"].formulas[0].numbers
