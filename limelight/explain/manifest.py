@@ -174,8 +174,8 @@ def norms(trace: Trace, side: str) -> list[list[float | None]]:
     """How long each word's vector is, as it enters and after every layer."""
     last = "norm" if trace.config.norm_order == "post" else "add"
     names = [f"{side}.{n}.feed_forward.{last}" for n in range(trace.config.layers)]
-    states = [trace.tensor(name) for name in (f"{side}.input", *names)]
-    return [[tidy(x, 4) for x in state.norm(dim=-1).tolist()] for state in states]
+    lengths = trace.several([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
+    return [[tidy(x, 4) for x in length.tolist()] for length in lengths.values()]
 
 
 def checks(trace: Trace) -> dict[str, Any]:
@@ -217,8 +217,9 @@ def focus(trace: Trace, at: str, head: int) -> Blob:
         raise unknown("attention", at, known)
     asked = in_range("head", head, trace.config.heads)
     shared = asked // (trace.config.heads // trace.config.key_heads) + 1
-    heads = {name: shared if name in ("k", "v") else head for name in FOCUS}
-    return blob({name: trace.tensor(f"{at}.{name}", heads[name]) for name in FOCUS}, "f32")
+    heads = {f"{at}.{name}": shared if name in ("k", "v") else head for name in FOCUS}
+    found = trace.several(list(heads), lambda n, value: trace.part(n, value, heads[n], None))
+    return blob({name.rpartition(".")[2]: value for name, value in found.items()}, "f32")
 
 
 def attentions(trace: Trace) -> list[str]:
@@ -237,12 +238,13 @@ def thumbs(trace: Trace) -> Blob:
 
     A text of fewer words has fewer pixels.
     """
-    small = {}
-    for name in attentions(trace):
-        weights = trace.tensor(f"{name}.weights").float().nan_to_num(0.0)
+
+    def shrunk(_: str, weights: Tensor) -> Tensor:
         size = [min(THUMB, n) for n in weights.shape[1:]]
-        small[name] = F.adaptive_max_pool2d(weights, size)
-    return blob(small, "u8")
+        return F.adaptive_max_pool2d(weights.float().nan_to_num(0.0), size)
+
+    small = trace.several([f"{name}.weights" for name in attentions(trace)], shrunk)
+    return blob({name.removesuffix(".weights"): value for name, value in small.items()}, "u8")
 
 
 def logits(trace: Trace, row: int) -> Blob:
@@ -265,7 +267,7 @@ def token(trace: Trace, side: str, row: int) -> Blob:
         for name in trace.summaries
         if name.startswith(f"{side}.") and name.rsplit(".", 1)[-1] in wanted
     ]
-    return blob({name: trace.tensor(name, rows=slice(row, row + 1))[0] for name in names}, "f32")
+    return blob(trace.several(names, lambda _, value: value[row]), "f32")
 
 
 def blob(named: dict[str, Tensor], kind: Kind) -> Blob:
