@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
-from limelight.serve import openai, own, pages
+from limelight.serve import inside, openai, own, pages
 from limelight.serve.desk import RefusedError
 from limelight.serve.gate import Gate, error_body, error_headers
 from limelight.serve.house import House
@@ -21,6 +21,7 @@ PROBLEMS = {
     403: "this Host or Origin is not allowed",
     404: "there is no such model or route",
     408: "the request came too slowly",
+    410: "the model has changed since the text was traced",
     413: "the request is too large",
     415: "the request is not JSON",
     422: "a field is missing, unknown or out of range",
@@ -47,6 +48,7 @@ def application(
     )
     app.include_router(openai.routes(house))
     app.include_router(own.routes(house))
+    app.include_router(inside.routes(house))
     add_health(app, house)
     add_pages(app, house)
     app.add_exception_handler(RefusedError, tell_refused)
