@@ -10,7 +10,6 @@ how many there are: `hidden` are -inf, as a mask makes them, and `broken` are Na
 
 import json
 import math
-from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,8 +18,9 @@ from torch.nn import functional as F
 
 from limelight.errors import UserError, unknown
 from limelight.explain.origins import axes_of, origins, parts_of, sides
-from limelight.explain.stop import Stop
+from limelight.explain.stop import Cell, Grid, Listing, Stop
 from limelight.explain.trace import Step, Summary, Trace, in_range
+from limelight.explain.view import look_at
 from limelight.explain.walk import asides, stations
 from limelight.explain.words import Words
 
@@ -48,6 +48,7 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "target": words(trace.target),
         "answers": words(trace.answers),
         "given": trace.passage.given,
+        "first_look": first_look(trace),
         "ended": trace.passage.ended,
         "steps": [step(s) for s in trace.steps],
         "beam": beam(trace),
@@ -58,6 +59,12 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "stops": [*stations(trace), *asides(trace)],
         "checks": checks(trace),
     }
+
+
+def first_look(trace: Trace) -> dict[str, int]:
+    """The words that a walk begins with, where nobody chose any."""
+    view = look_at(trace, None, None, None)
+    return {"source": view.source_word, "target": view.target_word}
 
 
 def as_json(facts: dict[str, Any]) -> str:
@@ -288,7 +295,7 @@ def encode(value: Tensor, kind: Kind) -> bytes:
 
 
 def stop_facts(stop: Stop) -> dict[str, Any]:
-    """A stop as data: its words, formulas and checks; pictures by the names of their values."""
+    """A stop as data: words, formulas, checks and tables; pictures by the names of their values."""
     return {
         "name": stop.name,
         "title": stop.title,
@@ -303,7 +310,7 @@ def stop_facts(stop: Stop) -> dict[str, Any]:
             }
             for f in stop.formulas
         ],
-        "exhibits": [exhibit_names(exhibit.title, exhibit.names) for exhibit in stop.exhibits],
+        "exhibits": [exhibit_facts(exhibit) for exhibit in stop.exhibits],
         "checks": [
             {
                 "claim": c.claim,
@@ -317,6 +324,18 @@ def stop_facts(stop: Stop) -> dict[str, Any]:
     }
 
 
-def exhibit_names(title: str, names: Iterable[str]) -> dict[str, Any]:
-    """A picture's title and the values in it."""
-    return {"title": title, "names": list(names)}
+def exhibit_facts(exhibit: Grid | Listing) -> dict[str, Any]:
+    """A picture's title and the values in it; a table is small, and here with all its rows."""
+    facts: dict[str, Any] = {"title": exhibit.title, "names": list(exhibit.names)}
+    if isinstance(exhibit, Grid):
+        return facts
+    rows = [[cell_facts(cell) for cell in row] for row in exhibit.rows]
+    table = {"heads": list(exhibit.heads), "rows": rows}
+    return facts | table | {"share": exhibit.share, "focus": exhibit.focus}
+
+
+def cell_facts(cell: Cell) -> Any:
+    """A word, a number, or several things."""
+    if isinstance(cell, str):
+        return clean(cell)
+    return tidy(cell) if isinstance(cell, float) else [clean(thing) for thing in cell]
