@@ -345,7 +345,10 @@ def finite(value: float) -> float:
 
 
 def alignment(loaded: Loaded, request: Request, written: Written) -> Message:
-    """How much each token of a translation looked at each of the source: the mean of all heads."""
+    """How much each token of a translation looked at each of the source: the mean of all heads.
+
+    The tokens of a prefix come first: they were given, and looked all the same.
+    """
     device = next(loaded.model.parameters()).device
     source = torch.tensor([list(request.source)], device=device)
     target = torch.tensor([[*request.prompt, *written.tokens]], device=device)
@@ -354,12 +357,11 @@ def alignment(loaded: Loaded, request: Request, written: Written) -> Message:
         values = list(recorder.values.values())
         layers = [value[0] if value.dim() == 3 else value[0].mean(dim=0) for value in values]
         weights = torch.stack(layers).mean(dim=0)  # T S
-    first, last = len(request.prompt) - 1, len(request.prompt) - 1 + len(written.tokens)
     pieces = loaded.tokenizer.pieces
     return {
         "source": pieces(request.source),
-        "target": pieces(written.tokens),
-        "weights": [[round(w, 5) for w in row] for row in weights[first:last].tolist()],
+        "target": pieces(target[0, 1:].tolist()),
+        "weights": [[round(w, 5) for w in row] for row in weights[:-1].tolist()],
     }
 
 

@@ -367,10 +367,14 @@ class Choice(BaseModel):
     piece: str
     probability: float
     text: str
+    begin: str = Field(description="The translation up to this piece: a prefix to ask for.")
 
 
 class Alignment(BaseModel):
-    """How much each target token looked at each source token; a row sums to 1."""
+    """How much each target token, of the prefix too, looked at each source token.
+
+    A row sums to 1.
+    """
 
     source: list[str]
     target: list[str]
@@ -502,6 +506,7 @@ class ModelDescription(BaseModel):
     abilities: list[str]
     tags: list[str]
     classes: list[str]
+    history: int = Field(description="Turns of a conversation that the model looks at.")
     config: dict[str, Any]
     decode: dict[str, Any]
     vocabulary: int

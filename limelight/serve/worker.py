@@ -360,6 +360,7 @@ def facts_of(loaded: Loaded) -> Message:
         "abilities": loaded.abilities,
         "tags": loaded.tags,
         "classes": loaded.classes,
+        "history": loaded.history,
         "config": asdict(loaded.model.config),
         "decode": asdict(loaded.decode),
         "vocabulary": len(loaded.tokenizer),
