@@ -9,10 +9,11 @@ import { filePage, livePage, reading } from "./page.js";
 import { onSelect, select, selected } from "./state.js";
 import { attentionTab } from "./tabs/attention.js";
 import { explainTab } from "./tabs/explain.js";
+import { trainingTab } from "./tabs/training.js";
 import { themeButton } from "./theme.js";
 
 // In this order they stand side by side. The first that fits is shown first.
-const APP_TABS = [explainTab, attentionTab];
+const APP_TABS = [explainTab, attentionTab, trainingTab];
 
 /**
  * Begin. Without a file, all is asked of the service.
