@@ -7,7 +7,7 @@ and is told what came (`take`).
 
 import math
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,9 +20,11 @@ from limelight.decode.request import Request, Written
 from limelight.decode.stream import TextStream
 from limelight.decode.write import Event, wrap_up
 from limelight.errors import UserError
+from limelight.explain.passage import TooLongError
 from limelight.loaded import Loaded
 from limelight.model.taps import Recorder, taps
 from limelight.serve.frames import Message
+from limelight.serve.traces import Album, ExpiredError, Work, next_scores, teacher, vocabulary
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, embed
 from limelight.tasks.fill import fill
@@ -36,8 +38,6 @@ from limelight.tasks.translate import (
     wide_enough,
 )
 from limelight.tasks.write import Continuation, beginning
-
-Work = Generator[None, None, Message]  # something that lets others have their turn in between
 
 
 class Text(Protocol):
@@ -186,10 +186,11 @@ class Tidy:
         return f" {shown}" if space else shown
 
 
-def job_for(loaded: Loaded, message: Message, most: int) -> Job:
+def job_for(loaded: Loaded, album: Album, message: Message, most: int) -> Job:
     """What a message asks for; what it cannot have is a `UserError`."""
-    make = KINDS[message["do"]]
-    job = make(loaded, message)
+    if message["do"] == "trace":
+        return Job(result=lambda _: album.look(message))
+    job = KINDS[message["do"]](loaded, message)
     if len(job.texts) > most:
         raise UserError(
             f"the text is too long: it would be answered in {len(job.texts)} parts, "
@@ -471,6 +472,13 @@ def at_once(work: Callable[[], Message]) -> Job:
     return Job(result=result)
 
 
+def code_of(error: UserError) -> str:
+    """What a client is told is wrong, in a word."""
+    if isinstance(error, ExpiredError):
+        return "trace_expired"
+    return "too_long" if isinstance(error, TooLongError) else "invalid_request"
+
+
 KINDS: dict[str, Callable[[Loaded, Message], Job]] = {
     "complete": complete,
     "chat": chat,
@@ -481,4 +489,7 @@ KINDS: dict[str, Callable[[Loaded, Message], Job]] = {
     "embed": embed_all,
     "score": score_all,
     "neighbours": neighbours,
+    "teacher": lambda loaded, message: at_once(lambda: teacher(loaded, message)),
+    "next": lambda loaded, message: at_once(lambda: next_scores(loaded, message["text"])),
+    "vocabulary": lambda loaded, _: at_once(lambda: vocabulary(loaded)),
 }
