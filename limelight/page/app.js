@@ -7,11 +7,12 @@ import { onKeys } from "./keys.js";
 import { showCount } from "./numbers.js";
 import { filePage, livePage, reading } from "./page.js";
 import { onSelect, select, selected } from "./state.js";
+import { attentionTab } from "./tabs/attention.js";
 import { explainTab } from "./tabs/explain.js";
 import { themeButton } from "./theme.js";
 
 // In this order they stand side by side. The first that fits is shown first.
-const APP_TABS = [explainTab];
+const APP_TABS = [explainTab, attentionTab];
 
 /**
  * Begin. Without a file, all is asked of the service.
