@@ -11,7 +11,7 @@ import { enteringStops } from "../stops/entering.js";
 import { layeringStops } from "../stops/layering.js";
 import { checkList } from "../stops/parts.js";
 import { writingStops } from "../stops/writing.js";
-import { chooseRow, rowLabel, stepAt, whereNow } from "../where.js";
+import { chooseRow, placeOf, rowLabel, stepAt, whereNow } from "../where.js";
 
 const EXPLAIN_STOPS = { ...enteringStops, ...attendingStops, ...layeringStops, ...writingStops };
 const EXPLAIN_PLAY = 2500; // milliseconds at a stop, when it plays
@@ -91,7 +91,7 @@ class ExplainWalk {
     this.drawAround(where);
     const key = [where.stop, where.layer, where.head, where.all, where.all && where.stop !== "heads" ? "" : where.row].join(" ");
     try {
-      const facts = await this.page.busy(this.trace.stop(where.stop, explainPlace(where)));
+      const facts = await this.page.busy(this.trace.stop(where.stop, placeOf(where)));
       if (turn !== this.turn) return;
       if (this.drawn?.key !== key || !this.drawn.made.picture.update || this.drawn.row !== where.row) {
         const made = await this.page.busy(EXPLAIN_STOPS[where.stop](where, facts));
@@ -114,7 +114,7 @@ class ExplainWalk {
     const { m } = where;
     explainKeepingFocus(parts.map, modelMap(where));
     explainKeepingFocus(parts.list, stopList(where, EXPLAIN_TITLES));
-    explainKeepingFocus(parts.words, sentenceWords(m, { source: where.rows.encoder, target: where.rows.decoder }, (side, i) => chooseRow(m, side, i)));
+    explainKeepingFocus(parts.words, sentenceWords(m, { source: where.rows.encoder, target: where.rows.decoder, side: where.side }, (side, i) => chooseRow(m, side, i)));
     explainKeepingFocus(parts.tools, explainTools(where));
     this.drawFoot(where);
   }
@@ -265,16 +265,6 @@ function explainTools(where) {
   );
 }
 
-function explainPlace(where) {
-  const { m } = where;
-  return {
-    layer: where.layer,
-    head: where.head,
-    source: m.source.ids.length ? where.rows.encoder : null,
-    target: m.target.ids.length ? where.rows.decoder : null,
-  };
-}
-
 function explainChecks(own, fromWeights) {
   if (!own.length && !fromWeights.length) return null;
   return h(
@@ -282,7 +272,19 @@ function explainChecks(own, fromWeights) {
     { class: "words-part" },
     h("h2", null, "Check it"),
     own.length ? [h("p", { class: "small soft" }, "Computed again in this page:"), checkList(own)] : null,
-    fromWeights.length ? [h("p", { class: "small soft" }, "Computed again beside the model, from its weights:"), checkList(fromWeights)] : null,
+    fromWeights.length ? explainBeside(fromWeights, !own.length) : null,
+  );
+}
+
+/** The same once more where the weights are: open where the page itself has nothing to compare. */
+function explainBeside(checks, open) {
+  const failed = checks.filter((check) => !check.passed).length;
+  const said = failed ? `${failed} of ${checks.length} are not the same` : `${checks.length} more, from the weights`;
+  return h(
+    "details",
+    { open: open || failed > 0 },
+    h("summary", { class: "small soft" }, h("span", { class: failed ? "bad" : "good" }, failed ? "✗ " : "✓ "), `Computed again beside the model: ${said}`),
+    checkList(checks),
   );
 }
 
