@@ -36,6 +36,7 @@ TraceName = Annotated[str, Path(min_length=1, max_length=LONGEST, pattern="^[A-Z
 Label = Annotated[str, Path(min_length=1, max_length=100)]
 Number = Annotated[int | None, Query(ge=1, le=10_000)]
 Row = Annotated[int, Query(ge=0, le=10**6)]
+Place = Annotated[int | None, Query(ge=0, le=10**6)]
 Rows = Annotated[str, Query(pattern=r"^([0-9]{1,6}:[0-9]{1,6})?$")]
 Kind = Annotated[Literal["f32", "f16", "u8"], Query(alias="as")]
 Word = Annotated[str | None, Query(min_length=1, max_length=200)]
@@ -56,11 +57,23 @@ def routes(house: House) -> APIRouter:
 
     add_slices(router, house)
 
-    @router.get("/trace/{trace}/stop/{name}", summary="One stop of the walk")
+    @router.get(
+        "/trace/{trace}/stop/{name}",
+        response_model_exclude_unset=True,
+        summary="One stop of the walk",
+    )
     async def stop(
-        trace: TraceName, name: Label, layer: Number = None, head: Number = None, word: Word = None
+        trace: TraceName,
+        name: Label,
+        layer: Number = None,
+        head: Number = None,
+        word: Word = None,
+        source: Place = None,
+        target: Place = None,
     ) -> StopFacts:
-        fields = {"name": name, "layer": layer, "head": head, "word": word}
+        """Layers and heads count from 1; source and target are places of words, from 0."""
+        fields: dict[str, Any] = {"name": name, "layer": layer, "head": head, "word": word}
+        fields |= {"source_row": source, "target_row": target}
         done = await look(house, ticket_of(trace), None, "stop", **fields)
         return StopFacts(**done["stop"])
 

@@ -531,10 +531,14 @@ class StopFormula(BaseModel):
 
 
 class Exhibit(BaseModel):
-    """A picture's title and the values in it."""
+    """A picture's title and the values in it; of a table all rows, and which column is a share."""
 
     title: str
     names: list[str]
+    heads: list[str] | None = None
+    rows: list[list[Any]] | None = None
+    share: int | None = None
+    focus: int | None = None
 
 
 class StopCheck(BaseModel):

@@ -171,7 +171,8 @@ def told_token(trace: Explanation, message: Message) -> Message:
 
 def told_stop(trace: Explanation, message: Message) -> Message:
     """One station of the walk."""
-    view = look_at(trace, message["layer"], message["head"], message["word"])
+    rows = message["source_row"], message["target_row"]
+    view = look_at(trace, message["layer"], message["head"], message["word"], rows)
     return {"stop": manifest.stop_facts(stop_at(trace, message["name"], view))}
 
 
