@@ -52,24 +52,24 @@ async function teachingAsk(page, place, asked) {
   replace(place, reading("reading the probabilities of every position"));
   const work = page.api.latest("teacher", (signal) => page.api.inTurn(() => page.api.post("/api/teacher", { model: page.model.name, ...asked }, signal)));
   try {
-    replace(place, teachingTable(await page.busy(work)));
+    replace(place, teachingTable(await page.busy(work), page.model.config.vocab));
   } catch (error) {
     page.showError(place, error, () => teachingAsk(page, place, asked));
   }
 }
 
 /** One line per position: what it reads, what should follow, how likely that was, the loss. */
-function teachingTable(told) {
-  const worst = Math.max(1e-9, ...told.loss);
+function teachingTable(told, vocab) {
+  const ignorant = Math.log(vocab); // the loss of a model that finds all tokens alike
   const rows = told.input.map((piece, i) => {
-    const bar = h("span", { class: "teaching-bar", "aria-hidden": "true", style: { "--share": String(told.loss[i] / worst) } });
+    const bar = h("span", { class: "teaching-bar", "aria-hidden": "true", style: { "--share": String(told.loss[i] / ignorant) } });
     const right = told.best[i] === told.target[i];
     const best = right ? h("span", { class: "good" }, "the same") : h("span", { dir: "auto" }, `${visible(told.best[i])} (${showPercent(told.p_best[i])})`);
     return h("tr", null, h("td", null, String(i + 1)), h("td", { dir: "auto" }, visible(piece)), h("th", { scope: "row", dir: "auto" }, visible(told.target[i])), h("td", { class: "n", dataset: { value: told.p_target[i] } }, show(told.p_target[i], 4)), h("td", { class: "n", dataset: { value: told.loss[i] } }, bar, show(told.loss[i], 4)), h("td", null, best));
   });
-  const head = ["", "reads", "true next word", "probability of it", "loss", "it would have said"].map((text) => h("th", { scope: "col" }, text));
-  const foot = h("tr", null, h("th", { scope: "row", colspan: "4" }, `mean loss of ${rows.length} positions`), h("td", { class: "n", dataset: { value: told.mean } }, show(told.mean, 4)), h("td", null));
+  const head = ["", "reads", "true next word", "probability", "loss", "it would have said"].map((text) => h("th", { scope: "col" }, text));
+  const foot = h("tr", null, h("td", null), h("th", { scope: "row", colspan: "3" }, `mean loss of ${rows.length} positions`), h("td", { class: "n", dataset: { value: told.mean } }, show(told.mean, 4)), h("td", null));
   const table = h("table", { class: "table teaching-rows" }, h("caption", { class: "unseen" }, "Teacher forcing, position by position"), h("thead", null, h("tr", null, head)), h("tbody", null, rows), h("tfoot", null, foot));
   const smooth = told.smoothing ? `With this run's label smoothing of ${told.smoothing}, training makes ${show(told.smoothed, 4)} smaller instead. ` : "";
-  return [h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Teacher forcing table" }, table), h("p", { class: "soft small" }, smooth, `A model that knows nothing would have a loss of ln(vocabulary) at every position.`)];
+  return [h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Teacher forcing table" }, table), h("p", { class: "soft small" }, smooth, `A model that knows nothing would have a loss of ln ${vocab} = ${show(ignorant)} at every position: that is a full bar.`)];
 }

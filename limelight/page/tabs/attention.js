@@ -222,7 +222,7 @@ class AttentionView {
         const spread = spreadOf(headPart(all, i + 1));
         return [`head ${i + 1}`, show(spread.entropy, 2), show(spread.words, 1)];
       });
-      replace(place, plainTable({ caption: `Layer ${layer}: how widely each head looks`, head: ["", "entropy", "about so many words"], rows }));
+      replace(place, plainTable({ caption: `Layer ${layer}: how widely each head looks`, head: ["", "entropy", "words"], rows }));
     } catch (error) {
       if (!this.left) this.page.showError(place, error, () => this.compare(place, block, layer));
     }

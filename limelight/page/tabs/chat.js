@@ -14,7 +14,7 @@ export const chatTab = {
   mount(place, page) {
     place.classList.add("use", "chat");
     const view = chatView(page);
-    replace(place, h("h1", { class: "unseen" }, "Chat"), view.log, view.composer);
+    replace(place, h("h1", { class: "unseen" }, "Chat"), h("div", { class: "talk-room" }, h("div", { class: "talk-head" }, view.fresh), view.log), view.composer);
     chatShow(view);
     return () => {
       view.left = true;
@@ -45,14 +45,13 @@ function chatView(page) {
   });
   view.send = h("button", { type: "submit", class: "button primary" }, "Send");
   view.stop = button("Stop", () => view.control?.abort(), { class: "button" });
-  view.fresh = button("New conversation", () => chatForget(view), { class: "button quiet" });
+  view.fresh = button("New conversation", () => chatForget(view), { class: "button quiet small" });
   const { tags } = page.model;
   view.tag = tags.length > 1 ? h("select", { class: "field", "aria-label": "What is asked of the model" }, tags.map((tag) => h("option", { value: tag }, tag))) : null;
   view.composer = h(
     "form",
     { class: "composer card", on: { submit: (event) => { event.preventDefault(); chatSend(view); } } },
-    view.field,
-    h("div", { class: "row" }, view.tag, view.fresh, h("span", { class: "grow" }), view.stop, view.send),
+    view.field, view.tag, view.stop, view.send,
   );
   return view;
 }
@@ -210,6 +209,7 @@ async function chatWhy(view, exchange, row, part, word) {
     const places = Array.from(exchange.answer.slice(0, part.from)).length;
     const steps = stepsFor(trace.manifest, places, places + Array.from(part.text).length);
     replace(room, steps.length ? whyWord(view.page, trace, steps) : h("p", { class: "soft" }, "The model did not write this as a piece of its own."));
+    row.why.firstChild?.scrollIntoView({ block: "nearest" });
   } catch (error) {
     view.page.showError(room, error, () => { word.setAttribute("aria-expanded", "false"); chatWhy(view, exchange, row, part, word); });
   }

@@ -89,6 +89,7 @@ class TrainingView {
     if (!kinds.includes(this.kind)) [this.kind] = kinds;
     if (this.shown !== kinds.join()) this.build(kinds);
     this.chart.set(this.chartAsked());
+    this.explain();
     this.showSamples();
     replace(this.troubles, curveTroubles(entries).slice(-5).map((text) => h("li", null, text)));
   }
@@ -97,14 +98,21 @@ class TrainingView {
     const options = kinds.map((id) => ({ id, label: curveName(id) }));
     const which = choice({ legend: "Which number", options, chosen: this.kind, onChoose: (id) => this.choose(id) });
     this.chart = chart(this.chartAsked());
+    this.note = h("p", { class: "soft small" });
     this.troubles = h("ul", { class: "training-troubles small" });
-    replace(this.curves, which.element, this.chart.element, this.troubles);
+    replace(this.curves, which.element, this.chart.element, this.note, this.troubles);
     this.shown = kinds.join();
   }
 
   choose(kind) {
     this.kind = kind;
     this.chart.set(this.chartAsked());
+    this.explain();
+  }
+
+  /** Why the loss on texts never seen can be lower than that of training. */
+  explain() {
+    this.note.textContent = this.kind === "loss" ? "The loss in training is measured with dropout and label smoothing, where the recipe has them; on validation texts without: it can be lower." : "";
   }
 
   chartAsked() {
@@ -126,9 +134,15 @@ class TrainingView {
   showSamples() {
     const found = curveSamples(this.log.entries);
     this.samples.hidden = !found.length;
-    const items = found.slice(0, SAMPLES_AT_ONCE).map(({ step, samples }) => [h("dt", null, `step ${showCount(step)}`), h("dd", null, h("ul", null, samples.map((line) => h("li", { dir: "auto" }, line))))]);
-    replace(this.samples, h("h2", null, "What it wrote by the way"), h("p", { class: "soft small" }, "Each time it had become better on texts that it does not learn from, the latest first."), h("dl", null, items));
+    const items = found.slice(0, SAMPLES_AT_ONCE).map(({ step, samples }) => [h("dt", null, `step ${showCount(step)}`), h("dd", null, h("ul", null, samples.map(trainingSample)))]);
+    replace(this.samples, h("h2", null, "What it wrote by the way"), h("p", { class: "soft small" }, "Each time it had become better on texts that it does not learn from, the latest first."), h("dl", { tabindex: "0" }, items));
   }
+}
+
+/** What was read, and what the model said to it. */
+function trainingSample(line) {
+  const [, read, said] = line.match(/^(['"].*['"]) -> (['"].*['"]?)$/s) ?? [null, line, null];
+  return h("li", { dir: "auto" }, read, said === null ? null : [" → ", h("span", { class: "training-said" }, said)]);
 }
 
 /** A model that reads both ways is not taught to write on. */
