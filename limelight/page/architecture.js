@@ -4,9 +4,9 @@ import { showCount } from "./numbers.js";
 
 /**
  * @typedef {{kind: "box", title: string, note: string, look: string, cross?: boolean}
- *   | {kind: "add", note: string} | {kind: "around", parts: Part[]}
+ *   | {kind: "add", note: string} | {kind: "around", parts: Part[], after: Part[]}
  *   | {kind: "stack", times: number, parts: Part[]} | {kind: "word", text: string}} Part
- *   from below to above; `around`: what comes in is added to what comes out
+ *   from below to above; `around`: what comes in is added to what comes out, then comes `after`
  * @typedef {{title: string, parts: Part[], gives?: string}} Side
  */
 
@@ -31,12 +31,13 @@ export function architectureOf({ config, classes }) {
  * @returns {string}
  */
 export function architectureInWords(sides) {
-  const told = ({ kind, title, note, text, times, parts }) => {
+  const told = ({ kind, title, note, text, times, parts, after }) => {
     if (kind === "word") return text;
     if (kind === "box") return `${title}${note ? ` (${note})` : ""}`;
     if (kind === "add") return `plus ${note}`;
     const inside = parts.map(told).join(", ");
-    return kind === "stack" ? `${times} times: [${inside}]` : `${inside}, added to what came in`;
+    if (kind === "stack") return `${times} times: [${inside}]`;
+    return [`${inside}, added to what came in`, ...after.map(told)].join(", then ");
   };
   return sides.map(({ title, parts }) => `${title}, from below: ${parts.map(told).join("; ")}`).join(". ");
 }

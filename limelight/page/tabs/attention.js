@@ -94,7 +94,7 @@ class AttentionView {
 
   tools() {
     const views = choice({ legend: "Show as", options: attentionViews, chosen: attentionWishes.view, onChoose: (id) => this.wish({ view: id }) });
-    const told = h("output", { class: "number" }, show(attentionWishes.threshold, 2));
+    const told = h("span", { class: "number" }, show(attentionWishes.threshold, 2));
     const slider = h("input", { type: "range", min: "0", max: "0.5", step: "0.01", value: String(attentionWishes.threshold), on: { input: () => this.wish({ threshold: Number(slider.value) }, told) } });
     const plain = h("input", { type: "checkbox", checked: attentionWishes.plain, on: { change: () => this.wish({ plain: plain.checked }) } });
     return h(
