@@ -2,10 +2,12 @@
 
 from math import inf, isclose
 
+MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
+
 
 def number(text):
     """A number as the page writes it."""
-    return {"-inf": -inf, "inf": inf}.get(text) or float(text.replace("−", "-"))
+    return {"-inf": -inf, "inf": inf}.get(text) or float(text.replace(MINUS, "-"))
 
 
 def read_table(table):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.browser.conftest import ready, visit
-from tests.browser.reading import alike, matrix_of
+from tests.browser.reading import MINUS, alike, matrix_of
 
 pytestmark = pytest.mark.system
 
@@ -113,7 +113,7 @@ def test_by_keyboard_to_a_weight(page, traces):
 
     def said(r, c):
         read, written = trace.target.labels[r], trace.answers.labels[r]
-        numbers = f"score {scores[r, c]:.3f}, weight {weights[r, c]:.3f}".replace("-", "−")
+        numbers = f"score {scores[r, c]:.3f}, weight {weights[r, c]:.3f}".replace("-", MINUS)
         expected = f"at {read} → predicts {written}, key {trace.source.labels[c]}: {numbers}"
         assert page.locator(".matrix-said").inner_text() == expected
 
@@ -198,7 +198,8 @@ def test_a_saved_picture_says_what_it_shows(page):
     data = saved.value.path().read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
-    assert width > 300 and height > 200
+    assert width > 300
+    assert height > 200
 
 
 LARGE = """async (n) => {

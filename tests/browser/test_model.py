@@ -6,7 +6,7 @@ import torch
 from limelight.explain.words import visible
 from limelight.info import describe
 from tests.browser.conftest import MODELS, visit
-from tests.browser.reading import number, read_table
+from tests.browser.reading import TIMES, number, read_table
 
 pytestmark = pytest.mark.system
 
@@ -39,7 +39,7 @@ def test_the_drawing_has_the_parts_of_this_model_and_no_others(page, known, mode
     assert parts & set(titles) == set(BOXES[model])
     sides = 2 if model == "greetings" else 1
     times = page.locator(".blueprint-times").all_text_contents()
-    assert times == [f"× {known[model].recipe.model.layers}"] * sides
+    assert times == [f"{TIMES} {known[model].recipe.model.layers}"] * sides
     assert page.locator(".blueprint-bridge").count() == sides - 1
 
 
