@@ -72,7 +72,7 @@ export function shareLine(words, title) {
     h(
       "li",
       { class: word.special ? "share special" : "share" },
-      h("span", { class: "share-word", dir: "auto" }, visible(word.text.trim() || word.text)),
+      h("span", { class: "share-word", dir: "auto" }, visible(word.text.replace(/^ +| +$/g, "") || word.text)),
       numbers[i],
     ),
   );
