@@ -19,9 +19,10 @@ export function mrow(...children) {
   return math("mrow", ...children);
 }
 
-/** A sign. */
+/** A sign; with room on both sides even where it begins a piece. */
 export function mo(sign) {
-  return domFilled(document.createElementNS(MATH, "mo"), {}, [sign]);
+  const infix = "+=×−→∼".includes(sign) ? { form: "infix", lspace: "0.22em", rspace: "0.22em" } : {};
+  return domFilled(document.createElementNS(MATH, "mo"), infix, [sign]);
 }
 
 /** Words. */
@@ -32,6 +33,11 @@ export function mwords(text) {
 /** A number with three digits; below zero in brackets where it is a factor. */
 export function mnum(value, digits = 3) {
   return domFilled(document.createElementNS(MATH, "mn"), {}, [show(value, digits)]);
+}
+
+/** A whole number, or a constant, as it is. */
+export function mint(value) {
+  return domFilled(document.createElementNS(MATH, "mn"), {}, [String(value)]);
 }
 
 /** A number inside a product. */
@@ -54,6 +60,11 @@ export function msub(base, below) {
   return math("msub", base, below);
 }
 
+/** With two letters below. */
+export function mij(base, i, j) {
+  return math("msub", base, mrow(i, j));
+}
+
 /** With something above. */
 export function msup(base, above) {
   return math("msup", base, above);
@@ -70,7 +81,7 @@ export function msum(over) {
  * @param {...(Node|string|number)} children
  */
 export function formula(spoken, ...children) {
-  const drawn = math("math", ...children);
+  const drawn = formulaDisplayed(children);
   drawn.setAttribute("aria-label", spoken);
   return h("div", { class: "formula" }, drawn);
 }
@@ -80,7 +91,7 @@ export function formula(spoken, ...children) {
  * @param {Node[]} pieces each a row of a formula
  */
 export function calculation(pieces) {
-  return h("div", { class: "calculation" }, pieces.map((piece) => math("math", piece)));
+  return h("div", { class: "calculation" }, pieces.map((piece) => formulaDisplayed([piece])));
 }
 
 /**
@@ -96,9 +107,16 @@ export function sumOfProducts(a, b, sum) {
   const pieces = largest.map((i, n) => mrow(...(n ? [mo("+")] : []), mfactor(a[i]), mo("×"), mfactor(b[i])));
   if (products.length > largest.length) {
     const others = order.slice(3).reduce((all, i) => all + products[i], 0);
-    pieces.push(mrow(mo("+"), mfactor(others), mwords(` from ${products.length - largest.length} more`)));
+    pieces.push(mrow(mo("+"), mfactor(others), mwords(`\u00a0from ${products.length - largest.length} more`)));
   }
   return calculation([...pieces, mrow(mo("="), mnum(sum))]);
+}
+
+/** With fractions at their full size. */
+function formulaDisplayed(children) {
+  const drawn = math("math", ...children);
+  drawn.setAttribute("displaystyle", "true");
+  return drawn;
 }
 
 function formulaPart(child) {

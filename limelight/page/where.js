@@ -6,6 +6,7 @@ const WHERE_ATTENDING = ["queries", "scores", "scaling", "mask", "softmax", "sum
 const WHERE_LAYERED = [...WHERE_ATTENDING, "add-norm", "feed-forward", "masked", "cross"];
 const WHERE_HEADED = ["queries", "scores", "scaling", "mask", "softmax", "sum", "heads", "masked", "cross"];
 const WHERE_WRITING = ["start", "masked", "cross", "classifier", "loop", "follow", "teacher", "beam"];
+const WHERE_PLACELESS = ["pieces", "loop", "follow", "teacher", "beam"];
 
 // What makes a value, by the end of its name.
 const WHERE_MADE = {
@@ -41,6 +42,17 @@ export function whereNow(trace, chosen) {
   };
 }
 
+/** What of a place matters for the facts of a stop: nothing else has to be asked for anew. */
+export function placeOf(where) {
+  const placed = !WHERE_PLACELESS.includes(where.stop);
+  return {
+    layer: where.layered ? where.layer : null,
+    head: where.headed ? where.head : null,
+    source: placed && where.side === "encoder" ? where.row : null,
+    target: placed && where.side === "decoder" ? where.row : null,
+  };
+}
+
 /** Which stack a stop is about. */
 export function sideOf(m, stop) {
   const last = m.target.ids.length ? "decoder" : "encoder";
@@ -71,7 +83,8 @@ export function twoSided(m) {
 
 /** Choose a word. */
 export function chooseRow(m, side, row) {
-  select(side === "decoder" && twoSided(m) ? { step: row, key: null } : { query: row, key: null });
+  if (!twoSided(m)) select({ query: row, key: null });
+  else select(side === "decoder" ? { step: row, key: null } : { side, query: row, key: null });
 }
 
 /** The step of writing that a row belongs to, or null: a prompt was not written. */
@@ -96,9 +109,16 @@ export function makerOf(m, name) {
   return { ...found, stop: WHERE_MADE[last] ?? "stack" };
 }
 
+/** With two stacks, `query` is a row of the side that was looked at last, and `step` the decoder's. */
+function whereAsked(side, chosen) {
+  const theirs = chosen.side === "decoder" || chosen.side === "cross";
+  if (side === "encoder") return theirs ? null : chosen.query;
+  return chosen.step ?? (theirs ? chosen.query : null);
+}
+
 function whereRow(m, side, chosen) {
   const count = wordsOf(m, side).ids.length;
-  const asked = side === "decoder" && twoSided(m) ? chosen.step : chosen.query;
+  const asked = twoSided(m) ? whereAsked(side, chosen) : chosen.query;
   const first = side === "encoder" ? m.first_look.source : m.first_look.target;
   return Math.max(0, Math.min(count - 1, asked ?? first));
 }

@@ -2,7 +2,7 @@
 // below each other; for all words a matrix, each row a word that asks.
 
 import { button, h } from "../dom.js";
-import { calculation, formula, math, mfactor, mfrac, mnum, mo, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../formula.js";
+import { calculation, formula, mfactor, mfrac, mij, mint, mnum, mo, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../formula.js";
 import { matrix } from "../matrix.js";
 import { dot, largestOf, rowOf, show, softmax, total } from "../numbers.js";
 import { select } from "../state.js";
@@ -29,7 +29,9 @@ async function attendRead(where) {
   const root = Math.sqrt(where.m.model.d_head);
   const scaled = Float32Array.from(focus.scores.values, (x) => x / root);
   const hidden = Uint8Array.from(focus.masked.values, (x) => (x === -Infinity ? 1 : 0));
-  return { ...focus, columns, root, hidden, scaled: { values: scaled, shape: focus.scores.shape } };
+  const most = focus.k.values.reduce((size, x) => Math.max(size, Math.abs(x)), 0);
+  const keyScale = { kind: "signed", low: -most, high: most }; // one for all, to be compared
+  return { ...focus, columns, root, hidden, keyScale, scaled: { values: scaled, shape: focus.scores.shape } };
 }
 
 /** The word that is looked at most, itself left out where there is another; or the chosen one. */
@@ -67,7 +69,7 @@ function attendRow(where, eq, parts, label, j) {
   const at = where.row * eq.columns + j;
   const gone = eq.hidden[at];
   const cells = {
-    k: () => h("td", { class: "strip-cell" }, strip({ values: rowOf(eq.k, j), title: `k of ${label}`, note: "" }).element),
+    k: () => h("td", { class: "strip-cell" }, strip({ values: rowOf(eq.k, j), title: `k of ${label}`, note: "", scale: eq.keyScale }).element),
     score: () => attendNumber(eq.scores.values[at]),
     scaled: () => attendNumber(eq.scaled.values[at]),
     mask: () => h("td", { class: gone ? "n hidden-cell" : "n soft" }, gone ? "−inf" : "0"),
@@ -119,8 +121,8 @@ function attendLabels(where, value) {
 }
 
 function attendPick(where, row, key) {
-  const name = where.side === "decoder" && twoSided(where.m) ? "step" : "query";
-  select({ [name]: row, key }, { replace: true });
+  const step = where.side === "decoder" && twoSided(where.m);
+  select(step ? { step: row, key } : { side: where.side, query: row, key }, { replace: true });
 }
 
 /** Who asks and who answers, where that is told wrong most often. */
@@ -179,7 +181,7 @@ function attendFormulas(now, eq) {
 }
 
 function attendScore(now, eq, key, at) {
-  const letters = formula("score i j is q i times k j", msub("s", "ij"), mo("="), msub("q", "i"), mo("·"), msub("k", "j"));
+  const letters = formula("score i j is q i times k j", mij("s", "i", "j"), mo("="), msub("q", "i"), mo("·"), msub("k", "j"));
   const links = h("p", { class: "small soft" }, "where ", valueLink(now, `${now.at}.q`, "q"), " and ", valueLink(now, `${now.at}.k`, "k"), " come from");
   return [letters, sumOfProducts(rowOf(eq.q, now.row), rowOf(eq.k, key), eq.scores.values[at]), links];
 }
@@ -188,9 +190,9 @@ function attendScaled(now, eq, at) {
   const d = now.m.model.d_head;
   const before = eq.scores.values[at];
   return [
-    formula("scaled score: s over the root of d k", mfrac(msub("s", "ij"), msqrt(msub("d", "k")))),
+    formula("scaled score: s over the root of d k", mfrac(mij("s", "i", "j"), msqrt(msub("d", "k")))),
     calculation([
-      mfrac(mnum(before), msqrt(mnum(d, 0))),
+      mfrac(mnum(before), msqrt(mint(d))),
       mrow(mo("="), mfrac(mnum(before), mnum(eq.root))),
       mrow(mo("="), mnum(eq.scaled.values[at])),
     ]),
@@ -200,7 +202,7 @@ function attendScaled(now, eq, at) {
 function attendMasked(now, eq, at) {
   const added = eq.hidden[at] ? "−inf" : "0";
   const lines = [
-    formula("the scaled score plus the mask", mfrac(msub("s", "ij"), msqrt(msub("d", "k"))), mo("+"), msub("M", "ij")),
+    formula("the scaled score plus the mask", mfrac(mij("s", "i", "j"), msqrt(msub("d", "k"))), mo("+"), mij("M", "i", "j")),
     calculation([mrow(mnum(eq.scaled.values[at]), mo("+"), mwords(`(${added})`)), mrow(mo("="), mnum(eq.masked.values[at]))]),
   ];
   const later = now.row + 1;
@@ -223,7 +225,7 @@ function attendSoftmax(now, eq, key, at) {
   const score = row[key] - off;
   const letters = formula(
     "weight i j is e to the score over the sum of e to all scores of the row",
-    msub("w", "ij"), mo("="), mfrac(msup("e", msub("s", "ij")), mrow(msum("n"), msup("e", msub("s", "in")))),
+    mij("w", "i", "j"), mo("="), mfrac(msup("e", mij("s", "i", "j")), mrow(msum("n"), msup("e", mij("s", "i", "n")))),
   );
   const said = off ? h("p", { class: "small soft" }, `${show(off)}, the largest, is taken off every score first: the shares stay the same.`) : null;
   const sum = total(rowOf(eq.weights, now.row));
@@ -296,7 +298,7 @@ async function attendQueries(where, facts) {
         "div",
         null,
         await attendComesIn(where, said),
-        figure(where, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${said}`, values: rowOf(eq[part], where.row) }))), ["q", "k", "v"].map((part) => `${where.at}.${part}`)),
+        figure(where, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${said}`, values: rowOf(eq[part], where.row), name: `${where.at}.${part}` }))), ["q", "k", "v"].map((part) => `${where.at}.${part}`)),
       );
   return { picture: { element }, formulas: () => attendFirstNumber(where, facts, said), checks: [] };
 }
@@ -304,12 +306,12 @@ async function attendQueries(where, facts) {
 async function attendComesIn(where, said) {
   const name = where.m.tensors[`${where.at}.query`].from[0];
   const { values } = await where.trace.tensor(name, { rows: [where.row, where.row + 1] });
-  return figure(where, strips([{ title: `x, the vector of ${said} that enters here`, values }]), [name]);
+  return figure(where, strips([{ title: `x, the vector of ${said} that enters here`, values, name }]), [name]);
 }
 
 function attendVectors(where, table, title) {
   const rows = table.shape[0] === where.asking.labels.length ? where.asking.labels : where.answering.labels;
-  return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, labels: { row: "word", column: "number", value: "value" } }).element;
+  return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element;
 }
 
 function attendFirstNumber(where, facts, said) {
@@ -317,8 +319,8 @@ function attendFirstNumber(where, facts, said) {
   const terms = Object.keys(numbers).filter((name) => /^x\d+$/.test(name)).map((name) => [numbers[name], numbers[name.replace("x", "w")]]);
   const pieces = terms.map(([x, w], n) => mrow(...(n ? [mo("+")] : []), mfactor(x), mo("×"), mfactor(w)));
   const left = where.m.model.d_model - terms.length;
-  if (left > 0) pieces.push(mrow(mo("+"), mfactor(numbers.others), mwords(` from ${left} more`)));
-  if (numbers.bias !== undefined) pieces.push(mrow(mo("+"), mfactor(numbers.bias), mwords(" bias")));
+  if (left > 0) pieces.push(mrow(mo("+"), mfactor(numbers.others), mwords(`\u00a0from ${left} more`)));
+  if (numbers.bias !== undefined) pieces.push(mrow(mo("+"), mfactor(numbers.bias), mwords("\u00a0bias")));
   const bias = numbers.bias === undefined ? [] : [mo("+"), "b"];
   return [
     formula("q is x times W Q", "q", mo("="), "x", msup("W", "Q"), ...bias),
@@ -345,14 +347,14 @@ function attendShares(where, eq) {
   if (rows.length) rows[0].sign = "";
   const gone = weights.filter((weight) => weight === 0).length;
   const note = gone ? h("p", { class: "small soft" }, `${gone} ${gone === 1 ? "word has" : "words have"} no weight and ${gone === 1 ? "adds" : "add"} nothing.`) : null;
-  return [strips([...rows, { title: `what ${where.asking.labels[where.row]} collects`, values: rowOf(eq.mixed, where.row), sign: "=" }]), note];
+  return [strips([...rows, { title: `what ${where.asking.labels[where.row]} collects`, values: rowOf(eq.mixed, where.row), name: `${where.at}.mixed`, sign: "=" }]), note];
 }
 
 function attendSumFormula(where, eq) {
   const weights = rowOf(eq.weights, where.row);
   const first = Float32Array.from({ length: eq.columns }, (_, j) => eq.v.values[j * eq.v.shape[1]]);
   return [
-    formula("z i is the sum of w i j times v j", msub("z", "i"), mo("="), msum("j"), msub("w", "ij"), msub("v", "j")),
+    formula("z i is the sum of w i j times v j", msub("z", "i"), mo("="), msum("j"), mij("w", "i", "j"), msub("v", "j")),
     h("p", { class: "small" }, "the first number of what ", h("strong", { dir: "auto" }, where.asking.labels[where.row]), " collects:"),
     sumOfProducts(weights, first, rowOf(eq.mixed, where.row)[0]),
     h("p", { class: "small soft" }, "where ", valueLink(where, `${where.at}.weights`, "the weights"), " and ", valueLink(where, `${where.at}.v`, "v"), " come from"),
@@ -381,8 +383,8 @@ async function attendHeads(where) {
     "div",
     null,
     figure(where, heads.element, [`${where.at}.weights`]),
-    figure(where, strips([{ title: `all ${m.model.heads} heads of ${said}, side by side`, values: concat }]), [`${where.at}.concat`]),
-    figure(where, strips([{ title: "what the last linear layer makes of them", values: output }]), [`${where.at}.output`]),
+    figure(where, strips([{ title: `all ${m.model.heads} heads of ${said}, side by side`, values: concat, name: `${where.at}.concat` }]), [`${where.at}.concat`]),
+    figure(where, strips([{ title: "what the last linear layer makes of them", values: output, name: `${where.at}.output` }]), [`${where.at}.output`]),
   );
   const wide = m.model.d_head;
   const part = concat.subarray((where.head - 1) * wide, where.head * wide);
@@ -397,7 +399,7 @@ async function attendHeads(where) {
 function attendHeadsFormula(m) {
   const { heads, d_head: wide, d_model: width } = m.model;
   return [
-    formula("the heads side by side, times W O", mwords("("), msub("z", math("mn", mwords("1"))), mo(","), mo("…"), mo(","), msub("z", math("mn", mwords(String(heads)))), mwords(")"), msup("W", "O")),
+    formula("the heads side by side, times W O", mwords("("), msub("z", mint(1)), mo(","), mo("…"), mo(","), msub("z", mint(heads)), mwords(")"), msup("W", "O")),
     h("p", null, h("span", { class: "number" }, `${heads} × ${wide} = ${heads * wide}`), " numbers go in, ", h("span", { class: "number" }, String(width)), " come out."),
   ];
 }

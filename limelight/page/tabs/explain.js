@@ -1,5 +1,6 @@
 // The walk through this very model, stop by stop: a map, a picture, and the words and numbers to it.
 
+import { choice } from "../choice.js";
 import { button, h, replace } from "../dom.js";
 import { onKeys } from "../keys.js";
 import { modelMap, stopList } from "../map.js";
@@ -11,7 +12,7 @@ import { enteringStops } from "../stops/entering.js";
 import { layeringStops } from "../stops/layering.js";
 import { checkList } from "../stops/parts.js";
 import { writingStops } from "../stops/writing.js";
-import { chooseRow, rowLabel, stepAt, whereNow } from "../where.js";
+import { chooseRow, placeOf, rowLabel, stepAt, whereNow } from "../where.js";
 
 const EXPLAIN_STOPS = { ...enteringStops, ...attendingStops, ...layeringStops, ...writingStops };
 const EXPLAIN_PLAY = 2500; // milliseconds at a stop, when it plays
@@ -91,7 +92,7 @@ class ExplainWalk {
     this.drawAround(where);
     const key = [where.stop, where.layer, where.head, where.all, where.all && where.stop !== "heads" ? "" : where.row].join(" ");
     try {
-      const facts = await this.page.busy(this.trace.stop(where.stop, explainPlace(where)));
+      const facts = await this.page.busy(this.trace.stop(where.stop, placeOf(where)));
       if (turn !== this.turn) return;
       if (this.drawn?.key !== key || !this.drawn.made.picture.update || this.drawn.row !== where.row) {
         const made = await this.page.busy(EXPLAIN_STOPS[where.stop](where, facts));
@@ -114,7 +115,7 @@ class ExplainWalk {
     const { m } = where;
     explainKeepingFocus(parts.map, modelMap(where));
     explainKeepingFocus(parts.list, stopList(where, EXPLAIN_TITLES));
-    explainKeepingFocus(parts.words, sentenceWords(m, { source: where.rows.encoder, target: where.rows.decoder }, (side, i) => chooseRow(m, side, i)));
+    explainKeepingFocus(parts.words, sentenceWords(m, { source: where.rows.encoder, target: where.rows.decoder, side: where.side }, (side, i) => chooseRow(m, side, i)));
     explainKeepingFocus(parts.tools, explainTools(where));
     this.drawFoot(where);
   }
@@ -221,7 +222,7 @@ function explainParts(walk) {
     h("nav", { class: "explain-side", "aria-label": "The stops of the walk" }, parts.map, h("details", { class: "explain-list" }, h("summary", null, "All stops"), parts.list)),
     parts.head,
     parts.what,
-    h("div", { class: "explain-middle" }, parts.tools, parts.picture),
+    h("div", { class: "explain-middle card" }, parts.tools, parts.picture),
     parts.more,
   );
   parts.back = button("← Back", () => walk.move(-1));
@@ -244,35 +245,24 @@ function explainPlayShown(made, playing) {
 /** Choosers for what this stop has: one word or all, layer, head. */
 function explainTools(where) {
   const { m } = where;
-  const choice = (name, most, now) => {
+  const chooser = (name, most, now) => {
     const choose = h(
       "select",
       { class: "field", id: `choose-${name}`, dataset: { key: name }, on: { change: () => select({ [name]: Number(choose.value) }) } },
       Array.from({ length: most }, (_, i) => h("option", { value: String(i + 1), selected: i + 1 === now }, String(i + 1))),
     );
-    return h("span", { class: "choice" }, h("label", { class: "soft small", for: `choose-${name}` }, name), choose);
+    return h("span", { class: "chooser" }, h("label", { class: "soft small", for: `choose-${name}` }, name), choose);
   };
   const both = !["pieces", "classifier", "loop", "heads", "stack", ...EXPLAIN_ASIDES].includes(where.stop);
-  const words = [["one", "One word", false], ["all", "All words", true]].map(([key, label, all]) =>
-    button(label, () => select({ all }), { "aria-pressed": String(where.all === all), dataset: { key } }),
-  );
+  const options = [{ id: "one", label: "One word" }, { id: "all", label: "All words" }];
+  const words = choice({ legend: "One word or all", options, chosen: where.all ? "all" : "one", onChoose: (id) => select({ all: id === "all" }) });
   return h(
     "div",
     { class: "tools-line" },
-    both ? h("div", { class: "segmented", role: "group", "aria-label": "One word or all" }, words) : null,
-    where.layered && m.model.layers > 1 ? choice("layer", m.model.layers, where.layer) : null,
-    where.headed && m.model.heads > 1 ? choice("head", m.model.heads, where.head) : null,
+    both ? words.element : null,
+    where.layered && m.model.layers > 1 ? chooser("layer", m.model.layers, where.layer) : null,
+    where.headed && m.model.heads > 1 ? chooser("head", m.model.heads, where.head) : null,
   );
-}
-
-function explainPlace(where) {
-  const { m } = where;
-  return {
-    layer: where.layer,
-    head: where.head,
-    source: m.source.ids.length ? where.rows.encoder : null,
-    target: m.target.ids.length ? where.rows.decoder : null,
-  };
 }
 
 function explainChecks(own, fromWeights) {
@@ -282,17 +272,29 @@ function explainChecks(own, fromWeights) {
     { class: "words-part" },
     h("h2", null, "Check it"),
     own.length ? [h("p", { class: "small soft" }, "Computed again in this page:"), checkList(own)] : null,
-    fromWeights.length ? [h("p", { class: "small soft" }, "Computed again beside the model, from its weights:"), checkList(fromWeights)] : null,
+    fromWeights.length ? explainBeside(fromWeights, !own.length) : null,
+  );
+}
+
+/** The same once more where the weights are: open where the page itself has nothing to compare. */
+function explainBeside(checks, open) {
+  const failed = checks.filter((check) => !check.passed).length;
+  const said = failed ? `${failed} of ${checks.length} are not the same` : `${checks.length} more, from the weights`;
+  return h(
+    "details",
+    { open: open || failed > 0 },
+    h("summary", { class: "small soft" }, h("span", { class: failed ? "bad" : "good" }, failed ? "✗ " : "✓ "), `Computed again beside the model: ${said}`),
+    checkList(checks),
   );
 }
 
 /** Put something new in a place; whoever had the focus there has it again on the same thing. */
 function explainKeepingFocus(place, made) {
   const within = place.contains(document.activeElement);
-  const held = within ? [...place.querySelectorAll("button, select")].indexOf(document.activeElement) : -1;
+  const held = within ? [...place.querySelectorAll("button, select, input")].indexOf(document.activeElement) : -1;
   const key = within ? document.activeElement.dataset.key : undefined;
   replace(place, made);
   if (held < 0) return;
-  const there = [...place.querySelectorAll("button, select")];
+  const there = [...place.querySelectorAll("button, select, input")];
   (there.find((one) => key !== undefined && one.dataset.key === key) ?? there[held])?.focus({ preventScroll: true });
 }
