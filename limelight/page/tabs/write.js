@@ -8,7 +8,7 @@ import { button, h, replace, visible } from "../dom.js";
 import { drawingPanel } from "../drawing.js";
 import { shadedEditor } from "../editor.js";
 import { onSelect, select, selected } from "../state.js";
-import { characterPlaces, shareLine, sharesOf, sharesSaid, wordsOf } from "../words.js";
+import { characterPlaces, shareLine, sharesOf, sharesSaid, wordsIn } from "../words.js";
 
 const WRITE_OFFERED = 3;
 const WRITE_MOST = 15; // the service offers 16 at most
@@ -154,7 +154,7 @@ async function writeTrace(view, text) {
 
 function writeShares(view, manifest, row, shares, layer, word) {
   const read = manifest.target.pieces.slice(0, row + 1);
-  const words = wordsOf(read, manifest.target.special.slice(0, row + 1));
+  const words = wordsIn(read, manifest.target.special.slice(0, row + 1));
   const line = shareLine(words, `What ${word} looks at`);
   const ofWords = sharesOf(words, shares);
   line.show(ofWords);
