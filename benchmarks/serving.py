@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import tempfile
 import time
 from datetime import date
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
@@ -151,11 +153,11 @@ def main() -> None:
         alone = one_at_a_time(folder, texts, given.beam, given.seconds)
         print(f"one at a time, in Python: {alone:.1f} answers/s, beam {given.beam}", flush=True)
         with subprocess.Popen(
-            [sys.executable, "-m", "limelight", "serve", str(folder), "--port=8765"],
+            [sys.executable, "-m", "limelight", "serve", str(folder), f"--port={(port := free())}"],
             cwd=ROOT,
             stderr=subprocess.DEVNULL,
         ) as service:
-            url = "http://127.0.0.1:8765"
+            url = f"http://127.0.0.1:{port}"
             wait_for(url)
             cases = {n: measure(url, texts, n, given, alone, service.pid) for n in CLIENTS}
             service.terminate()
@@ -163,7 +165,7 @@ def main() -> None:
             told = {**facts, "one_at_a_time": alone, "cases": cases}
             given.json.write_text(json.dumps(told, indent=1))
         rates = [case["rate"] for case in cases.values()]
-        for before, rate in zip(rates, rates[1:], strict=False):
+        for before, rate in pairwise(rates):
             assert rate >= 0.8 * before, "more clients must not make the whole slower"
 
 
@@ -192,6 +194,13 @@ def measure(
     print(f"each takes {case['service_cpu_ms']:.1f} ms of the service's processor and ", end="")
     print(f"{case['worker_cpu_ms']:.1f} ms of the model's", flush=True)
     return case
+
+
+def free() -> int:
+    """A port that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
 
 
 def seconds_of(pid: int | str) -> float:
