@@ -194,6 +194,7 @@ def checks(trace: Trace) -> dict[str, Any]:
         "traced_vs_untraced_max_abs": tidy(found.traced_difference, 3),
         "softmax_row_max_err": tidy(found.row_error, 3),
         "look_ahead_max_weight": tidy(found.look_ahead, 3),
+        "tolerance": tidy(trace.tolerance, 3),
         "broken": found.broken,
     }
 

@@ -7,11 +7,13 @@ import { onKeys } from "./keys.js";
 import { showCount } from "./numbers.js";
 import { filePage, livePage, reading } from "./page.js";
 import { onSelect, select, selected } from "./state.js";
+import { attentionTab } from "./tabs/attention.js";
 import { explainTab } from "./tabs/explain.js";
 import { themeButton } from "./theme.js";
 
 // In this order they stand side by side. The first that fits is shown first.
-const APP_TABS = [explainTab];
+const APP_TABS = [explainTab, attentionTab];
+const APP_OFFLINE = ["explain", "attention", "model"]; // of these, a file holds enough
 
 /**
  * Begin. Without a file, all is asked of the service.
@@ -65,7 +67,7 @@ function appSkip(event) {
 async function appOpen(frame, file) {
   delete document.body.dataset.ready;
   try {
-    frame.page = file ? filePage({ ...file, live: frame.live }) : await appAskModel(frame);
+    frame.page = file ? appOpenFile(frame, file) : await appAskModel(frame);
   } catch (error) {
     const page = livePage({ model: {}, live: frame.live });
     page.showError(frame.main, error, () => appOpen(frame, file));
@@ -75,6 +77,13 @@ async function appOpen(frame, file) {
   document.title = `${frame.page.model.name} · Limelight`;
   replace(frame.card, appCard(frame.page));
   appShowTab(frame);
+}
+
+/** A file looks first where it was made to look. */
+function appOpenFile(frame, file) {
+  const { layer, head } = selected();
+  select({ layer: layer ?? file.place.layer, head: head ?? file.place.head }, { replace: true });
+  return filePage({ ...file, live: frame.live });
 }
 
 async function appAskModel(frame) {
@@ -119,7 +128,8 @@ function appChooser(model, models) {
 }
 
 function appFitting(frame) {
-  return APP_TABS.filter((tab) => tab.fits(frame.page.model, frame.page));
+  const { model, offline } = frame.page;
+  return APP_TABS.filter((tab) => tab.fits(model) && (!offline || APP_OFFLINE.includes(tab.id)));
 }
 
 /** The chosen tab, or the first there is. */

@@ -1,7 +1,7 @@
 // Attention as lines between two columns of words: queries on the left, keys on the right.
 // Only the strongest are drawn: a line per pair would be thousands, and say nothing.
 
-import { h, svg } from "./dom.js";
+import { button, h, svg } from "./dom.js";
 import { show } from "./numbers.js";
 import { saveDrawing } from "./picture.js";
 
@@ -17,13 +17,12 @@ const LINES_OF_A_WORD = 8;
  *   onPin?: (row: number | null, column: number | null) => void}} asked of each query the `top`
  *   strongest are drawn, if they are not weaker than `threshold`
  * @returns {{element: HTMLElement, set: (changes: object) => void,
- *   pin: (row: number | null, column: number | null) => void, save: () => void}}
+ *   pin: (row: number | null) => void}} `pin` does not call `onPin`
  */
 export function attentionLines(asked) {
   const made = new LinesView();
   made.set(asked);
-  const save = () => saveDrawing(made.parts.drawing, { title: made.asked.title, credit: made.asked.credit ?? "" });
-  return { element: made.parts.element, set: (changes) => made.set(changes), pin: (r, c) => made.pin(r, c), save };
+  return { element: made.parts.element, set: (changes) => made.set(changes), pin: (row) => made.pin(row) };
 }
 
 /**
@@ -49,15 +48,16 @@ class LinesView {
     this.asked = {};
     this.chosen = { row: null, column: null }; // one of them at most
     this.pinned = null;
-    this.parts = linesParts();
-    new ResizeObserver(() => this.fit()).observe(this.parts.view);
+    this.parts = linesParts(this);
+    new ResizeObserver(() => this.fit()).observe(this.parts.room);
   }
 
   set(changes) {
     Object.assign(this.asked, changes);
     const { rows, columns, next } = this.asked;
     if ((this.pinned ?? 0) >= rows.length) this.pinned = null;
-    const { drawing, curves } = this.parts;
+    const { title, drawing, curves } = this.parts;
+    title.textContent = this.asked.title;
     drawing.setAttribute("aria-label", this.asked.title);
     this.words = {
       row: rows.map((text, i) => this.word("row", next?.[i] ? `${text} → ${next[i]}` : text, i, rows.length)),
@@ -70,7 +70,7 @@ class LinesView {
   /** The words keep their size whatever the width; what lies between them gives way. */
   fit() {
     const { rows, columns } = this.asked;
-    const width = Math.min(640, this.parts.view.clientWidth || 640);
+    const width = Math.min(640, this.parts.room.clientWidth || 640);
     const height = Math.max(rows.length, columns.length) * LINE_STEP;
     this.edges = [width * 0.36, width * 0.64];
     this.parts.drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -157,14 +157,17 @@ class LinesView {
   }
 }
 
-function linesParts() {
+function linesParts(view) {
+  const save = () => saveDrawing(drawing, { title: view.asked.title, credit: view.asked.credit ?? "" });
+  const title = h("span", { class: "matrix-title" });
+  const tools = h("div", { class: "matrix-tools" }, button("Save picture", save, { class: "button quiet" }));
   const curves = svg("g", { "aria-hidden": "true" });
   const drawing = svg("svg", { class: "lines-drawing", role: "group" });
   const said = h("p", { class: "matrix-said", role: "status", "aria-live": "polite", dir: "auto" });
   const heads = h("div", { class: "lines-heads soft small" }, h("span", {}, "query: who looks"), h("span", {}, "key: at whom"));
-  const view = h("div", { class: "lines-view" }, drawing);
-  const element = h("div", { class: "lines" }, heads, view, said);
-  return { element, view, drawing, curves, said };
+  const room = h("div", { class: "lines-view" }, drawing);
+  const element = h("figure", { class: "lines" }, h("figcaption", { class: "matrix-head" }, title, tools), heads, room, said);
+  return { element, title, room, drawing, curves, said };
 }
 
 function linesCurve([row, column, weight], [left, right]) {

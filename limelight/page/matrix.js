@@ -9,7 +9,8 @@ import { savePainted } from "./picture.js";
 import { matrixTable } from "./table.js";
 
 const SMALLEST_CELL = 14; // pixels, at which a label can still be read
-const LARGEST_CELL = 48;
+const LARGEST_CELL = 64;
+const COMFORTABLE_HEIGHT = 460; // pixels: small matrices grow up to this
 const matrixHint = "Point at a cell, or use the arrow keys; Enter pins it, Esc lets go.";
 let matrixCount = 0;
 
@@ -107,7 +108,8 @@ class MatrixView {
   fit(room) {
     const around = layoutOf(this.context, this.shown, 24);
     const best = Math.floor((room - around.left - around.right) / Math.max(1, this.shown.columns.length));
-    const cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, best));
+    const tall = Math.max(36, Math.floor(COMFORTABLE_HEIGHT / Math.max(1, this.shown.rows.length)));
+    const cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, tall, best));
     return layoutOf(this.context, this.shown, Math.max(3, Math.min(72, Math.round(cell * this.zoom))));
   }
 

@@ -38,6 +38,7 @@ export function filePage(facts) {
 function pageAsked(facts) {
   const { text, target } = selected();
   const asked = { model: facts.model.name, text: text ?? facts.example?.text ?? "" };
+  if (facts.example?.tag) asked.tag = facts.example.tag;
   const given = text === null ? facts.example?.target : target;
   return given ? { ...asked, target: given } : asked;
 }

@@ -200,7 +200,7 @@ function paintNumbers(context, shown, inside, cell) {
     if (Math.abs(value) < shown.threshold && value !== 0) return;
     const veiled = shown.hidden?.[i] || value === -Infinity;
     context.fillStyle = veiled ? theme().soft : inkOn(paintCellColour(shown, i));
-    context.fillText(inCell(value, cell), (c + 0.5) * cell, (r + 0.5) * cell + 0.5);
+    context.fillText(veiled && value === 0 ? "0" : inCell(value, cell), (c + 0.5) * cell, (r + 0.5) * cell + 0.5);
   });
 }
 

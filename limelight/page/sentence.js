@@ -37,25 +37,30 @@ export function sentenceField(page) {
 /**
  * What was read, and what was written after it, as chips; a click chooses a word.
  * @param {Object} manifest
- * @param {{source: ?number, target: ?number}} chosen
+ * @param {{source: ?number, target: ?number, side?: string}} chosen `side`: whose word matters now
  * @param {function(string, number): void} onWord side and place
  */
 export function sentenceWords(manifest, chosen, onWord) {
+  const { source, target, answers, given } = manifest;
   const rows = [];
-  if (manifest.source.ids.length) {
-    rows.push(sentenceRow("reads", manifest.source, 0, Infinity, chosen.source, (i) => onWord("encoder", i)));
+  if (source.ids.length) {
+    rows.push(sentenceRow("reads", source, chosen.source, chosen.side !== "decoder", (i) => onWord("encoder", i)));
   }
-  if (manifest.target.ids.length) {
-    const label = manifest.source.ids.length ? "writes" : "reads and writes";
-    rows.push(sentenceRow(label, manifest.target, manifest.given + 1, Infinity, chosen.target, (i) => onWord("decoder", i)));
+  if (target.ids.length) {
+    const label = source.ids.length ? "writes" : given < target.ids.length - 1 ? "reads, writes" : "reads";
+    const row = sentenceRow(label, target, chosen.target, chosen.side !== "encoder", (i) => onWord("decoder", i), given);
+    if (answers.ids.length === target.ids.length) {
+      row.lastChild.append(h("span", { class: "chip last written" }, answers.labels[answers.ids.length - 1]));
+    }
+    rows.push(row);
   }
   return h("div", { class: "sentence-words" }, rows);
 }
 
-function sentenceRow(label, words, firstWritten, _, chosen, onWord) {
+function sentenceRow(label, words, chosen, matters, onWord, given = Infinity) {
   const chips = words.labels.map((said, i) =>
     button(said, () => onWord(i), {
-      class: `chip${words.special[i] ? " special" : ""}${firstWritten && i >= firstWritten ? " written" : ""}`,
+      class: `chip${words.special[i] ? " special" : ""}${i > given ? " written" : ""}${matters ? "" : " aside"}`,
       "aria-pressed": i === chosen ? "true" : "false",
       "aria-label": `${words.pieces[i]}, place ${i}`,
       dir: "auto",

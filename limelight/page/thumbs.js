@@ -28,11 +28,11 @@ export function thumbs(asked) {
 
 function thumbsBuild(element, known) {
   const heads = known.layers[0].shape[0];
-  const corner = h("span", { role: "columnheader", class: "soft small" }, "layer \\ head");
-  const numbers = Array.from({ length: heads }, (_, i) => h("span", { role: "columnheader", class: "soft small" }, String(i + 1)));
+  const corner = h("span", { role: "columnheader", class: "soft small" }, "");
+  const numbers = Array.from({ length: heads }, (_, i) => h("span", { role: "columnheader", class: "soft small" }, i ? String(i + 1) : "head 1"));
   const rows = known.layers.map((_, layer) => {
     const cells = Array.from({ length: heads }, (_, head) => thumbsCell(known, layer + 1, head + 1));
-    return h("div", { role: "row", class: "thumbs-row" }, h("span", { role: "rowheader", class: "soft small" }, String(layer + 1)), ...cells);
+    return h("div", { role: "row", class: "thumbs-row" }, h("span", { role: "rowheader", class: "soft small" }, `layer ${layer + 1}`), ...cells);
   });
   element.style.setProperty("--heads", String(heads));
   element.replaceChildren(h("div", { role: "row", class: "thumbs-row" }, corner, ...numbers), ...rows);
