@@ -8,11 +8,21 @@ import { showCount } from "./numbers.js";
 import { filePage, livePage, reading } from "./page.js";
 import { onSelect, select, selected } from "./state.js";
 import { attentionTab } from "./tabs/attention.js";
+import { chatTab } from "./tabs/chat.js";
+import { classifyTab } from "./tabs/classify.js";
 import { explainTab } from "./tabs/explain.js";
+import { fillTab } from "./tabs/fill.js";
+import { modelTab } from "./tabs/model.js";
+import { trainingTab } from "./tabs/training.js";
+import { translateTab } from "./tabs/translate.js";
+import { writeTab } from "./tabs/write.js";
 import { themeButton } from "./theme.js";
 
 // In this order they stand side by side. The first that fits is shown first.
-const APP_TABS = [explainTab, attentionTab];
+const APP_TABS = [
+  translateTab, chatTab, writeTab, fillTab, classifyTab,
+  explainTab, attentionTab, trainingTab, modelTab,
+];
 const APP_OFFLINE = ["explain", "attention", "model"]; // of these, a file holds enough
 
 /**
@@ -129,7 +139,7 @@ function appChooser(model, models) {
 
 function appFitting(frame) {
   const { model, offline } = frame.page;
-  return APP_TABS.filter((tab) => tab.fits(model) && (!offline || APP_OFFLINE.includes(tab.id)));
+  return APP_TABS.filter((tab) => tab.fits(model, frame.page) && (!offline || APP_OFFLINE.includes(tab.id)));
 }
 
 /** The chosen tab, or the first there is. */

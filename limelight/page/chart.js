@@ -168,7 +168,7 @@ function chartScales(series, { width, height, log }) {
   const shows = (y) => Number.isFinite(y) && (!log || y > 0);
   const xs = series.flatMap(({ points }) => points.map(([x]) => x));
   const ys = series.flatMap(({ points }) => points.map(([, y]) => y)).filter(shows);
-  const [left, right] = [Math.min(...xs.slice(0, 1), ...chartEnds(xs)), Math.max(...xs.slice(0, 1), ...chartEnds(xs))];
+  const [left, right] = chartEnds(xs);
   let [low, high] = ys.length ? chartEnds(ys) : [log ? 0.1 : 0, 1];
   if (!log && low > 0 && low < 0.6 * high) low = 0;
   if (low === high) [low, high] = [low - Math.abs(low || 1) * (log ? 0.5 : 1), high + Math.abs(high || 1)];
@@ -205,11 +205,28 @@ function chartAxes(scales, { x, y }, { width, height }) {
 
 function chartCurve({ points, dots }, i, scales) {
   const shown = points.filter(([, y]) => scales.shows(y)).map(([x, y]) => [scales.x(x), scales.y(y)]);
-  const path = shown.map(([x, y], n) => `${n ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+  const path = chartThin(shown).map(([x, y], n) => `${n ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
   const colour = `chart-series-${i % 4}`;
   const marks = dots && shown.length <= 100 ? shown.map(([x, y]) => svg("circle", { class: `chart-dot ${colour}`, cx: x, cy: y, r: 3 })) : [];
   const lone = shown.length === 1 && !marks.length ? [svg("circle", { class: `chart-dot ${colour}`, cx: shown[0][0], cy: shown[0][1], r: 3 })] : [];
   return [svg("path", { class: `chart-curve ${colour}`, d: path }), ...marks, ...lone];
+}
+
+/** Of the points that fall on one pixel the first, lowest, highest and last: the curve looks the same. */
+function chartThin(points) {
+  const found = [];
+  for (let from = 0, to; from < points.length; from = to) {
+    for (to = from + 1; to < points.length && Math.round(points[to][0]) === Math.round(points[from][0]); to += 1);
+    const here = points.slice(from, to);
+    if (here.length <= 4) found.push(...here);
+    else {
+      const heights = here.map(([, y]) => y);
+      const [low, high] = chartEnds(heights);
+      const middle = [heights.indexOf(low), heights.indexOf(high)].sort((a, b) => a - b).map((i) => here[i]);
+      found.push(here[0], ...middle, here.at(-1));
+    }
+  }
+  return found;
 }
 
 function chartLastUpTo(points, step) {

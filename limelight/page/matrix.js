@@ -40,6 +40,7 @@ class MatrixView {
   constructor() {
     this.asked = {};
     this.cursor = this.pinned = null;
+    this.lastRow = 0; // where the table is opened
     this.zoom = 1;
     this.drawing = false; // whether a redraw is on its way: there is one per frame at most
     this.parts = matrixParts(this);
@@ -74,8 +75,8 @@ class MatrixView {
   }
 
   fillTable() {
-    const row = (this.cursor ?? this.pinned ?? [0])[0];
-    this.parts.table.replaceChildren(matrixTable(this.shown, this.asked.title, row));
+    const row = Math.min(this.lastRow, this.shown.rows.length - 1);
+    this.parts.table.replaceChildren(matrixTable(this.shown, this.asked.title, Math.max(0, row)));
   }
 
   draw() {
@@ -125,6 +126,7 @@ class MatrixView {
   moveTo(mark) {
     if (String(mark) === String(this.cursor)) return;
     this.cursor = mark;
+    this.lastRow = mark?.[0] ?? this.lastRow;
     this.tell();
     this.draw();
     this.asked.onCursor?.(mark?.[0] ?? null, mark?.[1] ?? null);
@@ -146,11 +148,11 @@ class MatrixView {
     const { said, row, cell, header } = this.parts;
     const mark = this.cursor ?? this.pinned;
     said.textContent = mark ? matrixSentence(this.shown, this.asked.also ?? [], mark) : matrixHint;
+    header.textContent = this.shown.rows[mark?.[0] ?? 0];
     if (!mark) return;
     row.setAttribute("aria-rowindex", String(mark[0] + 1));
     cell.setAttribute("aria-colindex", String(mark[1] + 1));
     cell.setAttribute("aria-selected", String(String(mark) === String(this.pinned)));
-    header.textContent = this.shown.rows[mark[0]];
     cell.textContent = show(this.shown.values[mark[0] * this.shown.columns.length + mark[1]]);
   }
 

@@ -60,7 +60,8 @@ export function sharesOf(words, shares) {
 }
 
 /**
- * A line of words under which shares can be written; a deeper shade says the same.
+ * A line of words under which shares can be written; a deeper shade says the same, and a line marks
+ * the strongest that is a word.
  * @param {{text: string, special: boolean}[]} words
  * @param {string} title
  * @returns {{element: HTMLElement, show: function(?number[]): void}} null takes the shares off
@@ -78,9 +79,10 @@ export function shareLine(words, title) {
   const element = h("ol", { class: "share-line", "aria-label": title }, items);
   const show = (shares) => {
     const most = shares ? Math.max(...shares) : 0;
+    const best = shares ? Math.max(...shares.filter((_, i) => !words[i].special)) : 0;
     items.forEach((item, i) => {
-      item.style.setProperty("--share", String(shares ? shares[i] : 0));
-      item.classList.toggle("strongest", Boolean(shares) && shares[i] === most);
+      item.style.setProperty("--share", String(shares ? shares[i] / most : 0));
+      item.classList.toggle("strongest", Boolean(shares) && shares[i] === best);
       numbers[i].textContent = shares ? showPercent(shares[i]) : "";
     });
   };

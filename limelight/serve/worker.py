@@ -29,6 +29,7 @@ from limelight.decode.engine import POSITIONS
 from limelight.decode.request import DAMAGED, Request, Written
 from limelight.decode.write import Event, Writing
 from limelight.errors import UserError
+from limelight.info import count_parameters
 from limelight.loaded import Loaded, load
 from limelight.serve import journal
 from limelight.serve.frames import Message, packed, receive, send
@@ -365,6 +366,7 @@ def facts_of(loaded: Loaded) -> Message:
         "decode": asdict(loaded.decode),
         "vocabulary": len(loaded.tokenizer),
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "parts": count_parameters(loaded.model),
         "step": loaded.step,
         "example": example_for(loaded),
     }

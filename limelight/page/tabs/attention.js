@@ -94,7 +94,7 @@ class AttentionView {
 
   tools() {
     const views = choice({ legend: "Show as", options: attentionViews, chosen: attentionWishes.view, onChoose: (id) => this.wish({ view: id }) });
-    const told = h("output", { class: "number" }, show(attentionWishes.threshold, 2));
+    const told = h("span", { class: "number" }, show(attentionWishes.threshold, 2));
     const slider = h("input", { type: "range", min: "0", max: "0.5", step: "0.01", value: String(attentionWishes.threshold), on: { input: () => this.wish({ threshold: Number(slider.value) }, told) } });
     const plain = h("input", { type: "checkbox", checked: attentionWishes.plain, on: { change: () => this.wish({ plain: plain.checked }) } });
     return h(
@@ -191,8 +191,9 @@ class AttentionView {
   noteOf() {
     const colours = attentionWishes.scale === "all" ? "Colours: one scale for all heads." : "Colours: this head's own scale.";
     const scale = attentionWishes.view === "lines" ? "The thicker, the stronger." : colours;
+    const rounded = this.data.weights.kind === "f16" ? " This file keeps them to three digits." : "";
     const missing = this.data.keys.special.some(Boolean) && attentionWishes.plain;
-    return missing ? `${scale} Special tokens are hidden and their shares with them: rows no longer sum to 1.` : `${scale} Every row sums to 1.`;
+    return missing ? `${scale} Special tokens are hidden and their shares with them: rows no longer sum to 1.${rounded}` : `${scale} Every row sums to 1.${rounded}`;
   }
 
   showPinned() {
@@ -220,9 +221,9 @@ class AttentionView {
       const all = await this.page.busy(this.trace.tensor(`${block.layers[layer - 1]}.weights`, { as: "f16" }));
       const rows = Array.from({ length: all.shape[0] }, (_, i) => {
         const spread = spreadOf(headPart(all, i + 1));
-        return [`head ${i + 1}`, show(spread.entropy, 2), show(spread.words, 1)];
+        return [String(i + 1), show(spread.entropy, 2), show(spread.words, 1)];
       });
-      replace(place, plainTable({ caption: `Layer ${layer}: how widely each head looks`, head: ["", "entropy", "about so many words"], rows }));
+      replace(place, plainTable({ caption: `Layer ${layer}: how widely each head looks`, head: ["head", "entropy", "words"], rows }));
     } catch (error) {
       if (!this.left) this.page.showError(place, error, () => this.compare(place, block, layer));
     }

@@ -3,11 +3,11 @@
 
 import { choiceList, popover } from "../alternatives.js";
 import { afterPause, ask, stopAsking } from "../asking.js";
-import { beamTable, beamTree } from "../beam.js";
 import { button, h, replace } from "../dom.js";
 import { showPercent } from "../numbers.js";
 import { reading } from "../page.js";
-import { linkTo, onSelect, select, selected } from "../state.js";
+import { bestFound, howSearched } from "../searched.js";
+import { onSelect, select, selected } from "../state.js";
 import { shareLine, sharesOf, sharesSaid, wordsOf } from "../words.js";
 
 const TRANSLATE_OTHERS = 3;
@@ -43,7 +43,7 @@ function translateView(page) {
     page,
     prefix: "", // how the translation must begin, since somebody chose it
     answer: null,
-    more: {}, // what was asked for besides, about this answer
+    alternatives: null, // asked for when somebody looks
     field: h("textarea", {
       class: "field prose-field", id: "sentence", name: "source", rows: "3", maxlength: "2000", dir: "auto",
       spellcheck: "false", "aria-label": "Text to translate", value: translateText(page),
@@ -91,7 +91,7 @@ function translateBegin(view) {
 async function translateAsk(view) {
   const { page } = view;
   const text = view.field.value;
-  view.more = {};
+  view.alternatives = null;
   stopAsking(page, "translate-more");
   if (!text.trim()) {
     stopAsking(page, "translate");
@@ -114,8 +114,10 @@ async function translateAsk(view) {
 /** With everything that can be told; a long text, or a model without attention, has less of it. */
 async function translateWithAll(view, text) {
   const asked = translateAsked(view, text);
+  const { beam, temperature } = view.page.model.decode;
   try {
-    const answer = await ask(view.page, "translate", "/api/translate", { ...asked, alignment: true });
+    const all = { ...asked, alignment: true, tree: beam > 1 && !temperature };
+    const answer = await ask(view.page, "translate", "/api/translate", all);
     return { ...answer, asked, note: "" };
   } catch (error) {
     if (error.status !== 400) throw error;
@@ -141,8 +143,8 @@ function translateShow(view) {
   }
   const words = answer.parts === 1 && best ? translateWords(view, best) : h("p", { class: "prose", dir: "auto" }, answer.text);
   view.hint = h("p", { class: "hint small soft" }, translateHint(answer));
-  replace(view.result, words, view.hint, translateTools(view));
-  translateBelow(view);
+  replace(view.result, words, view.hint, translateTools(view), answer.outputs.length > 1 ? bestFound(answer.asked.text, answer.outputs) : null);
+  replace(view.below, answer.tree?.length ? howSearched(answer.tree, best.tokens) : null);
   page.say(`translation: ${answer.text}`);
 }
 
@@ -215,7 +217,7 @@ async function translateChoices(view, word, given, item) {
   pop.fill(reading("asking what else could have come here"));
   pop.element.focus();
   try {
-    const places = await translateMore(view, "alternatives", { alternatives: TRANSLATE_CHOICES });
+    const places = await translateAlternatives(view);
     const show = (place) => {
       const list = translateChoiceList(view, places[place - given], () => { pop.close(); back(); }, pop);
       pop.fill(h("h3", { class: "label" }, "What else could have come here, and how it would go on"), translatePieces(view, word, place, show), list);
@@ -238,12 +240,13 @@ function translatePieces(view, word, at, show) {
 function translateChoiceList(view, choices, leave, pop) {
   const options = choices.map((choice, i) => {
     const ends = /^⟨.+⟩$/.test(choice.piece);
+    const half = choice.begin.endsWith("\ufffd"); // of a character: no text begins like this
     return {
       piece: choice.piece,
       share: choice.probability,
       rest: ends ? " the text would end here" : choice.text.slice(choice.begin.trimStart().length),
       chosen: i === 0 && choice.text === view.answer.text,
-      disabled: ends,
+      disabled: ends || half,
     };
   });
   return choiceList({
@@ -272,15 +275,15 @@ function translateRelease(view, word) {
   translateForce(view, pieces.slice(0, word.places[0]).join(""));
 }
 
-/** What is asked for besides, once for each answer. */
-function translateMore(view, name, wish) {
-  const { asked } = view.answer;
-  if (!view.more[name]) {
-    const answer = ask(view.page, "translate-more", "/api/translate", { ...asked, ...wish }).then((told) => told[name]);
-    answer.catch(() => delete view.more[name]);
-    view.more[name] = answer;
+/** For every place of the answer what else could have come: asked for once, when somebody looks. */
+function translateAlternatives(view) {
+  if (!view.alternatives) {
+    const asked = { ...view.answer.asked, alternatives: TRANSLATE_CHOICES };
+    const answer = ask(view.page, "translate-more", "/api/translate", asked).then((told) => told.alternatives);
+    answer.catch(() => { view.alternatives = null; });
+    view.alternatives = answer;
   }
-  return view.more[name];
+  return view.alternatives;
 }
 
 function translateTools(view) {
@@ -294,54 +297,4 @@ function translateTools(view) {
     answer.asked.prefix ? button("Let the model choose again", () => translateForce(view, "")) : null,
     button("Copy", () => navigator.clipboard?.writeText(answer.text).then(() => page.say("copied"), () => {}), { class: "button quiet" }),
   );
-}
-
-function translateBelow(view) {
-  const { outputs } = view.answer;
-  const others = outputs.length > 1 ? translateOthers(view, outputs) : null;
-  const { beam, temperature } = view.page.model.decode;
-  const tree = beam > 1 && !temperature && view.answer.parts === 1 ? translateTree(view) : null;
-  replace(view.below, others, tree);
-}
-
-function translateOthers(view, outputs) {
-  const rows = outputs.map((output) =>
-    h(
-      "tr",
-      null,
-      h("td", { class: "n" }, showPercent(Math.exp(output.logprobs.reduce((a, b) => a + b, 0)))),
-      h("td", { class: "n" }, output.score.toFixed(3)),
-      h("td", { class: "prose-cell", dir: "auto" }, h("a", { href: linkTo({ tab: "explain", text: view.answer.asked.text, target: output.text }) }, output.text || "(nothing)")),
-    ),
-  );
-  const head = [["n", "probability"], ["n", "score"], ["", "translation"]];
-  return h(
-    "section",
-    { class: "panel" },
-    h("h2", null, `The ${outputs.length} best that the beam found`),
-    h("div", { class: "scroller" }, h("table", { class: "table" }, h("thead", null, h("tr", null, head.map(([kind, name]) => h("th", { class: kind, scope: "col" }, name)))), h("tbody", null, rows))),
-    h("p", { class: "small soft" }, "Probability: of the whole text, all its words multiplied. Score: its logarithm over the length penalty; the beam takes the highest. Each leads to Explain."),
-  );
-}
-
-function translateTree(view) {
-  const room = h("div");
-  const open = async () => {
-    if (!fold.open || view.more.tree) return;
-    replace(room, reading("searching once more, and keeping the tree"));
-    try {
-      const tree = await translateMore(view, "tree", { tree: true });
-      const { beam } = view.page.model.decode;
-      replace(
-        room,
-        h("p", { class: "small soft" }, `Each column is one step: the ${beam} best beginnings so far. The number is how likely the piece was after what came before it. The thick way won.`),
-        beamTree(tree, view.answer.outputs[0].tokens),
-        h("details", { class: "small" }, h("summary", null, "Show as table"), beamTable(tree)),
-      );
-    } catch (error) {
-      view.page.showError(room, error, open);
-    }
-  };
-  const fold = h("details", { class: "panel fold", on: { toggle: open } }, h("summary", null, h("h2", null, "How the beam searched")), room);
-  return fold;
 }

@@ -2,7 +2,7 @@
 // under the cursor looks.
 
 import { choiceList, popover } from "../alternatives.js";
-import { afterPause, ask, keep, kept, stopAsking } from "../asking.js";
+import { afterPause, ask, askForStream, keep, kept, stopAsking } from "../asking.js";
 import { layerChooser, layerNow, looksAt } from "../attending.js";
 import { button, h, replace, visible } from "../dom.js";
 import { drawingPanel } from "../drawing.js";
@@ -80,7 +80,7 @@ function writeLayout(view) {
     h("label", { class: "check" }, view.tabs, h("span", null, h("kbd", null, "Tab"), " suggests too")),
     h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), " always; ", h("kbd", null, "Esc"), " then ", h("kbd", null, "Tab"), " leaves the editor"),
   );
-  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "You write, the model goes on"), view.editor.element, view.state, tools, keys, view.attention);
+  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "You write, the model goes on"), view.editor.element, tools, view.state, keys, view.attention);
   return h("div", { class: "two-sides wide-left" }, writing, view.drawing.element);
 }
 
@@ -220,7 +220,7 @@ function writeOffer(view, pop, { shown, back, more }) {
   pop.fill(
     h("div", { class: "card-head" }, h("h3", { class: "label" }, "How it could go on"), button("3 more", more, { class: "button quiet small", title: "Tab" })),
     list,
-    h("p", { class: "small soft choice-help" }, "↑ ↓ and Enter choose, Tab for three more, Esc to leave. The share is of the first piece."),
+    h("p", { class: "small soft option-help" }, "↑ ↓ and Enter choose, Tab for three more, Esc to leave. The share is of the first piece."),
   );
   list.focus();
 }
@@ -236,7 +236,7 @@ async function writeOn(view) {
   let written = "";
   writeBusy(view, true);
   try {
-    await page.busy(page.api.stream("/v1/completions", writeAsked(view, before), (event) => {
+    await page.busy(askForStream(page, "/v1/completions", writeAsked(view, before), (event) => {
       written += event.choices[0].text;
       editor.set(before + written + after, before.length + written.length);
     }, control.signal));
