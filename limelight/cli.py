@@ -102,12 +102,12 @@ def train(
 
     loaded = load_recipe(recipe, set)
 
-    from limelight import experiment
+    from limelight import experiment, proof
     from limelight.training.loop import FailedError
 
     try:
         if verify_resume:
-            number = experiment.verify_resume(loaded, run, from_ or None)
+            number = proof.verify_resume(loaded, run, from_ or None)
         else:
             number = experiment.train(loaded, run, start_from=from_ or None)
     except FailedError as error:

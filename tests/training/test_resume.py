@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from limelight import experiment
 from limelight.errors import UserError
-from limelight.experiment import verify_resume
+from limelight.proof import verify_resume
 from limelight.run.commit import MANIFEST
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
