@@ -8,13 +8,12 @@ from pathlib import Path
 import torch
 
 from limelight.disk import temporary
-from limelight.errors import UserError
+from limelight.errors import FailedError, UserError
 from limelight.experiment import train
 from limelight.recipe import Recipe, recipe_of
 from limelight.run.commit import sha256_of
 from limelight.run.folder import RunFolder
 from limelight.run.weights import name_of
-from limelight.training.loop import FailedError
 from limelight.training.report import Report
 
 
