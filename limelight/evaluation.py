@@ -27,7 +27,7 @@ from limelight.experiment import evaluate_run, show_scores
 from limelight.loaded import Loaded, load
 from limelight.progress import counting
 from limelight.recipe import Recipe, recipe_of
-from limelight.run.folder import RunFolder
+from limelight.run.bundled import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.score import surprise_of
 from limelight.tasks.translate import Wishes, translate
@@ -50,7 +50,7 @@ def score_run(
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
     losses = evaluate_run(path, split, changes, silent)
-    loaded, recipe = load(path), recipe_of(RunFolder(Path(path)), changes)
+    loaded, recipe = load(path), recipe_of(find_run(path), changes)
     lines = read_lines(recipe, split)
     scores = score_task(loaded, recipe, lines, silent)
     settings = asdict(recipe.decode)
@@ -117,7 +117,7 @@ def compare_runs(
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
     changes = list(changes)
     both = [load(path) for path in paths]
-    recipes = [recipe_of(RunFolder(Path(path)), changes) for path in paths]
+    recipes = [recipe_of(find_run(path), changes) for path in paths]
     lines, others = (read_lines(recipe, split) for recipe in recipes)
     if lines.columns != others.columns:
         raise UserError(

@@ -29,6 +29,7 @@ from limelight.loaded import Loaded, load
 from limelight.model import build
 from limelight.progress import counting
 from limelight.recipe import Recipe, changed, load_recipe, recipe_of, write_recipe
+from limelight.run.bundled import find_run, place_of
 from limelight.run.commit import lock, newest, sha256_of, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
@@ -193,7 +194,7 @@ def set_up(
 
 def check_origin(run: RunFolder, start_from: str | Path | None) -> str:
     """The run that this one began with, or "". One that goes on cannot begin with another."""
-    said = str(Path(start_from).resolve()) if start_from else ""
+    said = place_of(find_run(start_from)) if start_from else ""
     if not run.begun:
         return said
     before = str(run.read_json("environment.json").get("from", said))
@@ -580,7 +581,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     loaded = load(path)
-    recipe = recipe_of(RunFolder(Path(path)), changes)
+    run = find_run(path)
+    recipe = recipe_of(run, changes)
     data = resolve(recipe.data)
     if not parts_of(data, split):
         raise UserError(f"there is no {split} split: say --data.{split} FILE ..., or --split")
@@ -592,7 +594,7 @@ def evaluate_run(
             learner=Learner(loaded.model),
             batches=batches,
             config=recipe.train,
-            run=RunFolder(Path(path)),
+            run=run,
             workers=workers,
             report=report,
             precision=choose_precision(recipe.train, workers.device),
