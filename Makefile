@@ -32,6 +32,8 @@ lint: .venv/ready-to-develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32
+	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports
 
 soak: .venv/ready-to-develop
