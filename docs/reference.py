@@ -3,10 +3,13 @@
     python docs/reference.py            writes docs/recipes.md and docs/commands.md
     python docs/reference.py --check    says whether they are what it would write
 
+It also brings the line numbers of links into the source up to date, on all pages.
+
 What a setting means is the comment behind it in the source; what an option means is in the
 docstring of its command. So there is one place to change, and a test finds a page that is stale.
 """
 
+import ast
 import inspect
 import io
 import re
@@ -14,6 +17,7 @@ import sys
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from inspect import Parameter
 from pathlib import Path
 from types import NoneType, UnionType
@@ -197,7 +201,7 @@ def section(name: str, command: Callable[..., None]) -> Iterator[str]:
     yield f"{told.short_description}\n"
     if told.long_description:
         yield f"{told.long_description}\n"
-    yield f"```text\n{synopsis(name, options)}\n```"
+    yield f"    {synopsis(name, options)}"
     if options:
         yield "\n" + row("", "default", "")
         yield "|---|---|---|"
@@ -248,6 +252,29 @@ def shown(default: Any) -> str:
     return "" if default in (Parameter.empty, (), "", None, False) else f"`{default}`"
 
 
+def relinked(text: str) -> str:
+    """A page whose links to names in the source lead to the lines where these are now."""
+
+    def point(link: re.Match[str]) -> str:
+        line = lines_of(DOCS.parent / link[2])[link[1]]
+        return f"[`{link[1]}`](../{link[2]}#L{line})"
+
+    return re.sub(r"\[`([\w.]+)`\]\(\.\./([\w/]+\.py)(?:#L\d+)?\)", point, text)
+
+
+@cache
+def lines_of(path: Path) -> dict[str, int]:
+    """Where each function, class and method of a file begins."""
+    lines: dict[str, int] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        parts = node.body if isinstance(node, ast.ClassDef) else []
+        name = getattr(node, "name", "")
+        for part, owner in [(node, ""), *((part, f"{name}.") for part in parts)]:
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                lines[f"{owner}{part.name}"] = part.lineno
+    return lines
+
+
 def read(path: Path) -> str:
     """A page as it is, or nothing."""
     return path.read_text(encoding="utf-8") if path.exists() else ""
@@ -257,10 +284,12 @@ def main() -> None:
     """Write the pages, or say which are stale."""
     pages = {"recipes.md": recipes_page(), "commands.md": commands_page()}
     stale = [name for name, text in pages.items() if read(DOCS / name) != text]
-    if stale and "--check" in sys.argv:
-        sys.exit(f"not what the source says: {', '.join(stale)}; `make docs` writes them anew")
+    if "--check" in sys.argv:
+        sys.exit(f"`make docs` would change {', '.join(stale)}" if stale else 0)
     for name in stale:
         (DOCS / name).write_text(pages[name], encoding="utf-8")
+    for path in DOCS.glob("*.md"):
+        path.write_text(relinked(read(path)), encoding="utf-8")
 
 
 if __name__ == "__main__":

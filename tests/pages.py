@@ -24,7 +24,9 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ELSEWHERE = ("cluster", "container", "gpu", "network", "windows")  # machines that tests have not
-BLOCK = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.M | re.S)
+BLOCK = re.compile(
+    r"^( *)```(\w+)(?: (\w+))?\n(.*?)^\1```$(?:\n+^```text\n(.*?)^```$)?", re.M | re.S
+)
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 MARK = "\x02"  # between the outputs of two blocks
 
@@ -49,7 +51,7 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """All blocks of a page, in order."""
     found = BLOCK.finditer(page.read_text(encoding="utf-8"))
-    return [Block(page, m[1], m[2] or "", m[3], m[4]) for m in found]
+    return [Block(page, m[2], m[3] or "", m[4], m[5]) for m in found]
 
 
 def runnable(page: Path, language: str) -> list[Block]:
