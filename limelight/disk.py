@@ -6,9 +6,7 @@ Only the standard library is imported, so that a test can start the committer a 
 import os
 import stat
 import sys
-import time
 from pathlib import Path
-from typing import IO
 
 from limelight.errors import UserError
 
@@ -62,22 +60,3 @@ def cache_folder() -> Path:
     ours = os.environ.get("LIMELIGHT_CACHE")
     general = os.environ.get("XDG_CACHE_HOME")
     return Path(ours) if ours else Path(general or Path.home() / ".cache") / "limelight"
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def wait_for(file: IO[str]) -> None:
-        """Lock a file, however long another process has it."""
-        while True:
-            try:
-                return msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            except PermissionError:
-                time.sleep(0.1)
-
-else:
-    import fcntl
-
-    def wait_for(file: IO[str]) -> None:
-        """Lock a file, however long another process has it."""
-        fcntl.flock(file, fcntl.LOCK_EX)
