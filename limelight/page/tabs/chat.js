@@ -1,7 +1,7 @@
 // Chat: answers as they are written, and for every word of them why it came. The page keeps the
 // conversation; the service remembers nothing.
 
-import { keep, kept } from "../asking.js";
+import { askForStream, keep, kept } from "../asking.js";
 import { button, h, replace } from "../dom.js";
 import { select } from "../state.js";
 import { stepsFor, whyWaiting, whyWord } from "../why.js";
@@ -51,9 +51,18 @@ function chatView(page) {
   view.composer = h(
     "form",
     { class: "composer card", on: { submit: (event) => { event.preventDefault(); chatSend(view); } } },
-    view.field, view.tag, view.stop, view.send,
+    view.field, view.tag, chatWordByWord(view), view.stop, view.send,
   );
   return view;
+}
+
+/** A beam knows its answer only in the end; whoever wants to watch can do without. */
+function chatWordByWord(view) {
+  const { beam, temperature } = view.page.model.decode;
+  view.wordByWord = h("input", { type: "checkbox", name: "word-by-word" });
+  if (beam === 1 || temperature) return null;
+  const why = `The model's beam of ${beam} knows its answer only in the end. Without it the words come one by one, and may be others.`;
+  return h("label", { class: "check small", title: why }, view.wordByWord, "word by word");
 }
 
 function chatSend(view) {
@@ -85,7 +94,7 @@ async function chatAnswer(view, exchange) {
   Object.assign(exchange, { answer: "", state: "writing", cut: "", tries: exchange.tries + 1 });
   chatShow(view);
   try {
-    await view.page.busy(view.page.api.stream("/v1/chat/completions", chatAsked(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
+    await view.page.busy(askForStream(view.page, "/v1/chat/completions", chatAsked(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
     exchange.state = "done";
   } catch (error) {
     exchange.state = control.signal.aborted ? "stopped" : "broken";
@@ -115,7 +124,8 @@ function chatAsked(view, turns, exchange) {
     stream: true,
     messages: turns.map((content, i) => ({ role: i % 2 ? "assistant" : "user", content })),
     ...(view.tag ? { tag: view.tag.value } : {}),
-    ...(temperature ? { seed: seed + exchange.tries } : {}), // another try is another draw
+    ...(view.wordByWord.checked ? { beam: 1 } : {}),
+    ...(temperature ? { seed: seed + exchange.tries - 1 } : {}), // another try is another draw
   };
 }
 

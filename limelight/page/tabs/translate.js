@@ -240,12 +240,13 @@ function translatePieces(view, word, at, show) {
 function translateChoiceList(view, choices, leave, pop) {
   const options = choices.map((choice, i) => {
     const ends = /^⟨.+⟩$/.test(choice.piece);
+    const half = choice.begin.endsWith("\ufffd"); // of a character: no text begins like this
     return {
       piece: choice.piece,
       share: choice.probability,
       rest: ends ? " the text would end here" : choice.text.slice(choice.begin.trimStart().length),
       chosen: i === 0 && choice.text === view.answer.text,
-      disabled: ends,
+      disabled: ends || half,
     };
   });
   return choiceList({

@@ -2,7 +2,7 @@
 // under the cursor looks.
 
 import { choiceList, popover } from "../alternatives.js";
-import { afterPause, ask, keep, kept, stopAsking } from "../asking.js";
+import { afterPause, ask, askForStream, keep, kept, stopAsking } from "../asking.js";
 import { layerChooser, layerNow, looksAt } from "../attending.js";
 import { button, h, replace, visible } from "../dom.js";
 import { drawingPanel } from "../drawing.js";
@@ -236,7 +236,7 @@ async function writeOn(view) {
   let written = "";
   writeBusy(view, true);
   try {
-    await page.busy(page.api.stream("/v1/completions", writeAsked(view, before), (event) => {
+    await page.busy(askForStream(page, "/v1/completions", writeAsked(view, before), (event) => {
       written += event.choices[0].text;
       editor.set(before + written + after, before.length + written.length);
     }, control.signal));
