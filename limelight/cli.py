@@ -350,6 +350,7 @@ def explain(
     word: str | None = None,
     follow: bool = False,
     figure: str = "",
+    html: str = "",
     tag: str = "",
     json: bool = False,
     set: tuple[str, ...] = (),
@@ -368,6 +369,7 @@ def explain(
         word: look at this word.
         follow: each word that is written, with its candidates and what it looked at.
         figure: draw the attention into this file, .svg, .png or .pdf.
+        html: write the walk into this file, a page for a browser that needs nothing else.
         tag: what is asked of a model that learned several things, such as a direction.
         json: print the manifest: tokens, steps, every value's shape and range, checks.
         set: changes to the recipe's [decode]; --decode.beam 1 says the same.
@@ -376,7 +378,8 @@ def explain(
 
     place = {"layer": layer, "head": head, "word": word}
     asked = "follow" if follow else stop
-    explain_text(terminal(), run, text, list(set), target, asked, place, figure, json, tag)
+    files = {"figure": figure, "html": html}
+    explain_text(terminal(), run, text, list(set), target, asked, place, files, json, tag)
 
 
 def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:

@@ -23,6 +23,7 @@ const APP_TABS = [
   translateTab, chatTab, writeTab, fillTab, classifyTab,
   explainTab, attentionTab, trainingTab, modelTab,
 ];
+const APP_OFFLINE = ["explain", "attention", "model"]; // of these, a file holds enough
 
 /**
  * Begin. Without a file, all is asked of the service.
@@ -76,7 +77,7 @@ function appSkip(event) {
 async function appOpen(frame, file) {
   delete document.body.dataset.ready;
   try {
-    frame.page = file ? filePage({ ...file, live: frame.live }) : await appAskModel(frame);
+    frame.page = file ? appOpenFile(frame, file) : await appAskModel(frame);
   } catch (error) {
     const page = livePage({ model: {}, live: frame.live });
     page.showError(frame.main, error, () => appOpen(frame, file));
@@ -86,6 +87,13 @@ async function appOpen(frame, file) {
   document.title = `${frame.page.model.name} · Limelight`;
   replace(frame.card, appCard(frame.page));
   appShowTab(frame);
+}
+
+/** A file looks first where it was made to look. */
+function appOpenFile(frame, file) {
+  const { layer, head } = selected();
+  select({ layer: layer ?? file.place.layer, head: head ?? file.place.head }, { replace: true });
+  return filePage({ ...file, live: frame.live });
 }
 
 async function appAskModel(frame) {
@@ -130,7 +138,8 @@ function appChooser(model, models) {
 }
 
 function appFitting(frame) {
-  return APP_TABS.filter((tab) => tab.fits(frame.page.model, frame.page));
+  const { model, offline } = frame.page;
+  return APP_TABS.filter((tab) => tab.fits(model) && (!offline || APP_OFFLINE.includes(tab.id)));
 }
 
 /** The chosen tab, or the first there is. */

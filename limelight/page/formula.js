@@ -35,6 +35,11 @@ export function mnum(value, digits = 3) {
   return domFilled(document.createElementNS(MATH, "mn"), {}, [show(value, digits)]);
 }
 
+/** A whole number, or a constant, as it is. */
+export function mint(value) {
+  return domFilled(document.createElementNS(MATH, "mn"), {}, [String(value)]);
+}
+
 /** A number inside a product. */
 export function mfactor(value) {
   return value < 0 ? mrow(mo("("), mnum(value), mo(")")) : mnum(value);

@@ -2,7 +2,7 @@
 // below each other; for all words a matrix, each row a word that asks.
 
 import { button, h } from "../dom.js";
-import { calculation, formula, math, mfactor, mfrac, mij, mnum, mo, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../formula.js";
+import { calculation, formula, mfactor, mfrac, mij, mint, mnum, mo, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../formula.js";
 import { matrix } from "../matrix.js";
 import { dot, largestOf, rowOf, show, softmax, total } from "../numbers.js";
 import { select } from "../state.js";
@@ -192,7 +192,7 @@ function attendScaled(now, eq, at) {
   return [
     formula("scaled score: s over the root of d k", mfrac(mij("s", "i", "j"), msqrt(msub("d", "k")))),
     calculation([
-      mfrac(mnum(before), msqrt(mnum(d, 0))),
+      mfrac(mnum(before), msqrt(mint(d))),
       mrow(mo("="), mfrac(mnum(before), mnum(eq.root))),
       mrow(mo("="), mnum(eq.scaled.values[at])),
     ]),
@@ -298,7 +298,7 @@ async function attendQueries(where, facts) {
         "div",
         null,
         await attendComesIn(where, said),
-        figure(where, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${said}`, values: rowOf(eq[part], where.row) }))), ["q", "k", "v"].map((part) => `${where.at}.${part}`)),
+        figure(where, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${said}`, values: rowOf(eq[part], where.row), name: `${where.at}.${part}` }))), ["q", "k", "v"].map((part) => `${where.at}.${part}`)),
       );
   return { picture: { element }, formulas: () => attendFirstNumber(where, facts, said), checks: [] };
 }
@@ -306,12 +306,12 @@ async function attendQueries(where, facts) {
 async function attendComesIn(where, said) {
   const name = where.m.tensors[`${where.at}.query`].from[0];
   const { values } = await where.trace.tensor(name, { rows: [where.row, where.row + 1] });
-  return figure(where, strips([{ title: `x, the vector of ${said} that enters here`, values }]), [name]);
+  return figure(where, strips([{ title: `x, the vector of ${said} that enters here`, values, name }]), [name]);
 }
 
 function attendVectors(where, table, title) {
   const rows = table.shape[0] === where.asking.labels.length ? where.asking.labels : where.answering.labels;
-  return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, labels: { row: "word", column: "number", value: "value" } }).element;
+  return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element;
 }
 
 function attendFirstNumber(where, facts, said) {
@@ -347,7 +347,7 @@ function attendShares(where, eq) {
   if (rows.length) rows[0].sign = "";
   const gone = weights.filter((weight) => weight === 0).length;
   const note = gone ? h("p", { class: "small soft" }, `${gone} ${gone === 1 ? "word has" : "words have"} no weight and ${gone === 1 ? "adds" : "add"} nothing.`) : null;
-  return [strips([...rows, { title: `what ${where.asking.labels[where.row]} collects`, values: rowOf(eq.mixed, where.row), sign: "=" }]), note];
+  return [strips([...rows, { title: `what ${where.asking.labels[where.row]} collects`, values: rowOf(eq.mixed, where.row), name: `${where.at}.mixed`, sign: "=" }]), note];
 }
 
 function attendSumFormula(where, eq) {
@@ -383,8 +383,8 @@ async function attendHeads(where) {
     "div",
     null,
     figure(where, heads.element, [`${where.at}.weights`]),
-    figure(where, strips([{ title: `all ${m.model.heads} heads of ${said}, side by side`, values: concat }]), [`${where.at}.concat`]),
-    figure(where, strips([{ title: "what the last linear layer makes of them", values: output }]), [`${where.at}.output`]),
+    figure(where, strips([{ title: `all ${m.model.heads} heads of ${said}, side by side`, values: concat, name: `${where.at}.concat` }]), [`${where.at}.concat`]),
+    figure(where, strips([{ title: "what the last linear layer makes of them", values: output, name: `${where.at}.output` }]), [`${where.at}.output`]),
   );
   const wide = m.model.d_head;
   const part = concat.subarray((where.head - 1) * wide, where.head * wide);
@@ -399,7 +399,7 @@ async function attendHeads(where) {
 function attendHeadsFormula(m) {
   const { heads, d_head: wide, d_model: width } = m.model;
   return [
-    formula("the heads side by side, times W O", mwords("("), msub("z", math("mn", mwords("1"))), mo(","), mo("…"), mo(","), msub("z", math("mn", mwords(String(heads)))), mwords(")"), msup("W", "O")),
+    formula("the heads side by side, times W O", mwords("("), msub("z", mint(1)), mo(","), mo("…"), mo(","), msub("z", mint(heads)), mwords(")"), msup("W", "O")),
     h("p", null, h("span", { class: "number" }, `${heads} × ${wide} = ${heads * wide}`), " numbers go in, ", h("span", { class: "number" }, String(width)), " come out."),
   ];
 }

@@ -1,7 +1,7 @@
 // The first stops: words become pieces, pieces become vectors, vectors learn their places.
 
 import { h } from "../dom.js";
-import { calculation, formula, math, mfrac, mnum, mo, mrow, msqrt, msub, msup, mwords } from "../formula.js";
+import { calculation, formula, mfrac, mint, mnum, mo, mrow, msqrt, msub, msup, mwords } from "../formula.js";
 import { matrix } from "../matrix.js";
 import { rowOf } from "../numbers.js";
 import { chooseRow, twoSided } from "../where.js";
@@ -77,20 +77,20 @@ async function enterEmbedding(where, facts) {
   const element = h(
     "div",
     null,
-    figure(where, strips([{ title: `row ${where.asking.ids[where.row]} of the table: ${label}`, values }]), [name]),
+    figure(where, strips([{ title: `row ${where.asking.ids[where.row]} of the table: ${label}`, values, name }]), [name]),
     h("div", { class: "below" }, tableNamed(facts, "neighbours")),
   );
   return { picture: { element }, formulas: () => enterLookup(where, facts, label, values), checks: [] };
 }
 
 function enterMatrix(where, table, title, rows = where.asking.labels) {
-  return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, labels: { row: "word", column: "number", value: "value" } }).element;
+  return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element;
 }
 
 function enterLookup(where, facts, label, values = null) {
   const { d_model: width } = where.m.model;
   const lines = [
-    formula("x is row id of the table E", "x", mo("="), msub("E", mwords(String(where.asking.ids[where.row])))),
+    formula("x is row id of the table E", "x", mo("="), msub("E", mint(where.asking.ids[where.row]))),
     values ? h("p", { class: "number small" }, `${label} = ${firstFew(values)}`) : null,
   ];
   const scaled = facts.formulas[1]?.numbers;
@@ -99,7 +99,7 @@ function enterLookup(where, facts, label, values = null) {
   return [
     ...lines,
     h("p", { class: "small" }, "then made larger, as in the paper; its first number:"),
-    calculation([mrow(mnum(first), mo("×"), msqrt(mnum(width, 0))), mrow(mo("="), mnum(first), mo("×"), mnum(scaled.scale)), mrow(mo("="), mnum(scaled.scaled))]),
+    calculation([mrow(mnum(first), mo("×"), msqrt(mint(width))), mrow(mo("="), mnum(first), mo("×"), mnum(scaled.scale)), mrow(mo("="), mnum(scaled.scaled))]),
   ];
 }
 
@@ -136,7 +136,7 @@ function enterAdded(where, found, names, scale) {
   const rows = names.map((name, n) => {
     const part = name.split(".")[1];
     const values = rowOf(found[name], where.row).map((x) => (part === "embedding" ? x * scale : x));
-    return { title: titles[part], values, sign: n === 0 ? "" : part === "input" ? "=" : "+" };
+    return { title: titles[part], values, name: part === "embedding" && scale !== 1 ? "" : name, sign: n === 0 ? "" : part === "input" ? "=" : "+" };
   });
   return figure(where, strips(rows), [`${where.side}.input`]);
 }
@@ -148,12 +148,13 @@ function enterPlaceFormulas(where, facts, found) {
   if (waves) {
     const d = where.m.model.d_model;
     lines.push(
-      formula("the sine of the place over 10000 to the power 2 i over d", mwords("PE"), mo("("), "p", mo(","), mrow(mnum(2, 0), "i"), mo(")"), mo("="), mwords("sin"), mo("("), mfrac("p", msup(mnum(10000, 0), mfrac(mrow(mnum(2, 0), "i"), "d"))), mo(")")),
+      formula("the sine of the place over 10000 to the power 2 i over d", mwords("PE"), mo("("), "p", mo(","), mrow(mint(2), "i"), mo(")"), mo("="), mwords("sin"), mo("("), mfrac("p", msup(mint(10000), mfrac(mrow(mint(2), "i"), "d"))), mo(")")),
       h("p", { class: "small" }, `place ${where.row}, the pair i = ${Math.min(2, d / 2 - 1)} of ${d / 2} (cosine beside it):`),
-      calculation([mrow(mwords("sin"), mo("("), mnum(waves.angle), mo(")"), mo("="), mnum(waves.sin)), mrow(mwords("cos"), mo("("), mnum(waves.angle), mo(")"), mo("="), mnum(waves.cos))]),
+      calculation([mrow(mwords("sin"), mo("("), mnum(waves.angle), mo(")")), mrow(mo("="), mnum(waves.sin))]),
+      calculation([mrow(mwords("cos"), mo("("), mnum(waves.angle), mo(")")), mrow(mo("="), mnum(waves.cos))]),
     );
   } else if (where.m.model.positions === "learned") {
-    lines.push(formula("row p of the table of places", msub("P", mwords(String(where.row)))), h("p", { class: "number small" }, firstFew(rowOf(found[`${where.side}.positions`], where.row))));
+    lines.push(formula("row p of the table of places", msub("P", mint(where.row))), h("p", { class: "number small" }, firstFew(rowOf(found[`${where.side}.positions`], where.row))));
   }
   if (sum?.input !== undefined) lines.push(...enterSum(where, sum));
   return lines;
@@ -215,10 +216,10 @@ async function enterStart(where) {
     h("tbody", null, rows),
   );
   const picture = where.all
-    ? figure(where, matrix({ rows: m.target.labels, columns: counted(m.model.d_model), values: found["decoder.input"].values, title: "What enters the decoder", labels: { row: "word", column: "number", value: "value" } }).element, ["decoder.input"])
+    ? figure(where, matrix({ rows: m.target.labels, columns: counted(m.model.d_model), values: found["decoder.input"].values, title: "What enters the decoder", scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element, ["decoder.input"])
     : enterAdded(where, found, names, scale);
   const element = h("div", null, h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "what each row reads and predicts" }, table), picture);
-  const letters = formula("the decoder's input: the words so far, one place to the right", mwords("(start, "), msub("y", math("mn", mwords("1"))), mo(","), mo("…"), mo(","), msub("y", mrow("t", mo("−"), mnum(1, 0))), mwords(")"), mo("→"), msub("y", "t"));
+  const letters = formula("the decoder's input: the words so far, one place to the right", mwords("(start, "), msub("y", mint(1)), mo(","), mo("…"), mo(","), msub("y", mrow("t", mo("−"), mint(1))), mwords(")"), mo("→"), msub("y", "t"));
   return { picture: { element }, formulas: () => [letters], checks: enterChecks(where, found, names, scale).slice(0, 1) };
 }
 

@@ -1,7 +1,7 @@
 // The stops around attention: add & norm, feed-forward, and the stack of layers.
 
 import { h } from "../dom.js";
-import { calculation, formula, mfrac, mnum, mo, mrow, mwords, msub } from "../formula.js";
+import { calculation, formula, mfrac, mint, mnum, mo, mrow, mwords, msub } from "../formula.js";
 import { matrix } from "../matrix.js";
 import { cosine, lengthOf, meanAndSpread, show } from "../numbers.js";
 import { compared, counted, figure, strips, tableNamed } from "./parts.js";
@@ -20,8 +20,8 @@ async function layerAddNorm(where, facts) {
   }
   const token = await where.trace.token(where.side, where.row);
   const [x, output, add, norm] = [came, `${at}.output`, `${at}.add`, `${at}.norm`].map((name) => token[name].values);
-  const sums = [{ title: "x, what came in", values: x }, { title: "what attention adds", values: output, sign: "+" }, { title: "together", values: add, sign: "=" }];
-  const normed = { title: post ? "normalised: what goes on" : "normalised: what attention reads", values: norm, sign: "→" };
+  const sums = [{ title: "x, what came in", values: x, name: came }, { title: "what attention adds", values: output, name: `${at}.output`, sign: "+" }, { title: "together", values: add, name: `${at}.add`, sign: "=" }];
+  const normed = { title: post ? "normalised: what goes on" : "normalised: what attention reads", values: norm, name: `${at}.norm`, sign: "→" };
   const rows = post ? [...sums, normed] : [sums[0], normed, ...sums.slice(1)];
   const element = h("div", null, figure(where, strips(rows), [`${at}.add`, `${at}.norm`]), layerSizes(post ? add : x, norm));
   const checks = [compared(where, "together = x + what attention adds", add, Float64Array.from(x, (a, i) => a + output[i]))];
@@ -29,7 +29,7 @@ async function layerAddNorm(where, facts) {
 }
 
 function layerMatrix(where, table, title, name) {
-  const made = matrix({ rows: where.asking.labels, columns: counted(table.shape[1]), values: table.values, title, labels: { row: "word", column: "number", value: "value" } });
+  const made = matrix({ rows: where.asking.labels, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } });
   return figure(where, made.element, [name]);
 }
 
@@ -81,9 +81,9 @@ async function layerFeedForward(where, facts) {
   const element = h(
     "div",
     null,
-    figure(where, strips([{ title: `${label}, as it comes in`, values: token[read].values }]), [read]),
-    figure(where, strips([{ title: `${active.length} neurons after ${m.model.activation}`, values: active, sign: "→" }]), [`${at}.active`]),
-    figure(where, strips([{ title: "what comes out, and is added", values: token[`${at}.output`].values, sign: "→" }]), [`${at}.output`]),
+    figure(where, strips([{ title: `${label}, as it comes in`, values: token[read].values, name: read }]), [read]),
+    figure(where, strips([{ title: `${active.length} neurons after ${m.model.activation}`, values: active, name: `${at}.active`, sign: "→" }]), [`${at}.active`]),
+    figure(where, strips([{ title: "what comes out, and is added", values: token[`${at}.output`].values, name: `${at}.output`, sign: "→" }]), [`${at}.output`]),
     h("div", { class: "below" }, tableNamed(facts, "neurons")),
   );
   const came = m.tensors[`${at}.add`].from[0];
@@ -94,10 +94,10 @@ async function layerFeedForward(where, facts) {
 
 function layerNeurons(where, facts, label) {
   const { activation } = where.m.model;
-  const inside = ["x", msub("W", mnum(1, 0)), mo("+"), msub("b", mnum(1, 0))];
-  const relu = activation === "relu" ? [mwords("max"), mo("("), mnum(0, 0), mo(","), ...inside, mo(")")] : [mwords(activation), mo("("), ...inside, mo(")")];
-  const gated = [mo("("), mwords("silu"), mo("("), "x", msub("W", "g"), mo(")"), mo("⊙"), "x", msub("W", mnum(1, 0)), mo(")"), msub("W", mnum(2, 0))];
-  const letters = activation === "swiglu" ? gated : [...relu, msub("W", mnum(2, 0)), mo("+"), msub("b", mnum(2, 0))];
+  const inside = ["x", msub("W", mint(1)), mo("+"), msub("b", mint(1))];
+  const relu = activation === "relu" ? [mwords("max"), mo("("), mint(0), mo(","), ...inside, mo(")")] : [mwords(activation), mo("("), ...inside, mo(")")];
+  const gated = [mo("("), mwords("silu"), mo("("), "x", msub("W", "g"), mo(")"), mo("⊙"), "x", msub("W", mint(1)), mo(")"), msub("W", mint(2))];
+  const letters = activation === "swiglu" ? gated : [...relu, msub("W", mint(2)), mo("+"), msub("b", mint(2))];
   const { quiet, neurons } = facts.formulas[0].numbers;
   return [
     formula(`two linear layers with ${activation} between them`, ...letters),
@@ -115,7 +115,7 @@ async function layerStack(where, facts) {
     columns: where.asking.labels,
     values: Float32Array.from(lengths.flat()),
     title: "How long each word's vector is, after every layer",
-    scale: "signed",
+    scale: { kind: "share", low: 0, high: Math.max(...lengths.flat()) },
     labels: { row: "after", column: "word", value: "length" },
   });
   const token = await where.trace.token(side, where.row);
@@ -130,7 +130,7 @@ async function layerStack(where, facts) {
   const { layers: count, d_model: width } = m.model;
   const words = where.asking.ids.length;
   const lines = [
-    formula("layer n reads what layer n minus 1 made", msub("x", "n"), mo("="), msub(mwords("layer"), "n"), mo("("), msub("x", mrow("n", mo("−"), mnum(1, 0))), mo(")")),
+    formula("layer n reads what layer n minus 1 made", msub("x", "n"), mo("="), msub(mwords("layer"), "n"), mo("("), msub("x", mrow("n", mo("−"), mint(1))), mo(")")),
     h("p", null, h("span", { class: "number" }, `${words} × ${width}`), ` numbers in, the same number out, ${count} ${count === 1 ? "time" : "times"}.`),
   ];
   return { picture: { element }, formulas: () => lines, checks };

@@ -58,12 +58,13 @@ export function valueLink(where, name, label = name) {
 
 /** A picture with a line below that says where it comes from. */
 export function figure(where, made, names = []) {
-  return h("figure", { class: "figure" }, made, names.map((name) => origin(where, name)));
+  return h("figure", { class: "figure", dataset: { of: names.join(" ") } }, made, names.map((name) => origin(where, name)));
 }
 
 /**
  * A word's vectors, one strip below the other, on one colour scale.
- * @param {{title: string, values: ArrayLike<number>, sign?: string, note?: string}[]} rows
+ * @param {{title: string, values: ArrayLike<number>, name?: string, sign?: string, note?: string}[]}
+ *   rows `name`: which value of the model it is, where it is one
  */
 export function strips(rows) {
   let most = 0;
@@ -72,8 +73,8 @@ export function strips(rows) {
   return h(
     "div",
     { class: "strips" },
-    rows.map(({ title, values, sign, note }) =>
-      h("div", { class: "strips-row" }, h("span", { class: "strips-sign", "aria-hidden": "true" }, sign ?? ""), strip({ values, title, note, scale }).element),
+    rows.map(({ title, values, name, sign, note }) =>
+      h("div", { class: "strips-row", dataset: { value: name ?? "" } }, h("span", { class: "strips-sign", "aria-hidden": "true" }, sign ?? ""), strip({ values, title, note, scale }).element),
     ),
   );
 }

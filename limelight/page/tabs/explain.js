@@ -1,5 +1,6 @@
 // The walk through this very model, stop by stop: a map, a picture, and the words and numbers to it.
 
+import { choice } from "../choice.js";
 import { button, h, replace } from "../dom.js";
 import { onKeys } from "../keys.js";
 import { modelMap, stopList } from "../map.js";
@@ -221,7 +222,7 @@ function explainParts(walk) {
     h("nav", { class: "explain-side", "aria-label": "The stops of the walk" }, parts.map, h("details", { class: "explain-list" }, h("summary", null, "All stops"), parts.list)),
     parts.head,
     parts.what,
-    h("div", { class: "explain-middle" }, parts.tools, parts.picture),
+    h("div", { class: "explain-middle card" }, parts.tools, parts.picture),
     parts.more,
   );
   parts.back = button("← Back", () => walk.move(-1));
@@ -244,24 +245,23 @@ function explainPlayShown(made, playing) {
 /** Choosers for what this stop has: one word or all, layer, head. */
 function explainTools(where) {
   const { m } = where;
-  const choice = (name, most, now) => {
+  const chooser = (name, most, now) => {
     const choose = h(
       "select",
       { class: "field", id: `choose-${name}`, dataset: { key: name }, on: { change: () => select({ [name]: Number(choose.value) }) } },
       Array.from({ length: most }, (_, i) => h("option", { value: String(i + 1), selected: i + 1 === now }, String(i + 1))),
     );
-    return h("span", { class: "choice" }, h("label", { class: "soft small", for: `choose-${name}` }, name), choose);
+    return h("span", { class: "chooser" }, h("label", { class: "soft small", for: `choose-${name}` }, name), choose);
   };
   const both = !["pieces", "classifier", "loop", "heads", "stack", ...EXPLAIN_ASIDES].includes(where.stop);
-  const words = [["one", "One word", false], ["all", "All words", true]].map(([key, label, all]) =>
-    button(label, () => select({ all }), { "aria-pressed": String(where.all === all), dataset: { key } }),
-  );
+  const options = [{ id: "one", label: "One word" }, { id: "all", label: "All words" }];
+  const words = choice({ legend: "One word or all", options, chosen: where.all ? "all" : "one", onChoose: (id) => select({ all: id === "all" }) });
   return h(
     "div",
     { class: "tools-line" },
-    both ? h("div", { class: "segmented", role: "group", "aria-label": "One word or all" }, words) : null,
-    where.layered && m.model.layers > 1 ? choice("layer", m.model.layers, where.layer) : null,
-    where.headed && m.model.heads > 1 ? choice("head", m.model.heads, where.head) : null,
+    both ? words.element : null,
+    where.layered && m.model.layers > 1 ? chooser("layer", m.model.layers, where.layer) : null,
+    where.headed && m.model.heads > 1 ? chooser("head", m.model.heads, where.head) : null,
   );
 }
 
@@ -291,10 +291,10 @@ function explainBeside(checks, open) {
 /** Put something new in a place; whoever had the focus there has it again on the same thing. */
 function explainKeepingFocus(place, made) {
   const within = place.contains(document.activeElement);
-  const held = within ? [...place.querySelectorAll("button, select")].indexOf(document.activeElement) : -1;
+  const held = within ? [...place.querySelectorAll("button, select, input")].indexOf(document.activeElement) : -1;
   const key = within ? document.activeElement.dataset.key : undefined;
   replace(place, made);
   if (held < 0) return;
-  const there = [...place.querySelectorAll("button, select")];
+  const there = [...place.querySelectorAll("button, select, input")];
   (there.find((one) => key !== undefined && one.dataset.key === key) ?? there[held])?.focus({ preventScroll: true });
 }
