@@ -27,6 +27,7 @@ ELSEWHERE = ("cluster", "container", "gpu", "network", "windows")  # machines th
 BLOCK = re.compile(
     r"^( *)```(\w+)(?: (\w+))?\n(.*?)^\1```$(?:\n+^```text\n(.*?)^```$)?", re.M | re.S
 )
+CELL = re.compile(r"^\| .* \| `(limelight .*)` \|$", re.M)  # a command in a table, to be run too
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 MARK = "\x02"  # between the outputs of two blocks
 
@@ -50,8 +51,12 @@ class Block:
 
 def blocks_of(page: Path) -> list[Block]:
     """All blocks of a page, in order."""
-    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
-    return [Block(page, m[2], m[3] or "", m[4], m[5]) for m in found]
+    text = page.read_text(encoding="utf-8")
+    blocks = [(m.start(), m.groups()[1:]) for m in BLOCK.finditer(text)]
+    blocks += [(m.start(), ("sh", "", m[1], None)) for m in CELL.finditer(text)]
+    return [
+        Block(page, language, needs or "", *rest) for _, (language, needs, *rest) in sorted(blocks)
+    ]
 
 
 def runnable(page: Path, language: str) -> list[Block]:

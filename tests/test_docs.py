@@ -11,7 +11,7 @@ import pytest
 
 from limelight.cli import COMMANDS
 from limelight.decode.config import DecodeConfig
-from limelight.recipe import parse_recipe, recipe_names
+from limelight.recipe import parse_recipe
 from tests.pages import (
     ELSEWHERE,
     PAGES,
@@ -95,7 +95,8 @@ def test_every_block_is_run_or_says_which_machine_it_needs(capsys):
     assert [b.place for b in blocks if b.language not in RUN_BY] == []
     assert [b.place for b in blocks if b.needs not in ("", *ELSEWHERE)] == []
     fences = sum(p.read_text().count("```") for p in PAGES)
-    assert fences == 2 * sum(1 + (b.shown is not None) for b in blocks)  # none was overlooked
+    fenced = [b for b in blocks if b.text.endswith("\n")]  # and not a cell of a table
+    assert fences == 2 * sum(1 + (b.shown is not None) for b in fenced)  # none was overlooked
     hidden = [
         f"{block.place}: {line}"
         for block in blocks
@@ -147,11 +148,6 @@ def test_generated_pages_are_what_the_types_say():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readme_shows_what_the_demo_prints(shell):
-    (shown,) = [b.text for b in blocks_of(ROOT / "README.md") if b.language == "text"]
-    assert agree(f"{shown}...", shell.run("limelight demo").stdout)
-
-
 def test_every_option_of_a_trained_model_has_a_line():
     text = (ROOT / "docs" / "use.md").read_text()
     for name in ("translate", "chat", "write", "fill", "classify", "embed", "score"):
@@ -164,9 +160,8 @@ def test_every_option_of_a_trained_model_has_a_line():
         assert re.search(rf"^\| .*`{setting.name}`", text, re.M), setting.name
 
 
-def test_the_readme_counts_and_names_truly():
+def test_the_readme_counts_truly():
     text = (ROOT / "README.md").read_text()
-    assert all(f"`{name}`" in text for name in recipe_names())
     assert len(FAULTS) == 37
     assert "thirty-seven planted" in text.replace("\n", " ")
 
