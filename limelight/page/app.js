@@ -139,7 +139,7 @@ function appChooser(model, models) {
 
 function appFitting(frame) {
   const { model, offline } = frame.page;
-  return APP_TABS.filter((tab) => tab.fits(model) && (!offline || APP_OFFLINE.includes(tab.id)));
+  return APP_TABS.filter((tab) => tab.fits(model, frame.page) && (!offline || APP_OFFLINE.includes(tab.id)));
 }
 
 /** The chosen tab, or the first there is. */

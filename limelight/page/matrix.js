@@ -148,11 +148,11 @@ class MatrixView {
     const { said, row, cell, header } = this.parts;
     const mark = this.cursor ?? this.pinned;
     said.textContent = mark ? matrixSentence(this.shown, this.asked.also ?? [], mark) : matrixHint;
+    header.textContent = this.shown.rows[mark?.[0] ?? 0];
     if (!mark) return;
     row.setAttribute("aria-rowindex", String(mark[0] + 1));
     cell.setAttribute("aria-colindex", String(mark[1] + 1));
     cell.setAttribute("aria-selected", String(String(mark) === String(this.pinned)));
-    header.textContent = this.shown.rows[mark[0]];
     cell.textContent = show(this.shown.values[mark[0] * this.shown.columns.length + mark[1]]);
   }
 

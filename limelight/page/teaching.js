@@ -67,7 +67,7 @@ function teachingTable(told, vocab) {
     const best = right ? h("span", { class: "good" }, "the same") : h("span", { dir: "auto" }, `${visible(told.best[i])} (${showPercent(told.p_best[i])})`);
     return h("tr", null, h("td", null, String(i + 1)), h("td", { dir: "auto" }, visible(piece)), h("th", { scope: "row", dir: "auto" }, visible(told.target[i])), h("td", { class: "n", dataset: { value: told.p_target[i] } }, show(told.p_target[i], 4)), h("td", { class: "n", dataset: { value: told.loss[i] } }, bar, show(told.loss[i], 4)), h("td", null, best));
   });
-  const head = ["", "reads", "true next word", "probability", "loss", "it would have said"].map((text) => h("th", { scope: "col" }, text));
+  const head = ["place", "reads", "true next word", "probability", "loss", "it would have said"].map((text) => h("th", { scope: "col" }, text));
   const foot = h("tr", null, h("td", null), h("th", { scope: "row", colspan: "3" }, `mean loss of ${rows.length} positions`), h("td", { class: "n", dataset: { value: told.mean } }, show(told.mean, 4)), h("td", null));
   const table = h("table", { class: "table teaching-rows" }, h("caption", { class: "unseen" }, "Teacher forcing, position by position"), h("thead", null, h("tr", null, head)), h("tbody", null, rows), h("tfoot", null, foot));
   const smooth = told.smoothing ? `With this run's label smoothing of ${told.smoothing}, training makes ${show(told.smoothed, 4)} smaller instead. ` : "";

@@ -28,7 +28,7 @@ export function thumbs(asked) {
 
 function thumbsBuild(element, known) {
   const heads = known.layers[0].shape[0];
-  const corner = h("span", { role: "columnheader", class: "soft small" }, "");
+  const corner = h("span", { role: "columnheader", class: "unseen" }, "layer");
   const numbers = Array.from({ length: heads }, (_, i) => h("span", { role: "columnheader", class: "soft small" }, i ? String(i + 1) : "head 1"));
   const rows = known.layers.map((_, layer) => {
     const cells = Array.from({ length: heads }, (_, head) => thumbsCell(known, layer + 1, head + 1));

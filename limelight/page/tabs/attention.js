@@ -220,9 +220,9 @@ class AttentionView {
       const all = await this.page.busy(this.trace.tensor(`${block.layers[layer - 1]}.weights`, { as: "f16" }));
       const rows = Array.from({ length: all.shape[0] }, (_, i) => {
         const spread = spreadOf(headPart(all, i + 1));
-        return [`head ${i + 1}`, show(spread.entropy, 2), show(spread.words, 1)];
+        return [String(i + 1), show(spread.entropy, 2), show(spread.words, 1)];
       });
-      replace(place, plainTable({ caption: `Layer ${layer}: how widely each head looks`, head: ["", "entropy", "words"], rows }));
+      replace(place, plainTable({ caption: `Layer ${layer}: how widely each head looks`, head: ["head", "entropy", "words"], rows }));
     } catch (error) {
       if (!this.left) this.page.showError(place, error, () => this.compare(place, block, layer));
     }

@@ -48,8 +48,8 @@ function modelParts({ parts, parameters }) {
     h("tr", null, h("th", { scope: "row" }, name), h("td", { class: "n", dataset: { value: count } }, showCount(count)), h("td", { class: "n" }, showPercent(count / parameters)), h("td", { class: "model-share", "aria-hidden": "true" }, h("span", { style: { "--share": String(count / parameters) } }))),
   );
   const foot = h("tr", null, h("th", { scope: "row" }, "total"), h("td", { class: "n", dataset: { value: parameters } }, showCount(parameters)), h("td", { class: "n" }, "100%"), h("td", null));
-  const head = ["part", "parameters", "share", ""].map((text) => h("th", { scope: "col" }, text));
-  const table = h("table", { class: "table model-parts" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows), h("tfoot", null, foot));
+  const head = ["part", "parameters", "share"].map((text) => h("th", { scope: "col" }, text));
+  const table = h("table", { class: "table model-parts" }, h("thead", null, h("tr", null, head, h("td", null))), h("tbody", null, rows), h("tfoot", null, foot));
   return h("section", { class: "card", "aria-label": "Parameters by part" }, h("h2", null, "Parameters by part"), h("p", { class: "soft small" }, "A table that is shared counts once."), h("div", { class: "scroller" }, table));
 }
 
