@@ -32,6 +32,8 @@ lint: .venv/ready-to-develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32
+	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports
 
 # The pages of reference, and what pages say comes out, written anew; a test says when that is needed.

@@ -105,7 +105,7 @@ class Service:
         self.server = Server(self.config(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            if sys.platform == "win32":  # where loops know of no signals
+            if sys.platform == "win32":  # its loop knows nothing of signals
                 signal.signal(number, lambda *_: loop.call_soon_threadsafe(self.drain))
             else:
                 loop.add_signal_handler(number, self.drain)
