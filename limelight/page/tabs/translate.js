@@ -146,7 +146,7 @@ function translateShow(view) {
   const words = answer.parts === 1 && best ? translatedWords(answer, use) : h("p", { class: "prose", dir: "auto" }, answer.text);
   view.hint = h("p", { class: "hint small soft" }, translateHint(answer));
   replace(view.result, words, translateTools(view), view.hint, answer.outputs.length > 1 ? bestFound(answer.asked.text, answer.outputs) : null);
-  replace(view.search, answer.tree?.length ? howSearched(answer.tree, best.tokens) : null);
+  replace(view.search, answer.tree?.length ? howSearched(answer.tree, best.tokens, `${page.model.name}: “${answer.asked.text}”`) : null);
   page.say(`translation: ${answer.text}`);
 }
 
