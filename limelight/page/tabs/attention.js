@@ -211,7 +211,7 @@ class AttentionView {
     const told = `Entropy of this head: ${show(spread.entropy, 2)} nats of at most ${show(most, 2)}. It looks at about ${show(spread.words, 1)} words at a time.`;
     const others = h("div", {});
     const compare = button(`All heads of layer ${layer}`, () => this.compare(others, block, layer), { class: "button attention-compare" });
-    const walk = h("a", { href: linkTo({ tab: "explain", side: block.id, layer, head }) }, "See how these weights are computed");
+    const walk = h("a", { href: linkTo({ tab: "explain", stop: attentionStop(this.trace.manifest, block.id), side: block.id, step: null, layer, head }) }, "See how these weights are computed");
     replace(this.facts, h("p", { class: "attention-entropy" }, told), h("p", { class: "small" }, walk), compare, others);
   }
 
@@ -228,4 +228,10 @@ class AttentionView {
       if (!this.left) this.page.showError(place, error, () => this.compare(place, block, layer));
     }
   }
+}
+
+/** The stop of the walk that computes these weights. */
+function attentionStop(manifest, block) {
+  if (block === "cross") return "cross";
+  return block === "decoder" && manifest.source.ids.length ? "masked" : "softmax";
 }
