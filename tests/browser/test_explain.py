@@ -40,7 +40,7 @@ def numbers(text):
 
 def opened(page, model, stop="pieces", **selection):
     text = {"text": TEXTS.get(model, "the cat sat")}
-    visit(page, model=model, stop=stop, **text, **selection)
+    visit(page, tab="explain", model=model, stop=stop, **text, **selection)
     assert page.locator(".walk").get_attribute("data-stop") == stop
     return page
 
@@ -293,7 +293,7 @@ def test_a_number_leads_to_where_it_comes_from(page):
 
 
 def test_from_a_sentence_to_a_cross_attention_weight_with_the_keyboard_alone(page, known):
-    visit(page)
+    visit(page, tab="explain")
     page.keyboard.press("/")
     page.keyboard.press("Control+A")
     page.keyboard.type("who are you")
