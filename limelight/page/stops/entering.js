@@ -212,7 +212,7 @@ async function enterStart(where) {
   const table = h(
     "table",
     { class: "table shifted" },
-    h("thead", null, h("tr", null, ["row", "reads", "", "predicts"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", null, h("tr", null, ["row", "reads", "then", "predicts"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, rows),
   );
   const picture = where.all

@@ -25,7 +25,7 @@ async function writeClassifier(where, facts) {
   const element = h(
     "div",
     null,
-    h("h3", null, "What could come here"),
+    h("h2", null, "What could come here"),
     h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", said),
     figure(where, made.element, ["logits"]),
     h("div", { class: "below" }, tableNamed(facts, "lens")),
