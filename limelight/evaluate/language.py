@@ -7,22 +7,6 @@ import math
 from collections.abc import Iterable
 
 from limelight.errors import UserError
-from limelight.evaluate.measure import Measure
-
-
-def score_language(surprise: float, tokens: int, right: int, text_bytes: int) -> list[Measure]:
-    """All that is told of a language model. Only bits per byte mean the same for all tokenizers."""
-    return [
-        Measure("perplexity", perplexity(surprise, tokens), "lower"),
-        Measure("bits per byte", bits_per_byte(surprise, text_bytes), "lower"),
-        Measure("accuracy", accuracy(right, tokens)),
-    ]
-
-
-def perplexity(surprise: float, tokens: int) -> float:
-    """How many tokens the model hesitates between, on average."""
-    check_count(tokens, "tokens")
-    return math.exp(min(surprise / tokens, 700.0))  # beyond it there are no numbers, nor hope
 
 
 def bits_per_byte(surprise: float, text_bytes: int) -> float:

@@ -1,11 +1,11 @@
 """The service as a process: it listens, lets its models load, and ends in good order."""
 
 import asyncio
-import logging
 import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from limelight.errors import UserError
-from limelight.run.folder import RunFolder
+from limelight.run.bundled import find_run
 from limelight.serve import journal
 from limelight.serve.app import application
 from limelight.serve.counts import Counts
@@ -43,8 +43,7 @@ def serve(
             f"--host {host} lets other machines in: set {KEY} in the environment, "
             "so that they need a key"
         )
-    log = logging.getLogger("uvicorn")
-    log.handlers, log.propagate = [journal.Handler(logging.WARNING)], False
+    journal.take_over()
     listener = listen(host, port)
     asyncio.run(Service(paths, listener, limits, key, [host, *hosts], origins).run())
 
@@ -53,8 +52,9 @@ def named(runs: Sequence[str]) -> dict[str, Path]:
     """Runs by their folders' names. What is no run folder is known before anything is started."""
     paths: dict[str, Path] = {}
     for run in runs:
-        path = Path(run).resolve()
-        RunFolder(path).check()
+        folder = find_run(run)
+        folder.check()
+        path = folder.path.resolve()
         if not NAME.fullmatch(path.name):
             raise UserError(f"{path.name!r} is no name for a model: use letters, digits and . _ -")
         if path.name in paths:
@@ -104,7 +104,10 @@ class Service:
         self.server = Server(self.config(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.drain)
+            if sys.platform == "win32":  # its loop knows nothing of signals
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self.drain))
+            else:
+                loop.add_signal_handler(number, self.drain)
         keepers = [asyncio.create_task(desk.supervise()) for desk in desks.values()]
         watcher = asyncio.create_task(self.give_up_on_failure())
         address = self.listener.getsockname()

@@ -7,9 +7,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.request import Request
 from limelight.decode.stream import TextStream
 from limelight.decode.write import Writing
-from limelight.errors import UserError
 from limelight.tasks.trained import Trained
-from limelight.tasks.translate import Output, join
 
 USUAL = 200  # tokens, where nobody says how many
 
@@ -79,19 +77,3 @@ def tokens_of(trained: Trained, request: Request, config: DecodeConfig) -> Itera
 def beginning(trained: Trained, prompt: str) -> list[int]:
     """What the model reads first. Between two texts it has always seen an end token."""
     return [trained.tokenizer.end, *trained.tokenizer.encode(prompt)]
-
-
-def continuations(
-    trained: Trained, prompt: str, count: int, config: DecodeConfig | None = None
-) -> list[Output]:
-    """Several ways to go on, at once."""
-    trained.require("write")
-    config = config or trained.decode
-    if not 1 <= count <= 100:
-        raise UserError(f"{count} ways to go on: ask for 1 to 100")
-    limit, half = config.max_tokens or USUAL, max(1, trained.max_len // 2)
-    read = beginning(trained, prompt)[-max(half, trained.max_len - limit) :]
-    limit = max(1, min(limit, trained.max_len - len(read)))
-    requests = [Request(read, limit, seed=config.seed + i) for i in range(count)]
-    answered = trained.engine.answer(requests, replace(config, beam=1, groups=1))
-    return [join(trained, texts[:1], strip=False) for texts in answered]

@@ -72,6 +72,22 @@ def test_the_future_is_hidden(page, traces):
     assert "weight 0.000 (hidden)" in page.locator(".matrix-said").inner_text()
 
 
+def test_which_scale_the_colours_have_is_chosen_and_said(page, traces):
+    look(page, "greetings", side="decoder", layer=1, head=1)
+    trace = traces["greetings"]
+    own = trace.tensor("decoder.0.self.weights", 1).max()
+    every = max(trace.tensor(f"decoder.{n}.self.weights").max() for n in range(2))
+    legend, note = page.locator(".legend"), page.locator(".attention-note")
+    for wish, largest, said in [
+        ("per head", f"{own:.3f}", "own scale"),
+        ("per row", "the largest of the row", "every row"),
+        ("all heads", f"{every:.3f}", "one scale for all heads"),
+    ]:
+        page.get_by_role("radio", name=wish, exact=True).check()
+        assert largest in legend.inner_text()
+        assert said in note.inner_text()
+
+
 def test_a_thumbnail_shows_and_opens_its_head(page, traces):
     look(page, "greetings", side="encoder", layer=1, head=1)
     trace = traces["greetings"]

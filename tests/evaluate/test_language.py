@@ -1,4 +1,4 @@
-"""Perplexity, bits per byte and accuracy, by hand."""
+"""Bits per byte and accuracy, by hand."""
 
 import math
 
@@ -11,14 +11,7 @@ from limelight.evaluate.language import (
     accuracy,
     bits_per_byte,
     count_bytes,
-    perplexity,
-    score_language,
 )
-
-
-def test_who_guesses_among_fifty_hesitates_between_fifty():
-    assert perplexity(10 * math.log(50), 10) == pytest.approx(50)
-    assert perplexity(0.0, 3) == 1
 
 
 def test_who_guesses_bytes_needs_eight_bits_for_each():
@@ -29,21 +22,8 @@ def test_bytes_are_those_of_utf_8():
     assert count_bytes(["ab", "ü", "🙂"]) == 2 + 2 + 4
 
 
-def test_bits_per_byte_do_not_depend_on_how_the_text_is_cut():
-    few, many = (score_language(30.0, tokens, 1, 20) for tokens in (5, 10))
-    assert few[1] == many[1]
-    assert few[0] != many[0]  # perplexity does
-    assert [score.name for score in few] == ["perplexity", "bits per byte", "accuracy"]
-    assert [score.better for score in few] == ["lower", "lower", "higher"]
-
-
-def test_a_hopeless_model_has_a_number_too():
-    assert math.isfinite(perplexity(1e9, 1))
-
-
-@given(st.floats(0, 1e6), st.integers(1, 10**6), st.integers(1, 10**6))
-def test_bounds(surprise, tokens, text_bytes):
-    assert perplexity(surprise, tokens) >= 1
+@given(st.floats(0, 1e6), st.integers(1, 10**6))
+def test_bounds(surprise, text_bytes):
     assert bits_per_byte(surprise, text_bytes) >= 0
 
 
@@ -53,7 +33,7 @@ def test_accuracy_is_a_share(right, wrong):
 
 
 def test_nothing_has_no_average():
-    for call in (lambda: perplexity(1.0, 0), lambda: bits_per_byte(1.0, 0), lambda: accuracy(0, 0)):
+    for call in (lambda: bits_per_byte(1.0, 0), lambda: accuracy(0, 0)):
         with pytest.raises(UserError, match="nothing to score: 0"):
             call()
     with pytest.raises(UserError, match="3 of 2"):

@@ -1,12 +1,8 @@
 """Writing on and talking: piece by piece, beyond what a model can see at once, and interrupted."""
 
-from dataclasses import replace
-
 import pytest
 
-from limelight.errors import UserError
 from limelight.tasks.chat import Conversation
-from limelight.tasks.write import continuations
 
 WRITERS = ("writer", "rnn")
 WILD = {"temperature": 1.0, "seed": 5}
@@ -65,20 +61,6 @@ def test_it_stops_at_the_end_of_a_text(model):
     writer = model("writer")
     assert writer.write("the cat sleeps", max_tokens=100).strip().endswith(".")
     assert "\n" not in writer.write("the cat sleeps", max_tokens=100)
-
-
-def test_continuations_have_read_the_prompt_and_differ(model):
-    writer = model("writer")
-    config = replace(writer.decode, temperature=1.0, max_tokens=500)
-    texts = continuations(writer, "the old man ", 4, config)
-    assert len({text.text for text in texts}) > 1
-    assert texts == continuations(writer, "the old man ", 4, config)
-    certain = replace(config, temperature=0.0)
-    (first, *_) = continuations(writer, "the old ma", 2, certain)
-    assert first.text.startswith("n")
-    for count in (0, 101):
-        with pytest.raises(UserError, match=f"{count} ways to go on"):
-            continuations(writer, "", count)
 
 
 # Talking
