@@ -140,6 +140,9 @@ def test_the_tree_is_the_search_and_its_winner_is_marked(opened, service):
     won = opened.locator(".beam-node.won .beam-piece").all_text_contents()
     tokens = told["outputs"][0]["tokens"]
     assert [piece.replace("·", " ") for piece in won[: len(tokens)]] == [t[:10] for t in tokens]
+    with opened.expect_download() as saved:
+        opened.get_by_role("button", name="Save picture").click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
     opened.get_by_text("Show as table").click()
     assert opened.locator(".fold table tbody tr").count() == sum(map(len, told["tree"]))
 
