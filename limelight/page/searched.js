@@ -48,6 +48,13 @@ export function howSearched(tree, best, credit) {
     h("p", { class: "small soft" }, `Each column is a step: the ${tree[0].length} best beginnings so far, each going on from one of the step before. The number is how likely the piece was there. Dashed: a text that ended. The thick way won.`),
     drawing,
     button("Save picture", save, { class: "button quiet small" }),
-    h("details", { class: "small" }, h("summary", null, "Show as table"), beamTable(tree)),
+    searchedTable(tree),
   );
+}
+
+/** A table has a row for every place: it is made when somebody wants it. */
+function searchedTable(tree) {
+  const fold = h("details", { class: "small" }, h("summary", null, "Show as table"));
+  fold.addEventListener("toggle", () => fold.append(beamTable(tree)), { once: true });
+  return fold;
 }

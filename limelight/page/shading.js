@@ -2,7 +2,10 @@
 
 import { layerChooser, layerNow, looksAt } from "./attending.js";
 import { h, replace, visible } from "./dom.js";
+import { largestOf } from "./numbers.js";
 import { characterPlaces, shareLine, sharesOf, sharesSaid, wordsIn } from "./words.js";
+
+const SHADING_MOST = 48; // words with a number; the shades are for all
 
 /**
  * Shade the earlier text by what the word before the caret looks at, and write the shares below.
@@ -57,14 +60,23 @@ async function shadingTrace(view, text) {
 
 function shadingShares(view, manifest, { row, shares, layer, again }, word) {
   const read = manifest.target.pieces.slice(0, row + 1);
-  const words = wordsIn(read, manifest.target.special.slice(0, row + 1));
+  const all = wordsIn(read, manifest.target.special.slice(0, row + 1));
+  const ofAll = sharesOf(all, shares);
+  const shown = shadingStrongest(ofAll);
+  const [words, ofWords] = [shown.map((i) => all[i]), shown.map((i) => ofAll[i])];
   const line = shareLine(words, `What ${word} looks at`);
-  const ofWords = sharesOf(words, shares);
   line.show(ofWords);
+  const some = shown.length < all.length ? ` Of ${all.length} words, the ${shown.length} strongest.` : "";
   replace(
     view.attention,
     h("div", { class: "card-head" }, h("h3", { class: "label" }, "What ", h("q", { dir: "auto" }, visible(word.trim() || word)), " looks at"), layerChooser(manifest.model.layers, again)),
     h("div", { class: "shares-room", tabindex: "0", role: "group", "aria-label": `${word.trim()} looks at ${sharesSaid(words, ofWords)}` }, line.element),
-    h("p", { class: "small soft" }, `The word before the cursor; the mean of the heads of layer ${layer}. The same shares shade the text above. The model sees only what stands before a word.`),
+    h("p", { class: "small soft" }, `The word before the cursor; the mean of the heads of layer ${layer}. The same shares shade the text above. The model sees only what stands before a word.${some}`),
   );
+}
+
+/** All places, or of many the strongest, in the order of the text. */
+function shadingStrongest(shares) {
+  if (shares.length <= SHADING_MOST) return shares.map((_, i) => i);
+  return largestOf(shares, SHADING_MOST).sort((a, b) => a - b);
 }

@@ -247,3 +247,25 @@ def test_256_words_need_no_more_nodes(page):
     page.get_by_role("button", name="Show as table").click()
     assert page.locator(".matrix td").count() <= 2000
     assert page.locator(".matrix tbody th").last.inner_text() == "w255"  # the page of the cursor
+
+
+def test_the_bars_beside_are_the_row_that_is_pointed_at(page, traces):
+    look(page, "greetings", side="cross", layer=1, head=4, query=1)
+    weights = traces["greetings"].tensor("decoder.0.cross.weights", 4)
+
+    def shows(row):
+        order = weights[row].argsort(descending=True).tolist()
+        labels = page.locator(".gaze .bars-label").all_inner_texts()
+        assert labels == [traces["greetings"].source.labels[i] for i in order]
+        shares = [share_of(text) for text in page.locator(".gaze .bars-value").all_inner_texts()]
+        assert shares == pytest.approx([weights[row, i].item() for i in order], abs=0.0051)
+
+    shows(1)
+    page.locator(".matrix-view").focus()
+    page.keyboard.press("Control+Home")
+    shows(0)
+
+
+def share_of(text):
+    """A share as the page writes it: 12%, 0.3%, < 0.1%."""
+    return 0.0 if text.startswith("<") else float(text.rstrip("%")) / 100

@@ -3,6 +3,7 @@
 import { wasReplaced } from "../api.js";
 import { choice } from "../choice.js";
 import { h, replace } from "../dom.js";
+import { gaze } from "../gaze.js";
 import { headFacts } from "../headfacts.js";
 import { attentionBlocks, headOf, someColumns } from "../heads.js";
 import { attentionLines } from "../lines.js";
@@ -211,8 +212,13 @@ class AttentionView {
       const part = view === "matrix" ? matrix(asked) : attentionLines(asked);
       this.large = { view, part };
       this.note = h("p", { class: "soft small attention-note" });
-      replace(this.stage, part.element, this.note);
+      this.gaze = gaze();
+      const beside = view === "matrix" ? this.gaze.element : null; // lines show it themselves
+      this.views = h("div", { class: "attention-views" }, part.element, beside);
+      replace(this.stage, this.views, this.note);
     }
+    this.asked = asked;
+    this.views.classList.toggle("few", asked.columns.length <= 10); // then there is room beside it
     this.note.textContent = this.noteOf();
     this.showPinned();
   }
@@ -234,6 +240,7 @@ class AttentionView {
       scale: this.scaleNow(),
       threshold: attentionWishes.threshold,
       sums: true,
+      onCursor: (row, column) => this.showGaze(row, column),
       onPin: (row, column) => select({ query: row, key: column === null ? null : this.kept[column] }),
     };
   }
@@ -264,5 +271,17 @@ class AttentionView {
     const column = this.kept.indexOf(key);
     if (attentionWishes.view === "lines") this.large.part.pin(query);
     else this.large.part.pin(query, column < 0 ? null : column);
+    this.showGaze(null, null);
+  }
+
+  /** The row that is pointed at, or else the one that was chosen. */
+  showGaze(row, column) {
+    const { query, key } = selected();
+    const chosen = query !== null && query < this.asked.rows.length ? query : this.asked.rows.length - 1;
+    this.gaze.set({
+      ...this.asked,
+      row: row ?? chosen,
+      column: row === null ? this.kept.indexOf(key) : column,
+    });
   }
 }
