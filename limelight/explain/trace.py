@@ -6,7 +6,7 @@ whether that is true: the same words, the same scores, weights that sum to 1.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -105,6 +105,7 @@ class Trace:
         self.summaries: dict[str, Summary] = {}
         self.checks = Checks()
         self.values: dict[str, Tensor] = {}
+        self.held: dict[str, Tensor] = {}  # beyond the room, for a while
         self.logits: Tensor  # the scores of all tokens at every row, or of all classes
         found = self.record("*", self._look)
         self.values = {k: v for k, v in found.items() if k in self.wanted and v.numel()}
@@ -120,24 +121,35 @@ class Trace:
         """A value by name, without the batch; of it one head (counted from 1), or some rows."""
         if name not in self.summaries:
             raise unknown("value", name, self.names)
-        if name in self.values:
-            return self.part(name, self.values[name], head, rows)
+        if (kept := self.kept(name)) is not None:
+            return self.part(name, kept, head, rows)
         return self.record(name, lambda n, value: self.part(n, value, head, rows).clone())[name]
 
     def several(
         self, names: Sequence[str], keep: Callable[[str, Tensor], Tensor]
     ) -> dict[str, Tensor]:
         """Something of each of these values, in one pass for all that were not kept."""
-        missing = [name for name in names if name not in self.values]
+        missing = [name for name in names if self.kept(name) is None]
         found = self.record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
-        return {
-            name: found[name] if name in found else keep(name, self.values[name]) for name in names
-        }
+        at_hand = {**self.values, **self.held}
+        return {name: found[name] if name in found else keep(name, at_hand[name]) for name in names}
+
+    def kept(self, name: str) -> Tensor | None:
+        """A value, if it is at hand."""
+        return self.values.get(name, self.held.get(name))
+
+    def hold(self, names: Iterable[str]) -> None:
+        """Have these values at hand too, until others are asked for: one pass for all of them."""
+        wanted = [name for name in names if name not in self.values]
+        if wanted and set(wanted) != set(self.held):
+            self.held = {}
+            self.held = self.record(wanted, lambda _, value: value)
 
     @property
     def size(self) -> int:
         """Bytes of the values that are kept; the scores are, in any case."""
-        return sum(value.nbytes for value in {**self.values, "logits": self.logits}.values())
+        at_hand = {**self.values, **self.held, "logits": self.logits}
+        return sum(value.nbytes for value in at_hand.values())
 
     def part(self, name: str, value: Tensor, head: int | None, rows: slice | None) -> Tensor:
         """One head of a value, or some of its rows."""

@@ -39,7 +39,7 @@ from limelight.text.toys import TOYS
 
 Work = Generator[None, None, Message]  # something that lets others have their turn in between
 
-ROOM = 2**26  # bytes of values that are kept
+ROOM = 2**27  # bytes of values that are kept: all of the paper's base model on 64 tokens
 PASSAGES = 256  # texts whose continuation is remembered
 LARGEST = 2**24  # bytes of numbers in one answer
 BYTES = {"f32": 4, "f16": 2, "u8": 1}
@@ -173,7 +173,21 @@ def told_stop(trace: Explanation, message: Message) -> Message:
     """One station of the walk."""
     rows = message["source_row"], message["target_row"]
     view = look_at(trace, message["layer"], message["head"], message["word"], rows)
+    trace.hold(n for n in trace.names if needed(n, view.layer, message["name"]))
     return {"stop": manifest.stop_facts(stop_at(trace, message["name"], view))}
+
+
+def needed(name: str, layer: int, stop: str) -> bool:
+    """Whether a stop may look at this value: all of its layer, and what layers hand on.
+
+    What was not kept is computed in one pass, and not in one for each.
+    """
+    at = name.partition(".")[2].partition(".")[0]
+    if not at.isdigit() or int(at) == layer:
+        return True
+    if "follow".startswith(stop):  # it looks at the weights of all layers
+        return name.endswith(".weights")
+    return name.endswith(("feed_forward.norm", "feed_forward.add"))
 
 
 def told_blob(blob: Blob) -> Message:

@@ -341,6 +341,12 @@ def test_what_is_kept_stays_within_its_room_and_changes_no_number(models):
             assert answers[0] == answers[1] == answers[2]
             kept = sum(trace.size for trace in narrow.traces.values())
             assert kept <= narrow.room or len(narrow.traces) == 1
+            held = {"what": "stop", "layer": 1, "head": 2, "word": None}
+            held |= {"source_row": None, "target_row": None, "text": text, **asked}
+            for stop in ("softmax", "cross", "stack", "classifier", "follow", "loop"):
+                with torch.inference_mode():
+                    told = [finish(album.look({**held, "name": stop})) for album in (wide, none)]
+                assert told[0]["stop"] == told[1]["stop"]
             assert len(none.traces) == 1
     assert len(wide.traces) == len(wide.passages) == 3
 
