@@ -33,20 +33,26 @@ def info(
     """Sizes of a model: parameters by part, multiply-adds per token, memory. Nothing is allocated.
 
     Args:
-        recipe: the name of a recipe, a TOML file, or a run folder.
+        recipe: the name of a recipe or of a bundled model, a TOML file, or a run folder.
         devices: share the training state out over so many devices (full sharding).
         batch_tokens: tokens in each device's batch; 0 for one text of full length.
         json: print one JSON document.
         set: changes to the recipe, as model.layers=3; --model.layers 3 says the same.
     """
-    from limelight.recipe import load_recipe, recipe_of
-    from limelight.run.folder import RunFolder
+    from limelight.errors import unknown
+    from limelight.recipe import load_recipe, recipe_names, recipe_of
+    from limelight.run.bundled import find_run, is_run, model_names
     from limelight.run.log import summary
 
     # A misspelt name is refused before torch is imported.
-    run = RunFolder(Path(recipe))
-    loaded = recipe_of(run, set) if run.path.is_dir() else load_recipe(recipe, set)
-    trained = {"trained": summary(run.log)} if run.path.is_dir() else {}
+    trained = {}
+    if is_run(recipe):
+        run = find_run(recipe)
+        loaded, trained = recipe_of(run, set), {"trained": summary(run.log)}
+    elif recipe.endswith(".toml") or Path(recipe).is_file() or recipe in recipe_names():
+        loaded = load_recipe(recipe, set)
+    else:
+        raise unknown("recipe, model or run", recipe, [*recipe_names(), *model_names()])
 
     from limelight.info import describe, show
 
@@ -95,7 +101,7 @@ def train(
     Args:
         recipe: the name of a recipe, or a TOML file.
         run: the folder for all that comes of it.
-        from_: begin with the weights and the tokenizer of this run.
+        from_: begin with the weights and the tokenizer of this run, or of a bundled model.
         verify_resume: prove with a few steps that a resumed run equals an uninterrupted one.
         set: changes to the recipe, as train.steps=500; --train.steps 500 says the same.
     """
@@ -128,7 +134,7 @@ def evaluate(
     classes. Of two runs, whether chance explains the difference (paired bootstrap).
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         other: another one, to be compared with it.
         split: which texts.
         json: print one JSON document.
@@ -164,7 +170,7 @@ def translate(
     Leaves with 1 if some lines could not be read.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to translate; without any, the lines of standard input.
         beam: how many translations are tried at once; 1 takes the likeliest token at every step.
         nbest: so many translations of each text, with their scores.
@@ -202,7 +208,7 @@ def chat(
     At the terminal, /reset forgets what was said, /quit leaves, and Ctrl-C stops an answer.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what is said, turn by turn.
         beam: how many answers are tried at once.
         temperature: above 0 draws every token, and shows it as it comes.
@@ -234,7 +240,7 @@ def write(
     """Go on with a text, as a model that read many texts would.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         prompt: texts to go on with; without any, the lines of standard input, or a terminal.
         max_tokens: write so many tokens at most.
         temperature: above 0 draws every token, the freer the higher; 0 takes the likeliest.
@@ -262,7 +268,7 @@ def fill(
     """Fill in the blanks of a text, written ___, with what could stand there.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: a text with one or more blanks, as "The ___ barks".
         count: so many candidates for each blank.
         json: print one JSON document.
@@ -276,7 +282,7 @@ def classify(run: Run, text: Texts = (), json: bool = False) -> None:
     """Which class each text belongs to, and how probably.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to classify; without any, the lines of standard input.
         json: print the probabilities of all classes, one JSON document per line.
     """
@@ -289,7 +295,7 @@ def embed(run: Run, text: Texts = ()) -> None:
     """A vector for each text, one JSON list per line: texts that are alike have like vectors.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to embed; without any, the lines of standard input.
     """
     from limelight.commands import embed_lines
@@ -301,7 +307,7 @@ def score(run: Run, text: Texts = (), tag: str = "", json: bool = False) -> None
     """The log-probability of each text; of a source, a tab and a target, that of the target.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to score; without any, the lines of standard input.
         tag: what is asked of a model that learned several things, such as a direction.
         json: print every token's, one JSON document per line.
@@ -325,7 +331,7 @@ def serve(
     in the environment. It ends in good order with Ctrl-C or SIGTERM, and logs to standard error.
 
     Args:
-        runs: run folders; each is a model, called as its folder.
+        runs: run folders, each a model called as its folder; or names of bundled models.
         host: the address to listen on.
         port: the port; 0 for any that is free.
         hosts: further names that the service is reached by, such as that of a proxy.
@@ -360,7 +366,7 @@ def explain(
     At a terminal it goes stop by stop; into a pipe or a file it prints all of them.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what the model reads; for one that fills in blanks, write ___ for a missing word.
         target: take this for what follows, instead of what the model would write.
         stop: only this one, such as scores, softmax, cross, loop, teacher or beam.
@@ -380,6 +386,19 @@ def explain(
     asked = "follow" if follow else stop
     files = {"figure": figure, "html": html}
     explain_text(terminal(), run, text, list(set), target, asked, place, files, json, tag)
+
+
+def models(json: bool = False) -> None:
+    """The models that come with Limelight; wherever a command asks for a RUN, their names will do.
+
+    A run folder of your own with such a name comes first.
+
+    Args:
+        json: print one JSON document, with all scores and how they were measured.
+    """
+    from limelight.run.bundled import facts_of, model_names, show
+
+    tell({"models": [facts_of(name) for name in model_names()]}, show, json)
 
 
 def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:
@@ -452,6 +471,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain,
     "fill": fill,
     "info": info,
+    "models": models,
     "score": score,
     "serve": serve,
     "train": train,

@@ -28,7 +28,7 @@ from limelight.lessons import batches_of, tokenise
 from limelight.loaded import Loaded, load
 from limelight.progress import counting
 from limelight.recipe import Recipe, recipe_of
-from limelight.run.folder import RunFolder
+from limelight.run.bundled import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.score import surprise_of
 from limelight.tasks.translate import Wishes, translate
@@ -56,7 +56,7 @@ def score_run(
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
     losses = evaluate_run(path, split, changes, silent)
-    loaded, recipe = load(path), recipe_of(RunFolder(Path(path)), changes)
+    loaded, recipe = load(path), recipe_of(find_run(path), changes)
     lines = read_lines(recipe, split)
     scores = score_task(loaded, recipe, lines, silent)
     settings = asdict(recipe.decode)
@@ -68,7 +68,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     loaded = load(path)
-    recipe = recipe_of(RunFolder(Path(path)), changes)
+    run = find_run(path)
+    recipe = recipe_of(run, changes)
     data = resolve(recipe.data)
     if not parts_of(data, split):
         raise UserError(f"there is no {split} split: say --data.{split} FILE ..., or --split")
@@ -80,7 +81,7 @@ def evaluate_run(
             learner=Learner(loaded.model),
             batches=batches,
             config=recipe.train,
-            run=RunFolder(Path(path)),
+            run=run,
             workers=workers,
             report=telling,
             precision=choose_precision(recipe.train, workers.device),
@@ -159,7 +160,7 @@ def compare_runs(
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
     changes = list(changes)
     both = [load(path) for path in paths]
-    recipes = [recipe_of(RunFolder(Path(path)), changes) for path in paths]
+    recipes = [recipe_of(find_run(path), changes) for path in paths]
     lines, others = (read_lines(recipe, split) for recipe in recipes)
     if lines.columns != others.columns:
         raise UserError(

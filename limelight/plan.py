@@ -11,6 +11,7 @@ from typing import Any
 from limelight.errors import UserError, unknown
 from limelight.loaded import Loaded
 from limelight.recipe import Recipe, recipe_of
+from limelight.run.bundled import find_run, place_of
 from limelight.run.commit import newest
 from limelight.run.folder import RunFolder
 from limelight.text.config import DataConfig, parts_of, sides
@@ -72,7 +73,7 @@ def check_unvalidated(config: TrainConfig) -> None:
 
 def check_origin(run: RunFolder, start_from: str | Path | None) -> str:
     """The run that this one began with, or "". One that goes on cannot begin with another."""
-    said = str(Path(start_from).resolve()) if start_from else ""
+    said = place_of(find_run(start_from)) if start_from else ""
     if not run.begun:
         return said
     before = str(run.read_json("environment.json").get("from", said))

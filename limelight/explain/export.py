@@ -17,6 +17,7 @@ from limelight.explain.stop import number
 from limelight.explain.trace import Trace
 from limelight.explain.view import View, look_at
 from limelight.explain.walk import asides, stations, stop_at
+from limelight.info import count_parameters
 from limelight.page.joined import single_file
 
 ROOM = 3_000_000  # bytes of a file
@@ -65,6 +66,7 @@ def model_facts(trace: Trace, name: str) -> dict[str, Any]:
     trained = trace.trained
     return {
         "name": name,
+        "parts": count_parameters(trace.model),
         "family": trained.family,
         "kind": trained.kind,
         "abilities": list(trained.abilities),

@@ -7,7 +7,7 @@ const HEIGHTS = { box: 44, thin: 30, word: 26, add: 22 };
 const TAG_ROOM = 16; // for words about what comes from the other side
 
 /**
- * @param {import("./architecture.js").Side[]} sides
+ * @param {Object[]} sides as `architectureOf` tells them
  * @param {string} told the same in words
  * @param {number} width the room there is: two sides stand side by side only if they fit
  * @returns {SVGSVGElement}

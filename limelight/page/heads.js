@@ -63,9 +63,14 @@ async function headNumbers(trace, at, head) {
     return { weights, scores: scores.values, hidden: Uint8Array.from(masked.values, (x) => (x === -Infinity ? 1 : 0)) };
   } catch (error) {
     if (error.code !== "not_in_file") throw error;
-    const all = await trace.tensor(`${at}.weights`, { as: "f16" });
-    return { weights: headPart(all, head), scores: null, hidden: null };
+    const weights = headPart(await trace.tensor(`${at}.weights`, { as: "f16" }), head);
+    return { weights, scores: null, hidden: at.startsWith("decoder") && at.endsWith("self") ? headFuture(weights) : null };
   }
+}
+
+/** Where a decoder's word must not look: at those after it. */
+function headFuture({ values, shape }) {
+  return Uint8Array.from(values, (_, i) => (i % shape[1] > Math.floor(i / shape[1]) ? 1 : 0));
 }
 
 /**

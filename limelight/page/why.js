@@ -6,7 +6,7 @@ import { h, replace, visible } from "./dom.js";
 import { showPercent } from "./numbers.js";
 import { reading } from "./page.js";
 import { linkTo } from "./state.js";
-import { shareLine, sharesOf, sharesSaid, wordsOf } from "./words.js";
+import { shareLine, sharesOf, sharesSaid, wordsIn } from "./words.js";
 
 const WHY_CANDIDATES = 8;
 
@@ -62,7 +62,7 @@ function whyCandidates(step) {
 
 function whyAttention(page, trace, step, layers) {
   const at = attentionOf(trace.manifest);
-  const words = wordsOf(at.keys.pieces, at.keys.special);
+  const words = wordsIn(at.keys.pieces, at.keys.special);
   const line = shareLine(words, "What the model looked at");
   const said = h("p", { class: "small soft" }, "reading …");
   const draw = async () => {

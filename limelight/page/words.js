@@ -26,7 +26,7 @@ export function segmentsOf(text) {
  * @param {(boolean|number)[]} [special] by the look of its name, where nobody knows
  * @returns {{text: string, places: number[], special: boolean}[]}
  */
-export function wordsOf(pieces, special = pieces.map(wordsLooksSpecial)) {
+export function wordsIn(pieces, special = pieces.map(wordsLooksSpecial)) {
   const joined = pieces.map((piece, i) => (special[i] ? "" : piece)).join("");
   const ends = new Set(segmentsOf(joined).map((segment) => segment.from));
   const words = [];
@@ -72,7 +72,7 @@ export function shareLine(words, title) {
     h(
       "li",
       { class: word.special ? "share special" : "share" },
-      h("span", { class: "share-word", dir: "auto" }, visible(word.text.trim() || word.text)),
+      h("span", { class: "share-word", dir: "auto" }, visible(word.text.replace(/^ +| +$/g, "") || word.text)),
       numbers[i],
     ),
   );

@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from limelight.errors import UserError
-from limelight.run.folder import RunFolder
+from limelight.run.bundled import find_run
 from limelight.serve import journal
 from limelight.serve.app import application
 from limelight.serve.counts import Counts
@@ -54,8 +54,9 @@ def named(runs: Sequence[str]) -> dict[str, Path]:
     """Runs by their folders' names. What is no run folder is known before anything is started."""
     paths: dict[str, Path] = {}
     for run in runs:
-        path = Path(run).resolve()
-        RunFolder(path).check()
+        folder = find_run(run)
+        folder.check()
+        path = folder.path.resolve()
         if not NAME.fullmatch(path.name):
             raise UserError(f"{path.name!r} is no name for a model: use letters, digits and . _ -")
         if path.name in paths:

@@ -191,8 +191,9 @@ class AttentionView {
   noteOf() {
     const colours = attentionWishes.scale === "all" ? "Colours: one scale for all heads." : "Colours: this head's own scale.";
     const scale = attentionWishes.view === "lines" ? "The thicker, the stronger." : colours;
+    const rounded = this.data.weights.kind === "f16" ? " This file keeps them to three digits." : "";
     const missing = this.data.keys.special.some(Boolean) && attentionWishes.plain;
-    return missing ? `${scale} Special tokens are hidden and their shares with them: rows no longer sum to 1.` : `${scale} Every row sums to 1.`;
+    return missing ? `${scale} Special tokens are hidden and their shares with them: rows no longer sum to 1.${rounded}` : `${scale} Every row sums to 1.${rounded}`;
   }
 
   showPinned() {

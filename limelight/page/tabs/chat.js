@@ -92,6 +92,7 @@ async function chatAnswer(view, exchange) {
   view.control = control;
   const before = chatTurns(view, exchange);
   Object.assign(exchange, { answer: "", state: "writing", cut: "", tries: exchange.tries + 1 });
+  keep(view.name, view.exchanges); // so that a reload knows that it was asked
   chatShow(view);
   try {
     await view.page.busy(askForStream(view.page, "/v1/chat/completions", chatAsked(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
@@ -145,7 +146,7 @@ function chatShow(view) {
   const nothing = view.exchanges.length ? null : chatEmpty(view);
   replace(view.log, nothing, view.rows.map((row) => row.element));
   view.stop.hidden = !view.control;
-  view.send.hidden = Boolean(view.control);
+  view.send.disabled = Boolean(view.control); // it stays where it is: a second click must not stop
   view.fresh.hidden = !view.exchanges.length;
   view.log.setAttribute("aria-busy", String(Boolean(view.control)));
   view.rows.at(-1)?.element.scrollIntoView({ block: "nearest" });
@@ -234,7 +235,7 @@ async function chatTrace(view, exchange) {
       if (!view.tag) return await view.page.trace();
       return await view.page.api.trace({ model: view.page.model.name, text: turns.join("\n"), target: exchange.answer, tag: view.tag.value });
     } catch (error) {
-      if (error.status !== 400 || turns.length < 2) throw error;
+      if (![400, 413].includes(error.status) || turns.length < 2) throw error;
       turns.shift();
     }
   }

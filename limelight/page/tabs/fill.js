@@ -6,7 +6,7 @@ import { bars } from "../bars.js";
 import { button, h, replace } from "../dom.js";
 import { reading } from "../page.js";
 import { onSelect, select, selected } from "../state.js";
-import { segmentsOf, shareLine, sharesOf, wordsOf } from "../words.js";
+import { segmentsOf, shareLine, sharesOf, wordsIn } from "../words.js";
 
 const FILL_BLANK = "___";
 const FILL_SHOWN = 8;
@@ -194,7 +194,7 @@ async function fillAttention(view) {
 }
 
 function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
-  const words = wordsOf(source.pieces.map((piece, i) => (blanks.includes(i) ? FILL_BLANK : piece)), source.ids.map((_, i) => source.special[i] || blanks.includes(i)));
+  const words = wordsIn(source.pieces.map((piece, i) => (blanks.includes(i) ? FILL_BLANK : piece)), source.ids.map((_, i) => source.special[i] || blanks.includes(i)));
   const looks = shareLine(words, "What the blank looks at");
   looks.show(sharesOf(words, to));
   const looked = shareLine(words, "Who looks at the blank");

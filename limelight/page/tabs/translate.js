@@ -8,7 +8,7 @@ import { showPercent } from "../numbers.js";
 import { reading } from "../page.js";
 import { bestFound, howSearched } from "../searched.js";
 import { onSelect, select, selected } from "../state.js";
-import { shareLine, sharesOf, sharesSaid, wordsOf } from "../words.js";
+import { shareLine, sharesOf, sharesSaid, wordsIn } from "../words.js";
 
 const TRANSLATE_OTHERS = 3;
 const TRANSLATE_CHOICES = 6;
@@ -137,7 +137,7 @@ function translateShow(view) {
   const [best] = answer.outputs;
   replace(view.source);
   if (answer.alignment) {
-    const words = wordsOf(answer.alignment.source);
+    const words = wordsIn(answer.alignment.source);
     view.reads = { words, line: shareLine(words, "What the model read") };
     replace(view.source, h("h3", { class: "label" }, "What it looks at"), view.reads.line.element);
   }
@@ -160,7 +160,7 @@ function translateWords(view, best) {
   const pieces = alignment ? alignment.target : best.tokens;
   const given = pieces.length - best.tokens.length;
   const ended = best.logprobs.length > best.tokens.length;
-  const words = wordsOf(ended ? [...pieces, "⟨end⟩"] : pieces).map((word) => ({
+  const words = wordsIn(ended ? [...pieces, "⟨end⟩"] : pieces).map((word) => ({
     ...word,
     given: word.places[0] < given,
     chance: Math.exp(word.places.reduce((sum, place) => sum + (best.logprobs[place - given] ?? 0), 0)),

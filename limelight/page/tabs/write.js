@@ -8,7 +8,7 @@ import { button, h, replace, visible } from "../dom.js";
 import { drawingPanel } from "../drawing.js";
 import { shadedEditor } from "../editor.js";
 import { onSelect, select, selected } from "../state.js";
-import { characterPlaces, shareLine, sharesOf, sharesSaid, wordsOf } from "../words.js";
+import { characterPlaces, shareLine, sharesOf, sharesSaid, wordsIn } from "../words.js";
 
 const WRITE_OFFERED = 3;
 const WRITE_MOST = 15; // the service offers 16 at most
@@ -67,8 +67,9 @@ function writeLayout(view) {
   const tools = h(
     "div",
     { class: "row write-tools" },
-    view.go, view.stop,
+    view.go,
     button("Suggest", () => writeSuggest(view), { title: "Ctrl+Space" }),
+    view.stop,
     h("label", { class: "check small" }, "pieces", view.length),
     h("label", { class: "check small" }, "seed", view.seed),
     h("span", { class: "grow" }),
@@ -132,23 +133,28 @@ async function writeAttend(view, text) {
   writeShares(view, manifest, row, shares, layer, here ? text.slice(here.from, here.to) : "");
 }
 
-/** The text through the model, with nothing written after it; too long a text, its last part. */
+/**
+ * The text through the model, with nothing written after it; of a text that is too long, the end.
+ * How much fits is guessed from the pieces' lengths, and learned.
+ */
 async function writeTrace(view, text) {
-  let read = text;
+  view.perPiece ??= (0.6 * view.pieces.join("").length) / view.pieces.length;
   for (;;) {
+    const room = Math.max(view.page.model.config.max_len - 2, 1);
+    const read = text.slice(-Math.max(room, Math.floor(room * view.perPiece)));
     try {
       const asked = { model: view.page.model.name, text: read, target: "" };
       return { text, read, trace: await view.page.busy(view.page.api.trace(asked)) };
     } catch (error) {
-      if (error.status !== 400 || read.length < 16) throw error;
-      read = read.slice(Math.ceil(read.length / 4)).replace(/^\S*\s/, "");
+      if (![400, 413].includes(error.status) || view.perPiece < 1) throw error;
+      view.perPiece *= 0.75;
     }
   }
 }
 
 function writeShares(view, manifest, row, shares, layer, word) {
   const read = manifest.target.pieces.slice(0, row + 1);
-  const words = wordsOf(read, manifest.target.special.slice(0, row + 1));
+  const words = wordsIn(read, manifest.target.special.slice(0, row + 1));
   const line = shareLine(words, `What ${word} looks at`);
   const ofWords = sharesOf(words, shares);
   line.show(ofWords);
@@ -278,7 +284,7 @@ function writeDone(view, text, caret, said, broke = false) {
 }
 
 function writeBusy(view, busy) {
-  view.go.hidden = busy;
+  view.go.disabled = busy; // it stays where it is: a second click must not stop
   view.stop.hidden = !busy;
   view.editor.field.readOnly = busy;
   if (busy) {
