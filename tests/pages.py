@@ -27,7 +27,7 @@ ELSEWHERE = ("cluster", "container", "gpu", "network", "windows")  # machines th
 BLOCK = re.compile(
     r"^( *)```(\w+)(?: (\w+))?\n(.*?)^\1```$(?:\n+^```text\n(.*?)^```$)?", re.M | re.S
 )
-CELL = re.compile(r"^\| [^|]* \| `(limelight [^`]*)` \|$", re.M)  # in a table of two columns: run too
+CELL = re.compile(r"^\| [^|]* \| `(limelight [^`]*)` \|$", re.M)  # of a table, run too
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 MARK = "\x02"  # between the outputs of two blocks
 
