@@ -39,7 +39,10 @@ def test_help_answers_without_torch(arguments):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["info", "gpt2-123m"], "there is no recipe 'gpt2-123m': did you mean 'gpt2-124m'?"),
+        (
+            ["info", "gpt2-123m"],
+            "there is no recipe or model 'gpt2-123m': did you mean 'gpt2-124m'?",
+        ),
         (["info", "nowhere.toml"], "cannot read the recipe nowhere.toml: No such file"),
         (["info", "reverse", "--devices", "0"], "--devices 0 is out of range"),
         (["info", "reverse", "--devices", "many"], "invalid"),
