@@ -4,10 +4,16 @@ A beam has K places. At every step all its texts are extended by all tokens, and
 places; a text that has ended keeps its place, so a beam of one is what greedy writing gives. Texts
 of different lengths are compared by their log-probability over the length penalty of Wu et al.
 (2016), and the search stops only when nothing that is still being written could become better.
+
+A GPU is not waited for: it begins with the next step before this side has looked at what the last
+one found.
 """
 
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +21,7 @@ from torch import Tensor
 from limelight.decode.choose import BANNED, discourage
 from limelight.decode.config import DecodeConfig
 from limelight.decode.highest import highest
+from limelight.decode.later import read_later, sent
 from limelight.decode.phrases import Excluded, Included
 from limelight.decode.request import Request, Stepper, Written, begin, history_of, time_to_leave
 from limelight.errors import UserError
@@ -50,6 +57,16 @@ def beam_search(
 ) -> list[list[Written]]:
     """For each request the best texts that were found, the best first."""
     return Search(model, requests, config, tokenizer, nbest).run()
+
+
+class Found(NamedTuple):
+    """What a step has found; it may be on its way."""
+
+    rows: list[int]
+    length: int  # of all texts
+    read: Callable[
+        [], list[Tensor]
+    ]  # which texts have ended, all texts, logprobs; best of the others
 
 
 class Search:
@@ -88,6 +105,13 @@ class Search:
         self.open = torch.full((len(requests), config.groups), self.size, device=logits.device)
         self.tokens = torch.zeros((*shape, 0), dtype=torch.long, device=logits.device)  # B K N
         self.logprobs = self.scores.new_zeros((*shape, 0))  # B K N: the model's own
+        limits = torch.tensor([request.limit for request in requests])
+        self.limits = sent(limits, logits.device)[:, None]  # B 1
+        self.underway: deque[Found] = deque()  # what steps have found, and nobody has seen yet
+        self.hopes = dict.fromkeys(self.rows, math.inf)  # no text can come to more than this
+        self.closed_rows: set[int] = set()
+        plain = not keep_trees and not any(r.include or r.exclude for r in requests)
+        self.runs_ahead = plain and logits.is_cuda
 
     def run(self) -> list[list[Written]]:
         """Search to the end."""
@@ -98,7 +122,11 @@ class Search:
     def step(self) -> bool:
         """One more token for every text; whether there is anything left to do."""
         self.extend()
-        self.collect()
+        self.close_ended()
+        longest = min(self.requests[row].limit for row in self.rows)
+        behind = 1 if self.runs_ahead and self.tokens.size(-1) < longest else 0
+        while len(self.underway) > behind:
+            self.collect(self.underway.popleft())
         self.leave()
         if not self.rows:
             return False
@@ -219,39 +247,43 @@ class Search:
         read = history_of(given, self.tokens.device)
         return read[:, None].expand(-1, self.config.beam, -1)
 
-    def collect(self) -> None:
-        """Keep the texts that have ended, and at the limit all; their places are closed."""
-        length = self.tokens.size(-1)
+    def close_ended(self) -> None:
+        """Texts that have ended, and at the limit all, are found; their places are closed."""
         ended = self.tokens[..., -1] == self.tokenizer.end
-        limits = torch.tensor([self.requests[row].limit for row in self.rows])
-        full = (limits <= length).to(ended.device)[:, None]
         taken = self.scores > BANNED
-        found = taken & (ended | full)
-        self.open -= (taken & ended).view(len(self.rows), -1, self.size).sum(dim=-1)
+        found = taken & (ended | (self.limits <= self.tokens.size(-1)))
+        self.open = self.open - (taken & ended).view(len(self.rows), -1, self.size).sum(dim=-1)
         self.scores = self.scores.masked_fill(found, BANNED)
-        beams, places = found.nonzero(as_tuple=True)
-        texts = self.tokens[beams, places].tolist()
-        logprobs = self.logprobs[beams, places].tolist()
-        for beam, text, numbers in zip(beams.tolist(), texts, logprobs, strict=True):
-            score = sum(numbers) / length_penalty(length, self.config.length_penalty)
+        sums = self.logprobs.sum(dim=-1).masked_fill(self.scores == BANNED, BANNED)
+        read = read_later(found, self.tokens, self.logprobs, sums.amax(dim=1))
+        self.underway.append(Found(self.rows, self.tokens.size(-1), read))
+
+    def collect(self, step: Found) -> None:
+        """Keep the texts that were found, and note what the others may come to."""
+        found, texts, logprobs, hopes = step.read()
+        penalty = length_penalty(step.length, self.config.length_penalty)
+        for beam, place in found.nonzero().tolist():
+            text, numbers = texts[beam, place].tolist(), logprobs[beam, place].tolist()
             done = text[-1] == self.tokenizer.end
-            self.found[self.rows[beam]].append(
-                Written(text[:-1] if done else text, numbers, done, score)
+            self.found[step.rows[beam]].append(
+                Written(text[:-1] if done else text, numbers, done, sum(numbers) / penalty)
             )
+        self.hopes.update(zip(step.rows, hopes.tolist(), strict=True))
 
     def leave(self) -> None:
         """Let beams go that are done, if it is time."""
-        sums = self.logprobs.sum(dim=-1).masked_fill(self.scores == BANNED, BANNED)
-        hopes = sums.amax(dim=1).tolist()
-        done = [self.is_done(row, hope) for row, hope in zip(self.rows, hopes, strict=True)]
-        active = {row for row, is_done in zip(self.rows, done, strict=True) if not is_done}
+        done = {row for row in self.rows if self.is_done(row, self.hopes[row])}
+        active = set(self.rows) - done
         if not time_to_leave(self.requests, self.rows, active, self.tokens.size(-1)):
-            self.scores[torch.tensor(done, device=self.scores.device)] = BANNED
+            if done - self.closed_rows:  # nothing more is wanted of them
+                closed = torch.tensor([row in done for row in self.rows])[:, None]
+                self.scores = self.scores.masked_fill(sent(closed, self.scores.device), BANNED)
+                self.closed_rows |= done
             return
         keep = [beam for beam, row in enumerate(self.rows) if row in active]
         self.rows = [self.rows[beam] for beam in keep]
         beams = torch.tensor(keep, dtype=torch.long, device=self.tokens.device)
-        for name in ("scores", "open", "tokens", "logprobs", "origins"):
+        for name in ("scores", "open", "tokens", "logprobs", "origins", "limits"):
             setattr(self, name, getattr(self, name)[beams])
 
     def is_done(self, row: int, hope: float) -> bool:

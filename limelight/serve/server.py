@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,7 +106,10 @@ class Service:
         self.server = Server(self.config(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.drain)
+            if sys.platform == "win32":  # its loop knows nothing of signals
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self.drain))
+            else:
+                loop.add_signal_handler(number, self.drain)
         keepers = [asyncio.create_task(desk.supervise()) for desk in desks.values()]
         watcher = asyncio.create_task(self.give_up_on_failure())
         address = self.listener.getsockname()

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROOM = {"mps": 2**25, "cpu": 2**24}  # logits at a time, as memory goes
 IGNORED = -100  # what a position holds that nothing is asked of
 Judge = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -114,17 +113,23 @@ class ChunkedLoss(torch.autograd.Function):
 def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
     """Positions at a time: as many as there is room for, in chunks of much the same size.
 
-    A logit takes up to ten bytes on its way, so on a GPU all of them take 4% of the memory. Its
-    matrix units like multiples of 128.
+    Multiples of 128, which the matrix units of a GPU like.
     """
-    if device.type == "cuda":
-        room = torch.cuda.get_device_properties(device).total_memory // 256
-    else:
-        room = ROOM[device.type]
-    most = max(1, room // vocab)
+    most = max(1, room_for_logits(vocab, device) // vocab)
     most -= most % 128 if most > 128 else 0
     chunks = max(1, -(-positions // most))
     return min(most, -(-positions // (128 * chunks)) * 128) or 1
+
+
+def room_for_logits(vocab: int, device: torch.device) -> int:
+    """How many logits may be there at a time.
+
+    One takes up to ten bytes on its way, so on an NVIDIA GPU they take 4% of the memory. On a CPU
+    they should stay in its cache; but as each chunk reads the whole classifier, it needs some rows.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 256
+    return 2**25 if device.type == "mps" else min(max(512 * vocab, 2**22), 2**24)
 
 
 def judge_logits(
@@ -135,25 +140,26 @@ def judge_logits(
     The slope of positions that nothing is asked of means nothing.
     """
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    log_p = logits.log_softmax(dim=-1, dtype=kind)
     asked, place = answers != IGNORED, answers.clamp(min=0)[:, None]
-    wanted = log_p.gather(1, place)
-    right = (log_p.argmax(dim=-1) == answers).sum()
-    surprise = -(wanted[:, 0] * asked).sum()
-    spread = -(log_p.mean(dim=-1) * asked).sum() if smoothing else surprise
+    p, first = logits.softmax(dim=-1, dtype=kind), logits.argmax(dim=-1, keepdim=True)
+    # log p = logit - total, and the largest p is never so small that its logarithm is inexact
+    total = logits.gather(1, first).to(kind) - p.gather(1, first).log()
+    right = (first[:, 0] == answers).sum()
+    surprise = ((total - logits.gather(1, place))[:, 0] * asked).sum()
+    spread = ((total[:, 0] - logits.mean(dim=-1, dtype=kind)) * asked).sum()
     loss = (1 - smoothing) * surprise + smoothing * spread
-    apart = disagreement(log_p) if agreement else None
+    apart = disagreement(logits - total) if agreement else None
     if apart is not None:
         loss = loss + agreement * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
     if not learning:
         return sums, None
-    slope = log_p.exp_()
+    slope = p
     if apart is not None:
         slope.add_(apart[1], alpha=agreement)
     if smoothing:
         slope.sub_(smoothing / logits.size(-1))
-    slope.scatter_add_(1, place, torch.full_like(wanted, smoothing - 1))
+    slope.scatter_add_(1, place, torch.full_like(total, smoothing - 1))
     return sums, slope.to(logits.dtype)
 
 
@@ -218,7 +224,9 @@ def add_gradients(
     asked = asked.to(slope.dtype)
     if for_states is not None:
         for_states[part] = (slope @ weight) * asked[:, None]
-    if for_weight is not None:
+    if for_weight is not None and for_weight.dtype == slope.dtype:
+        for_weight.addmm_(slope.T, states * asked[:, None])
+    elif for_weight is not None:  # autocast: the weights themselves have more bits
         for_weight += slope.T @ (states * asked[:, None])
     if for_bias is not None:
         for_bias += asked @ slope

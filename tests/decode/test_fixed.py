@@ -52,7 +52,7 @@ def test_fixed_steps_are_the_models_own(family, changes, ragged):
 def test_a_row_that_was_not_moved_is_noticed(monkeypatch):
     """The control."""
     model = small("encoder-decoder", torch.float64)
-    monkeypatch.setattr("limelight.decode.fixed.FixedState.shuffle", lambda *_, **__: None)
+    monkeypatch.setattr("limelight.decode.place.Place.shuffle", lambda *_: None)
     assert max(walk(model, Fixed(model), True, seed) for seed in range(6)) > 1e-3
 
 
@@ -90,14 +90,50 @@ def test_few_numbers_of_rows_are_enough_for_all():
     assert all(rows <= rounded(rows) <= 1.5 * rows for rows in range(1, 1000))
 
 
+class OnGpu:
+    """A writer on a GPU for those who hold their numbers on a CPU."""
+
+    def __init__(self, model):
+        self.writer, self.config = Fixed(model.to("cuda")), model.config
+
+    def start(self, *given, **room):
+        return self.writer.start(*(moved(x) for x in given), **room)
+
+    def step(self, tokens, state, real=None):
+        return self.writer.step(tokens.cuda(), state, moved(real)).cpu()
+
+
+def moved(x):
+    return x.cuda() if isinstance(x, torch.Tensor) else x
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("ragged", [True, False])
+@pytest.mark.parametrize("changes", VARIED.values(), ids=VARIED)
+@pytest.mark.parametrize("family", TRANSFORMERS[:2])
+def test_recorded_steps_of_few_kernels_are_the_models_own(family, changes, ragged):
+    writer = OnGpu(small(family, torch.float64, **changes))
+    model = small(family, torch.float64, **changes)
+    with torch.no_grad():
+        for own, its in zip(model.parameters(), writer.writer.parameters(), strict=True):
+            own.copy_(its)
+    for seed in range(4):
+        assert walk(model, writer, ragged, seed) < 1e-11
+    places = writer.writer.places
+    assert places
+    assert all(type(place).__name__ == "SwiftPlace" and place.graph for place in places)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
-def test_recorded_steps_are_the_models_own(family):
-    """On a GPU, where steps are recorded and repeated, a search finds what it finds on a CPU."""
+def test_a_search_on_a_gpu_finds_what_it_finds_on_a_cpu(family, beam):
     writer, tokenizer = Fixed(tiny(family, 1, vocab=12).to("cuda")), Letters(12)
     requests = requests_for(writer, 9, limit=11, seed=1)
-    config = DecodeConfig(beam=4)
-    found = beam_search(writer, requests, config, tokenizer)
-    wanted = beam_search(tiny(family, 1, vocab=12), requests, config, tokenizer)
+    config, model = DecodeConfig(beam=beam), tiny(family, 1, vocab=12)
+    found, wanted = (beam_search(m, requests, config, tokenizer) for m in (writer, model))
     assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in wanted]
-    assert all(place.graph is not None for place in writer.places)
+    if beam == 1:
+        for settings in (config, DecodeConfig(temperature=1.0)):
+            found, wanted = (write(m, requests, settings, tokenizer) for m in (writer, model))
+            assert [text.tokens for text in found] == [text.tokens for text in wanted]

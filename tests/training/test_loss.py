@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from limelight.training import loss
-from limelight.training.loss import IGNORED, score_plainly, score_tokens
+from limelight.training.loss import IGNORED, add_gradients, score_plainly, score_tokens
 from limelight.training.optimizer import move, move_unseen
 
 POSITIONS, VOCAB, WIDTH = 23, 11, 6
@@ -36,7 +36,7 @@ def gradients(score, inputs):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
 def test_chunks_equal_the_plain_way(monkeypatch, room, smoothing, biased, ignored):
-    monkeypatch.setitem(loss.ROOM, "cpu", room)
+    monkeypatch.setattr(loss, "room_for_logits", lambda *_: room)
     states, weight, bias, answers = exercise(ignored)
     inputs = (states, weight, bias if biased else None)
     ours, plain = (way(*inputs, answers, smoothing) for way in (score_tokens, score_plainly))
@@ -59,7 +59,7 @@ def test_smoothing_is_cross_entropy_with_softened_answers():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_gradients_are_those_of_finite_differences(monkeypatch, smoothing):
-    monkeypatch.setitem(loss.ROOM, "cpu", ROOMS["four"])
+    monkeypatch.setattr(loss, "room_for_logits", lambda *_: ROOMS["four"])
     *inputs, answers = exercise()
     torch.autograd.gradcheck(lambda *x: score_tokens(*x, answers, smoothing).loss, inputs)
 
@@ -160,7 +160,7 @@ def largest(way):
 
 
 def test_the_logits_are_never_whole(monkeypatch):
-    monkeypatch.setitem(loss.ROOM, "cpu", 100_000)
+    monkeypatch.setattr(loss, "room_for_logits", lambda *_: 100_000)
     made, kept = largest(score_tokens)
     assert made <= 100_000
     assert kept == 4096 * 8  # the states' own gradient is the largest that waits
@@ -181,7 +181,7 @@ def test_of_two_that_are_highest_the_first_is_the_choice():
         (0, 100, 1),
         (10, 100, 128),
         (10_000, 50_304, 256),  # of which 333 would fit
-        (1_000_000, 100, 166_784),  # 6 chunks, and the last is not small
+        (1_000_000, 100, 41_728),  # 24 chunks, and the last is not small
         (5, 2**25, 1),
     ],
 )
@@ -202,7 +202,7 @@ def plain_agreement(states, weight, bias, answers, smoothing, alpha):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
 def test_disagreement_of_two_passes_equals_the_plain_way(monkeypatch, room, smoothing):
-    monkeypatch.setitem(loss.ROOM, "cpu", room)
+    monkeypatch.setattr(loss, "room_for_logits", lambda *_: room)
     states, weight, bias, answers = exercise()
     states = torch.cat([states, states + 0.3 * torch.randn_like(states)])
     states, answers = states.detach().requires_grad_(), torch.cat([answers, answers])
@@ -217,3 +217,17 @@ def test_disagreement_of_two_passes_equals_the_plain_way(monkeypatch, room, smoo
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
     without = score_tokens(*inputs, answers, smoothing)
     assert plain.loss - without.loss > 1e-3  # the control
+
+
+def test_gradients_have_the_bits_of_what_they_are_for():
+    """As under autocast, where weights have more bits than the products they take part in."""
+    slope, states, weight = torch.randn(6, 5), torch.randn(6, 3), torch.randn(5, 3)
+    asked = torch.tensor([True, True, False, True, True, True])
+    precise = [torch.zeros(6, 3).double(), torch.zeros(5, 3).double(), torch.zeros(5).double()]
+    plain = [grad.float() for grad in precise]
+    for grads in (precise, plain):
+        add_gradients(grads, slice(0, 6), states, weight, slope, asked)
+    for one, other in zip(precise, plain, strict=True):
+        assert one.dtype == torch.float64
+        torch.testing.assert_close(one.float(), other)
+    assert plain[1].abs().sum() > 0
