@@ -90,7 +90,7 @@ KNOWN = {
         "Goes on with a story, as books of 1865 to 1965 would",
         "Apache-2.0; data: public domain in the USA (Project Gutenberg)",
         'limelight write writer "As Aliens entered our planet"',
-        (Test(BOOKS, ("bits per byte", "perplexity"), "valid"),),
+        (Test(BOOKS, ("bits per byte",), "valid"),),
         " --train.compile",
     ),
     "fill": Model(
@@ -153,7 +153,7 @@ def write_card(name: str, run: Path) -> None:
         for score in test.scores
     ]
     first = known.tests[0].scores[0]
-    before, after = measured(run, known.tests[0])[first], all_told[0][first]
+    before = measured(run, known.tests[0])[first]
     facts = facts_of(known, model, scores)
     model.write_json(FACTS, facts)
     loaded = load(model.path)
@@ -165,12 +165,19 @@ def write_card(name: str, run: Path) -> None:
             training=training(name, known, model),
             scores=table(scores),
             signature=all_told[0].get("signature", ""),
-            packing=f"Its weights are stored in bytes, with a scale for each row: as they were, "
-            f"{first} on the first of these is {before:.4f}, and so {after:.4f}.",
+            packing=packing(first, before, all_told[0][first]),
             samples="\n".join(SAMPLES[name](loaded)),
         )
     )
     model.write(CARD, text)
+
+
+def packing(score: str, before: float, after: float) -> str:
+    """What it costs to store weights in bytes."""
+    return (
+        f"The weights are stored in bytes, with a scale for each row. Before that, {score} on the "
+        f"first of these was {before:.4f}; as they are now it is {after:.4f}."
+    )
 
 
 def facts_of(known: Model, model: RunFolder, scores: list[dict[str, Any]]) -> dict[str, Any]:
@@ -187,7 +194,6 @@ def facts_of(known: Model, model: RunFolder, scores: list[dict[str, Any]]) -> di
 def measured(run: Path, test: Test) -> dict[str, Any]:
     """The numbers of one test, by name."""
     told = score_run(run, test.split, test.changes(), silent=True)
-    print(run, test.on, told["perplexity"], told["scores"], flush=True)
     numbers = {score: told["scores"][score]["score"] for score in told["scores"]}
     signatures = {"signature": told["scores"]["BLEU"]["signature"]} if "BLEU" in numbers else {}
     return {**numbers, "perplexity": told["perplexity"], **signatures}
