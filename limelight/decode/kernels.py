@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 FEW = 8  # of the likeliest tokens are found at every step, whether they are needed or not
 PART = 4096  # tokens of the vocabulary that one program ranks
-MANY_PROGRAMS = 1024  # fill the GPU by themselves; fewer of them should do more at a time
+SHORT = 64  # slots
+MANY_PROGRAMS = 256  # fill a GPU by themselves
 
 
 @triton.jit
@@ -298,9 +299,12 @@ def look_across(
 
 
 def at_a_time(programs: int, slots: int) -> dict[str, int]:
-    """How many slots a program looks at together: few programs have the GPU to themselves."""
-    block = 32 if programs > MANY_PROGRAMS else min(256, triton.next_power_of_2(slots))
-    return {"block": max(block, 16), "num_warps": 8 if block >= 128 else 4 if block > 32 else 2}
+    """How many slots a program looks at together, in how many threads: LAB.md has the times."""
+    if slots <= SHORT:
+        return {"block": 16, "num_warps": 1}
+    if programs < MANY_PROGRAMS:  # each has more of the GPU to itself
+        return {"block": 256, "num_warps": 8}
+    return {"block": 128, "num_warps": 4}
 
 
 def rank(logits: Tensor) -> tuple[Tensor, Tensor]:

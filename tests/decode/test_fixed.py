@@ -133,7 +133,7 @@ def test_recorded_steps_of_few_kernels_are_the_models_own(family, changes, ragge
         for own, its in zip(model.parameters(), writer.writer.parameters(), strict=True):
             own.copy_(its)
     for seed in range(4):
-        assert walk(model, writer, ragged, seed) < 1e-11
+        assert walk(model, writer, ragged, seed) < 1e-9
     places = writer.writer.places
     assert places
     assert all(type(place).__name__ == "SwiftPlace" and place.graph for place in places)
