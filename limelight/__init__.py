@@ -1,6 +1,10 @@
 """Limelight: the Transformer of "Attention Is All You Need", whole and in the open."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from limelight.experiment import train
+    from limelight.loaded import load
 
 __version__ = "0.1.0"
 

@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import tyro
 
-from limelight.errors import UserError
+from limelight import __version__
+from limelight.errors import FailedError, UserError, explain_refusal, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,20 +33,26 @@ def info(
     """Sizes of a model: parameters by part, multiply-adds per token, memory. Nothing is allocated.
 
     Args:
-        recipe: the name of a recipe, a TOML file, or a run folder.
+        recipe: the name of a recipe or of a bundled model, a TOML file, or a run folder.
         devices: share the training state out over so many devices (full sharding).
         batch_tokens: tokens in each device's batch; 0 for one text of full length.
         json: print one JSON document.
         set: changes to the recipe, as model.layers=3; --model.layers 3 says the same.
     """
-    from limelight.recipe import load_recipe, recipe_of
-    from limelight.run.folder import RunFolder
+    from limelight.errors import unknown
+    from limelight.recipe import load_recipe, recipe_names, recipe_of
+    from limelight.run.bundled import find_run, is_run, model_names
     from limelight.run.log import summary
 
     # A misspelt name is refused before torch is imported.
-    run = RunFolder(Path(recipe))
-    loaded = recipe_of(run, set) if run.path.is_dir() else load_recipe(recipe, set)
-    trained = {"trained": summary(run.log)} if run.path.is_dir() else {}
+    trained = {}
+    if is_run(recipe):
+        run = find_run(recipe)
+        loaded, trained = recipe_of(run, set), {"trained": summary(run.log)}
+    elif recipe.endswith(".toml") or Path(recipe).is_file() or recipe in recipe_names():
+        loaded = load_recipe(recipe, set)
+    else:
+        raise unknown("recipe, model or run", recipe, [*recipe_names(), *model_names()])
 
     from limelight.info import describe, show
 
@@ -94,7 +101,7 @@ def train(
     Args:
         recipe: the name of a recipe, or a TOML file.
         run: the folder for all that comes of it.
-        from_: begin with the weights and the tokenizer of this run.
+        from_: begin with the weights and the tokenizer of this run, or of a bundled model.
         verify_resume: prove with a few steps that a resumed run equals an uninterrupted one.
         set: changes to the recipe, as train.steps=500; --train.steps 500 says the same.
     """
@@ -102,17 +109,12 @@ def train(
 
     loaded = load_recipe(recipe, set)
 
-    from limelight import experiment
-    from limelight.training.loop import FailedError
+    from limelight import experiment, proof
 
-    try:
-        if verify_resume:
-            number = experiment.verify_resume(loaded, run, from_ or None)
-        else:
-            number = experiment.train(loaded, run, start_from=from_ or None)
-    except FailedError as error:
-        print(f"limelight: {error}", file=sys.stderr)
-        sys.exit(1)
+    if verify_resume:
+        number = proof.verify_resume(loaded, run, from_ or None)
+    else:
+        number = experiment.train(loaded, run, start_from=from_ or None)
     if number:
         left = "nothing is proved yet; begin again" if verify_resume else "saved; go on"
         print(f"limelight: {left} with the same command ({run})", file=sys.stderr)
@@ -132,7 +134,7 @@ def evaluate(
     classes. Of two runs, whether chance explains the difference (paired bootstrap).
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         other: another one, to be compared with it.
         split: which texts.
         json: print one JSON document.
@@ -168,7 +170,7 @@ def translate(
     Leaves with 1 if some lines could not be read.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to translate; without any, the lines of standard input.
         beam: how many translations are tried at once; 1 takes the likeliest token at every step.
         nbest: so many translations of each text, with their scores.
@@ -206,7 +208,7 @@ def chat(
     At the terminal, /reset forgets what was said, /quit leaves, and Ctrl-C stops an answer.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what is said, turn by turn.
         beam: how many answers are tried at once.
         temperature: above 0 draws every token, and shows it as it comes.
@@ -238,7 +240,7 @@ def write(
     """Go on with a text, as a model that read many texts would.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         prompt: texts to go on with; without any, the lines of standard input, or a terminal.
         max_tokens: write so many tokens at most.
         temperature: above 0 draws every token, the freer the higher; 0 takes the likeliest.
@@ -266,7 +268,7 @@ def fill(
     """Fill in the blanks of a text, written ___, with what could stand there.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: a text with one or more blanks, as "The ___ barks".
         count: so many candidates for each blank.
         json: print one JSON document.
@@ -280,7 +282,7 @@ def classify(run: Run, text: Texts = (), json: bool = False) -> None:
     """Which class each text belongs to, and how probably.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to classify; without any, the lines of standard input.
         json: print the probabilities of all classes, one JSON document per line.
     """
@@ -293,7 +295,7 @@ def embed(run: Run, text: Texts = ()) -> None:
     """A vector for each text, one JSON list per line: texts that are alike have like vectors.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to embed; without any, the lines of standard input.
     """
     from limelight.commands import embed_lines
@@ -305,7 +307,7 @@ def score(run: Run, text: Texts = (), tag: str = "", json: bool = False) -> None
     """The log-probability of each text; of a source, a tab and a target, that of the target.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to score; without any, the lines of standard input.
         tag: what is asked of a model that learned several things, such as a direction.
         json: print every token's, one JSON document per line.
@@ -329,7 +331,7 @@ def serve(
     in the environment. It ends in good order with Ctrl-C or SIGTERM, and logs to standard error.
 
     Args:
-        runs: run folders; each is a model, called as its folder.
+        runs: run folders, each a model called as its folder; or names of bundled models.
         host: the address to listen on.
         port: the port; 0 for any that is free.
         hosts: further names that the service is reached by, such as that of a proxy.
@@ -354,6 +356,7 @@ def explain(
     word: str | None = None,
     follow: bool = False,
     figure: str = "",
+    html: str = "",
     tag: str = "",
     json: bool = False,
     set: tuple[str, ...] = (),
@@ -363,7 +366,7 @@ def explain(
     At a terminal it goes stop by stop; into a pipe or a file it prints all of them.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what the model reads; for one that fills in blanks, write ___ for a missing word.
         target: take this for what follows, instead of what the model would write.
         stop: only this one, such as scores, softmax, cross, loop, teacher or beam.
@@ -372,6 +375,7 @@ def explain(
         word: look at this word.
         follow: each word that is written, with its candidates and what it looked at.
         figure: draw the attention into this file, .svg, .png or .pdf.
+        html: write the walk into this file, a page for a browser that needs nothing else.
         tag: what is asked of a model that learned several things, such as a direction.
         json: print the manifest: tokens, steps, every value's shape and range, checks.
         set: changes to the recipe's [decode]; --decode.beam 1 says the same.
@@ -380,7 +384,21 @@ def explain(
 
     place = {"layer": layer, "head": head, "word": word}
     asked = "follow" if follow else stop
-    explain_text(terminal(), run, text, list(set), target, asked, place, figure, json, tag)
+    files = {"figure": figure, "html": html}
+    explain_text(terminal(), run, text, list(set), target, asked, place, files, json, tag)
+
+
+def models(json: bool = False) -> None:
+    """The models that come with Limelight; wherever a command asks for a RUN, their names will do.
+
+    A run folder of your own with such a name comes first.
+
+    Args:
+        json: print one JSON document, with all scores and how they were measured.
+    """
+    from limelight.run.bundled import facts_of, model_names, show
+
+    tell({"models": [facts_of(name) for name in model_names()]}, show, json)
 
 
 def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:
@@ -389,11 +407,36 @@ def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:
     return [*changes, *(f"decode.{name}={value}" for name, value in given.items())]
 
 
-def demo() -> None:
-    """Build a tiny Transformer and watch one attention step with its true numbers."""
-    from limelight.demo import run
+def demo(quick: bool = False, run: str = "runs/demo") -> None:
+    """A tour of a few minutes: it translates, writes, learns to chat, and explains itself.
 
-    run(terminal())
+    Say the same again to go on after an interruption.
+
+    Args:
+        quick: a tour of about a minute.
+        run: the folder for what it makes.
+    """
+    from limelight.demo import tour
+
+    if number := tour(terminal(), Path(run), quick):
+        leave("saved; go on with the same command", 128 + number)
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional],
+) -> None:
+    """Print a script with which your shell completes commands and options when you press Tab.
+
+    bash:  limelight completion bash > ~/.local/share/bash-completion/completions/limelight
+
+    zsh:   limelight completion zsh > FOLDER/_limelight, where FOLDER is one of your $fpath
+
+    fish:  limelight completion fish > ~/.config/fish/completions/limelight.fish
+
+    Args:
+        shell: bash, zsh or fish.
+    """
+    run_command(["--tyro-write-completion", shell, "-"])
 
 
 def tell(
@@ -420,6 +463,7 @@ def terminal() -> "Console":
 COMMANDS: dict[str, Callable[..., None]] = {
     "chat": chat,
     "classify": classify,
+    "completion": completion,
     "data": data,
     "demo": demo,
     "embed": embed,
@@ -427,6 +471,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain,
     "fill": fill,
     "info": info,
+    "models": models,
     "score": score,
     "serve": serve,
     "train": train,
@@ -462,25 +507,97 @@ def gather_changes(arguments: list[str]) -> list[str]:
     return [*others, *(["--set", *changes] if changes else []), *texts]
 
 
+def run_command(arguments: list[str]) -> None:
+    """The command that the arguments name."""
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        show_commands(terminal())
+        return
+    if name == "--version":
+        print(f"limelight {__version__}")
+        return
+    if not name.startswith("-") and name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="limelight", args=gather_changes(arguments))
+
+
+def show_commands(console: "Console") -> None:
+    """All commands, each with the first line of what it says of itself."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(
+        "usage: limelight COMMAND ...\n\n"
+        "The Transformer of 'Attention Is All You Need', whole and in the open.\n"
+    )
+    table = Table.grid(padding=(0, 2))
+    for name, command in COMMANDS.items():
+        table.add_row(Text(f"  {name}", "bold"), Text((command.__doc__ or "").splitlines()[0]))
+    console.print(table)
+    console.print(
+        "\nNew here? limelight demo is a tour of a few minutes. limelight COMMAND --help tells all "
+        "about a command, and limelight completion teaches your shell to complete them."
+    )
+
+
+def open_what_is_closed() -> None:
+    """A program that starts us may have closed our standard streams; then nothing is there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def main() -> None:
-    """Run the command; a user's mistake is answered with a sentence and exit code 2."""
+    """Run the command; what goes wrong is told in a sentence, and in the exit code.
+
+    2: something impossible was asked for. 1: it was possible, but the work failed.
+    """
+    open_what_is_closed()
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="limelight",
-            description="The Transformer, whole and in the open.",
-            args=gather_changes(sys.argv[1:]),
-        )
+        run_command(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
-        print(f"limelight: {error}", file=sys.stderr)
-        sys.exit(2)
+        leave(str(error), 2)
+    except FailedError as error:
+        leave(str(error), 1)
     except KeyboardInterrupt:
-        print("limelight: interrupted", file=sys.stderr)
-        sys.exit(130)
+        leave("interrupted", 130)
     except BrokenPipeError:
-        # The reader (`head`, a pager) has seen enough; Python must not try to write the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        write_no_more()  # the reader (`head`, a pager) has seen enough
     except OSError as error:
-        print(f"limelight: {error}", file=sys.stderr)
-        sys.exit(1)
+        leave(explain_refusal(error), 1)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        leave(NO_MEMORY, 1)
+
+
+NO_MEMORY = (
+    "there is not enough memory for this: close other programs that use it, give a shorter text or "
+    "fewer at a time, or a smaller model. Where it was the GPU's, CUDA_VISIBLE_DEVICES= before the "
+    "command keeps to the CPU"
+)
+
+
+def leave(sentence: str, code: int) -> NoReturn:
+    """The last words, for a person, and the exit code, for a program."""
+    try:
+        sys.stdout.flush()  # what was said before comes first
+    except OSError:
+        write_no_more()
+    print(f"limelight: {sentence}", file=sys.stderr)
+    sys.exit(code)
+
+
+def write_no_more() -> None:
+    """Nobody takes what is written; Python must not try once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether that is what happened. If torch says so, it is there already."""
+    if isinstance(error, MemoryError):
+        return True
+    from limelight.training.device import is_out_of_memory
+
+    return is_out_of_memory(error)

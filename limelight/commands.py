@@ -38,6 +38,8 @@ from limelight.text.tokenizer import valid_unicode
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from limelight.explain.trace import Trace
+
 LONGEST = 1_000_000  # bytes of a line: enough for a book's chapter, and little memory
 TOGETHER = 4096  # lines that are read at once, at most
 
@@ -338,7 +340,7 @@ def explain_text(
     target: str | None = None,
     stop: str = "",
     place: dict[str, Any] | None = None,
-    figure: str = "",
+    into: dict[str, str] | None = None,
     as_json: bool = False,
     tag: str = "",
 ) -> None:
@@ -353,10 +355,15 @@ def explain_text(
     config, smoothing = changed(loaded.recipe, changes).decode, loaded.recipe.train.label_smoothing
     trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag)
     view = look_at(trace, **(place or {}))
+    figure, html = ((into or {}).get(kind, "") for kind in ("figure", "html"))
     if figure:
         figures.save(trace, Path(figure), *(None if x is None else x + 1 for x in view.asked))
         note(f"drawn into {figure}")
-    elif as_json:
+    if html:
+        save_page(trace, Path(html), Path(run).resolve().name, place or {})
+    if figure or html:
+        return
+    if as_json:
         print(manifest.as_json(manifest.manifest(trace)))
     elif stop:
         terminal.show(console, trace, [stop_at(trace, stop, view)])
@@ -364,6 +371,18 @@ def explain_text(
         terminal.step_through(console, trace, trace.walk(**(place or {})), ask)
     else:
         terminal.show(console, trace, trace.walk(**(place or {})))
+
+
+def save_page(trace: "Trace", path: Path, name: str, place: dict[str, Any]) -> None:
+    """The walk as one file for a browser."""
+    from limelight.explain.export import as_html
+
+    page = as_html(trace, name, **place)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    note(f"written into {path}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
 
 
 def talk(

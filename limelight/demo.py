@@ -1,102 +1,269 @@
-"""`limelight demo`: one attention step of a real, if tiny, Transformer, with its own numbers.
+"""`limelight demo`: a tour. A translator, a writer, and a chatbot that learns before your eyes.
 
-The model is built on the spot and untrained, so *where* it looks means nothing yet; *how* it looks
-is exactly what happens in a trained one. Every number printed is read off the forward pass by a
-recorder.
+The first two come with the package. The third is trained here and now, and then we look inside it:
+every number of that is its own. What the tour makes lies in one run folder; a tour that was
+interrupted goes on with what is there.
 """
 
-import math
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
 
 import torch
-from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.style import Style
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
-from limelight.model import ModelConfig, build
-from limelight.model.taps import Recorder
+from limelight.errors import UserError
+from limelight.experiment import train
+from limelight.explain import terminal
+from limelight.explain.explanation import Explanation
+from limelight.explain.figures import weights_of
+from limelight.explain.stop import Grid
+from limelight.explain.view import look_at
+from limelight.explain.walk import stop_at
+from limelight.loaded import Loaded, load
+from limelight.run.commit import check_room, newest
+from limelight.run.folder import RunFolder
+from limelight.run.weights import step_of
+from limelight.tasks.translate import Wishes
+from limelight.training.report import clock
 
-WORDS = ["the", "cat", "sat", "on", "a", "mat"]
-FOCUS = WORDS.index("sat")
-STEPS = ("q", "k", "v", "scores", "scaled", "weights", "mixed")
+RECIPE = "greetings"
+STEPS, STEPS_IF_QUICK = 500, 200
+ROOM = 60_000_000  # bytes: more than all of it takes
+THREADS = 4  # more of them only get in each other's way in models this small
+
+SENTENCE = "The old man gave the little girl a red ball."
+BEGINNING = "As Aliens entered our planet"
+QUESTION = "Hi how are you"
+MORE_QUESTIONS = ("What is your name?", "tell me a joke", "Do you like music?", "good night")
+STOPS = {
+    "softmax": "While it reads: how much does each word look at each of the others?",
+    "cross": "While it writes: which words of the question does it look at?",
+    "classifier": "And then it chooses: of all words that it knows, which one comes next?",
+}
 
 
-def run(console: Console) -> None:
-    """Build, watch one pass, print it, check it."""
-    torch.manual_seed(17)
-    config = ModelConfig(vocab=len(WORDS) + 1, layers=1, d_model=8, heads=2, d_ff=16, dropout=0.0)
-    model = build(config).eval()
-    source, start = torch.arange(len(WORDS))[None], torch.tensor([[len(WORDS)]])
-    with Recorder(model, ["encoder.0.self.*"]) as recorder, torch.no_grad():
-        recorder.model(source, start)
-    head = {name: recorder[f"encoder.0.self.{name}"][0, 0] for name in STEPS}
-
-    size = sum(parameter.numel() for parameter in model.parameters())
-    console.print(f"[bold]A Transformer[/] with {size:,} parameters, made just now, reads:")
-    console.print(f"  [bold cyan]{' '.join(WORDS)}[/]\n")
-    show_one_word(console, head)
-    show_all_words(console, head["weights"])
-    check(console, head)
-    console.print("\n[bold]Next[/]")
-    console.print("  .venv/bin/limelight info wmt14-en-de-base     the paper's model, weighed")
-    console.print("  .venv/bin/python docs/hundred_lines.py        all of it on one page, training")
-    console.print("  docs/model.md                                 a walk through it")
+def tour(console: Console, run: Path, quick: bool = False) -> int:
+    """All of it: 0. Or a signal asked to leave while it learned: its number, all being saved."""
+    begun = time.monotonic()
+    torch.set_num_threads(min(torch.get_num_threads(), THREADS))
+    prepare(run)
+    introduce(console, run, quick)
+    translate(console)
+    write(console, tokens=40 if quick else 100)
+    left = learn(console, run, STEPS_IF_QUICK if quick else STEPS)
+    if left:
+        return left
+    chatbot = load(run)
+    ask(console, chatbot)
+    look_inside(console, chatbot)
+    say_what_next(console, run, clock(time.monotonic() - begun))
+    return 0
 
 
-def show_one_word(console: Console, head: dict[str, Tensor]) -> None:
-    """One row of equation 1: a word asks, every word answers."""
-    word, d_head = WORDS[FOCUS], head["q"].size(-1)
-    console.print(f"[bold]{word!r} asks[/] (layer 1, head 1):  q = {vector(head['q'][FOCUS])}\n")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("word", "its key k", "q . k", f"/ sqrt({d_head})", "softmax"):
-        table.add_column(name, justify="left" if name == "word" else "right")
-    for i, other in enumerate(WORDS):
-        numbers = [f"{head[step][FOCUS, i]:.3f}" for step in ("scores", "scaled")]
-        table.add_row(other, vector(head["k"][i]), *numbers, shade(head["weights"][FOCUS, i]))
+def prepare(run: Path) -> None:
+    """Find out now, and not after minutes, whether there is a place for what will be made."""
+    run.mkdir(parents=True, exist_ok=True)
+    check_room(run, ROOM)
+    folder = RunFolder(run)
+    if folder.begun and folder.check() != RECIPE:
+        raise UserError(
+            f"{run} holds another run, of the recipe {folder.check()!r}: choose another folder for "
+            "the tour with --run"
+        )
+
+
+def introduce(console: Console, run: Path, quick: bool) -> None:
+    """What is going to happen."""
+    minutes = "about a minute" if quick else "a few minutes"
+    console.print(Text("Limelight: the Transformer, whole and in the open.", "bold"))
+    paragraph(
+        console,
+        f"This is a tour of {minutes}. It ends by itself. Ctrl-C leaves it at any time, and the "
+        f"same command goes on. What it makes goes into the folder {run}.",
+    )
+
+
+def heading(console: Console, number: int, title: str) -> None:
+    """A part of the tour begins."""
+    console.print()
+    console.rule(Text(f"{number}  {title}", "bold"), align="left", characters="═", style="magenta")
+
+
+def paragraph(console: Console, text: str, style: str = "") -> None:
+    """Some words in between."""
+    console.print(Text(text, style), width=min(console.width, terminal.WIDEST))
+
+
+def bundled(console: Console, name: str) -> Loaded | None:
+    """A model that comes with the package; where it does not, that is said and the tour goes on."""
+    try:
+        return load(name)
+    except UserError as error:
+        paragraph(console, f"(The model {name} is not to be had here: {error})", "yellow")
+        return None
+
+
+def translate(console: Console) -> None:
+    """A sentence, its translation, and which word looked at which."""
+    heading(console, 1, "It translates")
+    translator = bundled(console, "en-de")
+    if translator is None:
+        return
+    tag = "de" if "de" in translator.tags else ""
+    done = translator.translate(SENTENCE, wishes=Wishes(tag=tag))
+    size = sum(p.numel() for p in translator.model.parameters())
+    paragraph(console, f"The model en-de ({size / 1e6:.1f} million parameters) reads English ...\n")
+    console.print(Text(f"  {SENTENCE}", "bold cyan"))
+    paragraph(console, "\n... and writes German:\n")
+    console.print(Text(f"  {done.text}\n", "bold green"))
+    grid = alignment(translator.explain(SENTENCE, done.text, tag=tag))
+    console.print(terminal.heat_map(grid, min(console.width, terminal.WIDEST)))
+    paragraph(
+        console,
+        "\nNobody told it which word belongs to which: it has found that out from pairs of "
+        "sentences, and looks where it needs to.",
+    )
+
+
+def alignment(explanation: Explanation) -> Grid:
+    """What each word that was written looked at in the source, in the layer that shows it best."""
+    layers = [
+        weights_of(explanation, "decoder.cross", layer + 1, None)[:, :-1]  # not at the end token
+        for layer in range(explanation.config.layers)
+    ]
+    clearest = max(range(len(layers)), key=lambda layer: clearness(layers[layer]))
+    return Grid(
+        f"How much each word looks at each, layer {clearest + 1}, mean of all heads",
+        names=(f"decoder.{clearest}.cross.weights",),
+        values=layers[clearest],
+        rows=explanation.answers.labels,
+        columns=explanation.source.labels[:-1],
+        axes=("writes", "reads"),
+        scale="share",
+    )
+
+
+def clearness(weights: torch.Tensor) -> float:
+    """How much of the attention goes to one word, on the average."""
+    return weights.max(dim=-1).values.mean().item()
+
+
+def write(console: Console, tokens: int) -> None:
+    """A text that goes on."""
+    heading(console, 2, "It writes")
+    writer = bundled(console, "writer")
+    if writer is None:
+        return
+    paragraph(
+        console,
+        "The model writer has read stories. It goes on with the beginning of one, token by token, "
+        "each drawn from those that could come next:\n",
+    )
+    console.print(Text(f"  {BEGINNING}", "bold cyan"), end="")
+    pieces = writer.stream(BEGINNING, max_tokens=tokens)
+    flow(console, pieces, column=2 + cell_len(BEGINNING))
+
+
+def flow(console: Console, pieces: Iterable[str], column: int, style: str = "green") -> None:
+    """A text as it is being written, broken between words where the line ends."""
+    width, pending = min(console.width, terminal.WIDEST), ""
+    for piece in chain(pieces, ["\n"]):
+        *words, pending = re.split(r"(?<=\S)(?=\s)", pending + piece)
+        for word in words:
+            blank, text = re.fullmatch(r"(\s*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+            if "\n" in blank or column + len(blank) + cell_len(text) > width:
+                console.out("\n  ", end="")
+                blank, column = "", 2
+            console.out(f"{blank}{text}", style=style, highlight=False, end="")
+            column += len(blank) + cell_len(text)
+    console.print()
+
+
+def learn(console: Console, run: Path, steps: int) -> int:
+    """Train the chatbot, or go on with it, or take it as it is. As `train` says: 0, or a signal."""
+    heading(console, 3, "It learns")
+    finished, _ = newest(RunFolder(run).finished)
+    if finished is not None and step_of(finished) >= steps:
+        paragraph(
+            console,
+            f"In {run} there is a chatbot already, from an earlier tour: it has learned for "
+            f"{step_of(finished)} steps. Remove that folder to see it learn anew.",
+        )
+        return 0
+    paragraph(
+        console,
+        "Now one that knows nothing yet. A new Transformer learns to chat from a thousand "
+        "exchanges that come with the package. Every now and then it is asked something that it "
+        "has not seen: watch its answers get better, and its loss fall.\n",
+    )
+    return train(RECIPE, run, [f"train.steps={steps}"])
+
+
+def ask(console: Console, chatbot: Loaded) -> None:
+    """A few questions, with the answers as they are."""
+    heading(console, 4, "It answers")
+    paragraph(console, "This is the chatbot that has just learned. Its answers are not picked:\n")
+    talk = Table.grid(padding=(0, 2))
+    for question in (QUESTION, *MORE_QUESTIONS):
+        talk.add_row("  you", Text(question, "bold cyan"))
+        talk.add_row("  it", Text(chatbot.chat().reply(question), "bold green"))
+    console.print(talk)
+
+
+def look_inside(console: Console, chatbot: Loaded) -> Explanation:
+    """Three stops of the walk through the model, with its own numbers."""
+    heading(console, 5, "It explains itself")
+    explanation = chatbot.explain(QUESTION)
+    paragraph(
+        console,
+        f"How did it come to {chatbot.chat().reply(QUESTION)!r}? These are three of the stations "
+        "of the way, with the numbers that were computed for this answer.\n",
+    )
+    terminal.introduce(console, explanation)
+    view = look_at(explanation, None, None, None)
+    for name, what in STOPS.items():
+        console.print()
+        paragraph(console, what, "italic")
+        terminal.show_stop(console, explanation, stop_at(explanation, name, view))
+    return explanation
+
+
+def say_what_next(console: Console, run: Path, took: str) -> None:
+    """Where to go from here."""
+    heading(console, 6, "What next")
+    paragraph(console, f"That was all, in {took} minutes. Some things to try:\n")
+    call = how_to_call()
+    table = Table.grid(padding=(0, 0, 0, 2))
+    for what, command in {
+        "talk with your chatbot": f"chat {run}",
+        "the whole walk, eighteen stops": f'explain {run} "what is your name"',
+        "translate what you like": 'translate en-de --tag de "Where is the station?"',
+        "let it write": 'write writer "Once upon a time"',
+        "all models that came along": "models",
+        "serve them to a browser and programs": f"serve en-de {run}",
+        "train on your own pairs of texts": "train text-to-text --run runs/mine --data.train FILE",
+        "everything else": "--help",
+    }.items():
+        table.add_row(Text(what, "dim"))
+        table.add_row(Padding(Text(f"{call} {command}", "bold"), (0, 0, 0, 2)))
     console.print(table)
-    console.print("and gets the words' values, mixed in these shares: ", end="")
-    console.print(f"{vector(head['mixed'][FOCUS])}\n")
 
 
-def show_all_words(console: Console, weights: Tensor) -> None:
-    """All rows at once: who looks at whom."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="every word asks, every word answers")
-    table.add_column("asks")
-    for word in WORDS:
-        table.add_column(word, justify="right")
-    table.add_column("sum", justify="right")
-    for word, row in zip(WORDS, weights, strict=True):
-        table.add_row(word, *map(shade, row), f"{row.sum():.3f}")
-    console.print(table)
-
-
-def check(console: Console, head: dict[str, Tensor]) -> None:
-    """Do the arithmetic again from q, k and v, in plain Python and double precision."""
-    q, k, v = (head[name].double().tolist() for name in ("q", "k", "v"))
-    worst = 0.0
-    for asked, got in zip(q, head["mixed"].double().tolist(), strict=True):
-        scores = [sum(a * b for a, b in zip(asked, key, strict=True)) for key in k]
-        shares = [math.exp(score / math.sqrt(len(asked))) for score in scores]
-        mixed = [
-            sum(s * value[j] for s, value in zip(shares, v, strict=True)) / sum(shares)
-            for j in range(len(got))
-        ]
-        worst = max(worst, *(abs(a - b) for a, b in zip(mixed, got, strict=True)))
-    if worst > 1e-5:
-        raise RuntimeError(f"the recorded attention is off by {worst} from its own equation")
-    console.print("Recomputed by hand from q, k and v: off by less than 0.00001. ", end="")
-    console.print("[green]It adds up.[/]")
-
-
-def vector(values: Tensor) -> str:
-    """A few numbers in brackets."""
-    return "[" + " ".join(f"{x:5.2f}" for x in values.tolist()) + "]"
-
-
-def shade(weight: Tensor) -> Text:
-    """A weight, the more the brighter; without colour the number still says it."""
-    level = int(40 + 180 * float(weight))
-    background = f"rgb({level // 4},{level // 2},{level})"
-    return Text(f"{float(weight):.3f}", Style(color="white", bgcolor=background))
+def how_to_call() -> str:
+    """The command as it can be typed here: it may not be on the path."""
+    if shutil.which("limelight"):
+        return "limelight"
+    beside = Path(sys.executable).with_name("limelight")
+    if beside.is_file():
+        inside = beside.is_relative_to(Path.cwd())
+        return str(beside.relative_to(Path.cwd()) if inside else beside)
+    return "python -m limelight"

@@ -1,4 +1,4 @@
-"""Files that are really on the disk: synced, and never seen half written; and where caches lie.
+"""Files that are really on the disk: synced, never seen half written, locked; and where caches lie.
 
 Only the standard library is imported, so that a test can start the committer a few hundred times.
 """
@@ -6,7 +6,9 @@ Only the standard library is imported, so that a test can start the committer a 
 import os
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from limelight.errors import UserError
 
@@ -60,3 +62,30 @@ def cache_folder() -> Path:
     ours = os.environ.get("LIMELIGHT_CACHE")
     general = os.environ.get("XDG_CACHE_HOME")
     return Path(ours) if ours else Path(general or Path.home() / ".cache") / "limelight"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def seize(file: IO[str]) -> None:
+        """Lock a file, or fail at once when another process has."""
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+    def wait_for(file: IO[str]) -> None:
+        """Lock a file, when nobody else has it any more."""
+        while True:
+            with suppress(OSError):  # after ten seconds Windows gives up
+                return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+
+else:
+    import fcntl
+
+    def seize(file: IO[str]) -> None:
+        """Lock a file, or fail at once when another process has."""
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A forked child would hold the lock too, and after the death of this process still.
+        os.register_at_fork(after_in_child=file.close)
+
+    def wait_for(file: IO[str]) -> None:
+        """Lock a file, when nobody else has it any more."""
+        fcntl.flock(file, fcntl.LOCK_EX)

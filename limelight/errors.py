@@ -1,11 +1,39 @@
-"""A user's mistake is answered with a sentence: what was wrong, with the value, and what to do."""
+"""What goes wrong is told in a sentence: what it was, with the value, and what to do."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class UserError(ValueError):
     """Something impossible was asked for; the message is for a person. Exit code 2."""
+
+
+class FailedError(Exception):
+    """What was asked for is possible, but the work cannot go on. Exit code 1."""
+
+
+WHAT_TO_DO = {  # when the system refuses, by its own name for why
+    errno.ENOSPC: "make room on this disk, or choose a folder on another one",
+    errno.EDQUOT: "make room on this disk, or choose a folder on another one",
+    errno.EACCES: "choose a place that you may use, or ask for permission",
+    errno.EPERM: "choose a place that you may use, or ask for permission",
+    errno.EROFS: "choose a place that can be written to",
+    errno.ENOENT: "is the name right?",
+    errno.ENOTDIR: "a file stands where a folder should be; choose another place",
+    errno.EEXIST: "a file stands where a folder should be; choose another place",
+    errno.EISDIR: "a folder stands where a file should be; choose another name",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "close some programs, or raise the limit with: ulimit -n 4096",
+}
+
+
+def explain_refusal(error: OSError) -> str:
+    """What the system refuses, why, and what to do about it."""
+    why = error.strerror or str(error)
+    what = f"{error.filename}: {why}" if error.filename is not None else why
+    advice = WHAT_TO_DO.get(error.errno or 0)
+    return f"{what}; {advice}" if advice else what
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:

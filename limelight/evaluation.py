@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from limelight.answers import exact
 from limelight.errors import UserError
 from limelight.evaluate import report
 from limelight.evaluate.compare import Comparison, compare_examples, compare_translations
@@ -23,11 +24,11 @@ from limelight.evaluate.language import bits_per_byte, count_bytes
 from limelight.evaluate.measure import Measure
 from limelight.evaluate.translation import score_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
-from limelight.experiment import evaluate_run, show_scores
+from limelight.lessons import batches_of, tokenise
 from limelight.loaded import Loaded, load
 from limelight.progress import counting
 from limelight.recipe import Recipe, recipe_of
-from limelight.run.folder import RunFolder
+from limelight.run.bundled import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.score import surprise_of
 from limelight.tasks.translate import Wishes, translate
@@ -35,6 +36,11 @@ from limelight.text.config import parts_of
 from limelight.text.corpora import read_split
 from limelight.text.named import resolve
 from limelight.text.readers import Tally
+from limelight.training.device import choose_precision
+from limelight.training.loop import Trainer, evaluate
+from limelight.training.objective import Learner
+from limelight.training.report import Report
+from limelight.training.workers import join
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,48 @@ def score_run(
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
     losses = evaluate_run(path, split, changes, silent)
-    loaded, recipe = load(path), recipe_of(RunFolder(Path(path)), changes)
+    loaded, recipe = load(path), recipe_of(find_run(path), changes)
     lines = read_lines(recipe, split)
     scores = score_task(loaded, recipe, lines, silent)
     settings = asdict(recipe.decode)
     return {**losses, **report.report_scores(str(path), split, lines.columns, scores, settings)}
+
+
+def evaluate_run(
+    path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
+) -> dict[str, Any]:
+    """Loss, perplexity and accuracy of a trained model on a split."""
+    loaded = load(path)
+    run = find_run(path)
+    recipe = recipe_of(run, changes)
+    data = resolve(recipe.data)
+    if not parts_of(data, split):
+        raise UserError(f"there is no {split} split: say --data.{split} FILE ..., or --split")
+    with join(recipe.train) as workers:
+        telling = Report(silent or not workers.first)
+        store = tokenise(data, split, loaded.tokenizer, workers, telling)
+        batches = batches_of(recipe, store, split, data, loaded.tokenizer, loaded.classes, workers)
+        trainer = Trainer(
+            learner=Learner(loaded.model),
+            batches=batches,
+            config=recipe.train,
+            run=run,
+            workers=workers,
+            report=telling,
+            precision=choose_precision(recipe.train, workers.device),
+        )
+        scores: dict[str, Any] = evaluate(trainer, batches, [])
+        if data.toy and scores:
+            model, longest = trainer.learner.model.eval(), recipe.model.max_len
+            scores |= exact(loaded.tokenizer, store, batches.readable, longest, model)
+    return {
+        "run": str(path),
+        "step": loaded.step,
+        "split": split,
+        "examples": len(store) - batches.too_long,
+        "too_long": batches.too_long,
+        **scores,
+    }
 
 
 def read_lines(recipe: Recipe, split: str) -> Lines:
@@ -117,7 +160,7 @@ def compare_runs(
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
     changes = list(changes)
     both = [load(path) for path in paths]
-    recipes = [recipe_of(RunFolder(Path(path)), changes) for path in paths]
+    recipes = [recipe_of(find_run(path), changes) for path in paths]
     lines, others = (read_lines(recipe, split) for recipe in recipes)
     if lines.columns != others.columns:
         raise UserError(
@@ -165,3 +208,14 @@ def show(told: dict[str, Any], console: Console) -> None:
         show_scores(told, console)
     if told.get("scores") or "comparisons" in told:
         report.show(told, console)
+
+
+def show_scores(scores: dict[str, Any], console: Console) -> None:
+    """The same for people."""
+    console.print(f"[bold]{scores['split']}[/]  {scores['examples']:,} examples, ", end="")
+    console.print(f"step {scores['step']:,}")
+    for name in ("loss", "perplexity", "accuracy", "exact"):
+        if name in scores:
+            console.print(f"  {name:>10} {scores[name]:.4f}")
+    if scores["too_long"]:
+        console.print(f"  {scores['too_long']:,} examples were too long for the model")

@@ -17,8 +17,9 @@ from limelight.decode.config import DecodeConfig, Precision
 from limelight.errors import UserError
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_of
+from limelight.run.bundled import find_run
 from limelight.run.folder import RunFolder
-from limelight.run.weights import WEIGHTS, read_tensors, shapes_in, step_of
+from limelight.run.weights import WEIGHTS, read_weights, shapes_in, step_of
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, embed
 from limelight.tasks.fill import Filled, fill
@@ -127,11 +128,11 @@ def told(outcome: Outcome) -> Outcome:
 
 
 def load(path: str | Path, *others: str | Path) -> Loaded:
-    """The model of a run folder, ready to be used. Nothing in the folder is ever executed.
+    """The model of a run folder, or a bundled one by its name. Nothing in it is ever executed.
 
     Several folders are an ensemble: they write together, if they have the same tokenizer.
     """
-    run = RunFolder(Path(path))
+    run = find_run(path)
     recipe = recipe_of(run)
     tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
     classes = read_classes(run, recipe.model)
@@ -148,6 +149,7 @@ def load(path: str | Path, *others: str | Path) -> Loaded:
         kind=data.kind,
         history=data.history if data.kind == "dialogues" else 1,
         tags=tags_of(data),
+        usual_tag=data.tag,
         classes=classes,
         others=[other.model for other in companions],
         recipe=recipe,
@@ -181,7 +183,7 @@ def build_from(config: AnyConfig, path: Path) -> nn.Module:
                 f"{path} is not of this model: {name} is {found.get(name, 'missing')} in the file "
                 f"and {wanted.get(name, 'missing')} in the model"
             )
-    weights = read_tensors(path)
+    weights = read_weights(path)
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
     model = build(config).to(kind)  # as it was trained, to the last bit
     with torch.no_grad():

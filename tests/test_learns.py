@@ -5,7 +5,8 @@ The whole recipes take minutes, and are in `make soak`.
 
 import pytest
 
-from limelight.experiment import evaluate_run, train
+from limelight.evaluation import evaluate_run
+from limelight.experiment import train
 
 TOYS = ("reverse", "reverse-gpt", "reverse-lstm")
 

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import sys
 from contextlib import suppress
 from typing import cast
 
@@ -178,7 +179,7 @@ def in_large_pages(like: Tensor, count: int) -> Tensor:
     A step writes to thousands of places, and to find a small page for each takes as long.
     """
     size = count * like.element_size()
-    if size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if sys.platform == "win32" or size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(count)
     room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a system without them

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from limelight.explain.stop import Cell, Check, Formula, Listing, Stop, number, vector
 from limelight.explain.view import View
 from limelight.explain.words import pieces_of, visible
-from limelight.text.tokenizer import valid_unicode
+from limelight.tasks.fill import BLANK
+from limelight.text.tokenizer import readable, valid_unicode
 
 NEIGHBOURS = 5
 
@@ -24,7 +25,7 @@ def pieces(view: View) -> Stop:
         section="5.1",
         what="The tokenizer cuts the text into pieces that it knows and gives each its number. The "
         "model never sees letters, only these numbers. (The mark · is a space.)",
-        exhibits=[piece_list(view)],
+        exhibits=[piece_list(view), merges(view)],
         checks=[Check("the pieces, put together, are the text again", 0.0 if stays else 1.0, 0.0)],
         notes=[
             f"The vocabulary has {len(tokenizer):,} pieces. Those in ⟨⟩ stand for no text: they "
@@ -44,6 +45,23 @@ def piece_list(view: View) -> Listing:
         rows.append([str(i), words.labels[i], str(words.ids[i]), where])
     heads = ["position", "piece", "id", "characters"]
     return Listing("what the model reads", heads, rows, focus=view.word(view.side))
+
+
+def merges(view: View) -> Listing:
+    """How the tokenizer came to its pieces: for every different word, what was joined when."""
+    tokenizer, text = view.trace.trained.tokenizer, view.trace.text
+    parts = text.split(BLANK) if view.trace.trained.family == "encoder-only" else [text]
+    work = {
+        visible(readable("".join(steps[0]))): steps
+        for part in parts
+        for steps in tokenizer.show_work(part)
+    }
+    rows: list[list[Cell]] = [
+        [word, tuple(" ".join(visible(readable(piece)) for piece in pieces) for pieces in steps)]
+        for word, steps in work.items()
+    ]
+    title = "how it came to them: the pair that was learned first is joined first"
+    return Listing(title, ["word", "its bytes, joined step by step"], rows, names=("merges",))
 
 
 def embedding(view: View) -> Stop:

@@ -7,8 +7,10 @@ explanation.stops[4].formulas
 """
 
 from collections.abc import Sequence
+from html import escape
 
 from limelight.decode.config import DecodeConfig
+from limelight.explain.export import as_html
 from limelight.explain.figures import picture_of
 from limelight.explain.passage import passage_for
 from limelight.explain.stop import Stop
@@ -16,6 +18,8 @@ from limelight.explain.terminal import plain_text
 from limelight.explain.trace import Trace
 from limelight.explain.walk import walk
 from limelight.tasks.trained import Trained
+
+NOTEBOOK = 1_000_000  # bytes of a page in a notebook, which keeps every one of them
 
 
 class Explanation(Trace):
@@ -32,12 +36,26 @@ class Explanation(Trace):
         """The same for a layer, a head and a word of one's own choice, counted from 1."""
         return walk(self, layer, head, word)
 
+    def html(
+        self, layer: int | None = None, head: int | None = None, word: str | None = None
+    ) -> str:
+        """The walk as a page in one file, to be kept, sent or opened from a disk."""
+        return as_html(self, layer=layer, head=head, word=word)
+
     def __repr__(self) -> str:
         names = ("cross", "softmax")
         shown = [stop for stop in self.walk() if stop.name in names][-1:]
         return plain_text(self, shown)
 
+    def _repr_html_(self) -> str:
+        """In a notebook, the page in a frame of its own: no name or style gets in or out."""
+        page = escape(as_html(self, room=NOTEBOOK))
+        look = "width: 100%; height: 46rem; border: 1px solid #8884; resize: vertical"
+        allowed = "allow-scripts allow-downloads"
+        return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{look}"></iframe>'
+
     def _repr_png_(self) -> bytes:
+        """Where a notebook shows no frames, as it is not trusted."""
         return picture_of(self)
 
 

@@ -10,7 +10,6 @@ how many there are: `hidden` are -inf, as a mask makes them, and `broken` are Na
 
 import json
 import math
-from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,8 +18,9 @@ from torch.nn import functional as F
 
 from limelight.errors import UserError, unknown
 from limelight.explain.origins import axes_of, origins, parts_of, sides
-from limelight.explain.stop import Stop
+from limelight.explain.stop import Cell, Grid, Listing, Stop
 from limelight.explain.trace import Step, Summary, Trace, in_range
+from limelight.explain.view import look_at
 from limelight.explain.walk import asides, stations
 from limelight.explain.words import Words
 
@@ -48,6 +48,7 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "target": words(trace.target),
         "answers": words(trace.answers),
         "given": trace.passage.given,
+        "first_look": first_look(trace),
         "ended": trace.passage.ended,
         "steps": [step(s) for s in trace.steps],
         "beam": beam(trace),
@@ -58,6 +59,12 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "stops": [*stations(trace), *asides(trace)],
         "checks": checks(trace),
     }
+
+
+def first_look(trace: Trace) -> dict[str, int]:
+    """The words that a walk begins with, where nobody chose any."""
+    view = look_at(trace, None, None, None)
+    return {"source": view.source_word, "target": view.target_word}
 
 
 def as_json(facts: dict[str, Any]) -> str:
@@ -174,8 +181,8 @@ def norms(trace: Trace, side: str) -> list[list[float | None]]:
     """How long each word's vector is, as it enters and after every layer."""
     last = "norm" if trace.config.norm_order == "post" else "add"
     names = [f"{side}.{n}.feed_forward.{last}" for n in range(trace.config.layers)]
-    states = [trace.tensor(name) for name in (f"{side}.input", *names)]
-    return [[tidy(x, 4) for x in state.norm(dim=-1).tolist()] for state in states]
+    lengths = trace.several([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
+    return [[tidy(x, 4) for x in length.tolist()] for length in lengths.values()]
 
 
 def checks(trace: Trace) -> dict[str, Any]:
@@ -187,6 +194,7 @@ def checks(trace: Trace) -> dict[str, Any]:
         "traced_vs_untraced_max_abs": tidy(found.traced_difference, 3),
         "softmax_row_max_err": tidy(found.row_error, 3),
         "look_ahead_max_weight": tidy(found.look_ahead, 3),
+        "tolerance": tidy(trace.tolerance, 3),
         "broken": found.broken,
     }
 
@@ -217,8 +225,9 @@ def focus(trace: Trace, at: str, head: int) -> Blob:
         raise unknown("attention", at, known)
     asked = in_range("head", head, trace.config.heads)
     shared = asked // (trace.config.heads // trace.config.key_heads) + 1
-    heads = {name: shared if name in ("k", "v") else head for name in FOCUS}
-    return blob({name: trace.tensor(f"{at}.{name}", heads[name]) for name in FOCUS}, "f32")
+    heads = {f"{at}.{name}": shared if name in ("k", "v") else head for name in FOCUS}
+    found = trace.several(list(heads), lambda n, value: trace.part(n, value, heads[n], None))
+    return blob({name.rpartition(".")[2]: value for name, value in found.items()}, "f32")
 
 
 def attentions(trace: Trace) -> list[str]:
@@ -237,12 +246,13 @@ def thumbs(trace: Trace) -> Blob:
 
     A text of fewer words has fewer pixels.
     """
-    small = {}
-    for name in attentions(trace):
-        weights = trace.tensor(f"{name}.weights").float().nan_to_num(0.0)
+
+    def shrunk(_: str, weights: Tensor) -> Tensor:
         size = [min(THUMB, n) for n in weights.shape[1:]]
-        small[name] = F.adaptive_max_pool2d(weights, size)
-    return blob(small, "u8")
+        return F.adaptive_max_pool2d(weights.float().nan_to_num(0.0), size)
+
+    small = trace.several([f"{name}.weights" for name in attentions(trace)], shrunk)
+    return blob({name.removesuffix(".weights"): value for name, value in small.items()}, "u8")
 
 
 def logits(trace: Trace, row: int) -> Blob:
@@ -265,7 +275,7 @@ def token(trace: Trace, side: str, row: int) -> Blob:
         for name in trace.summaries
         if name.startswith(f"{side}.") and name.rsplit(".", 1)[-1] in wanted
     ]
-    return blob({name: trace.tensor(name, rows=slice(row, row + 1))[0] for name in names}, "f32")
+    return blob(trace.several(names, lambda _, value: value[row]), "f32")
 
 
 def blob(named: dict[str, Tensor], kind: Kind) -> Blob:
@@ -286,7 +296,7 @@ def encode(value: Tensor, kind: Kind) -> bytes:
 
 
 def stop_facts(stop: Stop) -> dict[str, Any]:
-    """A stop as data: its words, formulas and checks; pictures by the names of their values."""
+    """A stop as data: words, formulas, checks and tables; pictures by the names of their values."""
     return {
         "name": stop.name,
         "title": stop.title,
@@ -301,7 +311,7 @@ def stop_facts(stop: Stop) -> dict[str, Any]:
             }
             for f in stop.formulas
         ],
-        "exhibits": [exhibit_names(exhibit.title, exhibit.names) for exhibit in stop.exhibits],
+        "exhibits": [exhibit_facts(exhibit) for exhibit in stop.exhibits],
         "checks": [
             {
                 "claim": c.claim,
@@ -315,6 +325,18 @@ def stop_facts(stop: Stop) -> dict[str, Any]:
     }
 
 
-def exhibit_names(title: str, names: Iterable[str]) -> dict[str, Any]:
-    """A picture's title and the values in it."""
-    return {"title": title, "names": list(names)}
+def exhibit_facts(exhibit: Grid | Listing) -> dict[str, Any]:
+    """A picture's title and the values in it; a table is small, and here with all its rows."""
+    facts: dict[str, Any] = {"title": exhibit.title, "names": list(exhibit.names)}
+    if isinstance(exhibit, Grid):
+        return facts
+    rows = [[cell_facts(cell) for cell in row] for row in exhibit.rows]
+    table = {"heads": list(exhibit.heads), "rows": rows}
+    return facts | table | {"share": exhibit.share, "focus": exhibit.focus}
+
+
+def cell_facts(cell: Cell) -> Any:
+    """A word, a number, or several things."""
+    if isinstance(cell, str):
+        return clean(cell)
+    return tidy(cell) if isinstance(cell, float) else [clean(thing) for thing in cell]

@@ -1,6 +1,6 @@
 """What goes through the model: the text as it reads it, and what it wrote in its fast way."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -9,7 +9,7 @@ import torch
 from limelight.decode.beam import Search, Tree
 from limelight.decode.config import DecodeConfig
 from limelight.decode.request import Request, Written
-from limelight.decode.write import Event, write
+from limelight.decode.write import Event, Writing, wrap_up
 from limelight.errors import UserError
 from limelight.tasks.classify import framed
 from limelight.tasks.fill import BLANK, with_blanks
@@ -19,6 +19,10 @@ from limelight.tasks.write import USUAL, beginning
 
 ENOUGH = 16  # tokens of a continuation, where nobody says how many: a page, not a book
 How = Literal["read", "given", "greedy", "beam", "drawn", "damaged"]
+
+
+class TooLongError(UserError):
+    """More tokens than there is room for."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,20 @@ def passage_for(
     trained: Trained, text: str, target: str | None, config: DecodeConfig, tag: str = ""
 ) -> Passage:
     """Read the text as the family reads it, and write what follows, unless `target` says it."""
+    steps = passage_in_steps(trained, text, target, config, tag)
+    with torch.inference_mode():
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                found: Passage = done.value
+                return found
+
+
+def passage_in_steps(
+    trained: Trained, text: str, target: str | None, config: DecodeConfig, tag: str = ""
+) -> Generator[None, None, Passage]:
+    """The same token by token, for those who have others to look after in between."""
     refuse_what_cannot_be_walked(trained, target)
     if trained.family == "encoder-only":
         plain = bool(trained.classes)
@@ -49,18 +67,23 @@ def passage_for(
         return Passage(source=tokens)
     request = request_of(trained, text, config, tag)
     if target is not None:
-        wanted = trained.tokenizer.encode(target)
-        found = passage(request, Written(wanted, [], True, 0.0), "given", trained.tokenizer.end)
-        within(len(found.target), trained.max_len)
-        return found
+        return given_passage(trained, request, target)
     try:
-        return written(trained, request, config)
+        return (yield from written(trained, request, config))
     except UserError:
         if not damaged(trained, request):
             raise
         # Nothing can be chosen among scores that are no numbers; where they stop being is shown.
         prompt = list(request.prompt)
         return Passage(request.source, prompt, prompt[1:], len(prompt) - 1, "damaged")
+
+
+def given_passage(trained: Trained, request: Request, target: str) -> Passage:
+    """As in training: what follows is known."""
+    wanted = trained.tokenizer.encode(target)
+    found = passage(request, Written(wanted, [], True, 0.0), "given", trained.tokenizer.end)
+    within(len(found.target), trained.max_len)
+    return found
 
 
 def refuse_what_cannot_be_walked(trained: Trained, target: str | None) -> None:
@@ -98,36 +121,32 @@ def request_of(trained: Trained, text: str, config: DecodeConfig, tag: str) -> R
 def within(count: int, longest: int) -> None:
     """Refuse more tokens than the model has room for."""
     if count > longest:
-        raise UserError(
+        raise TooLongError(
             f"the text comes to {count} tokens, and the model has room for {longest}: shorten it"
         )
 
 
-def written(trained: Trained, request: Request, config: DecodeConfig) -> Passage:
+def written(
+    trained: Trained, request: Request, config: DecodeConfig
+) -> Generator[None, None, Passage]:
     """What the model writes, with the tree of the search if there is one."""
     model, tokenizer = trained.engine.model, trained.tokenizer
-    with torch.inference_mode():
-        if config.temperature or config.beam == 1 or trained.kind == "texts":
-            config = replace(config, beam=1, groups=1)
-            stop = Stopping(config.max_tokens or ENOUGH if trained.kind == "texts" else 0)
-            (found,) = write(model, [request], config, tokenizer, stop)
-            return passage(
-                request, found, "drawn" if config.temperature else "greedy", tokenizer.end
-            )
+    if not config.temperature and config.beam > 1 and trained.kind != "texts":
         search = Search(model, [request], config, tokenizer, keep_trees=True)
-        ((best, *_),) = search.run()
+        while search.step():
+            yield
+        (best,) = search.best_of(0)
         return replace(passage(request, best, "beam", tokenizer.end), tree=search.trees[0])
-
-
-class Stopping:
-    """Stops after so many tokens; 0: never."""
-
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-    def __call__(self, _: Event) -> bool:
-        self.left -= 1
-        return self.left == 0
+    events: list[Event] = []
+    most = config.max_tokens or ENOUGH if trained.kind == "texts" else 0
+    writing = Writing(model, [request], replace(config, beam=1, groups=1), tokenizer)
+    while writing.active:
+        events += writing.step()
+        if len(events) == most:
+            writing.stop(0)
+        yield
+    found = wrap_up([e.token for e in events], [e.logprob for e in events], tokenizer.end)
+    return passage(request, found, "drawn" if config.temperature else "greedy", tokenizer.end)
 
 
 def passage(request: Request, found: Written, how: How, end: int) -> Passage:

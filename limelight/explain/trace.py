@@ -78,8 +78,8 @@ class Checks:
 class Trace:
     """What happened to one text. `tensor(name)` gives any value of it.
 
-    Values that match `names` are kept; any other is computed again when it is asked for, which
-    gives the same numbers: a trace can be as small as a few tokens.
+    Values that match `names` are kept as far as there is room; any other is computed again when it
+    is asked for, which gives the same numbers: a trace can be as small as a few tokens.
     """
 
     def __init__(
@@ -90,9 +90,11 @@ class Trace:
         config: DecodeConfig,
         names: str | Sequence[str] = "*",
         smoothing: float = 0.0,
+        room: float = math.inf,
     ) -> None:
         self.trained, self.text, self.passage, self.decode = trained, text, passage, config
         self.smoothing = smoothing  # of the labels, in the training of this model
+        self.room = room  # bytes for values that are kept
         self.model: Any = trained.model
         self.config = self.model.config
         tokenizer = trained.tokenizer
@@ -103,7 +105,9 @@ class Trace:
         self.summaries: dict[str, Summary] = {}
         self.checks = Checks()
         self.values: dict[str, Tensor] = {}
-        self.values = {k: v for k, v in self.record("*", self._look).items() if k in self.wanted}
+        self.logits: Tensor  # the scores of all tokens at every row, or of all classes
+        found = self.record("*", self._look)
+        self.values = {k: v for k, v in found.items() if k in self.wanted and v.numel()}
         self.steps = self._steps()
         self._check()
 
@@ -120,12 +124,29 @@ class Trace:
             return self.part(name, self.values[name], head, rows)
         return self.record(name, lambda n, value: self.part(n, value, head, rows).clone())[name]
 
+    def several(
+        self, names: Sequence[str], keep: Callable[[str, Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """Something of each of these values, in one pass for all that were not kept."""
+        missing = [name for name in names if name not in self.values]
+        found = self.record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
+        return {
+            name: found[name] if name in found else keep(name, self.values[name]) for name in names
+        }
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values that are kept; the scores are, in any case."""
+        return sum(value.nbytes for value in {**self.values, "logits": self.logits}.values())
+
     def part(self, name: str, value: Tensor, head: int | None, rows: slice | None) -> Tensor:
         """One head of a value, or some of its rows."""
         if head is not None:
             if "head" not in axes_of(name, self.config):
                 raise UserError(f"{name!r} has no heads")
             value = value[in_range("head", head, value.size(0))]
+        if rows is not None and value.dim() < 2:
+            raise UserError(f"{name!r} has no rows")
         return value if rows is None else value[..., rows, :]
 
     def attention(self, layer: int, head: int, which: Which | None = None) -> Tensor:
@@ -204,7 +225,12 @@ class Trace:
             if name.startswith("decoder") and ".self." in name:
                 ahead = value.triu(diagonal=1).max().item()
                 self.checks.look_ahead = max(self.checks.look_ahead, ahead)
-        return value if name in self.wanted or name == "logits" else value.new_empty(0)
+        if name == "logits":
+            self.logits = value
+        if name not in self.wanted or value.nbytes > self.room:
+            return value.new_empty(0)
+        self.room -= value.nbytes
+        return value
 
     def _steps(self) -> list[Step]:
         """What the model says where it chose: the rows after the prompt, or the blanks."""
@@ -252,11 +278,6 @@ class Trace:
         reads = (self.target or self.source).pieces[row]
         end = chosen.token == self.trained.tokenizer.end
         return Step(row, reads, chosen, tuple(top), entropy, total, end)
-
-    @cached_property
-    def logits(self) -> Tensor:
-        """The scores of all tokens at every row, or of all classes."""
-        return self.tensor("logits")
 
     def _check(self) -> None:
         """Compare with the model as it is without a recorder, and with what it wrote."""

@@ -211,18 +211,25 @@ def sum_of_products(
     return Formula(f"{name} = {letters}", f"{spelled} = {number(total)}", numbers)
 
 
-def look_at(trace: Trace, layer: int | None, head: int | None, word: str | None) -> View:
+def look_at(
+    trace: Trace,
+    layer: int | None,
+    head: int | None,
+    word: str | None,
+    rows: tuple[int | None, int | None] = (None, None),
+) -> View:
     """The place somebody asked for; without that, the first layer and head, and a word that tells.
 
     Of the source that is its last word. Of the target it is the last row that still had a word to
-    find, so that it has others to look back at.
+    find, so that it has others to look back at. `rows` says a word of the source and one of the
+    target by their places, from 0, for those who can point at them.
     """
     config = trace.config
     at_layer = in_range("layer", 1 if layer is None else layer, config.layers)
     at_head = in_range("head", 1 if head is None else head, config.heads)
     end = trace.trained.tokenizer.end
-    rows = [i for i, token in enumerate(trace.answers.ids) if token != end]
-    chosen = [i for i in rows if i >= trace.passage.given] or rows
+    asking = [i for i, token in enumerate(trace.answers.ids) if token != end]
+    chosen = [i for i in asking if i >= trace.passage.given] or asking
     target = chosen[-1] if chosen else max(0, len(trace.target) - 1)
     real = [i for i, piece in enumerate(trace.source.pieces) if is_word(piece)]
     blanks = [i for i, t in enumerate(trace.source.ids) if t == trace.trained.tokenizer.mask]
@@ -237,8 +244,17 @@ def look_at(trace: Trace, layer: int | None, head: int | None, word: str | None)
             )
         source = source if in_source is None else in_source
         target = target if in_target is None else in_target
+    source = source if rows[0] is None else place_of("source", rows[0], len(trace.source))
+    target = target if rows[1] is None else place_of("target", rows[1], len(trace.target))
     asked = (None if layer is None else at_layer, None if head is None else at_head)
     return View(trace, at_layer, at_head, source, target, asked)
+
+
+def place_of(side: str, row: int, count: int) -> int:
+    """A word's place, if there is one."""
+    if not 0 <= row < count:
+        raise UserError(f"there is no word {row} in the {side}: it has {count}, counted from 0")
+    return row
 
 
 def is_word(piece: str) -> bool:

@@ -13,14 +13,13 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import file_digest
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from limelight.disk import sync, temporary
+from limelight.disk import seize, sync, temporary
 from limelight.errors import UserError
 
 FORMAT = 1  # of the manifest
@@ -211,7 +210,7 @@ def sweep(parent: Path) -> None:
 def lock(folder: Path) -> Iterator[None]:
     """Keep other processes from training here; the kernel frees it however this one ends."""
     make_folder(folder)
-    with (folder / ".lock").open("a") as file:
+    with (folder / ".lock").open("a", encoding="utf-8") as file:
         try:
             seize(file)
         except (BlockingIOError, PermissionError):  # on Unix, on Windows
@@ -219,23 +218,6 @@ def lock(folder: Path) -> Iterator[None]:
                 f"another process is training in {folder}: wait for it, or choose another folder"
             ) from None
         yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def seize(file: IO[str]) -> None:
-        """Lock a file, or fail at once when another process has."""
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-
-else:
-    import fcntl
-
-    def seize(file: IO[str]) -> None:
-        """Lock a file, or fail at once when another process has."""
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A forked child would hold the lock too, and after the death of this process still.
-        os.register_at_fork(after_in_child=file.close)
 
 
 def check_room(parent: Path, needed: int) -> None:

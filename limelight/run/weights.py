@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from limelight.errors import UserError
+from limelight.run.packed import check_packed, is_scales, unpack
 
 WEIGHTS = "weights.safetensors"
 LARGEST_HEADER = 2**23  # bytes that tell the names and shapes of tensors: some 50,000 of them
@@ -21,8 +22,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The same for weights to be used, whose shapes were looked at; bytes become float32."""
+    return unpack(read_tensors(path))
+
+
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a file, of which not more than the header is read."""
+    """The shapes of the weights in a file, of which not more than the header is read."""
     try:
         with path.open("rb") as file:
             if int.from_bytes(file.read(8), "little") > LARGEST_HEADER:
@@ -34,9 +40,13 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     for name, kind in kinds.items():
-        if kind not in FLOATS:
+        if kind not in (*FLOATS, "I8"):
             raise UserError(f"{path} is no file of weights: {name} is of type {kind}")
-    return shapes
+    try:
+        check_packed(shapes, kinds)
+    except UserError as error:
+        raise UserError(f"{path} is no file of weights: {error}") from error
+    return {name: shape for name, shape in shapes.items() if not is_scales(name, shapes)}
 
 
 def name_of(step: int) -> str:

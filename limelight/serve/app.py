@@ -9,8 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
-from limelight.serve import openai, own, pages
+from limelight.serve import inside, openai, own, pages
 from limelight.serve.desk import RefusedError
+from limelight.serve.files import add_files, page_files
 from limelight.serve.gate import Gate, error_body, error_headers
 from limelight.serve.house import House
 from limelight.serve.shapes import ErrorBody, Health
@@ -21,6 +22,7 @@ PROBLEMS = {
     403: "this Host or Origin is not allowed",
     404: "there is no such model or route",
     408: "the request came too slowly",
+    410: "the model has changed since the text was traced",
     413: "the request is too large",
     415: "the request is not JSON",
     422: "a field is missing, unknown or out of range",
@@ -47,13 +49,16 @@ def application(
     )
     app.include_router(openai.routes(house))
     app.include_router(own.routes(house))
+    app.include_router(inside.routes(house))
     add_health(app, house)
     add_pages(app, house)
+    public = page_files()
+    add_files(app, public)
     app.add_exception_handler(RefusedError, tell_refused)
     app.add_exception_handler(RequestValidationError, tell_invalid)
     app.add_exception_handler(HTTPException, tell_http)
     app.add_exception_handler(Exception, tell_broken)
-    return Gate(app, house.limits, house.counts, key, hosts, origins)
+    return Gate(app, house.limits, house.counts, key, hosts, origins, public)
 
 
 def add_health(app: FastAPI, house: House) -> None:
@@ -79,10 +84,10 @@ def add_health(app: FastAPI, house: House) -> None:
 
 
 def add_pages(app: FastAPI, house: House) -> None:
-    """For people."""
+    """For people, in plain text and tables."""
 
-    @app.get("/", include_in_schema=False)
-    async def landing() -> HTMLResponse:
+    @app.get("/about", include_in_schema=False)
+    async def about() -> HTMLResponse:
         return HTMLResponse(pages.landing(house))
 
     @app.get("/docs", include_in_schema=False)

@@ -63,7 +63,8 @@ class Desk:
 
     async def live(self) -> bool:
         """The life of one worker; whether it was ever ready."""
-        limits = json.dumps({"batch": self.limits.batch, "texts": self.limits.texts})
+        names = ("batch", "texts", "traced")
+        limits = json.dumps({name: getattr(self.limits, name) for name in names})
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "limelight.serve.worker", str(self.run_path), limits),
             stdin=asyncio.subprocess.PIPE,
@@ -188,13 +189,21 @@ class Desk:
             await process.wait()
 
 
-STATUS = {"invalid_request": 400, "internal": 500, "worker_died": 503, "shutting_down": 503}
+STATUS = {
+    "invalid_request": 400,
+    "trace_expired": 410,
+    "too_long": 413,
+    "internal": 500,
+    "worker_died": 503,
+    "shutting_down": 503,
+}
+HINTS = {410: "trace the text again", 413: "ask for less at a time", 503: "ask again in a moment"}
 
 
 def refused(error: Message) -> RefusedError:
     """What a worker says is wrong, as the client is told it."""
     status = STATUS[error["code"]]
-    hint = "ask again in a moment" if status == 503 else ""
+    hint = HINTS.get(status, "")
     return RefusedError(status, error["code"], error["message"], hint, 2 if status == 503 else 0)
 
 

@@ -1,6 +1,7 @@
 """How two processes talk: JSON with its length before it, over a pipe.
 
-Nothing but plain data can be said in it, so nothing that is read can be run.
+Numbers in bulk follow as bytes, as many as the JSON says. Nothing but plain data can be said in it,
+so nothing that is read can be run.
 """
 
 import asyncio
@@ -13,10 +14,11 @@ LARGEST = 2**26  # bytes of a message
 HEAD = 4  # bytes that say how long it is
 
 
-def packed(message: Message) -> bytes:
-    """A message as bytes."""
-    body = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
-    return len(body).to_bytes(HEAD, "big") + body
+def packed(message: Message, blob: bytes = b"") -> bytes:
+    """A message as bytes, and what follows it."""
+    told = {**message, "bytes": len(blob)} if blob else message
+    body = json.dumps(told, allow_nan=False, separators=(",", ":")).encode()
+    return len(body).to_bytes(HEAD, "big") + body + blob
 
 
 def unpacked(body: bytes) -> Message:
@@ -29,8 +31,12 @@ def unpacked(body: bytes) -> Message:
 
 def length_of(head: bytes) -> int:
     """How long the message is that follows."""
-    length = int.from_bytes(head, "big")
-    if length > LARGEST:
+    return bounded(int.from_bytes(head, "big"))
+
+
+def bounded(length: int) -> int:
+    """So many bytes, if they are not too many."""
+    if not 0 <= length <= LARGEST:
         raise ValueError(f"a message of {length} bytes is too long")
     return length
 
@@ -61,8 +67,11 @@ def read_exactly(pipe: int, count: int) -> bytes | None:
 
 
 async def receive_from(stream: asyncio.StreamReader) -> Message | None:
-    """The same without keeping others waiting."""
+    """The same without keeping others waiting; with the bytes that follow, as `blob`."""
     try:
-        return unpacked(await stream.readexactly(length_of(await stream.readexactly(HEAD))))
+        message = unpacked(await stream.readexactly(length_of(await stream.readexactly(HEAD))))
+        if "bytes" in message:
+            message["blob"] = await stream.readexactly(bounded(message["bytes"]))
     except asyncio.IncompleteReadError:
         return None
+    return message

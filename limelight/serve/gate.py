@@ -25,10 +25,10 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
-OPEN = ("/healthz", "/readyz")  # for whoever watches over the service
+WATCHED = ("/healthz", "/readyz")  # for whoever watches over the service
 LEFT = 499  # what a request is counted as whose client has left
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-SAFE = {  # headers of every answer
+SAFE = {  # headers of every answer that has no others of its own
     b"x-content-type-options": b"nosniff",
     b"cache-control": b"no-store",
     b"referrer-policy": b"no-referrer",
@@ -52,8 +52,10 @@ class Gate:
         key: str = "",
         hosts: Iterable[str] = (),
         origins: Iterable[str] = (),
+        public: Iterable[str] = (),
     ) -> None:
         self.app, self.limits, self.counts = app, limits, counts
+        self.public = frozenset(public)  # what has no secrets: the page that asks for the key
         self.key = sha256(key.encode()).digest() if key else b""
         self.hosts = {host.lower() for host in (*LOOPBACK, *hosts)}
         self.origins = {origin.lower() for origin in origins}
@@ -68,7 +70,7 @@ class Gate:
 
     def check(self, scope: Scope) -> None:
         """Whether a request may come in at all."""
-        if scope["path"] in OPEN:
+        if scope["path"] in WATCHED:
             return
         headers = Headers(scope["headers"])
         host = headers.only("host").lower()
@@ -81,7 +83,7 @@ class Gate:
             hint = "start the service with --origins URL if its pages may ask"
             message = "pages of this origin may not ask here"
             raise RefusedError(403, "origin_not_allowed", message, hint)
-        if self.key:
+        if self.key and scope["path"] not in self.public:
             kind, _, given = headers.only("authorization").partition(" ")
             same = hmac.compare_digest(sha256(given.strip().encode()).digest(), self.key)
             if kind.lower() != "bearer" or not same:
@@ -227,8 +229,10 @@ class Visit:
         """An answer on its way out, with what all answers have."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
-            own = {**SAFE, b"x-request-id": self.id.encode()}
-            event["headers"] = [*event.get("headers", []), *own.items()]
+            own = dict(event.get("headers", []))
+            ours = {**SAFE, b"x-request-id": self.id.encode()}
+            added = [(name, value) for name, value in ours.items() if name not in own]
+            event["headers"] = [*event.get("headers", []), *added]
         await self.send_on(event)
         if event["type"] == "http.response.body" and not event.get("more_body"):
             self.complete = True

@@ -52,11 +52,15 @@ class House:
 
     async def answer(self, desk: Desk, asked: Asked, do: str, **fields: Any) -> Message:
         """The whole answer."""
-        async with aclosing(desk.ask(do, asked.timeout, **fields)) as messages:
+        return await self.fetch(desk, asked.timeout, do, **fields)
+
+    async def fetch(self, desk: Desk, seconds: float | None, do: str, **fields: Any) -> Message:
+        """The same, within so many seconds."""
+        async with aclosing(desk.ask(do, seconds, **fields)) as messages:
             async for message in messages:
                 if "done" in message:
                     done: Message = message["done"]
-                    return done
+                    return done | {"blob": message["blob"]} if "blob" in message else done
         raise RuntimeError("a worker's last message has its answer")
 
     def check_texts(self, texts: Iterable[str]) -> None:

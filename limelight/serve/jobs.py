@@ -7,7 +7,7 @@ and is told what came (`take`).
 
 import math
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,9 +20,11 @@ from limelight.decode.request import Request, Written
 from limelight.decode.stream import TextStream
 from limelight.decode.write import Event, wrap_up
 from limelight.errors import UserError
+from limelight.explain.passage import TooLongError
 from limelight.loaded import Loaded
 from limelight.model.taps import Recorder, taps
 from limelight.serve.frames import Message
+from limelight.serve.traces import Album, ExpiredError, Work, next_scores, teacher, vocabulary
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, embed
 from limelight.tasks.fill import fill
@@ -36,8 +38,6 @@ from limelight.tasks.translate import (
     wide_enough,
 )
 from limelight.tasks.write import Continuation, beginning
-
-Work = Generator[None, None, Message]  # something that lets others have their turn in between
 
 
 class Text(Protocol):
@@ -186,10 +186,11 @@ class Tidy:
         return f" {shown}" if space else shown
 
 
-def job_for(loaded: Loaded, message: Message, most: int) -> Job:
+def job_for(loaded: Loaded, album: Album, message: Message, most: int) -> Job:
     """What a message asks for; what it cannot have is a `UserError`."""
-    make = KINDS[message["do"]]
-    job = make(loaded, message)
+    if message["do"] == "trace":
+        return Job(result=lambda _: album.look(message))
+    job = KINDS[message["do"]](loaded, message)
     if len(job.texts) > most:
         raise UserError(
             f"the text is too long: it would be answered in {len(job.texts)} parts, "
@@ -344,7 +345,10 @@ def finite(value: float) -> float:
 
 
 def alignment(loaded: Loaded, request: Request, written: Written) -> Message:
-    """How much each token of a translation looked at each of the source: the mean of all heads."""
+    """How much each token of a translation looked at each of the source: the mean of all heads.
+
+    The tokens of a prefix come first: they were given, and looked all the same.
+    """
     device = next(loaded.model.parameters()).device
     source = torch.tensor([list(request.source)], device=device)
     target = torch.tensor([[*request.prompt, *written.tokens]], device=device)
@@ -353,12 +357,11 @@ def alignment(loaded: Loaded, request: Request, written: Written) -> Message:
         values = list(recorder.values.values())
         layers = [value[0] if value.dim() == 3 else value[0].mean(dim=0) for value in values]
         weights = torch.stack(layers).mean(dim=0)  # T S
-    first, last = len(request.prompt) - 1, len(request.prompt) - 1 + len(written.tokens)
     pieces = loaded.tokenizer.pieces
     return {
         "source": pieces(request.source),
-        "target": pieces(written.tokens),
-        "weights": [[round(w, 5) for w in row] for row in weights[first:last].tolist()],
+        "target": pieces(target[0, 1:].tolist()),
+        "weights": [[round(w, 5) for w in row] for row in weights[:-1].tolist()],
     }
 
 
@@ -469,6 +472,13 @@ def at_once(work: Callable[[], Message]) -> Job:
     return Job(result=result)
 
 
+def code_of(error: UserError) -> str:
+    """What a client is told is wrong, in a word."""
+    if isinstance(error, ExpiredError):
+        return "trace_expired"
+    return "too_long" if isinstance(error, TooLongError) else "invalid_request"
+
+
 KINDS: dict[str, Callable[[Loaded, Message], Job]] = {
     "complete": complete,
     "chat": chat,
@@ -479,4 +489,7 @@ KINDS: dict[str, Callable[[Loaded, Message], Job]] = {
     "embed": embed_all,
     "score": score_all,
     "neighbours": neighbours,
+    "teacher": lambda loaded, message: at_once(lambda: teacher(loaded, message)),
+    "next": lambda loaded, message: at_once(lambda: next_scores(loaded, message["text"])),
+    "vocabulary": lambda loaded, _: at_once(lambda: vocabulary(loaded)),
 }

@@ -34,6 +34,7 @@ class Limits:
     characters: Some = 50_000  # of a text
     texts: Some = 64  # that one request asks to be written: prompts times n, or parts of a long one
     tokens: Some = 4096  # to be written for one text
+    traced: Some = 512  # tokens that a text may have, read or written, to be looked at inside
 
 
 def limits_with(changes: Iterable[str]) -> Limits:

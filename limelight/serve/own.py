@@ -1,7 +1,4 @@
-"""Our own interface: what OpenAI's has no words for.
-
-The place of `/api/trace` and `/api/teacher` is here too, when the service can look inside a model.
-"""
+"""Our own interface: what OpenAI's has no words for."""
 
 import asyncio
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Two plain pages for people: what is running, and what can be asked.
+"""Two plain pages beside the page itself: what is running, and what can be asked.
 
 They have no scripts, and load nothing from anywhere.
 """
@@ -37,7 +37,8 @@ def landing(house: House) -> str:
         rows.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
     return page(
         "Limelight",
-        "<h1>Limelight</h1>\n<p>This service answers programs. It is running these models:</p>\n"
+        "<h1>Limelight</h1>\n<p>These models are running. "
+        '<a href="/">Look at them at work</a>, or let programs ask.</p>\n'
         "<table><tr><th>name</th><th>state</th><th>what it is</th><th>what it can</th></tr>\n"
         + "\n".join(rows)
         + '\n</table>\n<p><a href="/docs">What can be asked</a> · '

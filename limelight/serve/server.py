@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from limelight.errors import UserError
-from limelight.run.folder import RunFolder
+from limelight.run.bundled import find_run
 from limelight.serve import journal
 from limelight.serve.app import application
 from limelight.serve.counts import Counts
@@ -53,8 +54,9 @@ def named(runs: Sequence[str]) -> dict[str, Path]:
     """Runs by their folders' names. What is no run folder is known before anything is started."""
     paths: dict[str, Path] = {}
     for run in runs:
-        path = Path(run).resolve()
-        RunFolder(path).check()
+        folder = find_run(run)
+        folder.check()
+        path = folder.path.resolve()
         if not NAME.fullmatch(path.name):
             raise UserError(f"{path.name!r} is no name for a model: use letters, digits and . _ -")
         if path.name in paths:
@@ -104,7 +106,10 @@ class Service:
         self.server = Server(self.config(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.drain)
+            if sys.platform == "win32":  # its loop knows nothing of signals
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self.drain))
+            else:
+                loop.add_signal_handler(number, self.drain)
         keepers = [asyncio.create_task(desk.supervise()) for desk in desks.values()]
         watcher = asyncio.create_task(self.give_up_on_failure())
         address = self.listener.getsockname()

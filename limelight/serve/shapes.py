@@ -174,6 +174,43 @@ class NeighboursAsked(Asked):
     count: Annotated[int, Field(ge=1, le=100)] = 10
 
 
+class Looked(Settings):
+    """A text to be looked at on its way through a model."""
+
+    text: Words
+    target: Words | None = Field(None, description="What follows, instead of what it would write.")
+    mode: Literal["greedy", "beam", "sample"] | None = Field(
+        None, description="How to write, in a word; without it, as in the run's recipe."
+    )
+    max_tokens: Tokens | None = None
+
+
+class TraceAsked(Asked, Looked):
+    """The same, as it is asked for."""
+
+
+class Ticket(Looked):
+    """The same, as a trace's name holds it; `print` says what was traced, to be known again."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: Name = ""
+    print: Annotated[str, StringConstraints(pattern="^[0-9a-f]{0,16}$")] = ""
+
+
+class TeacherAsked(Asked):
+    """A text as in training: what is read, and what should follow."""
+
+    source: Words = Field("", description="What an encoder reads, or a prompt.")
+    target: Words
+    tag: Name = ""
+
+
+class NextAsked(Asked):
+    """A text that goes on."""
+
+    text: Words = ""
+
+
 class Problem(BaseModel):
     """What is wrong."""
 
@@ -330,10 +367,14 @@ class Choice(BaseModel):
     piece: str
     probability: float
     text: str
+    begin: str = Field(description="The translation up to this piece: a prefix to ask for.")
 
 
 class Alignment(BaseModel):
-    """How much each target token looked at each source token; a row sums to 1."""
+    """How much each target token, of the prefix too, looked at each source token.
+
+    A row sums to 1.
+    """
 
     source: list[str]
     target: list[str]
@@ -465,11 +506,88 @@ class ModelDescription(BaseModel):
     abilities: list[str]
     tags: list[str]
     classes: list[str]
+    history: int = Field(description="Turns of a conversation that the model looks at.")
     config: dict[str, Any]
     decode: dict[str, Any]
     vocabulary: int
     parameters: int
+    parts: dict[str, int]
     step: int
+
+
+class Traced(BaseModel):
+    """A trace: its name, how long it took, and what there is to look at."""
+
+    trace: str
+    seconds: float
+    manifest: dict[str, Any]
+
+
+class StopFormula(BaseModel):
+    """An equation in letters, and with this model's numbers."""
+
+    letters: str
+    filled: str
+    numbers: dict[str, float | None]
+
+
+class Exhibit(BaseModel):
+    """A picture's title and the values in it; of a table all rows, and which column is a share."""
+
+    title: str
+    names: list[str]
+    heads: list[str] | None = None
+    rows: list[list[Any]] | None = None
+    share: int | None = None
+    focus: int | None = None
+
+
+class StopCheck(BaseModel):
+    """Something computed twice, and how far apart the two are."""
+
+    claim: str
+    passed: bool
+    error: float | None
+    within: float | None
+
+
+class StopFacts(BaseModel):
+    """One stop of the walk."""
+
+    name: str
+    title: str
+    what: str
+    section: str
+    place: str
+    formulas: list[StopFormula]
+    exhibits: list[Exhibit]
+    checks: list[StopCheck]
+    notes: list[str]
+
+
+class TeacherTable(BaseModel):
+    """Position by position: what is read, what should follow, how likely that was, and the loss.
+
+    With label smoothing, `smoothed` is what training would have made smaller.
+    """
+
+    input: list[str]
+    target: list[str]
+    p_target: list[float]
+    loss: list[float]
+    best: list[str]
+    p_best: list[float]
+    mean: float
+    smoothing: float
+    smoothed: float
+
+
+class Example(BaseModel):
+    """A text to begin with."""
+
+    text: str = ""
+    target: str | None = None
+    tag: str = ""
 
 
 class Health(BaseModel):

@@ -29,10 +29,12 @@ from limelight.decode.engine import POSITIONS
 from limelight.decode.request import DAMAGED, Request, Written
 from limelight.decode.write import Event, Writing
 from limelight.errors import UserError
+from limelight.info import count_parameters
 from limelight.loaded import Loaded, load
 from limelight.serve import journal
 from limelight.serve.frames import Message, packed, receive, send
-from limelight.serve.jobs import Job, Work, job_for, searches, told_token
+from limelight.serve.jobs import Job, code_of, job_for, searches, told_token
+from limelight.serve.traces import Album, Work, example_for
 
 AT_ONCE = 2  # searches that take turns
 PATIENCE = 3  # tokens that newcomers wait for others to join with: a batch is read faster
@@ -60,8 +62,11 @@ class Running:
 class Worker:
     """Jobs that are being worked on, all at the same time."""
 
-    def __init__(self, loaded: Loaded, batch: int, most: int, say: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, loaded: Loaded, batch: int, most: int, traced: int, say: Callable[[bytes], None]
+    ) -> None:
         self.loaded, self.batch, self.most, self.say = loaded, batch, most, say
+        self.album = Album(loaded, traced)
         self.jobs: dict[int, Job] = {}
         self.to_write: deque[Waiting] = deque()
         self.to_search: deque[Waiting] = deque()
@@ -82,9 +87,9 @@ class Worker:
         """Whether there is anything to do."""
         return bool(self.jobs)
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Message, blob: bytes = b"") -> None:
         """Say something to the service, at the end of this turn."""
-        self.outbox += packed(message)
+        self.outbox += packed(message, blob)
 
     def flush(self) -> None:
         """Send what is to be told."""
@@ -103,7 +108,7 @@ class Worker:
             self.drop(number)
             return
         try:
-            job = self.jobs[number] = job_for(self.loaded, message, self.most)
+            job = self.jobs[number] = job_for(self.loaded, self.album, message, self.most)
         except Exception as error:
             self.fail(number, error)
             return
@@ -147,7 +152,7 @@ class Worker:
         """Something went wrong with one job; the others have nothing to do with it."""
         self.drop(number)
         if isinstance(error, UserError):
-            told = {"code": "invalid_request", "message": str(error)[:500]}
+            told = {"code": code_of(error), "message": str(error)[:500]}
         else:
             journal.note_error(error, job=number)
             told = {"code": "internal", "message": "something went wrong inside the model"}
@@ -326,8 +331,9 @@ class Worker:
 
     def finish(self, number: int, answer: Message) -> None:
         """The answer is there."""
+        blob = answer.pop("blob", b"")
         try:
-            self.tell({"id": number, "done": answer})
+            self.tell({"id": number, "done": answer}, blob)
         except ValueError:  # JSON has no NaN
             self.fail(number, UserError(DAMAGED))
         else:
@@ -355,12 +361,20 @@ def facts_of(loaded: Loaded) -> Message:
         "abilities": loaded.abilities,
         "tags": loaded.tags,
         "classes": loaded.classes,
+        "history": loaded.history,
         "config": asdict(loaded.model.config),
         "decode": asdict(loaded.decode),
         "vocabulary": len(loaded.tokenizer),
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "parts": count_parameters(loaded.model),
         "step": loaded.step,
+        "example": example_for(loaded),
     }
+
+
+def trace_of(example: Message) -> Message:
+    """What the page will ask first."""
+    return {**example, "target": None, "settings": {}, "print": "", "what": "manifest"}
 
 
 def listen(pipe: int, inbox: "SimpleQueue[Message | None]") -> None:
@@ -394,12 +408,15 @@ def main() -> None:
     try:
         loaded = load(run)
         say = partial(send, mouth)
-        worker = Worker(loaded, limits["batch"], limits["texts"], say)
+        worker = Worker(loaded, limits["batch"], limits["texts"], limits["traced"], say)
     except (UserError, OSError) as error:
         send(mouth, packed({"failed": str(error)}))
         sys.exit(2)
-    worker.tell({"ready": facts_of(loaded)})
+    facts = facts_of(loaded)
+    worker.tell({"ready": facts})
     worker.flush()
+    if not loaded.model.config.family.startswith("recurrent"):
+        worker.hear({"id": 0, "do": "trace", **trace_of(facts["example"])})  # nobody's, but ready
     inbox: SimpleQueue[Message | None] = SimpleQueue()
     Thread(target=listen, args=(ears, inbox), daemon=True).start()
     with suppress(BrokenPipeError):

@@ -27,6 +27,7 @@ class Trained:
     kind: str = "pairs"  # of the data that it learned from
     history: int = 1  # turns of a dialogue that it learned to look at
     tags: tuple[str, ...] = ()  # one of them goes before every source
+    usual_tag: str = ""  # which, where nobody says it
     classes: tuple[str, ...] = ()
     int8: bool = False  # write with weights rounded to bytes
     others: Sequence[Any] = ()  # models that write with it, as an ensemble
@@ -69,6 +70,7 @@ class Trained:
             if wanted:
                 raise UserError(f"this model learned no tags, so there is no {wanted!r}")
             return []
+        wanted = wanted or self.usual_tag
         if not wanted and len(self.tags) > 1:
             raise UserError(f"say with --tag what is wanted: {' or '.join(self.tags)}")
         if wanted and wanted not in self.tags:

@@ -184,6 +184,7 @@ class Choice:
     piece: str
     probability: float
     text: str  # the whole translation, had this been chosen
+    begin: str  # up to this piece: as `Wishes.prefix` it makes the choice
 
 
 def other_choices(
@@ -217,6 +218,7 @@ def choices_along(
                 tokenizer.pieces([choice.token])[0],
                 math.exp(choice.logprob),
                 tokenizer.decode([*before, choice.token, *choice.rest.tokens]).strip(),
+                tokenizer.decode([*before, choice.token]),
             )
             for choice in found
         ]

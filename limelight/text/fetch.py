@@ -5,7 +5,6 @@ its check and is safely on disk; so a file that exists is complete. Of several p
 the same one, one fetches it and the others wait.
 """
 
-import fcntl
 import shutil
 import sys
 import tarfile
@@ -33,7 +32,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from limelight.disk import sync
+from limelight.disk import sync, wait_for
 from limelight.errors import UserError
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before the next try, while the tries bring nothing new
@@ -60,8 +59,8 @@ def make(path: Path, write: Callable[[Path], None], check: Check) -> None:
     """Make a file whole or not at all, and once, however many processes ask for it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_name(f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # falls with its holder: a killed one blocks nobody
+        with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as lock:
+            wait_for(lock)  # falls with its holder: a killed one blocks nobody
             if not path.is_file():
                 part = path.with_name(f"part-{path.name}")  # its ending still says how it is packed
                 write(part)

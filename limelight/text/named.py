@@ -91,6 +91,13 @@ NAMED = {
     ),
     "tatoeba-en-de": tatoeba("de", "2018-05-13"),
     "tatoeba-en-fr": tatoeba("fr", "2019-04-08"),
+    "everyday-en-de": Named(
+        "CC BY 2.0 FR: tatoeba.org, manythings.org/anki",
+        "tatoeba-en-de, split by sentence with benchmarks/bundled_data.py",
+        (("everyday/en-de.train.tsv",),),
+        ("everyday/en-de.valid.tsv",),
+        ("everyday/en-de.test.tsv",),
+    ),
     "stories": Named(
         "public domain in the USA (Project Gutenberg)",
         "173 books from github.com/GITenberg, put together and cleaned",
@@ -123,6 +130,20 @@ NAMED = {
         "github.com/google-research-datasets/Synthetic-Persona-Chat, turned into JSON lines",
         (("dialogue/synthetic-persona-chat.valid.jsonl",),),
         settings={"kind": "dialogues", "hold_out": 0.05},
+    ),
+    "small-talk": Named(
+        "CC BY 4.0 (Synthetic-Persona-Chat)",
+        "synthetic-persona-chat, split with benchmarks/bundled_data.py",
+        (("small-talk/personas.train.jsonl",),),
+        ("small-talk/personas.valid.jsonl",),
+        ("small-talk/personas.test.jsonl",),
+        settings={"kind": "dialogues"},
+    ),
+    "small-talk-short": Named(
+        "Apache-2.0 (our greetings) and BSD (ChatterBot's corpus)",
+        "the package chatterbot-corpus 1.3.3, with benchmarks/bundled_data.py",
+        (("small-talk/short.train.jsonl",),),
+        settings={"kind": "dialogues"},
     ),
 }
 
@@ -161,6 +182,21 @@ SHA256 = {  # of the unpacked content, of every file of which a copy has been in
     ),
     "dialogue/synthetic-persona-chat.valid.jsonl": (
         "142cccd697652e04aa44cd91df71a636779e97bcb31111881077c1bebe499a04"
+    ),
+    "everyday/en-de.train.tsv": "ba153bbc32ea4bfa4bb6706e6dbd23d1cdb271ac6741b1cd5b47c78881dcf323",
+    "everyday/en-de.valid.tsv": "428a53bfc526b8bc2838c4bb7a9d12c3f624bf8b90f613c87dbcc29dc2daafd8",
+    "everyday/en-de.test.tsv": "6664d73b11d9ae7f8818d4415203ed51ebe299c76736cbabfced65509d12b274",
+    "small-talk/personas.train.jsonl": (
+        "6484ea8a996fa089d283e2c4f00bafe0bc7d27f68b611ab94b4c1b9a4f2f3692"
+    ),
+    "small-talk/personas.valid.jsonl": (
+        "c8fd6c2ed82ff00589a09e914fe03ab24e14506cbc8ab708b19a79a992e0e399"
+    ),
+    "small-talk/personas.test.jsonl": (
+        "b98ff13993d2c0a1fac4e70f413a31482c1f405b0a29b1c2fe7b1c7e7f67d3ae"
+    ),
+    "small-talk/short.train.jsonl": (
+        "ad78afc1c9c994f42a436a4aa11b935c92df28ca251b73ec302a979dd3b6f2f7"
     ),
 }
 

@@ -45,8 +45,8 @@ def special(name: str) -> str:
 class TokenizerConfig:
     """What kind of tokenizer is learned from the training text, and how large."""
 
-    kind: Kind = "bpe"
-    vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000
+    kind: Kind = "bpe"  # pieces of words, whole words, or characters; what is rare is in bytes
+    vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000  # tokens, at most
 
 
 class Tokenizer:
@@ -160,10 +160,7 @@ class Tokenizer:
     def _readable(self, i: int) -> str:
         if i < self.first:
             return self._symbols[i]
-        try:
-            return self.raw(i).decode()
-        except UnicodeDecodeError:
-            return "".join(f"<{byte:02X}>" for byte in self.raw(i))
+        return readable(self._symbols[i])
 
     def show_work(self, text: str) -> list[list[list[str]]]:
         """How each word of a text came to its pieces: for each word the pieces after every merge.
@@ -178,6 +175,15 @@ class Tokenizer:
             list(merge_steps(word, rank, self.vocabulary if model["ignore_merges"] else {}))
             for word in words
         ]
+
+
+def readable(symbols: str) -> str:
+    """A piece that is spelled in byte symbols, as text; half a character as its bytes."""
+    raw = bytes(BYTE_OF[symbol] for symbol in symbols)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "".join(f"<{byte:02X}>" for byte in raw)
 
 
 def merge_steps(

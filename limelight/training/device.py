@@ -1,7 +1,6 @@
 """Where training happens, and in how many bits."""
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,6 +65,10 @@ def peak_memory(device: torch.device) -> int:
     """Bytes that training has taken at most so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0  # it has no such count for us to ask for
+    import resource
+
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

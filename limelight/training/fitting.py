@@ -63,10 +63,10 @@ def memory_of_machine(root: Path = Path("/")) -> int:
     Files that Linux keeps in memory make room when asked to. A container may have less.
     """
     try:
-        told = (root / "proc" / "meminfo").read_text()
+        told = (root / "proc" / "meminfo").read_text("ascii")
         available = 1024 * int(re.findall(r"MemAvailable: *([0-9]+) kB", told)[0])
     except (OSError, IndexError):
         return 4 * 10**9
     limits = [root / "sys/fs/cgroup" / name for name in CONTAINER_LIMITS]
-    texts = [limit.read_text().strip() for limit in limits if limit.is_file()]
+    texts = [limit.read_text("ascii").strip() for limit in limits if limit.is_file()]
     return min([available, *(int(text) for text in texts if text.isdigit())])

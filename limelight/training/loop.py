@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.errors import UserError
+from limelight.errors import FailedError, UserError
 from limelight.model.layers import Layer
 from limelight.run.board import Board
 from limelight.run.commit import (
@@ -71,10 +71,6 @@ FEW_TOKENS = 30  # whose mean loss says little of a step
 MEASURED = ("loss", "perplexity", "accuracy")  # in every validation
 Metrics = Callable[[nn.Module], dict[str, float]]
 Samples = Callable[[nn.Module], list[str]]
-
-
-class FailedError(Exception):
-    """Training cannot go on; why, in a sentence."""
 
 
 @dataclass
@@ -503,11 +499,11 @@ def judge(trainer: Trainer, log: Log | None, clock: Clock, scores: dict[str, flo
     state.best, state.best_step = (value, state.step) if better else (state.best, state.best_step)
     state.tired = 0 if better else state.tired + 1
     entry = {"step": state.step, "validation": True, **scores, "seconds": clock.read()["seconds"]}
+    samples = trainer.samples(trainer.learner.model.eval()) if better and not config.shard else []
     if log is not None:
-        log.add(entry)
+        log.add(entry | ({"samples": samples} if samples else {}))
     trainer.report.validation(entry, better)
-    if better and not config.shard:
-        trainer.report.samples(trainer.samples(trainer.learner.model.eval()))
+    trainer.report.samples(samples)
     if tired_out(state, config):
         trainer.report.say(f"{config.metric} has not improved {state.tired} times: stopping early")
 
@@ -532,7 +528,7 @@ def save(trainer: Trainer, log: Log | None, must: bool) -> None:
         except OSError as error:
             sentence = f"step {state.step} could not be saved: {error.strerror or error}"
             if must:
-                raise FailedError(sentence) from error
+                raise FailedError(f"{sentence}; free some space, and say the same again") from error
             trainer.report.warn(f"{sentence}. Training goes on; free some space")
     trainer.workers.wait()
 

@@ -11,6 +11,8 @@ import torch
 from limelight.errors import UserError
 from limelight.explain import manifest
 from limelight.explain.explanation import explain
+from limelight.explain.stop import Grid
+from limelight.explain.view import look_at
 from limelight.model import build
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_trace import HOSTILE
@@ -156,3 +158,31 @@ def test_stops_travel_as_data(kind):
         assert told["section"][0] in "3456"
         for exhibit in told["exhibits"]:
             assert exhibit["title"]
+
+
+@pytest.mark.parametrize("kind", ["paper", "gpt", "bert", "bert-classifies"])
+def test_tables_travel_with_all_their_rows(kind):
+    trace = traced(kind)
+    for stop in trace.walk():
+        told = strict(manifest.as_json(manifest.stop_facts(stop)))
+        for exhibit, facts in zip(stop.exhibits, told["exhibits"], strict=True):
+            if isinstance(exhibit, Grid):
+                assert "rows" not in facts
+                continue
+            assert facts["heads"] == list(exhibit.heads)
+            for row, cells in zip(exhibit.rows, facts["rows"], strict=True):
+                for cell, shown in zip(row, cells, strict=True):
+                    near = pytest.approx(cell, rel=1e-5) if isinstance(cell, float) else cell
+                    assert shown == (list(cell) if isinstance(cell, tuple) else near)
+
+
+def test_a_word_can_be_pointed_at_by_its_place():
+    trace = traced("paper")
+    first = manifest.manifest(trace)["first_look"]
+    view = look_at(trace, None, None, None)
+    assert (first["source"], first["target"]) == (view.source_word, view.target_word)
+    there = look_at(trace, 2, 3, None, (1, 0))
+    assert (there.source_word, there.target_word, there.layer, there.head) == (1, 0, 1, 2)
+    for rows in [(99, None), (None, 99), (-1, None)]:
+        with pytest.raises(UserError, match="there is no word"):
+            look_at(trace, None, None, None, rows)

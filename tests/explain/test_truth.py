@@ -220,7 +220,7 @@ def test_every_table_has_the_numbers_computed_by_hand(kind, where):
             for name in listing.names:
                 TABLES[name](trace, hand, where, stop, listing)
                 seen.add(name)
-    assert {"neighbours", "neurons"} <= seen
+    assert {"merges", "neighbours", "neurons"} <= seen
     assert "classes" in seen if kind == "bert-classifies" else {"top", "lens"} <= seen
 
 
@@ -239,6 +239,19 @@ def final(trace, where):
 
 def near(shown, expected):
     assert shown == pytest.approx(expected, abs=1e-4)
+
+
+def check_merges(trace, hand, where, stop, listing):
+    """The last line of the work is what the tokenizer really does, byte for byte at the start."""
+    words, kind = trace.trained.tokenizer, trace.trained.family
+    for word, steps in listing.rows:
+        first, last = (step.split(" ") for step in (steps[0], steps[-1]))
+        assert "".join(first) == "".join(last) == word
+        plain = word.replace("·", " ")
+        assert [piece.replace("·", " ") for piece in last] == words.pieces(words.encode(plain))
+    shown = "".join(word for word, _ in listing.rows)
+    hidden = trace.text.replace("___", "") if kind == "encoder-only" else trace.text
+    assert shown == hidden.replace(" ", "·")
 
 
 def check_neighbours(trace, hand, where, stop, listing):
@@ -349,6 +362,7 @@ def check_follow(trace, hand, where, stop, listing):
 
 
 TABLES = {
+    "merges": check_merges,
     "neighbours": check_neighbours,
     "neurons": check_neurons,
     "lens": check_lens,

@@ -1,8 +1,10 @@
 """What is refused, and how: without a model, as no refused request may ever reach one."""
 
 import asyncio
+import base64
 import json
 import re
+import zlib
 from functools import cache
 
 import httpx
@@ -11,10 +13,13 @@ import pytest
 from limelight.errors import UserError
 from limelight.serve.app import application
 from limelight.serve.counts import Counts
-from limelight.serve.desk import Desk
+from limelight.serve.desk import Desk, RefusedError
+from limelight.serve.files import POLICY
 from limelight.serve.house import House
 from limelight.serve.limits import Limits, limits_with
 from limelight.serve.server import named
+from limelight.serve.shapes import Ticket
+from limelight.serve.tickets import LARGEST, LONGEST, name_of, ticket_of
 
 KEY = "a key of some length"
 LEAKS = re.compile(r"Traceback|File \"|/[a-z]+/[a-z]+/|0x[0-9a-f]{6,}|site-packages|\.py\b")
@@ -115,21 +120,26 @@ def test_the_route_table_is_the_one_we_know():
     paths = {path for _, path in ROUTES}
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings"} < paths
     ours = ("model", "translate", "suggest", "fill", "classify", "score", "neighbours", "runs")
-    assert {f"/api/{name}" for name in ours} < paths
-    assert {"/healthz", "/readyz", "/metrics", "/", "/docs", "/openapi.json"} < paths
-    assert len(paths) == 20
+    inside = ("trace", "teacher", "next", "vocabulary", "example")
+    assert {f"/api/{name}" for name in (*ours, *inside)} < paths
+    parts = ("tensor/{name}", "focus", "thumbs", "logits", "token", "stop/{name}")
+    assert {f"/api/trace/{{trace}}/{part}" for part in parts} < paths
+    assert {"/healthz", "/readyz", "/metrics", "/about", "/docs", "/openapi.json"} < paths
+    assert {"/", "/page/{path:path}"} < paths
+    assert len(paths) == 33
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_every_route_but_health_needs_the_key(method, path):
+def test_every_route_but_health_and_the_page_needs_the_key(method, path):
     front = front_with(key=KEY)
-    path = path.replace("{name}", "model")
+    path = path.replace("{name}", "model").replace("{trace}", name_of(Ticket(text="a")))
+    path = path.replace("{path:path}", "app.js")
     wrong = ("", "Bearer", f"Bearer {KEY}x", f"Basic {KEY}", KEY, "Bearer " + "x" * 1000)
     statuses = {
         front.send(method, path, headers={"authorization": value} if value else {}).status_code
         for value in wrong
     }
-    if path in ("/healthz", "/readyz"):
+    if path in ("/healthz", "/readyz", "/", "/page/app.js"):
         assert statuses == {200}
         return
     assert statuses == {401}
@@ -139,6 +149,100 @@ def test_every_route_but_health_needs_the_key(method, path):
     for other in (*odd, "/healthz/..", "/healthz/../v1/models", "/healthz;/v1/models", "//healthz"):
         for how in (method, "HEAD", "OPTIONS"):
             assert front.raw(how, other) == 401
+
+
+def test_the_page_needs_no_key_but_nothing_that_is_not_a_file_of_it_is_open():
+    front = front_with(key=KEY)
+    for path in ("/page/", "/page/nothing.js", "/page/../api/runs", "/page/__init__.py", "/page"):
+        assert front.raw("GET", path) == 401
+    assert front.raw("GET", "/page/app.js/") == 401
+    assert front.raw("GET", "//page/app.js") == 401
+    other = front.send("GET", "/page/app.js", headers={"host": "evil.example"})
+    assert other.status_code == 403  # the page is open, and still only for those who mean us
+
+
+def test_files_of_the_page_come_as_what_they_are(front):
+    kinds = {"/": "text/html", "/page/app.js": "text/javascript", "/page/app.css": "text/css"}
+    for path, kind in kinds.items():
+        first = front.send("GET", path)
+        assert first.headers["content-type"] == f"{kind}; charset=utf-8"
+        assert first.headers["content-security-policy"] == POLICY
+        assert first.headers["cache-control"] == "no-cache"
+        assert first.headers["x-content-type-options"] == "nosniff"
+        assert first.headers["content-encoding"] == "gzip"
+        plain = front.send("GET", path, headers={"accept-encoding": "identity"})
+        assert plain.content == first.content  # httpx has unpacked it
+        again = front.send("GET", path, headers={"if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        stale = front.send("GET", path, headers={"if-none-match": '"another"'})
+        assert stale.status_code == 200
+    for path in ("/page/__init__.py", "/page/%2e%2e/py.typed", "/page/", "/page/tabs"):
+        assert front.send("GET", path).status_code == 404
+
+
+HOSTILE_IDS = [
+    "x", "-", "_" * 100, "A" * LONGEST, "..", "%00", "e30", "bnVsbA", "eJw",
+    base64.urlsafe_b64encode(zlib.compress(b"[" * 100_000)).decode().rstrip("="),
+    base64.urlsafe_b64encode(zlib.compress(b'{"text":"a"}') + b"more").decode().rstrip("="),
+    base64.urlsafe_b64encode(zlib.compress(b'{"text":"a"}')[:-3]).decode().rstrip("="),
+    base64.urlsafe_b64encode(zlib.compress(b'{"text":"' + b"a" * 2 * LARGEST)).decode().rstrip("="),
+    *(
+        base64.urlsafe_b64encode(zlib.compress(json.dumps(told).encode())).decode().rstrip("=")
+        for told in (
+            {}, [], None, {"text": 1}, {"text": "a", "beam": 10**9}, {"text": "a", "more": 1},
+            {"text": "a", "temperature": "1"}, {"text": "a", "print": "../"}, {"model": "x" * 65},
+            {"text": "a", "max_tokens": 0}, {"text": "a", "path": "/etc/passwd"},
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_IDS, ids=lambda name: name[:20])
+def test_what_names_no_trace_is_refused_before_anything_is_done(front, name):
+    for part in ("thumbs", "tensor/logits", "stop/mask", "logits?row=0", "token?row=0"):
+        response = front.send("GET", f"/api/trace/{name}/{part}")
+        assert response.status_code in (404, 422), (name, part)
+    assert front.desk.reached == 0
+
+
+def test_a_trace_of_a_model_that_is_not_here_is_refused(front):
+    name = name_of(Ticket(text="a", model="../model"))
+    assert front.send("GET", f"/api/trace/{name}/thumbs").status_code == 404
+    long = name_of(Ticket(text="a", max_tokens=5000))
+    assert front.send("GET", f"/api/trace/{long}/thumbs").status_code == 413
+    assert front.desk.reached == 0
+
+
+def test_a_name_says_again_what_it_was_made_of():
+    asked = {"text": "ä\x00\u202e🍌" * 50, "target": "b", "mode": "beam", "beam": 3, "seed": 2**40}
+    ticket = Ticket(**asked, temperature=0.7, tag="de", model="m", print="0123456789abcdef")
+    assert ticket_of(name_of(ticket)) == ticket
+    assert re.fullmatch("[A-Za-z0-9_-]+", name_of(ticket))
+    with pytest.raises(RefusedError, match="too long"):
+        name_of(Ticket(text="".join(map(chr, range(0x4E00, 0x4E00 + 9000)))))
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["tensor/logits?head=0", "tensor/logits?head=x", "tensor/logits?rows=1", "tensor/logits?as=f64",
+     "tensor/logits?rows=-1:2", "tensor/logits?rows=1:99999999", "logits", "logits?row=-1",
+     "focus", "focus?at=", "focus?at=a&head=0", "token?side=middle&row=0", "token?row=1e9",
+     "stop/mask?layer=0", "stop/mask?word=", "stop/mask?head=10001", "stop/mask?source=-1",
+     "tensor/" + "x" * 101, "logits?row=" + "9" * 500],
+)  # fmt: skip
+def test_questions_about_a_trace_have_bounds(front, question):
+    response = front.send("GET", f"/api/trace/{name_of(Ticket(text='a'))}/{question}")
+    assert response.status_code == 422
+    assert front.desk.reached == 0
+
+
+def test_a_recurrent_model_cannot_be_looked_into():
+    front = Front()
+    front.desk.facts = {"abilities": [], "config": {"family": "recurrent-decoder-only"}}
+    response = front.post("/api/trace", {"text": "a"})
+    assert response.json()["error"]["code"] == "not_for_this_model"
+    assert "recurrent" in response.json()["error"]["message"]
+    assert front.desk.reached == 0
 
 
 def test_a_key_given_twice_is_none():

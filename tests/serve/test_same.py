@@ -149,6 +149,20 @@ def test_a_translation_comes_with_all_that_was_asked_for(service, known):
     assert forced["text"].startswith("b")
 
 
+def test_a_choice_can_be_made_and_its_prefix_is_aligned_too(service, known):
+    asked = {"model": "reverse", "text": "a b c", "beam": 1}
+    told = service.ask("/api/translate", **asked, alternatives=3, alignment=True)
+    other = next(c for c in told["alternatives"][1][1:] if c["piece"] != "⟨end⟩")
+    forced = service.ask("/api/translate", **asked, prefix=other["begin"], alignment=True)
+    assert forced["text"] == other["text"] != told["text"]
+    tokenizer = known["reverse"].tokenizer
+    given = tokenizer.pieces(tokenizer.encode(other["begin"]))
+    assert forced["alignment"]["target"] == [*given, *forced["outputs"][0]["tokens"]]
+    # What a token looks at depends on what comes before it, and on nothing after it.
+    assert forced["alignment"]["weights"][0] == told["alignment"]["weights"][0]
+    assert service.client.get("/api/model", params={"name": "chat"}).json()["history"] == 3
+
+
 def test_what_a_model_cannot_do_is_said(service):
     for path, asked in (
         ("/api/fill", {"model": "writer", "text": "a ___"}),
@@ -208,7 +222,7 @@ def test_runs_and_models_are_told(service):
     assert all(entry["step"] > 10 for entry in entries)
     facts = service.client.get("/api/model", params={"name": "chat"}).json()
     assert facts["kind"] == "dialogues"
-    page = service.client.get("/")
+    page = service.client.get("/about")
     assert page.status_code == 200
     assert "chatbot" in page.text or "chat" in page.text
     assert "<script" not in page.text + service.client.get("/docs").text

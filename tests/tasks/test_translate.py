@@ -241,6 +241,19 @@ def test_other_choices_begin_with_what_was_written(model):
     assert places[0][1].text.startswith(places[0][1].piece.strip())
 
 
+def test_the_beginning_of_a_choice_makes_it(model):
+    """As a prefix it leads where the choice said it would, and back to what was written."""
+    learned = model("reverse")
+    config = replace(learned.decode, beam=1)
+    for i, place in enumerate(other_choices(learned, "a b", config, count=3)[:-1]):
+        assert place[0].begin == "".join(learned.translate("a b").outputs[0].tokens[: i + 1])
+        for choice in place:
+            if choice.piece == "⟨end⟩":  # no beginning makes a text end
+                continue
+            (forced,) = translate(learned, ["a b"], config, wishes=Wishes(prefix=choice.begin))
+            assert forced.text == choice.text
+
+
 @pytest.mark.parametrize("precision", ["float64", "int8"])
 def test_more_or_fewer_bits_say_the_same_with_other_scores(run, precision):
     """A model that is sure of itself; int8 moves its scores a little, float64 hardly."""

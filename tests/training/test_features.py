@@ -9,7 +9,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from limelight.errors import UserError
-from limelight.experiment import evaluate_run, set_up
+from limelight.evaluation import evaluate_run
+from limelight.experiment import set_up
 from limelight.model import build
 from limelight.run import commit
 from limelight.run.folder import RunFolder

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from limelight.errors import FailedError
 from limelight.run.commit import newest
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
 from limelight.training.checkpoint import OPTIMIZER, STATE, read_state
-from limelight.training.loop import FailedError
 from limelight.training.loss import Score
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 

@@ -11,13 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from limelight import experiment
-from limelight.errors import UserError
-from limelight.experiment import verify_resume
+from limelight.errors import FailedError, UserError
+from limelight.proof import verify_resume
 from limelight.run.commit import MANIFEST
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
 from limelight.training.checkpoint import OPTIMIZER, STATE, State, read_state
-from limelight.training.loop import FailedError
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
 STEPS = 60

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import limelight
-from limelight import experiment
+from limelight import answers, experiment, loaded
 from limelight.errors import UserError
-from limelight.experiment import evaluate_run, load, train
+from limelight.evaluation import evaluate_run
+from limelight.experiment import train
+from limelight.loaded import load
 from limelight.recipe import changed, load_recipe
 from limelight.run.folder import RunFolder
 from limelight.text.config import DataConfig
@@ -26,7 +28,7 @@ def change(recipe, **train):
 
 def test_both_ends_are_to_be_had_from_the_package_itself():
     assert limelight.train is experiment.train
-    assert limelight.load is experiment.load
+    assert limelight.load is loaded.load
 
 
 @pytest.mark.parametrize("given", ["name", "object"])
@@ -378,7 +380,7 @@ def test_evaluation_asks_for_every_answer_and_for_few_at_once(tmp_path, monkeypa
         asked.append(len(sources))
         return [s if before + i < 200 else [] for i, s in enumerate(sources)]
 
-    monkeypatch.setattr(experiment, "answer", answer)
+    monkeypatch.setattr(answers, "answer", answer)
     train_in(tmp_path, recipe)
     assert asked == [100, 100, 3]  # and samples
     assert log_of(tmp_path)[-1]["exact"] == 1

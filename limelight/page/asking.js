@@ -1,0 +1,94 @@
+// Asking while somebody types: after a pause, only the newest, one at a time.
+
+const ASKING_PAUSE = 250; // milliseconds without a key
+
+/**
+ * Call f after a pause; every call begins the pause anew.
+ * @param {function(): void} f
+ * @param {number} [pause]
+ * @returns {{soon: function(): void, now: function(): void, cancel: function(): void}}
+ */
+export function afterPause(f, pause = ASKING_PAUSE) {
+  let timer = 0;
+  const cancel = () => clearTimeout(timer);
+  return {
+    cancel,
+    soon() {
+      cancel();
+      timer = setTimeout(f, pause);
+    },
+    now() {
+      cancel();
+      f();
+    },
+  };
+}
+
+/**
+ * Post something that makes the model compute: it takes the place of an older question of its kind,
+ * and waits until the model has time.
+ * @param {Object} page
+ * @param {string} kind
+ * @param {string} path
+ * @param {Object} body
+ * @param {string} [how] `post` for JSON, `postForBytes` for numbers
+ */
+export function ask(page, kind, path, body, how = "post") {
+  const { api } = page;
+  const answer = api.latest(kind, (signal) =>
+    api.inTurn(() => {
+      signal.throwIfAborted();
+      return api[how](path, { model: page.model.name, ...body }, signal);
+    }),
+  );
+  return page.busy(answer);
+}
+
+/**
+ * Ask for a text as it is written; it waits for its turn too, and until the signal it is read.
+ * @param {Object} page
+ * @param {string} path
+ * @param {Object} body
+ * @param {function(Object): void} onEvent
+ * @param {AbortSignal} signal
+ */
+export function askForStream(page, path, body, onEvent, signal) {
+  return page.api.inTurn(() => {
+    signal.throwIfAborted();
+    return page.api.stream(path, body, onEvent, signal);
+  });
+}
+
+/**
+ * Nobody waits for these any more.
+ * @param {Object} page
+ * @param {...string} kinds
+ */
+export function stopAsking(page, ...kinds) {
+  for (const kind of kinds) page.api.latest(kind, async () => {});
+}
+
+/**
+ * What this browser tab kept under a name, or nothing.
+ * @param {string} name
+ */
+export function kept(name) {
+  try {
+    return JSON.parse(sessionStorage.getItem(name));
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * Keep something for this browser tab, over a reload.
+ * @param {string} name
+ * @param {unknown} value
+ */
+export function keep(name, value) {
+  try {
+    sessionStorage.setItem(name, JSON.stringify(value));
+  } catch {
+    // A browser that keeps nothing forgets it with the page.
+  }
+}

@@ -1,0 +1,89 @@
+// What every tab is given: the model, the shared trace, a voice, and a way to say what went wrong.
+
+import { api, wasReplaced } from "./api.js";
+import { button, h, replace } from "./dom.js";
+import { selected } from "./state.js";
+
+/**
+ * @param {{model: Object, models: string[], example: ?Object, live: HTMLElement}} facts
+ * @returns {Object} the page, as tabs know it
+ */
+export function livePage(facts) {
+  let traced = null; // the last text's, and what it was asked with
+  return pageWith({
+    ...facts,
+    api,
+    offline: false,
+    trace() {
+      const asked = pageAsked(facts);
+      const key = JSON.stringify(asked);
+      if (traced?.key !== key) {
+        const trace = api.trace(asked);
+        trace.catch(() => { if (traced?.key === key) traced = null; });
+        traced = { key, trace };
+      }
+      return this.busy(traced.trace);
+    },
+  });
+}
+
+/**
+ * The same over a file that holds one trace.
+ * @param {Object} facts
+ */
+export function filePage(facts) {
+  return pageWith({ ...facts, offline: true, trace() { return this.busy(Promise.resolve(facts.held)); } });
+}
+
+function pageAsked(facts) {
+  const { text, target } = selected();
+  const asked = { model: facts.model.name, text: text ?? facts.example?.text ?? "" };
+  if (facts.example?.tag) asked.tag = facts.example.tag;
+  const given = text === null ? facts.example?.target : target;
+  return given ? { ...asked, target: given } : asked;
+}
+
+function pageWith(page) {
+  let waiting = 0;
+  return {
+    ...page,
+
+    /** Say something to those who listen instead of looking. */
+    say(text) {
+      page.live.textContent = text;
+    },
+
+    /** The view is not complete until this has ended; body[data-ready] says when. */
+    busy(promise) {
+      waiting += 1;
+      delete document.body.dataset.ready;
+      const done = () => setTimeout(() => {
+        waiting -= 1;
+        if (waiting === 0) document.body.dataset.ready = "true";
+      });
+      promise.then(done, done);
+      return promise;
+    },
+
+    /** In the place of what could not be shown: why, what to do, and once more. */
+    showError(place, error, retry) {
+      if (wasReplaced(error)) return;
+      if (!error.code) console.error(error);
+      replace(
+        place,
+        h(
+          "div",
+          { class: "panel error", role: "alert" },
+          h("p", null, h("strong", null, error.message || "something went wrong in the page")),
+          error.hint ? h("p", { class: "soft" }, error.hint) : null,
+          retry ? button("Try again", retry) : null,
+        ),
+      );
+    },
+  };
+}
+
+/** In the place of what is on its way: no tensor, no picture. */
+export function reading(what) {
+  return h("p", { class: "reading soft", role: "status" }, `${what} …`);
+}

@@ -1,0 +1,76 @@
+// "Save picture": what is on the screen as a PNG file that says what it shows.
+
+import { theme } from "./colour.js";
+
+const PICTURE_FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
+const PICTURE_EDGE = 24;
+const pictureStyles = [
+  "fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
+  "stroke-linejoin", "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor",
+  "dominant-baseline",
+];
+
+/**
+ * A new picture with a heading, to be painted under it.
+ * @param {{title: string, credit: string, width: number, height: number,
+ *   paint: (context: CanvasRenderingContext2D) => void}} asked the size of what `paint` paints
+ */
+export function savePainted({ title, credit, width, height, paint }) {
+  const canvas = document.createElement("canvas");
+  const colours = theme();
+  const heading = 62;
+  const full = [Math.max(width, 360) + 2 * PICTURE_EDGE, height + heading + 2 * PICTURE_EDGE];
+  const sharp = Math.max(1, Math.min(2, Math.floor(8000 / Math.max(...full))));
+  [canvas.width, canvas.height] = full.map((side) => Math.ceil(side * sharp));
+  const context = canvas.getContext("2d");
+  context.scale(sharp, sharp);
+  context.fillStyle = colours.card;
+  context.fillRect(0, 0, ...full);
+  context.textBaseline = "alphabetic";
+  context.fillStyle = colours.ink;
+  context.font = `600 17px ${PICTURE_FONT}`;
+  context.fillText(title, PICTURE_EDGE, PICTURE_EDGE + 16, full[0] - 2 * PICTURE_EDGE);
+  context.fillStyle = colours.soft;
+  context.font = `13px ${PICTURE_FONT}`;
+  context.fillText(credit, PICTURE_EDGE, PICTURE_EDGE + 38, full[0] - 2 * PICTURE_EDGE);
+  context.translate(PICTURE_EDGE, PICTURE_EDGE + heading);
+  paint(context);
+  canvas.toBlob((blob) => pictureDownload(blob, `${pictureName(title)}.png`), "image/png");
+}
+
+/**
+ * An SVG drawing as a picture: its look is written into a copy, so that it needs no style sheet.
+ * @param {SVGSVGElement} drawing
+ * @param {{title: string, credit: string}} told
+ */
+export function saveDrawing(drawing, { title, credit }) {
+  const box = drawing.getBoundingClientRect();
+  const copy = drawing.cloneNode(true);
+  const originals = [drawing, ...drawing.querySelectorAll("*")];
+  [copy, ...copy.querySelectorAll("*")].forEach((element, i) => {
+    const look = getComputedStyle(originals[i]);
+    for (const name of pictureStyles) element.setAttribute(name, look.getPropertyValue(name));
+  });
+  copy.setAttribute("width", String(box.width));
+  copy.setAttribute("height", String(box.height));
+  const image = new Image();
+  image.addEventListener("load", () => {
+    const paint = (context) => context.drawImage(image, 0, 0, box.width, box.height);
+    savePainted({ title, credit, width: box.width, height: box.height, paint });
+  });
+  const written = new XMLSerializer().serializeToString(copy);
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(written)}`;
+}
+
+function pictureDownload(blob, name) {
+  const address = URL.createObjectURL(blob);
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000); // not before the browser has read it
+}
+
+function pictureName(title) {
+  return title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 80) || "picture";
+}

@@ -1,0 +1,113 @@
+// From pieces to words, and words that show how much of the attention they have.
+
+import { h, visible } from "./dom.js";
+import { showPercent } from "./numbers.js";
+
+const WORDS_FINDER = new Intl.Segmenter(undefined, { granularity: "word" });
+
+/**
+ * A text cut into words and what lies between them.
+ * @param {string} text
+ * @returns {{text: string, from: number, to: number, isWord: boolean}[]}
+ */
+export function segmentsOf(text) {
+  return Array.from(WORDS_FINDER.segment(text), ({ segment, index, isWordLike }) => ({
+    text: segment,
+    from: index,
+    to: index + segment.length,
+    isWord: Boolean(isWordLike),
+  }));
+}
+
+/**
+ * Pieces joined to words: each with its text, its pieces' places, and whether it is a special one.
+ * The space before a word belongs to it.
+ * @param {string[]} pieces
+ * @param {(boolean|number)[]} [special] by the look of its name, where nobody knows
+ * @returns {{text: string, places: number[], special: boolean}[]}
+ */
+export function wordsIn(pieces, special = pieces.map(wordsLooksSpecial)) {
+  const joined = pieces.map((piece, i) => (special[i] ? "" : piece)).join("");
+  const ends = new Set(segmentsOf(joined).map((segment) => segment.from));
+  const words = [];
+  let offset = 0;
+  pieces.forEach((piece, i) => {
+    const last = words.at(-1);
+    const begins = special[i] || !last || last.special || /^\s/.test(piece) || ends.has(offset);
+    const waits = last && !last.special && !special[i] && !last.text.trim() && piece.trim();
+    if (begins && !waits) words.push({ text: piece, places: [i], special: Boolean(special[i]) });
+    else {
+      last.text += piece;
+      last.places.push(i);
+    }
+    if (!special[i]) offset += piece.length;
+  });
+  return words;
+}
+
+function wordsLooksSpecial(piece) {
+  return /^⟨.+⟩$/.test(piece);
+}
+
+/**
+ * Shares of pieces as shares of words.
+ * @param {{places: number[]}[]} words
+ * @param {ArrayLike<number>} shares
+ * @returns {number[]}
+ */
+export function sharesOf(words, shares) {
+  return words.map((word) => word.places.reduce((sum, place) => sum + shares[place], 0));
+}
+
+/**
+ * A line of words under which shares can be written; a deeper shade says the same, and a line marks
+ * the strongest that is a word.
+ * @param {{text: string, special: boolean}[]} words
+ * @param {string} title
+ * @returns {{element: HTMLElement, show: function(?number[]): void}} null takes the shares off
+ */
+export function shareLine(words, title) {
+  const numbers = words.map(() => h("span", { class: "share-number number" }));
+  const items = words.map((word, i) =>
+    h(
+      "li",
+      { class: word.special ? "share special" : "share" },
+      h("span", { class: "share-word", dir: "auto" }, visible(word.text.replace(/^ +| +$/g, "") || word.text)),
+      numbers[i],
+    ),
+  );
+  const element = h("ol", { class: "share-line", "aria-label": title }, items);
+  const show = (shares) => {
+    const most = shares ? Math.max(...shares) : 0;
+    const best = shares ? Math.max(...shares.filter((_, i) => !words[i].special)) : 0;
+    items.forEach((item, i) => {
+      item.style.setProperty("--share", String(shares ? shares[i] / most : 0));
+      item.classList.toggle("strongest", Boolean(shares) && shares[i] === best);
+      numbers[i].textContent = shares ? showPercent(shares[i]) : "";
+    });
+  };
+  show(null);
+  return { element, show };
+}
+
+/**
+ * The strongest shares as a sentence, for those who listen: "Hi 64%, how 20%, you 9%".
+ * @param {{text: string}[]} words
+ * @param {number[]} shares
+ * @param {number} [count]
+ */
+export function sharesSaid(words, shares, count = 3) {
+  const order = shares.map((_, i) => i).sort((a, b) => shares[b] - shares[a]);
+  return order.slice(0, count).map((i) => `${words[i].text.trim() || visible(words[i].text)} ${showPercent(shares[i])}`).join(", ");
+}
+
+/**
+ * Where the characters of Python's count begin in JavaScript's: it counts some of them twice.
+ * @param {string} text
+ * @returns {number[]} one more than there are characters
+ */
+export function characterPlaces(text) {
+  const places = [0];
+  for (const character of text) places.push(places.at(-1) + character.length);
+  return places;
+}

@@ -1,0 +1,129 @@
+"""A plan, looked over before anything is made: what could not be done is refused with a sentence.
+
+Whether a recipe can be trained at all, whether it fits the run that it shall go on with, and the
+model that it shall begin from.
+"""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from limelight.errors import UserError, unknown
+from limelight.loaded import Loaded
+from limelight.recipe import Recipe, recipe_of
+from limelight.run.bundled import find_run, place_of
+from limelight.run.commit import newest
+from limelight.run.folder import RunFolder
+from limelight.text.config import DataConfig, parts_of, sides
+from limelight.text.tokenizer import Tokenizer
+from limelight.training.config import TrainConfig
+from limelight.training.loop import MEASURED
+
+CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a step does
+    *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
+    *("average", "workers", "device"),
+}
+FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
+    *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
+}
+
+
+def check_plan(recipe: Recipe, data: DataConfig) -> None:
+    """Refuse, before anything is made, a training that could not do what its recipe says."""
+    config, model = recipe.train, recipe.model
+    measured = metrics_of(recipe, data)
+    if config.metric not in measured:
+        raise unknown("metric", config.metric, measured)
+    if not parts_of(data, "valid"):
+        check_unvalidated(config)
+    if getattr(model, "sentence_pairs", False):
+        raise UserError(
+            "sentence_pairs=true adds a head for pairs of sentences, as published BERTs have it, "
+            "but there is no data here to train it with: set --model.sentence-pairs false"
+        )
+    if config.shard and config.batch_tokens == "auto":
+        raise UserError(
+            "batch_tokens='auto' tries the whole model on one device, and shard=true is for those "
+            "that fit on none: set --train.batch-tokens 4096, and more if it fits"
+        )
+    fills_blanks = model.family == "encoder-only" and not getattr(model, "classes", 0)
+    if fills_blanks and not config.mask_rate:
+        raise UserError(
+            "mask_rate=0 hides no token, so there is nothing to fill in and nothing to learn: "
+            "set --train.mask-rate 0.15"
+        )
+
+
+def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
+    """What a validation measures for this task; a model that is shared out cannot write."""
+    if recipe.train.shard or sides(data) == 1:
+        return MEASURED
+    return (*MEASURED, "bleu", "chrf2", *(["exact"] if data.toy else []))
+
+
+def check_unvalidated(config: TrainConfig) -> None:
+    """Without validation texts nothing can be seen to improve, or not to."""
+    for name, usual in (("patience", 0), ("metric", "loss")):
+        if getattr(config, name) != usual:
+            raise UserError(
+                f"{name}={getattr(config, name)!r} looks at validation texts, and there are none: "
+                f"say --data.valid FILE ... or --data.hold-out 0.01, or set --train.{name} {usual}"
+            )
+
+
+def check_origin(run: RunFolder, start_from: str | Path | None) -> str:
+    """The run that this one began with, or "". One that goes on cannot begin with another."""
+    said = place_of(find_run(start_from)) if start_from else ""
+    if not run.begun:
+        return said
+    before = str(run.read_json("environment.json").get("from", said))
+    if said and said != before:
+        raise UserError(
+            f"{run.path} was begun from {before or 'no other run'}, and this is from {said}: go on "
+            "without --from, or choose another folder"
+        )
+    if before and not said and newest(run.checkpoints)[0] is None:
+        raise UserError(f"{run.path} has saved nothing yet: say --from {before} again")
+    return before
+
+
+def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
+    """The recipe with as many tokens as the tokenizer has; or as in the run that it goes on with.
+
+    A change that would alter the model or the order of the data is refused.
+    """
+    if len(tokenizer) > recipe.model.vocab:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model knows only "
+            f"{recipe.model.vocab}: set model.vocab"
+        )
+    if recipe.model.vocab == recipe.tokenizer.vocab:  # a small text may have given fewer
+        vocab = len(tokenizer)
+        learned = replace(recipe.tokenizer, vocab=vocab)
+        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab), tokenizer=learned)
+    if not run.begun:
+        return recipe
+    before = recipe_of(run)
+    if recipe.train.batch_tokens == "auto":
+        train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
+        recipe = replace(recipe, train=train)
+    for table in ("model", "data", "tokenizer", "train"):
+        old, new = (asdict(getattr(r, table)) for r in (before, recipe))
+        for key in old | new:
+            if (table != "train" or key not in CHANGEABLE) and old.get(key) != new.get(key):
+                raise UserError(
+                    f"{run.path} was begun with {table}.{key} = {old.get(key)}, and this is "
+                    f"{new.get(key)}: resume it as it was, or choose another folder"
+                )
+    return recipe
+
+
+def check_same_meaning(ours: dict[str, Any], origin: Loaded) -> None:
+    """Weights of the same shapes mean something else with other heads, norms or positions."""
+    theirs = asdict(origin.recipe.model)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in FINE_TUNED and ours.get(name) != theirs.get(name):
+            raise UserError(
+                f"model.{name} is {ours.get(name)} in this recipe and {theirs.get(name)} in the "
+                f"model to start from ({origin.recipe.name}): [model] must be the same"
+            )

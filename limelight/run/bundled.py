@@ -1,0 +1,77 @@
+"""Models that come with the package, known by their names.
+
+`limelight/models/en-de` is a run folder like any other: a recipe, a tokenizer and finished weights
+(in bytes, see `packed`), and besides `card.md` for people and `model.json` for programs. Wherever a
+run folder is asked for, such a name will do. A run folder of your own with the same name comes
+first: what lies where you stand is what you mean.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from limelight.errors import UserError
+from limelight.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MODELS = Path(__file__).parent.parent / "models"
+FACTS = "model.json"
+CARD = "card.md"
+
+
+def model_names() -> list[str]:
+    """The models that come with the package."""
+    return sorted(path.parent.name for path in MODELS.glob(f"*/{FACTS}"))
+
+
+def find_run(run: str | Path) -> RunFolder:
+    """The run folder at a path, or the model of that name; what is neither is told apart."""
+    own = RunFolder(Path(run))
+    if own.begun or (own.path.is_dir() and str(run) not in model_names()):
+        return own
+    if str(run) in model_names():
+        return RunFolder(MODELS / run)
+    near = get_close_matches(own.path.name, model_names(), n=1, cutoff=0.5)
+    hint = f"did you mean the model {near[0]!r}" if near else f"models are {names_together()}"
+    raise UserError(f"{run} is no run folder: it has no run.json ({hint}; see `limelight models`)")
+
+
+def is_run(run: str | Path) -> bool:
+    """Whether `find_run` would look there: a folder, or a model's name."""
+    return Path(run).is_dir() or str(run) in model_names()
+
+
+def names_together() -> str:
+    """All names in a sentence."""
+    return ", ".join(model_names())
+
+
+def place_of(run: RunFolder) -> str:
+    """How to call a run again, wherever the caller stands: a model's name, or a path."""
+    return run.path.name if run.path.parent == MODELS else str(run.path.resolve())
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """What `model.json` tells of a model, and how large all of it is."""
+    folder = RunFolder(MODELS / name)
+    told = folder.read_json(FACTS)
+    size = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
+    return {"name": name, **told, "bytes": size}
+
+
+def show(told: dict[str, Any], console: "Console") -> None:
+    """All models for people: what each does, how large and how good it is, under which terms."""
+    from rich.text import Text
+
+    for model in told["models"]:
+        size = f"{model['bytes'] / 1e6:.1f} MB, {model['parameters'] / 1e6:.1f} million parameters"
+        console.print(
+            Text(model["name"], "bold") + Text(f"  {model['about']} ({size})", "not bold")
+        )
+        for score in model["scores"]:
+            console.print(Text(f"  {score['value']:>8} {score['name']}: {score['on']}"))
+        console.print(Text(f"  {model['licence']}", "dim"))
+        console.print(Text(f"  {model['try']}\n", "cyan"))
+    console.print(Text(f"Cards with data, samples and limits: {MODELS}/*/{CARD}"))
