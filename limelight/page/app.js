@@ -112,7 +112,7 @@ function appCard(page) {
   const { config } = model;
   const facts = [
     config.family,
-    `${config.layers} layers`,
+    config.layers === 1 ? "1 layer" : `${config.layers} layers`,
     config.heads ? `${config.heads} heads` : null,
     `width ${config.d_model}`,
     config.norm_order ? `${config.norm_order}-norm` : null,

@@ -6,6 +6,7 @@ import { show } from "./numbers.js";
 import { reading } from "./page.js";
 import { linkTo } from "./state.js";
 import { plainTable } from "./table.js";
+import { makerOf } from "./where.js";
 
 /**
  * @param {Object} page
@@ -18,7 +19,8 @@ export function headFacts(page, trace, { block, layer, head, weights }) {
   const most = show(Math.log(weights.shape[1]), 2);
   const others = h("div", {});
   const ask = () => headFactsOfLayer(page, trace, { place: others, at: block.layers[layer - 1], layer });
-  const there = linkTo({ tab: "explain", side: block.id, layer, head });
+  const { stop } = makerOf(trace.manifest, `${block.layers[layer - 1]}.weights`);
+  const there = linkTo({ tab: "explain", stop, side: block.id, step: null, layer, head });
   return [
     h(
       "p",
