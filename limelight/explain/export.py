@@ -29,6 +29,7 @@ PLACELESS = ("pieces", "loop", "follow", "teacher", "beam")  # say the same of e
 LAYERED = ("add-norm", "feed-forward")
 EQUATION = ("queries", "scores", "scaling", "mask", "softmax", "sum", "heads")
 HEADED = (*EQUATION, "masked", "cross")
+ENTERING = ("embedding", "positions", "segments", "input")
 WRITING = ("start", "masked", "cross", "classifier")
 
 
@@ -130,6 +131,10 @@ class Gathering:
             rows = slice(row, row + 1)
             path = f"tensor/{at}.weights?rows={row}:{row + 1}"
             yield "blobs", path, packed(manifest.tensor(trace, f"{at}.weights", rows=rows))
+        for name in (f"{side}.{part}" for part in ENTERING):
+            if name in trace.summaries:
+                blob = manifest.tensor(trace, name, rows=slice(row, row + 1))
+                yield "blobs", f"tensor/{name}?rows={row}:{row + 1}", packed(blob)
         yield "blobs", f"token?side={side}&row={row}", packed(manifest.token(trace, side, row))
         if side == sides(trace.config)[-1] and not trace.config.classes:
             yield "blobs", f"logits?row={row}", packed(manifest.logits(trace, row))
@@ -160,7 +165,7 @@ class Gathering:
 
     def enters(self, side: str) -> Iterator[tuple[str, str, Any]]:
         """What all words are before the first layer."""
-        for part in ("embedding", "positions", "segments", "input"):
+        for part in ENTERING:
             name = f"{side}.{part}"
             if name in self.trace.summaries:
                 yield "blobs", f"tensor/{name}", packed(manifest.tensor(self.trace, name))

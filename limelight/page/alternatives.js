@@ -80,7 +80,8 @@ function choiceRow(option, id, choose) {
  * @param {HTMLElement} place the popover's home; its position is relative
  * @param {DOMRect} beside where
  * @param {{title: string, onClose?: function(): void}} asked
- * @returns {{element: HTMLElement, fill: function(...Node): void, close: function(): void}}
+ * @returns {{element: HTMLElement, fill: function(...Node): void, close: function(): void,
+ *   isOpen: function(): boolean}}
  */
 export function popover(place, beside, asked) {
   const inside = h("div", { class: "popover-inside" });
@@ -111,7 +112,7 @@ export function popover(place, beside, asked) {
     replace(inside, ...content);
     popoverMove(place, element, beside);
   };
-  return { element, fill, close };
+  return { element, fill, close, isOpen: () => open };
 }
 
 /** Below what it is about, and never over the edge of the page. */

@@ -53,7 +53,7 @@ function appFrame() {
     skip: h("a", { class: "skip", href: "#main", on: { click: appSkip } }, "Skip to the content"),
     card: h("div", { class: "model-card" }),
     tabs: h("div", { class: "tabs", role: "tablist", "aria-label": "What to do with the model" }),
-    main: h("main", { id: "main", class: "main", role: "tabpanel", tabindex: "-1" }, reading("reading the model")),
+    main: h("main", { id: "main", class: "main", tabindex: "-1" }, reading("reading the model")),
     live: h("div", { class: "unseen", role: "status", "aria-live": "polite", id: "live" }),
   };
   frame.tabs.addEventListener("keydown", (event) => appTabKey(frame, event));
@@ -112,7 +112,7 @@ function appCard(page) {
   const { config } = model;
   const facts = [
     config.family,
-    `${config.layers} layers`,
+    config.layers === 1 ? "1 layer" : `${config.layers} layers`,
     config.heads ? `${config.heads} heads` : null,
     `width ${config.d_model}`,
     config.norm_order ? `${config.norm_order}-norm` : null,
@@ -151,9 +151,8 @@ function appShowTab(frame) {
     frame.tabs,
     fitting.map((tab) => appTabButton(tab, tab === chosen)),
   );
-  frame.main.setAttribute("aria-labelledby", `tab-${chosen.id}`);
   frame.main.dataset.tab = chosen.id;
-  const place = h("div", { class: `tab-${chosen.id}` });
+  const place = h("div", { id: "panel", class: `tab-${chosen.id}`, role: "tabpanel", "aria-labelledby": `tab-${chosen.id}` });
   replace(frame.main, place);
   frame.page.busy(Promise.resolve());
   try {
@@ -173,7 +172,7 @@ function appTabButton(tab, chosen) {
       role: "tab",
       id: `tab-${tab.id}`,
       "aria-selected": String(chosen),
-      "aria-controls": "main",
+      "aria-controls": "panel",
       tabindex: chosen ? "0" : "-1",
       on: { click: () => select({ tab: tab.id }) },
     },

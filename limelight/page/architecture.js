@@ -17,11 +17,29 @@ import { showCount } from "./numbers.js";
  */
 export function architectureOf({ config, classes }) {
   if (config.family.startsWith("recurrent")) return recurrentSides(config);
-  const encoder = { title: "Encoder", parts: [madeOf.read("what is read"), ...madeOf.entry(config), madeOf.stack(config, ["self"]), ...madeOf.last(config)] };
-  if (config.family === "encoder-only") return [{ title: "Encoder", parts: [...encoder.parts, ...madeOf.heads(config, classes)] }];
+  const encoder = {
+    title: "Encoder",
+    parts: [
+      madeOf.read("what is read"),
+      ...madeOf.entry(config),
+      madeOf.stack(config, ["self"]),
+      ...madeOf.last(config),
+    ],
+  };
+  if (config.family === "encoder-only")
+    return [{ title: "Encoder", parts: [...encoder.parts, ...madeOf.heads(config, classes)] }];
   const alone = config.family === "decoder-only";
   const layers = madeOf.stack(config, alone ? ["masked"] : ["masked", "cross"]);
-  const decoder = { title: "Decoder", parts: [madeOf.read(alone ? "the text so far" : "what is written so far"), ...madeOf.entry(config), layers, ...madeOf.last(config), ...madeOf.classifier(config)] };
+  const decoder = {
+    title: "Decoder",
+    parts: [
+      madeOf.read(alone ? "the text so far" : "what is written so far"),
+      ...madeOf.entry(config),
+      layers,
+      ...madeOf.last(config),
+      ...madeOf.classifier(config),
+    ],
+  };
   return alone ? [decoder] : [{ ...encoder, gives: "keys and values" }, decoder];
 }
 
@@ -48,7 +66,9 @@ const madeOf = {
   /** Tokens become vectors. */
   entry(config) {
     const scaled = config.family === "encoder-decoder" ? ` × √${config.d_model}` : "";
-    const parts = [box("Embedding", `${showCount(config.vocab)} × ${showCount(config.d_model)}${scaled}`, "embed")];
+    const parts = [
+      box("Embedding", `${showCount(config.vocab)} × ${showCount(config.d_model)}${scaled}`, "embed"),
+    ];
     if (config.positions !== "rotary") parts.push({ kind: "add", note: `${config.positions} positions` });
     if (config.family !== "encoder-only") return parts;
     return [...parts, { kind: "add", note: "segment" }, madeOf.norm(config)];
@@ -69,8 +89,11 @@ const madeOf = {
   },
 
   attention(config, which) {
-    const title = { self: "Self-attention", masked: "Masked self-attention", cross: "Cross-attention" }[which];
-    const groups = config.kv_heads && config.kv_heads !== config.heads ? `, keys and values of ${config.kv_heads}` : "";
+    const title = { self: "Self-attention", masked: "Masked self-attention", cross: "Cross-attention" }[
+      which
+    ];
+    const groups =
+      config.kv_heads && config.kv_heads !== config.heads ? `, keys and values of ${config.kv_heads}` : "";
     const turned = config.positions === "rotary" && which !== "cross" ? ", turned by position" : "";
     const note = `${config.heads} heads of ${config.d_model / config.heads}${groups}${turned}`;
     return { ...box(title, note, "attention"), cross: which === "cross" };
@@ -87,17 +110,30 @@ const madeOf = {
 
   classifier(config) {
     const shared = config.tied ? ", the embedding's table" : "";
-    const linear = box("Linear", `${showCount(config.d_model)} → ${showCount(config.vocab)}${shared}`, "head");
+    const linear = box(
+      "Linear",
+      `${showCount(config.d_model)} → ${showCount(config.vocab)}${shared}`,
+      "head",
+    );
     return [linear, box("Softmax", "", "head"), { kind: "word", text: "the next word" }];
   },
 
   heads(config, classes) {
     if (config.classes) {
       const first = box("Linear, tanh", "of the first token", "head");
-      return [first, box("Linear", `${config.d_model} → ${config.classes} classes`, "head"), box("Softmax", "", "head"), { kind: "word", text: (classes ?? []).join(" or ") || "the class" }];
+      return [
+        first,
+        box("Linear", `${config.d_model} → ${config.classes} classes`, "head"),
+        box("Softmax", "", "head"),
+        { kind: "word", text: (classes ?? []).join(" or ") || "the class" },
+      ];
     }
     const inner = box("Linear, norm", `${config.d_model} → ${config.d_model}, ${config.activation}`, "head");
-    return [inner, ...madeOf.classifier(config).slice(0, 2), { kind: "word", text: "what stood in the blank" }];
+    return [
+      inner,
+      ...madeOf.classifier(config).slice(0, 2),
+      { kind: "word", text: "what stood in the blank" },
+    ];
   },
 };
 
@@ -107,14 +143,28 @@ function box(title, note, look) {
 
 /** What the paper replaced: no attention layers but one, if there is any. */
 function recurrentSides(config) {
-  const cells = (title) => ({ kind: "stack", times: config.layers, parts: [box(title, `width ${config.d_model}, one word after another`, "feed")] });
+  const cells = (title) => ({
+    kind: "stack",
+    times: config.layers,
+    parts: [box(title, `width ${config.d_model}, one word after another`, "feed")],
+  });
   const name = config.cell.toUpperCase();
   const classifier = madeOf.classifier(config);
   const embed = box("Embedding", `${showCount(config.vocab)} × ${showCount(config.d_model)}`, "embed");
-  if (config.family === "recurrent-decoder-only") return [{ title: "Decoder", parts: [madeOf.read("the text so far"), embed, cells(name), ...classifier] }];
-  const crossing = config.attention ? [{ ...box("Additive attention", "over the encoder's states", "attention"), cross: true }] : [];
+  if (config.family === "recurrent-decoder-only")
+    return [{ title: "Decoder", parts: [madeOf.read("the text so far"), embed, cells(name), ...classifier] }];
+  const crossing = config.attention
+    ? [{ ...box("Additive attention", "over the encoder's states", "attention"), cross: true }]
+    : [];
   return [
-    { title: "Encoder", gives: config.attention ? "states" : "last state", parts: [madeOf.read("what is read"), embed, cells(`${name}, both ways`)] },
-    { title: "Decoder", parts: [madeOf.read("what is written so far"), embed, cells(name), ...crossing, ...classifier] },
+    {
+      title: "Encoder",
+      gives: config.attention ? "states" : "last state",
+      parts: [madeOf.read("what is read"), embed, cells(`${name}, both ways`)],
+    },
+    {
+      title: "Decoder",
+      parts: [madeOf.read("what is written so far"), embed, cells(name), ...crossing, ...classifier],
+    },
   ];
 }

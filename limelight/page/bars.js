@@ -26,7 +26,12 @@ export function bars(asked) {
 }
 
 function barsRow(place, known) {
-  const inside = [h("span", { class: "bars-label", dir: "auto" }), h("span", { class: "bars-room" }, h("span", { class: "bars-bar" })), h("span", { class: "bars-value" }), h("span", { class: "bars-note soft small" })];
+  const inside = [
+    h("span", { class: "bars-label", dir: "auto" }),
+    h("span", { class: "bars-room" }, h("span", { class: "bars-bar" })),
+    h("span", { class: "bars-value" }),
+    h("span", { class: "bars-note soft small" }),
+  ];
   const line = known.onChoose
     ? button("", () => known.onChoose(place), { class: "bars-line" })
     : h("div", { class: "bars-line" });

@@ -1,7 +1,24 @@
 // The log of a run as curves: which numbers it has, and their series; read piece by piece.
 
-const CURVE_ORDER = ["loss", "perplexity", "accuracy", "exact", "bleu", "chrf2", "rate", "norm", "tokens_per_second"];
-const CURVE_NAMES = { rate: "learning rate", norm: "gradient norm", tokens_per_second: "tokens per second", exact: "exact answers", bleu: "BLEU", chrf2: "chrF2" };
+const CURVE_ORDER = [
+  "loss",
+  "perplexity",
+  "accuracy",
+  "exact",
+  "bleu",
+  "chrf2",
+  "rate",
+  "norm",
+  "tokens_per_second",
+];
+const CURVE_NAMES = {
+  rate: "learning rate",
+  norm: "gradient norm",
+  tokens_per_second: "tokens per second",
+  exact: "exact answers",
+  bleu: "BLEU",
+  chrf2: "chrF2",
+};
 const CURVE_SKIPPED = new Set(["step", "epoch", "tokens", "seconds", "memory", "usual"]);
 
 /**
@@ -12,7 +29,8 @@ const CURVE_SKIPPED = new Set(["step", "epoch", "tokens", "seconds", "memory", "
 export function curveKinds(entries) {
   const found = new Set();
   for (const entry of curveLines(entries)) {
-    for (const [name, value] of Object.entries(entry)) if (typeof value === "number" && !CURVE_SKIPPED.has(name)) found.add(name);
+    for (const [name, value] of Object.entries(entry))
+      if (typeof value === "number" && !CURVE_SKIPPED.has(name)) found.add(name);
   }
   const rank = (name) => (CURVE_ORDER.includes(name) ? CURVE_ORDER.indexOf(name) : CURVE_ORDER.length);
   return [...found].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
@@ -30,7 +48,11 @@ export function curveName(kind) {
  * @returns {{name: string, points: [number, number][], dots: boolean}[]}
  */
 export function curveSeries(entries, kind) {
-  const points = (which) => curveLines(entries).filter(which).filter((entry) => typeof entry[kind] === "number").map((entry) => [entry.step, entry[kind]]);
+  const points = (which) =>
+    curveLines(entries)
+      .filter(which)
+      .filter((entry) => typeof entry[kind] === "number")
+      .map((entry) => [entry.step, entry[kind]]);
   const found = [
     { name: "training", points: points((entry) => !entry.validation), dots: false },
     { name: "validation", points: points((entry) => entry.validation), dots: true },
@@ -44,8 +66,15 @@ export function curveSeries(entries, kind) {
  * @returns {string[]}
  */
 export function curveTroubles(entries) {
-  const skipped = entries.filter((entry) => entry.skipped).map((entry) => `step ${entry.step} was left out: its numbers were not finite`);
-  const spikes = entries.filter((entry) => entry.spike).map((entry) => `step ${entry.step}: the loss jumped to ${entry.loss.toFixed(2)}, where ${entry.usual.toFixed(2)} was usual`);
+  const skipped = entries
+    .filter((entry) => entry.skipped)
+    .map((entry) => `step ${entry.step} was left out: its numbers were not finite`);
+  const spikes = entries
+    .filter((entry) => entry.spike)
+    .map(
+      (entry) =>
+        `step ${entry.step}: the loss jumped to ${entry.loss.toFixed(2)}, where ${entry.usual.toFixed(2)} was usual`,
+    );
   return [...skipped, ...spikes];
 }
 
@@ -55,7 +84,10 @@ export function curveTroubles(entries) {
  * @returns {{step: number, samples: string[]}[]}
  */
 export function curveSamples(entries) {
-  return entries.filter((entry) => entry.samples?.length).map(({ step, samples }) => ({ step, samples })).reverse();
+  return entries
+    .filter((entry) => entry.samples?.length)
+    .map(({ step, samples }) => ({ step, samples }))
+    .reverse();
 }
 
 /** Lines of training and validation, without those about trouble. */

@@ -18,22 +18,27 @@ let matrixCount = 0;
  * A matrix of numbers with a name for every row and column; queries are rows everywhere.
  *
  * @param {{rows: string[], columns: string[], values: ArrayLike<number>, title: string,
- *   scale?: "share" | "signed" | {kind: "share" | "signed", low: number, high: number},
+ *   scale?: "share" | "signed" | {kind: "share" | "signed", low: number, high: number,
+ *   highs?: ArrayLike<number>},
  *   next?: string[] | null, hidden?: ArrayLike<number> | null, hiddenMeans?: string,
  *   also?: {name: string, values: ArrayLike<number>}[], threshold?: number, sums?: boolean,
  *   labels?: {row?: string, column?: string, value?: string}, credit?: string,
  *   onCursor?: (row: number | null, column: number | null) => void,
  *   onPin?: (row: number | null, column: number | null) => void}} asked
- *   `values` row after row; `next` what each row predicts; `hidden` cells are hatched, and
- *   `hiddenMeans` says why; `also` more numbers for the sentence about a cell; shares below
- *   `threshold` are left pale; `credit` is written into a saved picture
+ *   `values` row after row; `highs` a scale's upper end for each row; `next` what each row predicts;
+ *   `hidden` cells are hatched, and `hiddenMeans` says why; `also` more numbers for the sentence
+ *   about a cell; shares below `threshold` are left pale; `credit` is written into a saved picture
  * @returns {{element: HTMLElement, set: (changes: object) => void,
  *   pin: (row: number | null, column: number | null) => void}} `pin` does not call `onPin`
  */
 export function matrix(asked) {
   const made = new MatrixView();
   made.set(asked);
-  return { element: made.parts.element, set: (changes) => made.set(changes), pin: (r, c) => made.pinQuietly(r, c) };
+  return {
+    element: made.parts.element,
+    set: (changes) => made.set(changes),
+    pin: (r, c) => made.pinQuietly(r, c),
+  };
 }
 
 class MatrixView {
@@ -92,18 +97,29 @@ class MatrixView {
     const { view, area, canvas } = this.parts;
     const room = view.clientWidth;
     if (!room) return; // not on the page yet, or its tab is hidden
-    this.layout = this.fit(room);
+    if (this.layout?.room !== room || this.layout.zoom !== this.zoom || this.layout.shown !== this.shown) {
+      this.layout = { ...this.fit(room), room, zoom: this.zoom, shown: this.shown };
+    }
     area.style.width = `${this.layout.width}px`;
     area.style.height = `${this.layout.height}px`;
-    const [width, height] = [Math.min(view.clientWidth, this.layout.width), Math.min(view.clientHeight, this.layout.height)];
+    const [width, height] = [
+      Math.min(view.clientWidth, this.layout.width),
+      Math.min(view.clientHeight, this.layout.height),
+    ];
     const sharp = window.devicePixelRatio || 1;
-    canvas.width = Math.round(width * sharp);
-    canvas.height = Math.round(height * sharp);
+    const pixels = [Math.round(width * sharp), Math.round(height * sharp)];
+    if (canvas.width !== pixels[0] || canvas.height !== pixels[1]) [canvas.width, canvas.height] = pixels;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
     this.context.setTransform(sharp, 0, 0, sharp, 0, 0);
     const seen = { x: view.scrollLeft, y: view.scrollTop, width, height };
-    paintMatrix(this.context, this.shown, { heat: this.heat, layout: this.layout, view: seen, cursor: this.cursor, pinned: this.pinned });
+    paintMatrix(this.context, this.shown, {
+      heat: this.heat,
+      layout: this.layout,
+      view: seen,
+      cursor: this.cursor,
+      pinned: this.pinned,
+    });
   }
 
   fit(room) {
@@ -205,8 +221,15 @@ class MatrixView {
   save() {
     const layout = this.layout ?? this.fit(900);
     const view = { x: 0, y: 0, width: layout.width, height: layout.height };
-    const paint = (context) => paintMatrix(context, this.shown, { heat: this.heat, layout, view, cursor: null, pinned: this.pinned });
-    savePainted({ title: this.asked.title, credit: this.asked.credit ?? "", width: layout.width, height: layout.height, paint });
+    const paint = (context) =>
+      paintMatrix(context, this.shown, { heat: this.heat, layout, view, cursor: null, pinned: this.pinned });
+    savePainted({
+      title: this.asked.title,
+      credit: this.asked.credit ?? "",
+      width: layout.width,
+      height: layout.height,
+      paint,
+    });
   }
 }
 
@@ -219,7 +242,9 @@ function matrixShown(asked) {
 
 function matrixSentence(shown, also, [r, c]) {
   const place = r * shown.columns.length + c;
-  const row = shown.next?.[r] ? `at ${shown.rows[r]} → predicts ${shown.next[r]}` : `${shown.labels.row} ${shown.rows[r]}`;
+  const row = shown.next?.[r]
+    ? `at ${shown.rows[r]} → predicts ${shown.next[r]}`
+    : `${shown.labels.row} ${shown.rows[r]}`;
   const numbers = [...also, { name: shown.labels.value, values: shown.values }];
   const told = numbers.map(({ name, values }) => `${name} ${show(values[place])}`).join(", ");
   return `${row}, ${shown.labels.column} ${shown.columns[c]}: ${told}${shown.hidden?.[place] ? " (hidden)" : ""}`;
@@ -234,7 +259,18 @@ function matrixParts(view) {
   const row = h("div", { role: "row", class: "unseen" }, header, cell);
   const canvas = h("canvas", { class: "matrix-canvas", "aria-hidden": "true" });
   const area = h("div", { class: "matrix-area" }, canvas, row);
-  const grid = h("div", { class: "matrix-view", role: "grid", tabindex: "0", "aria-activedescendant": id, "aria-readonly": "true", on: matrixEvents(view) }, area);
+  const grid = h(
+    "div",
+    {
+      class: "matrix-view",
+      role: "grid",
+      tabindex: "0",
+      "aria-activedescendant": id,
+      "aria-readonly": "true",
+      on: matrixEvents(view),
+    },
+    area,
+  );
   const title = h("span", { class: "matrix-title" });
   const said = h("p", { class: "matrix-said", role: "status", "aria-live": "polite", dir: "auto" });
   const legend = h("div", { class: "legend" });
@@ -245,7 +281,15 @@ function matrixParts(view) {
   const save = tool("Save picture", null, () => view.save());
   const tools = h("div", { class: "matrix-tools" }, smaller, larger, asTable, save);
   const table = h("div", { class: "matrix-table", hidden: true });
-  const element = h("figure", { class: "matrix" }, h("figcaption", { class: "matrix-head" }, title, tools), grid, said, legend, table);
+  const element = h(
+    "figure",
+    { class: "matrix" },
+    h("figcaption", { class: "matrix-head" }, title, tools),
+    grid,
+    said,
+    legend,
+    table,
+  );
   return { element, title, view: grid, area, canvas, row, header, cell, said, legend, asTable, table };
 }
 
@@ -272,7 +316,11 @@ function matrixLegend(place, { scale, hidden, values }, hiddenMeans = "hidden") 
     context.fillStyle = `rgb(${colourOf(scale.low + (x / 127) * (scale.high - scale.low), scale).join(" ")})`;
     context.fillRect(x, 0, 1, 1);
   }
-  place.replaceChildren(h("span", {}, show(scale.low)), ramp, h("span", {}, show(scale.high)));
+  place.replaceChildren(
+    h("span", {}, show(scale.low)),
+    ramp,
+    h("span", {}, scale.highs ? "the largest of the row" : show(scale.high)),
+  );
   if (!hidden?.some?.(Boolean) && !Array.prototype.includes.call(values, -Infinity)) return;
   const swatch = h("canvas", { class: "legend-stripes", width: "18", height: "12", "aria-hidden": "true" });
   const stripes = swatch.getContext("2d");

@@ -5,8 +5,20 @@ import { theme } from "./colour.js";
 const PICTURE_FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
 const PICTURE_EDGE = 24;
 const pictureStyles = [
-  "fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
-  "stroke-linejoin", "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor",
+  "fill",
+  "fill-opacity",
+  "stroke",
+  "stroke-width",
+  "stroke-opacity",
+  "stroke-dasharray",
+  "stroke-linecap",
+  "stroke-linejoin",
+  "opacity",
+  "font-family",
+  "font-size",
+  "font-weight",
+  "font-style",
+  "text-anchor",
   "dominant-baseline",
 ];
 
@@ -72,5 +84,11 @@ function pictureDownload(blob, name) {
 }
 
 function pictureName(title) {
-  return title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 80) || "picture";
+  return (
+    title
+      .toLowerCase()
+      .replace(/[^\p{L}\p{N}]+/gu, "-")
+      .replace(/^-|-$/g, "")
+      .slice(0, 80) || "picture"
+  );
 }

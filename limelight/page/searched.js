@@ -1,8 +1,9 @@
 // What a beam found, and how it searched.
 
 import { beamTable, beamTree } from "./beam.js";
-import { h } from "./dom.js";
+import { button, h } from "./dom.js";
 import { show, showPercent, total } from "./numbers.js";
+import { saveDrawing } from "./picture.js";
 import { linkTo } from "./state.js";
 
 /**
@@ -31,18 +32,29 @@ export function bestFound(text, outputs) {
 }
 
 /**
- * The search step by step, as a tree and as a table.
+ * The search step by step, as a tree, a table and a picture.
  * @param {Object[][]} tree
  * @param {string[]} best the pieces of the text that won
+ * @param {string} credit which model searched, and for what
  * @returns {HTMLElement}
  */
-export function howSearched(tree, best) {
+export function howSearched(tree, best, credit) {
+  const drawing = beamTree(tree, best);
+  const save = () => saveDrawing(drawing.querySelector("svg"), { title: "How the beam searched", credit });
   return h(
     "details",
     { class: "panel fold", open: true },
     h("summary", null, h("h2", null, "How the beam searched")),
     h("p", { class: "small soft" }, `Each column is a step: the ${tree[0].length} best beginnings so far, each going on from one of the step before. The number is how likely the piece was there. Dashed: a text that ended. The thick way won.`),
-    beamTree(tree, best),
-    h("details", { class: "small" }, h("summary", null, "Show as table"), beamTable(tree)),
+    drawing,
+    button("Save picture", save, { class: "button quiet small" }),
+    searchedTable(tree),
   );
+}
+
+/** A table has a row for every place: it is made when somebody wants it. */
+function searchedTable(tree) {
+  const fold = h("details", { class: "small" }, h("summary", null, "Show as table"));
+  fold.addEventListener("toggle", () => fold.append(beamTable(tree)), { once: true });
+  return fold;
 }

@@ -83,7 +83,7 @@ export function twoSided(m) {
 
 /** Choose a word. */
 export function chooseRow(m, side, row) {
-  if (!twoSided(m)) select({ query: row, key: null });
+  if (!twoSided(m)) select({ query: row, step: stepAt(m, row), key: null });
   else select(side === "decoder" ? { step: row, key: null } : { side, query: row, key: null });
 }
 
@@ -118,7 +118,7 @@ function whereAsked(side, chosen) {
 
 function whereRow(m, side, chosen) {
   const count = wordsOn(m, side).ids.length;
-  const asked = twoSided(m) ? whereAsked(side, chosen) : chosen.query;
+  const asked = twoSided(m) ? whereAsked(side, chosen) : chosen.query ?? m.steps[chosen.step]?.row ?? null;
   const first = side === "encoder" ? m.first_look.source : m.first_look.target;
   return Math.max(0, Math.min(count - 1, asked ?? first));
 }

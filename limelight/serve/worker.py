@@ -401,6 +401,7 @@ def work(worker: Worker, inbox: "SimpleQueue[Message | None]") -> None:
 def main() -> None:
     """Load the model, say that it is ready, and work."""
     run, limits = sys.argv[1], json.loads(sys.argv[2])
+    journal.take_over()
     ears, mouth = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what a library prints must not come between messages
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

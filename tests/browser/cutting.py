@@ -4,6 +4,7 @@ import socket
 import socketserver
 import struct
 import threading
+from contextlib import suppress
 
 
 class Wire:
@@ -69,15 +70,11 @@ def received(end):
 
 
 def quietly_send(end, data):
-    try:
+    with suppress(OSError):
         end.sendall(data)
-    except OSError:
-        pass
 
 
 def quietly_close(end):
-    try:
+    with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     end.close()

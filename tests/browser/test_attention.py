@@ -72,6 +72,22 @@ def test_the_future_is_hidden(page, traces):
     assert "weight 0.000 (hidden)" in page.locator(".matrix-said").inner_text()
 
 
+def test_which_scale_the_colours_have_is_chosen_and_said(page, traces):
+    look(page, "greetings", side="decoder", layer=1, head=1)
+    trace = traces["greetings"]
+    own = trace.tensor("decoder.0.self.weights", 1).max()
+    every = max(trace.tensor(f"decoder.{n}.self.weights").max() for n in range(2))
+    legend, note = page.locator(".legend"), page.locator(".attention-note")
+    for wish, largest, said in [
+        ("per head", f"{own:.3f}", "own scale"),
+        ("per row", "the largest of the row", "every row"),
+        ("all heads", f"{every:.3f}", "one scale for all heads"),
+    ]:
+        page.get_by_role("radio", name=wish, exact=True).check()
+        assert largest in legend.inner_text()
+        assert said in note.inner_text()
+
+
 def test_a_thumbnail_shows_and_opens_its_head(page, traces):
     look(page, "greetings", side="encoder", layer=1, head=1)
     trace = traces["greetings"]
@@ -231,3 +247,25 @@ def test_256_words_need_no_more_nodes(page):
     page.get_by_role("button", name="Show as table").click()
     assert page.locator(".matrix td").count() <= 2000
     assert page.locator(".matrix tbody th").last.inner_text() == "w255"  # the page of the cursor
+
+
+def test_the_bars_beside_are_the_row_that_is_pointed_at(page, traces):
+    look(page, "greetings", side="cross", layer=1, head=4, query=1)
+    weights = traces["greetings"].tensor("decoder.0.cross.weights", 4)
+
+    def shows(row):
+        order = weights[row].argsort(descending=True).tolist()
+        labels = page.locator(".gaze .bars-label").all_inner_texts()
+        assert labels == [traces["greetings"].source.labels[i] for i in order]
+        shares = [share_of(text) for text in page.locator(".gaze .bars-value").all_inner_texts()]
+        assert shares == pytest.approx([weights[row, i].item() for i in order], abs=0.0051)
+
+    shows(1)
+    page.locator(".matrix-view").focus()
+    page.keyboard.press("Control+Home")
+    shows(0)
+
+
+def share_of(text):
+    """A share as the page writes it: 12%, 0.3%, < 0.1%."""
+    return 0.0 if text.startswith("<") else float(text.rstrip("%")) / 100

@@ -1,4 +1,4 @@
-"""Chat: a conversation as Python has it; whatever breaks, no turn is lost and none is said twice."""
+"""Chat: a conversation as Python has it; whatever breaks, no turn is lost or said twice."""
 
 import re
 from urllib.parse import urlparse
@@ -38,8 +38,8 @@ def asked(page):
     return [[m["content"] for m in r.post_data_json["messages"]] for r in chats]
 
 
-def expected(model, questions, **settings):
-    conversation = model.chat(**settings)
+def expected(known_one, questions, **settings):
+    conversation = known_one.chat(**settings)
     return [conversation.reply(question) or "(nothing)" for question in questions]
 
 
@@ -49,7 +49,10 @@ def test_a_conversation_is_pythons_and_survives_a_reload(opened, known):
         say(page, question)
     wanted = expected(known["greetings"], QUESTIONS)
     assert answers(page) == wanted
-    assert asked(page)[-1] == [t for pair in zip(QUESTIONS, wanted) for t in pair][:-1]
+    assert (
+        asked(page)[-1]
+        == [turn for pair in zip(QUESTIONS, wanted, strict=True) for turn in pair][:-1]
+    )
     page.reload()
     ready(page)
     assert answers(page) == wanted
@@ -68,21 +71,21 @@ def test_words_come_one_by_one_where_no_beam_thinks_ahead(opened, known):
 
 
 def test_every_word_tells_why_it_came(opened, known):
-    page, model = opened, known["greetings"]
+    page, greeter = opened, known["greetings"]
     say(page, QUESTIONS[1])
     (answer,) = answers(page)
     word = page.locator(".answer .word").first
     text = word.inner_text()
     word.click()
     page.wait_for_selector(".why-card .share.strongest")
-    trace = model.explain(QUESTIONS[1], target=answer)
+    trace = greeter.explain(QUESTIONS[1], target=answer)
     step = next(s for s in trace.steps if text.startswith(s.chosen.piece.strip()))
     rows = page.locator(".why-card .bars li").all()
     shown = [row.locator(".bars-label").inner_text().replace("·", " ") for row in rows][:8]
     assert shown == [candidate.piece for candidate in step.top[:8]]
     for row, candidate in zip(rows, step.top, strict=False):
         assert is_share(row.locator(".bars-value").inner_text(), candidate.probability)
-    layers = model.model.config.layers
+    layers = greeter.model.config.layers
     weights = trace.tensor(f"decoder.{layers - 1}.cross.weights")[:, step.row].mean(dim=0)
     numbers = page.locator(".why-card .share-number").all_inner_texts()
     assert is_share(numbers[-1], weights[-1].item())

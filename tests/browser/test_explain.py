@@ -40,7 +40,7 @@ def numbers(text):
 
 def opened(page, model, stop="pieces", **selection):
     text = {"text": TEXTS.get(model, "the cat sat")}
-    visit(page, model=model, stop=stop, **text, **selection)
+    visit(page, tab="explain", model=model, stop=stop, **text, **selection)
     assert page.locator(".walk").get_attribute("data-stop") == stop
     return page
 
@@ -154,8 +154,8 @@ def test_every_cell_of_every_matrix_is_the_one_computed_by_hand(page, model, han
     opened(page, model, all=1)
     for stop in [name for name in stops_of(page) if name not in ASIDES]:
         go(page, stop)
-        for name, caption, rows in matrices_on(page):
-            expected = expected_matrix(hand, stop, name, caption, chosen_row(page))
+        for name, _, rows in matrices_on(page):
+            expected = expected_matrix(hand, stop, name, chosen_row(page))
             if expected is None:
                 continue
             shown = np.array([[float(x) for x in row[: expected.shape[1]]] for row in rows])
@@ -167,17 +167,13 @@ def test_every_cell_of_every_matrix_is_the_one_computed_by_hand(page, model, han
     assert {"embedding", "q", "scores", "scaled", "masked", "weights", "mixed", "active"} <= seen
 
 
-def expected_matrix(hand, stop, name, caption, row):
+def expected_matrix(hand, stop, name, row):
     """What a matrix should hold, by the value it is of; None for what is made of several."""
     if stop == "stack":
         return None
     value = hand.values[name]
     if stop == "heads":
         return value[:, row] if name.endswith("weights") else None
-    if stop in ("scaling", "masked") and "Masked scores" in caption:
-        value = hand.values[name.replace("weights", "masked")]
-    if stop == "scaling" and caption.startswith("Scores"):
-        value = hand.values[name.replace("scaled", "scores")]
     return value[0] if value.ndim == 3 else value
 
 
@@ -297,7 +293,7 @@ def test_a_number_leads_to_where_it_comes_from(page):
 
 
 def test_from_a_sentence_to_a_cross_attention_weight_with_the_keyboard_alone(page, known):
-    visit(page)
+    visit(page, tab="explain")
     page.keyboard.press("/")
     page.keyboard.press("Control+A")
     page.keyboard.type("who are you")

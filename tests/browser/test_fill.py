@@ -3,7 +3,7 @@
 import pytest
 
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share
+from tests.browser.shares import is_share, number_in
 
 pytestmark = pytest.mark.system
 
@@ -26,9 +26,14 @@ def field(page):
     return page.get_by_label("Text with blanks")
 
 
+def told(row):
+    """A bar's label and its share."""
+    return row.locator(".bars-label").inner_text(), row.locator(".bars-value").inner_text()
+
+
 def candidates(page, blank=0):
     rows = page.locator(".fill-found .card").nth(blank).locator(".bars li").all()
-    return [(r.locator(".bars-label").inner_text(), r.locator(".bars-value").inner_text()) for r in rows]  # fmt: skip
+    return [told(row) for row in rows]
 
 
 def are(shown, wanted):
@@ -128,7 +133,7 @@ def sorted_out(page):
 
 def chances(page):
     rows = page.locator("ol[aria-label='Classes and their probabilities'] li").all()
-    return {r.locator(".bars-label").inner_text(): r.locator(".bars-value").inner_text() for r in rows}  # fmt: skip
+    return dict(told(row) for row in rows)
 
 
 def test_the_classes_are_pythons_as_somebody_types(sorted_out, known):
@@ -152,4 +157,4 @@ def test_what_each_word_does_is_asked_and_not_guessed(sorted_out, known):
     assert sorted_out.locator(".share-word").all_inner_texts() == words
     for word, number in zip(words, numbers, strict=True):
         change = 100 * (whole[best] - model.classify(text.replace(word, "", 1))[best])
-        assert float(number.replace("−", "-")) == pytest.approx(change, abs=0.051)
+        assert number_in(number) == pytest.approx(change, abs=0.051)

@@ -106,7 +106,9 @@ def suggested(model, text, count):
             model.engine.model, Request(read, limit), [], 0, count, model.tokenizer
         )
     texts = [model.tokenizer.decode([choice.token, *choice.rest.tokens]) for choice in found]
-    return [(text, torch.tensor(c.logprob).exp().item()) for text, c in zip(texts, found)]
+    return [
+        (text, torch.tensor(c.logprob).exp().item()) for text, c in zip(texts, found, strict=True)
+    ]
 
 
 def offered(page):

@@ -4,7 +4,6 @@ import json
 import random
 import time
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -23,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 from limelight.serve.shapes import Ticket
 from limelight.serve.tickets import name_of
-from tests.serve.samples import JSON, Served
+from tests.serve.samples import JSON, Served, memory_of
 from tests.serve.test_gate import LEAKS
 
 CHECKS = [
@@ -128,7 +127,7 @@ def check_traces(victim, examples):
 
     @fuzz(examples)
     @given(
-        text=st.text(max_size=12), name=TEXTS.filter(None), n=numbers, m=numbers,
+        text=st.text(max_size=12), name=TEXTS.filter(bool), n=numbers, m=numbers,
         look=st.sampled_from(LOOKS), model=st.sampled_from(["writer", "chat"]),
         settings=st.fixed_dictionaries({}, optional={
             "mode": st.sampled_from(["greedy", "beam", "sample"]), "beam": st.integers(1, 16),
@@ -167,13 +166,6 @@ def check_bytes(victim, count):
                 body[place:place] = body[place : place + 20]
         response = victim.client.post(dice.choice(PATHS), content=bytes(body), headers=JSON)
         assert response.status_code < 500, response.text
-
-
-def memory_of(service):
-    """Resident kilobytes of the service and its workers."""
-    pids = [service.process.pid, *service.worker()]
-    lines = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
-    return sum(int(text.split("VmRSS:")[1].split()[0]) for text in lines)
 
 
 def test_hundreds_of_odd_requests_do_no_harm(victim):

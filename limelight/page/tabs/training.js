@@ -32,9 +32,19 @@ class TrainingView {
     this.status = h("p", { class: "training-status" });
     this.curves = h("div", {}, reading("reading the log of this run"));
     this.samples = h("section", { class: "panel training-samples", "aria-label": "Samples over time" });
-    const card = h("section", { class: "card training-curves", "aria-label": "Curves" }, h("h2", null, "How it learned"), this.status, this.curves);
+    const card = h(
+      "section",
+      { class: "card training-curves", "aria-label": "Curves" },
+      h("h2", null, "How it learned"),
+      this.status,
+      this.curves,
+    );
     const taught = page.model.abilities.includes("score") ? teaching(page) : trainingOtherwise(page.model);
-    replace(place, h("h1", { class: "unseen" }, "Training"), h("div", { class: "training" }, card, this.samples, taught));
+    replace(
+      place,
+      h("h1", { class: "unseen" }, "Training"),
+      h("div", { class: "training" }, card, this.samples, taught),
+    );
     this.samples.hidden = true;
     this.again = () => document.visibilityState === "visible" && this.look();
   }
@@ -91,12 +101,22 @@ class TrainingView {
     this.chart.set(this.chartAsked());
     this.explain();
     this.showSamples();
-    replace(this.troubles, curveTroubles(entries).slice(-5).map((text) => h("li", null, text)));
+    replace(
+      this.troubles,
+      curveTroubles(entries)
+        .slice(-5)
+        .map((text) => h("li", null, text)),
+    );
   }
 
   build(kinds) {
     const options = kinds.map((id) => ({ id, label: curveName(id) }));
-    const which = choice({ legend: "Which number", options, chosen: this.kind, onChoose: (id) => this.choose(id) });
+    const which = choice({
+      legend: "Which number",
+      options,
+      chosen: this.kind,
+      onChoose: (id) => this.choose(id),
+    });
     this.chart = chart(this.chartAsked());
     this.note = h("p", { class: "soft small" });
     this.troubles = h("ul", { class: "training-troubles small" });
@@ -112,12 +132,21 @@ class TrainingView {
 
   /** Why the loss on texts never seen can be lower than that of training. */
   explain() {
-    this.note.textContent = this.kind === "loss" ? "The loss in training is measured with dropout and label smoothing, where the recipe has them; on validation texts without: it can be lower." : "";
+    this.note.textContent =
+      this.kind === "loss"
+        ? "The loss in training is measured with dropout and label smoothing, where the recipe has them; on validation texts without: it can be lower."
+        : "";
   }
 
   chartAsked() {
     const name = curveName(this.kind);
-    return { title: `${name[0].toUpperCase()}${name.slice(1)} by step`, x: "step", y: this.kind === "loss" ? "loss per token" : name, credit: this.page.model.name, series: curveSeries(this.log.entries, this.kind) };
+    return {
+      title: `${name[0].toUpperCase()}${name.slice(1)} by step`,
+      x: "step",
+      y: this.kind === "loss" ? "loss per token" : name,
+      credit: this.page.model.name,
+      series: curveSeries(this.log.entries, this.kind),
+    };
   }
 
   tell() {
@@ -126,7 +155,12 @@ class TrainingView {
     if (!last) return;
     const valid = this.log.entries.filter((entry) => entry.validation && typeof entry.loss === "number");
     const best = valid.reduce((found, entry) => (found && found.loss <= entry.loss ? found : entry), null);
-    const facts = [`step ${showCount(last.step)}`, `${showCount(last.tokens)} tokens`, `loss ${show(last.loss)}`, best ? `best on unseen texts ${show(best.loss)} at step ${showCount(best.step)}` : null];
+    const facts = [
+      `step ${showCount(last.step)}`,
+      `${showCount(last.tokens)} tokens`,
+      `loss ${show(last.loss)}`,
+      best ? `best on unseen texts ${show(best.loss)} at step ${showCount(best.step)}` : null,
+    ];
     const live = this.growing ? h("strong", { class: "training-live" }, "training now") : null;
     replace(this.status, live, facts.filter(Boolean).join(" · "));
   }
@@ -134,15 +168,34 @@ class TrainingView {
   showSamples() {
     const found = curveSamples(this.log.entries);
     this.samples.hidden = !found.length;
-    const items = found.slice(0, SAMPLES_AT_ONCE).map(({ step, samples }) => [h("dt", null, `step ${showCount(step)}`), h("dd", null, h("ul", null, samples.map(trainingSample)))]);
-    replace(this.samples, h("h2", null, "What it wrote by the way"), h("p", { class: "soft small" }, "Each time it had become better on texts that it does not learn from, the latest first."), h("dl", { tabindex: "0" }, items));
+    const items = found
+      .slice(0, SAMPLES_AT_ONCE)
+      .map(({ step, samples }) => [
+        h("dt", null, `step ${showCount(step)}`),
+        h("dd", null, h("ul", null, samples.map(trainingSample))),
+      ]);
+    replace(
+      this.samples,
+      h("h2", null, "What it wrote by the way"),
+      h(
+        "p",
+        { class: "soft small" },
+        "Each time it had become better on texts that it does not learn from, the latest first.",
+      ),
+      h("dl", { tabindex: "0" }, items),
+    );
   }
 }
 
 /** What was read, and what the model said to it. */
 function trainingSample(line) {
   const [, read, said] = line.match(/^(['"].*['"]) -> (['"].*['"]?)$/s) ?? [null, line, null];
-  return h("li", { dir: "auto" }, read, said === null ? null : [" → ", h("span", { class: "training-said" }, said)]);
+  return h(
+    "li",
+    { dir: "auto" },
+    read,
+    said === null ? null : [" → ", h("span", { class: "training-said" }, said)],
+  );
 }
 
 /** A model that reads both ways is not taught to write on. */
@@ -150,5 +203,10 @@ function trainingOtherwise(model) {
   const how = model.abilities.includes("classify")
     ? "This model learned to name the class of a text: the loss is −ln of the probability it gave to the true class."
     : "This model learned by filling blanks: some words were hidden, and the loss is −ln of the probability it gave to each of them. Try it under Fill.";
-  return h("section", { class: "panel", "aria-label": "How it is taught" }, h("h2", null, "How it is taught"), h("p", { class: "soft" }, how));
+  return h(
+    "section",
+    { class: "panel", "aria-label": "How it is taught" },
+    h("h2", null, "How it is taught"),
+    h("p", { class: "soft" }, how),
+  );
 }
