@@ -146,7 +146,7 @@ def ask(monkeypatch, capsys, *arguments):
         (["fill", "fill", "Once upon a ___ there was a king."], "Once upon a time"),
         (["score", "writer", "Once upon a time"], "-"),
         (["embed", "fill", "a ship"], "["),
-        (["explain", "en-de", "I am hungry.", "--stop", "tokens"], "hungry"),
+        (["explain", "en-de", "I am hungry.", "--stop", "softmax"], "hungry"),
         (["info", "en-de"], "11.2M"),
     ],
 )
