@@ -49,6 +49,19 @@ GUIDES = {  # where each command is told at length
     "translate": "use.md",
     "write": "use.md",
 }
+EXAMPLES = {  # run by a test, like all of the docs
+    "chat": ["limelight chat chat 'Hi how are you' 'What do you like?'"],
+    "completion": ["limelight completion bash > limelight.bash"],
+    "data": ["limelight data check greetings --json"],
+    "embed": ["limelight embed fill 'A ship came over the sea.'"],
+    "explain": ["limelight explain en-de 'I am hungry.' --stop softmax --layer 2"],
+    "fill": ["limelight fill fill 'Once upon a ___ there was a king.' --count 3"],
+    "info": ["limelight info gpt2-124m --model.layers 24"],
+    "models": ["limelight models"],
+    "score": ["printf 'I am hungry.\\tIch habe Hunger.\\n' | limelight score en-de --tag de"],
+    "translate": ["printf 'Good morning.\\nGood night.\\n' | limelight translate en-de --json"],
+    "write": ["limelight write writer 'The door opened slowly, and' --seed 3 --max-tokens 30"],
+}
 OWNERS = {  # where each table is told at length
     "data": "data.md#the-data-table",
     "tokenizer": "data.md#tokenizers",
@@ -207,6 +220,8 @@ def section(name: str, command: Callable[..., None]) -> Iterator[str]:
         yield "|---|---|---|"
     for option in options:
         yield row(f"`{typed(option)}`", shown(option.default), meaning.get(option.name, ""))
+    if name in EXAMPLES:
+        yield "\n```sh\n" + "\n".join(EXAMPLES[name]) + "\n```"
     if name in GUIDES:
         yield f"\nMore in {guide_to(name)}."
 

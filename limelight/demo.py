@@ -16,14 +16,15 @@ from pathlib import Path
 import torch
 from rich.cells import cell_len
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from limelight.disk import replace_file
 from limelight.errors import UserError
 from limelight.experiment import train
 from limelight.explain import terminal
 from limelight.explain.explanation import Explanation
+from limelight.explain.export import as_html
 from limelight.explain.figures import weights_of
 from limelight.explain.stop import Grid
 from limelight.explain.view import look_at
@@ -32,7 +33,6 @@ from limelight.loaded import Loaded, load
 from limelight.run.commit import check_room, newest
 from limelight.run.folder import RunFolder
 from limelight.run.weights import step_of
-from limelight.tasks.translate import Wishes
 from limelight.training.report import clock
 
 RECIPE = "greetings"
@@ -64,8 +64,9 @@ def tour(console: Console, run: Path, quick: bool = False) -> int:
         return left
     chatbot = load(run)
     ask(console, chatbot)
-    look_inside(console, chatbot)
-    say_what_next(console, run, clock(time.monotonic() - begun))
+    explanation = look_inside(console, chatbot)
+    page = keep_page(explanation, run)
+    say_what_next(console, run, page, clock(time.monotonic() - begun))
     return 0
 
 
@@ -118,14 +119,13 @@ def translate(console: Console) -> None:
     translator = bundled(console, "en-de")
     if translator is None:
         return
-    tag = "de" if "de" in translator.tags else ""
-    done = translator.translate(SENTENCE, wishes=Wishes(tag=tag))
+    done = translator.translate(SENTENCE)
     size = sum(p.numel() for p in translator.model.parameters())
     paragraph(console, f"The model en-de ({size / 1e6:.1f} million parameters) reads English ...\n")
     console.print(Text(f"  {SENTENCE}", "bold cyan"))
     paragraph(console, "\n... and writes German:\n")
     console.print(Text(f"  {done.text}\n", "bold green"))
-    grid = alignment(translator.explain(SENTENCE, done.text, tag=tag))
+    grid = alignment(translator.explain(SENTENCE, done.text))
     console.print(terminal.heat_map(grid, min(console.width, terminal.WIDEST)))
     paragraph(
         console,
@@ -211,7 +211,7 @@ def learn(console: Console, run: Path, steps: int) -> int:
 def ask(console: Console, chatbot: Loaded) -> None:
     """A few questions, with the answers as they are."""
     heading(console, 4, "It answers")
-    paragraph(console, "This is the chatbot that has just learned. Its answers are not picked:\n")
+    paragraph(console, "Each question is asked once, and the answers are not picked:\n")
     talk = Table.grid(padding=(0, 2))
     for question in (QUESTION, *MORE_QUESTIONS):
         talk.add_row("  you", Text(question, "bold cyan"))
@@ -237,25 +237,36 @@ def look_inside(console: Console, chatbot: Loaded) -> Explanation:
     return explanation
 
 
-def say_what_next(console: Console, run: Path, took: str) -> None:
+def keep_page(explanation: Explanation, run: Path) -> Path:
+    """The whole walk as one file for a browser."""
+    page = run / "explain.html"
+    replace_file(page, as_html(explanation, name=run.name).encode())
+    return page
+
+
+def say_what_next(console: Console, run: Path, page: Path, took: str) -> None:
     """Where to go from here."""
     heading(console, 6, "What next")
-    paragraph(console, f"That was all, in {took} minutes. Some things to try:\n")
+    paragraph(
+        console,
+        f"That was the tour, in {took} minutes. All stops of the explanation, to be pointed at and "
+        "clicked through, are in a page that needs no network. Open it in a browser:\n",
+    )
+    console.print(Text(f"  {page}", "bold"), soft_wrap=True)
+    paragraph(console, "\nSome things to try:\n")
     call = how_to_call()
-    table = Table.grid(padding=(0, 0, 0, 2))
     for what, command in {
         "talk with your chatbot": f"chat {run}",
         "the whole walk, eighteen stops": f'explain {run} "what is your name"',
-        "translate what you like": 'translate en-de --tag de "Where is the station?"',
+        "translate what you like": 'translate en-de "Where is the station?"',
         "let it write": 'write writer "Once upon a time"',
         "all models that came along": "models",
         "serve them to a browser and programs": f"serve en-de {run}",
         "train on your own pairs of texts": "train text-to-text --run runs/mine --data.train FILE",
         "everything else": "--help",
     }.items():
-        table.add_row(Text(what, "dim"))
-        table.add_row(Padding(Text(f"{call} {command}", "bold"), (0, 0, 0, 2)))
-    console.print(table)
+        console.print(Text(f"  {what}"))
+        console.print(Text(f"    {call} {command}", "bold"), soft_wrap=True)  # to be copied whole
 
 
 def how_to_call() -> str:

@@ -27,7 +27,7 @@ ELSEWHERE = ("cluster", "container", "gpu", "network", "windows")  # machines th
 BLOCK = re.compile(
     r"^( *)```(\w+)(?: (\w+))?\n(.*?)^\1```$(?:\n+^```text\n(.*?)^```$)?", re.M | re.S
 )
-CELL = re.compile(r"^\| .* \| `(limelight .*)` \|$", re.M)  # a command in a table, to be run too
+CELL = re.compile(r"^\| [^|]* \| `(limelight [^`]*)` \|$", re.M)  # of a table, run too
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 MARK = "\x02"  # between the outputs of two blocks
 
@@ -62,6 +62,11 @@ def blocks_of(page: Path) -> list[Block]:
 def runnable(page: Path, language: str) -> list[Block]:
     """Those that are run here."""
     return [b for b in blocks_of(page) if b.language == language and not b.needs]
+
+
+def elsewhere() -> list[Block]:
+    """Those that need a machine which tests do not have."""
+    return [block for page in PAGES for block in blocks_of(page) if block.needs]
 
 
 def commands_of(block: Block) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from limelight import __version__
 from limelight.cli import COMMANDS
 
 
@@ -39,7 +40,7 @@ def test_help_answers_without_torch(arguments):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["info", "gpt2-123m"], "there is no recipe 'gpt2-123m': did you mean 'gpt2-124m'?"),
+        (["info", "gpt2-123m"], "'gpt2-123m': did you mean 'gpt2-124m'?"),
         (["info", "nowhere.toml"], "cannot read the recipe nowhere.toml: No such file"),
         (["info", "reverse", "--devices", "0"], "--devices 0 is out of range"),
         (["info", "reverse", "--devices", "many"], "invalid"),
@@ -72,9 +73,10 @@ def test_info_shares_gpt3_out():
     assert re.search(r"weights, gradients, Adam +2\.73GB", done.stdout)
 
 
-@pytest.mark.parametrize("command", ["info gpt2-124m", "info reverse --json", "demo"])
+@pytest.mark.parametrize("command", ["info gpt2-124m", "info reverse --json", "demo --quick"])
 @pytest.mark.parametrize("reader", ["true", "head -c 1"])
-def test_a_reader_that_leaves_early_is_no_error(command, reader):
+def test_a_reader_that_leaves_early_is_no_error(command, reader, tmp_path):
+    command += f" --run {tmp_path}" if "demo" in command else ""
     line = f"set -o pipefail; {sys.executable} -m limelight {command} | {reader}"
     buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     done = subprocess.run(
@@ -91,20 +93,45 @@ def test_text_from_a_recipe_is_shown_as_it_is(tmp_path):
     assert "see [/foo] [bold]" in done.stdout
 
 
-def test_demo_shows_true_numbers():
-    done = limelight("demo")
+def test_the_overview_has_every_command_and_fits(tmp_path):
+    for arguments in ([], ["--help"], ["-h"]):
+        done = limelight(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("usage: limelight COMMAND")
+        assert re.findall(r"^  (\w+)  ", done.stdout, re.MULTILINE) == list(COMMANDS)
+        assert max(map(len, done.stdout.splitlines())) <= 80
+    assert limelight("--version").stdout == f"limelight {__version__}\n"
+
+
+COMPLETE = """
+source {script}
+COMP_WORDS=(limelight {words}) COMP_CWORD={place} COMP_LINE="limelight {words}"
+COMP_POINT=${{#COMP_LINE}}
+$(complete -p limelight | sed 's/.*-F \\([^ ]*\\).*/\\1/') limelight
+printf '%s\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["tra"], {"train", "translate"}),
+        (["translate", "--be"], {"--beam"}),
+        (["evaluate", "--split", "v"], {"valid"}),
+    ],
+)
+def test_bash_completes_commands_options_and_choices(tmp_path, words, found):
+    script = tmp_path / "script"
+    script.write_text(limelight("completion", "bash").stdout, "utf-8")
+    asked = COMPLETE.format(script=script, words=" ".join(words), place=len(words))
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == found
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_a_script_of_their_own(shell):
+    done = limelight("completion", shell)
     assert done.returncode == 0
-    assert "It adds up." in done.stdout
-    rows = re.findall(r"^ (?:the|cat|sat|on|a|mat) +((?:\d\.\d{3} +){6})1\.000", done.stdout, re.M)
-    assert len(rows) == 6
-    for row in rows:
-        assert abs(sum(map(float, row.split())) - 1) < 0.004
-    assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-def test_demo_with_colour_says_the_same():
-    plain = limelight("demo").stdout
-    coloured = limelight("demo", FORCE_COLOR="1").stdout
-    assert "\x1b[" in coloured
-    assert "\x1b[" not in plain
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert "translate" in done.stdout
+    own = {"zsh": "#compdef limelight", "fish": "complete --no-files --command"}
+    assert own[shell] in done.stdout

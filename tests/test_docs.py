@@ -90,7 +90,7 @@ def test_a_page_that_shows_something_else_would_be_noticed():
     assert not agree("one\n...\nfive\n", "one\ntwo\nthree\nfour\n")
 
 
-def test_every_block_is_run_or_says_which_machine_it_needs(capsys):
+def test_every_block_is_run_or_says_which_machine_it_needs():
     blocks = [block for page in PAGES for block in blocks_of(page)]
     assert [b.place for b in blocks if b.language not in RUN_BY] == []
     assert [b.place for b in blocks if b.needs not in ("", *ELSEWHERE)] == []
@@ -107,11 +107,6 @@ def test_every_block_is_run_or_says_which_machine_it_needs(capsys):
     assert hidden == []  # a command is shell, so that it is run
     served = {b.page.name for b in blocks if b.language in ("bash", "py")}
     assert served <= {"serve.md"}
-    elsewhere = [block for block in blocks if block.needs]
-    with capsys.disabled():
-        print(f"\n{len(elsewhere)} blocks of the docs need other machines, and are not run:")
-        for block in elsewhere:
-            print(f"  {block.place} ({block.needs})")
 
 
 def test_make_targets_exist():

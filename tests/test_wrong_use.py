@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from limelight import demo
 from limelight.cli import COMMANDS, main
 from tests.tasks.conftest import run  # noqa: F401
+from tests.tours import shorten
 from tests.training.processes import TINY
 
 RIGHT = {  # each command as it should be; {name} is the folder of a tiny model, {new} a new one
@@ -69,7 +69,7 @@ class Outcome:
 @pytest.fixture
 def limelight(run, tmp_path, monkeypatch, capsys):  # noqa: F811
     """Run a command here, with its names filled in."""
-    monkeypatch.setattr(demo, "STEPS_IF_QUICK", 2)
+    shorten(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
 

@@ -7,15 +7,16 @@
 A step of one token launches hundreds of small kernels, and launching them takes longer than the
 work. A CUDA graph launches them all at once, but only on the very same memory. So a batch moves
 into a `Place`, whose tensors never change their size or address; places are made once for each
-shape, and rows are rounded up so that few shapes are needed. The computing is the model's own. A
-test holds the two equal, without a GPU too: there the same step is taken and not repeated.
+shape, and rows are rounded up so that few shapes are needed. The computing is the model's own, or
+where Triton is there, the same in fewer kernels (`swift`). Tests hold all of them equal, the first
+without a GPU too: there the same step is taken and not repeated.
 """
 
 import weakref
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,12 @@ from torch import Tensor
 from limelight.decode.place import Place, Shape
 from limelight.errors import UserError
 from limelight.model.cache import Cache
+
+if TYPE_CHECKING:
+    from limelight.decode.swift import SwiftPlace
+
+
+MOST_PLACES = 16  # that are kept when nobody writes there
 
 
 class FixedState:
@@ -85,7 +92,8 @@ class Fixed:
         self.places: list[Place] = []
         self.make_place: Callable[[Shape, Cache], Place] = partial(Place, model)
         on_gpu = next(model.parameters()).device.type == "cuda"
-        if on_gpu and find_spec("triton"):
+        self.ranks = bool(on_gpu and find_spec("triton"))  # whether there is `step_ranked`
+        if self.ranks:
             from limelight.decode.swift import Swift, SwiftPlace
 
             self.make_place = partial(SwiftPlace, Swift(model))
@@ -102,26 +110,48 @@ class Fixed:
     def step(self, tokens: Tensor, state: FixedState, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         if tokens.size(1) == 1 and real is None:
-            place = state.settle()
-            if state.reach >= place.shape[1]:
-                raise UserError(f"there is no room for more than {place.shape[1]} tokens")
-            state.reach += 1
-            return place.step(tokens)
+            return self.place_for_one_more(state).step(tokens)
         everybody = torch.arange(state.rows, device=tokens.device)
         cache = state.unsettle(everybody)
         logits: Tensor = self.model.step(tokens, cache, real)
         state.reach = cache.reach
         return logits
 
+    @torch.no_grad()
+    def step_ranked(self, tokens: Tensor, state: FixedState) -> tuple[Tensor, Tensor]:
+        """Read a token in each row, B 1; log-probabilities of the few likeliest, and these, B C."""
+        return cast("SwiftPlace", self.place_for_one_more(state)).step_ranked(tokens)
+
+    def place_for_one_more(self, state: FixedState) -> Place:
+        """Where a batch is to take its next step."""
+        place = state.settle()
+        if state.reach >= place.shape[1]:  # a longer row may have left: begin with those that stay
+            cache = state.unsettle(torch.arange(state.rows, device=place.tokens.device))
+            cache.reach = max(cache.length.tolist(), default=0)
+            place = state.settle()
+        if state.reach >= place.shape[1]:
+            raise UserError(f"there is no room for more than {place.shape[1]} tokens")
+        state.reach += 1
+        return place
+
     def find_place(self, cache: Cache) -> Place:
         """A free place of the right shape, or a new one."""
         shape = self.shape_for(cache)
         for place in self.places:
             if place.shape == shape and place.is_free:
+                self.places.remove(place)
+                self.places.append(place)  # the one that was used last
                 return place
+        self.give_up_places()
         with torch.inference_mode(False), torch.no_grad():  # it may be used later in any mode
             self.places.append(self.make_place(shape, cache))
         return self.places[-1]
+
+    def give_up_places(self) -> None:
+        """Let those go that nobody has used for longest, if they are many: they take memory."""
+        free = [place for place in self.places if place.is_free]
+        for place in free[: max(0, len(self.places) - MOST_PLACES + 1)]:
+            self.places.remove(place)
 
     def shape_for(self, cache: Cache) -> Shape:
         """The shape of a place for this batch: rounded up, but never beyond learned positions."""
@@ -133,8 +163,8 @@ class Fixed:
 
 
 def rounded(rows: int) -> int:
-    """A number of rows that many batches have in common: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    """A number of rows that many batches have in common: 1 to 8, 10, 12, 14, 16, 20, 24, ..."""
     step = 1
-    while rows > 4 * step:
+    while rows > 8 * step:
         step *= 2
     return -(-rows // step) * step

@@ -79,12 +79,16 @@ class Place:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Read the next token of each row in use; scores of the one that follows it."""
+        self.go_on(tokens)
+        return self.logits[: len(tokens)].clone()
+
+    def go_on(self, tokens: Tensor) -> None:
+        """Take the step, or repeat it."""
         self.tokens[: len(tokens)] = tokens
         if self.graph is None:
             self.logits = self.take_step()
         else:
             self.graph.replay()
-        return self.logits[: len(tokens)].clone()
 
     @property
     def is_free(self) -> bool:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.decode.kernels import add_and_norm, look_across, look_back
+from limelight.decode.kernels import add_and_norm, look_across, look_back, rank
 from limelight.decode.place import Place, move_sources_in, room_for_sources
 from limelight.model.attention import Attention
 from limelight.model.cache import Cache
 from limelight.model.layers import ACTIVATIONS, FeedForward, Layer
-from limelight.model.stack import Stack
+from limelight.model.stack import Classifier, Stack
 
 Step = Callable[[Tensor], Tensor]  # B D -> B D, for one token in every row
 EPILOGUES = {ACTIVATIONS["relu"]: False, ACTIVATIONS["gelu-tanh"]: True}  # what cuBLAS can add
@@ -40,6 +40,7 @@ class Swift:
         ]
         self.feed_forwards = [feed_forward_of(layer.feed_forward) for layer in layers]
         self.norms = list(norms_of(model.decoder))
+        self.classify = classifier_of(model.classifier)
 
     @torch.no_grad()
     def step(self, place: "SwiftPlace") -> Tensor:
@@ -53,8 +54,7 @@ class Swift:
             x = x if pre else h
         place.length.add_(1)
         place.column.add_(1)
-        logits: Tensor = self.model.classifier(h)
-        return logits
+        return self.classify(h)
 
     def embed(self, place: "SwiftPlace") -> Tensor:
         """A token's vector and its position's, B D."""
@@ -63,7 +63,7 @@ class Swift:
         if target.positions is None:
             return x * target.scale
         positions = place.length.clamp(max=place.shape[1] - 1)
-        return torch.add(place.waves[positions], x, alpha=target.scale)
+        return torch.add(torch.embedding(place.waves, positions), x, alpha=target.scale)
 
     def sublayers(self, place: "SwiftPlace") -> Iterator[Step]:
         """What Figure 1 stacks, from the bottom to the top."""
@@ -102,8 +102,16 @@ class SwiftPlace(Place):
             self.waves: Tensor = target.positions(places, like.keys[0].dtype)
 
     def take_step(self) -> Tensor:
-        """In few kernels."""
-        return self.model.step(self)
+        """In few kernels; and the likeliest tokens while the scores are at hand."""
+        logits = self.model.step(self)
+        self.ranked = rank(logits)
+        return logits
+
+    def step_ranked(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """A step of which only the likeliest tokens are wanted; to be used before the next one."""
+        self.go_on(tokens)
+        logprobs, likeliest = self.ranked
+        return logprobs[: len(tokens)], likeliest[: len(tokens)]
 
     @property
     def length(self) -> Tensor:
@@ -159,6 +167,16 @@ def joined(*parts: nn.Linear) -> Step:
     return lambda x: F.linear(x, weight, bias)
 
 
+def classifier_of(classifier: Classifier) -> Step:
+    """Scores of all tokens. Matrix units like multiples of 8, so there may be empty rows below."""
+    vocab = len(classifier.weight)
+    if vocab % 8 == 0:
+        return classifier
+    weight = F.pad(classifier.weight.detach(), (0, 0, 0, -vocab % 64))
+    bias = None if classifier.bias is None else F.pad(classifier.bias.detach(), (0, -vocab % 64))
+    return lambda h: F.linear(h, weight, bias)[:, :vocab]
+
+
 def feed_forward_of(feed_forward: FeedForward) -> Step:
     """Section 3.3; cuBLAS applies some functions while it still has the numbers at hand."""
     inner, outer, activate = feed_forward.inner, feed_forward.outer, feed_forward.activate
@@ -170,7 +188,8 @@ def feed_forward_of(feed_forward: FeedForward) -> Step:
             return cast(Tensor, outer(activate(gate) * value))
 
         return gated
-    if activate in EPILOGUES and inner.bias is not None and inner.weight.is_cuda:
+    common = inner.weight.is_cuda and inner.weight.dtype != torch.float64
+    if activate in EPILOGUES and inner.bias is not None and common:
         gelu, weight = EPILOGUES[activate], inner.weight.detach().t()
         return lambda x: outer(torch._addmm_activation(inner.bias, x, weight, use_gelu=gelu))
     return lambda x: outer(activate(inner(x)))

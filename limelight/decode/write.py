@@ -69,6 +69,7 @@ class Text:
         self.luck = luck_of(request.seed, request.limit) if config.temperature else None
         looks_back = config.repetition_penalty != 1 or config.no_repeat or self.excluded.words
         self.needs_nothing = not (looks_back or request.top)  # known of one token for the next one
+        self.takes_likeliest = self.needs_nothing and not config.temperature
 
     @property
     def read(self) -> list[int]:
@@ -114,6 +115,7 @@ class Writing:
         self.first: list[Told] = []  # tokens of those who have just joined
         self.underway: deque[Told] = deque()  # steps that were begun
         self.runs_ahead = device_of(model).type == "cuda"
+        self.ranks = getattr(model, "ranks", False)  # the GPU finds the likeliest by itself
         self.joined = 0
         if requests:
             self.join(requests, [config] * len(requests))
@@ -154,7 +156,8 @@ class Writing:
         places = [*free, *behind][: len(rows)]
         self.forget(self.rows[place] for place in free[: len(rows)])
         self.rows += [0] * max(0, len(rows) - len(free))
-        self.tokens = padded(self.tokens, 0, len(self.rows) - len(self.tokens))
+        # A copy: they may lie where another batch will write, once this one has moved.
+        self.tokens = padded(self.tokens.clone(), 0, len(self.rows) - len(self.tokens))
         for place, row in zip(places, rows, strict=True):
             self.rows[place] = row
         where = torch.tensor(places, device=tokens.device)
@@ -187,12 +190,24 @@ class Writing:
     def go_on(self) -> None:
         """Begin the next step."""
         self.leave()
-        logits = self.model.step(self.tokens[:, None], self.state)
         texts = [self.texts[row] for row in self.rows]
         for text in texts:
             text.length += 1
+        if self.ranks and all(text.takes_likeliest for text in texts):
+            self.underway.append(self.take_likeliest(texts))
+            return
+        logits = self.model.step(self.tokens[:, None], self.state)
         self.tokens = choose(logits, texts)
         self.underway.append(self.tell([*self.rows], logits, self.tokens))
+
+    def take_likeliest(self, texts: Sequence[Text]) -> Told:
+        """A step after which nobody needs the scores of all tokens."""
+        model: Any = self.model
+        logprobs, tokens = model.step_ranked(self.tokens[:, None], self.state)
+        for text in texts:
+            text.chosen += 1
+        self.tokens = tokens[:, 0]
+        return Told([*self.rows], read_later(self.tokens, logprobs[:, 0]))
 
     def tell(self, rows: Sequence[int], logits: Tensor, tokens: Tensor) -> Told:
         """What has been chosen for these rows."""
@@ -211,8 +226,8 @@ class Writing:
             if math.isnan(logprob):
                 raise UserError(DAMAGED)
             text = self.texts[row]
-            others = zip(*(kind[place] for kind in best), strict=True)
-            events.append(Event(row, token, logprob, tuple(others)[: text.request.top]))
+            others = tuple(zip(*(kind[place] for kind in best), strict=True)) if best else ()
+            events.append(Event(row, token, logprob, others[: text.request.top]))
             text.written.append(token)
             if token == self.tokenizer.end or len(text.written) == text.request.limit:
                 self.stop(row)
