@@ -57,7 +57,7 @@ def limelight(folder, monkeypatch, capsys):
 
 def test_the_page_shows_every_option_and_stop():
     shown = " ".join(word for command in COMMANDS for word in command)
-    for option in ("stop", "layer", "head", "word", "target", "follow", "figure", "json"):
+    for option in ("stop", "layer", "head", "word", "target", "follow", "figure", "html", "json"):
         assert f"--{option}" in shown
         assert f"`--{option}" in PAGE
 
@@ -74,6 +74,11 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
     if "--figure" in command:
         assert "drawn into attention.svg" in told
         assert Path("attention.svg").read_bytes().startswith(b"<?xml")
+        return
+    if "--html" in command:
+        assert "written into walk.html" in told
+        assert plain == ""
+        assert Path("walk.html").read_text("utf-8").startswith("<!doctype html>")
         return
     assert "✓" in plain or "--follow" in command
     assert "✗" not in plain
@@ -97,6 +102,7 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--stop", "scoers"], "there is no stop 'scoers': did you mean 'scores'?"),
         (["--stop", "s"], "there is no stop 's'"),
         (["--figure", "picture.gif"], "it should end in .svg or .png or .pdf"),
+        (["--html", "nowhere/walk.html"], "cannot write nowhere/walk.html: No such file"),
         (["--model.layers", "3"], "only [decode] can"),
         (["--tag", "de"], "this model learned no tags"),
         (["--target", "e" * 3000], "tokens, and the model has room for 64: shorten it"),
