@@ -34,7 +34,7 @@ def test_no_file_holds_what_is_forbidden(name):
 
 @pytest.mark.parametrize(
     "line",
-    ["<a onclick='x()'>", 'node.setAttribute("onload", f)', '<p style="color:red">', 
+    ["<a onclick='x()'>", 'node.setAttribute("onload", f)', '<p style="color:red">',
      "setTimeout('x')", '<script src="//evil.example/x.js">', "@import 'x.css'", "background: url(http://evil/x.png)",
      "document.cookie", "node.style.cssText = x"],
 )  # fmt: skip
