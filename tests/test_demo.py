@@ -20,6 +20,7 @@ from limelight.errors import UserError
 from limelight.loaded import load
 from limelight.recipe import load_recipe
 from limelight.training import loop
+from limelight.training.report import Report
 from tests.tasks.conftest import run  # noqa: F401
 from tests.tours import shorten
 from tests.training.samples import tiny, train_in
@@ -218,3 +219,18 @@ def test_a_text_flows_in_lines_and_loses_no_word(width):
 def test_the_recipe_is_as_long_as_the_tour_says():
     assert load_recipe(demo.RECIPE).train.steps == demo.STEPS
     assert load_recipe(demo.RECIPE).train.warmup < demo.STEPS_IF_QUICK < demo.STEPS
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_bar_has_room_for_what_it_says(width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    report = Report(console=console)
+    report.begin(0, 500)
+    told = {"step": 120, "loss": 2.1234, "rate": 0.001, "tokens_per_second": 12_345.6}
+    report.train({**told, "memory": 510_000_000, "seconds": 30}, 500)
+    report.end()
+    shown = console.file.getvalue()
+    for part in ("step 120/500", "loss 2.1234", "12,346 tokens/s", "left "):
+        assert part in shown
+    assert ("0.5 GB" in shown) == (width > 80)
+    assert "…" not in shown
