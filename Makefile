@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_INDEX))
 
-.PHONY: demo test test-system test-gpu lint soak bench clean
+.PHONY: demo test test-system test-gpu lint docs soak bench clean
 
 demo: .venv/ready
 	@$(BIN)/limelight demo $(if $(QUICK),--quick)
@@ -36,6 +36,11 @@ lint: .venv/ready-to-develop
 	$(BIN)/mypy --platform win32
 	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports
+
+# The pages of reference, and what pages say comes out, written anew; a test says when that is needed.
+docs: .venv/ready-to-develop
+	$(BIN)/python docs/reference.py
+	$(BIN)/python -m tests.pages
 
 soak: .venv/ready-to-develop
 	$(BIN)/pytest -m soak  # one after the other: some of them measure time

@@ -1,6 +1,6 @@
 """How many answers a service gives, and how soon, to 1, 8 and 64 clients at once on a CPU.
 
-    python benchmarks/serving.py [--seconds 20] [--beam 1]
+    python benchmarks/serving.py [--seconds 20] [--beam 1] [--json serving.json]
 
 Model S (3 + 3 layers, 256, 1024, 4 heads, vocabulary 8,000) with random weights; sources of 10 to
 30 tokens, 20 tokens for each: a bias keeps the end token away. What 64 clients get is compared with
@@ -14,12 +14,15 @@ import json
 import os
 import platform
 import random
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from datetime import date
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
@@ -131,34 +134,79 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--beam", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the numbers here, too")
     given = parser.parse_args()
+    facts = {
+        "date": str(date.today()),
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "seconds": given.seconds,
+        "beam": given.beam,
+    }
+    print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model-s"
         make_run(folder)
         texts = sources(folder, 256)
-        print(
-            f"{date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-        )
         alone = one_at_a_time(folder, texts, given.beam, given.seconds)
         print(f"one at a time, in Python: {alone:.1f} answers/s, beam {given.beam}", flush=True)
         with subprocess.Popen(
-            [sys.executable, "-m", "limelight", "serve", str(folder), "--port=8765"],
+            [sys.executable, "-m", "limelight", "serve", str(folder), f"--port={(port := free())}"],
             cwd=ROOT,
             stderr=subprocess.DEVNULL,
         ) as service:
-            url, best = "http://127.0.0.1:8765", 0.0
+            url = f"http://127.0.0.1:{port}"
             wait_for(url)
-            for clients in CLIENTS:
-                took = ask(url, texts, clients, given.beam, given.seconds)
-                rate = len(took) / given.seconds
-                cuts = statistics.quantiles(took, n=100)
-                half, most = cuts[49] * 1e3, cuts[98] * 1e3
-                print(f"{clients:3} clients: {rate:6.1f} answers/s, ", end="")
-                print(f"{rate / alone:.2f} times as many as one at a time; ", end="")
-                print(f"half within {half:.0f} ms, 99 of 100 within {most:.0f} ms", flush=True)
-                assert rate >= 0.8 * best, "more clients must not make the whole slower"
-                best = max(best, rate)
+            cases = {n: measure(url, texts, n, given, alone, service.pid) for n in CLIENTS}
             service.terminate()
+        if given.json:
+            told = {**facts, "one_at_a_time": alone, "cases": cases}
+            given.json.write_text(json.dumps(told, indent=1))
+        rates = [case["rate"] for case in cases.values()]
+        for before, rate in pairwise(rates):
+            assert rate >= 0.8 * before, "more clients must not make the whole slower"
+
+
+def measure(
+    url: str, texts: list[str], clients: int, given: argparse.Namespace, alone: float, service: int
+) -> dict[str, float]:
+    """So many clients: what they get, and what it costs the service and the model's process."""
+    (worker,) = Path(f"/proc/{service}/task/{service}/children").read_text(encoding="utf-8").split()
+    before = [seconds_of(pid) for pid in (service, worker)]
+    took = ask(url, texts, clients, given.beam, given.seconds)
+    spent = [seconds_of(pid) - was for pid, was in zip((service, worker), before, strict=True)]
+    cuts = statistics.quantiles(took, n=100)
+    case = {
+        "rate": len(took) / given.seconds,
+        "times_one_at_a_time": len(took) / given.seconds / alone,
+        "p50_ms": cuts[49] * 1e3,
+        "p99_ms": cuts[98] * 1e3,
+        "service_cpu_ms": spent[0] / len(took) * 1e3,
+        "worker_cpu_ms": spent[1] / len(took) * 1e3,
+    }
+    print(f"{clients:3} clients: {case['rate']:6.1f} answers/s, ", end="")
+    print(f"{case['times_one_at_a_time']:.2f} times as many as one at a time; ", end="")
+    print(
+        f"half within {case['p50_ms']:.0f} ms, 99 of 100 within {case['p99_ms']:.0f} ms; ", end=""
+    )
+    print(f"each takes {case['service_cpu_ms']:.1f} ms of the service's processor and ", end="")
+    print(f"{case['worker_cpu_ms']:.1f} ms of the model's", flush=True)
+    return case
+
+
+def free() -> int:
+    """A port that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def seconds_of(pid: int | str) -> float:
+    """Processor time that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_for(url: str) -> None:

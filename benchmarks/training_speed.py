@@ -122,7 +122,13 @@ class HuggingFaceGPT2(nn.Module):
         return self.core(input_ids=tokens, use_cache=False).logits
 
 
-def our_step(sizes: dict[str, int], widths: tuple[int, int], device: str, compiled: bool) -> Step:
+def our_step(
+    sizes: dict[str, int],
+    widths: tuple[int, int],
+    device: str,
+    compiled: bool,
+    repeat: bool = False,
+) -> Step:
     """A step of our own loop, as `limelight train` takes it."""
     translating = "max_len" not in sizes
     family = (
@@ -136,7 +142,8 @@ def our_step(sizes: dict[str, int], widths: tuple[int, int], device: str, compil
             "activation": "gelu-tanh",
         }
     )
-    config = TrainConfig(compile=compiled, label_smoothing=0.1 if translating else 0.0)
+    smoothing = 0.1 if translating else 0.0
+    config = TrainConfig(compile=compiled, repeat=repeat, label_smoothing=smoothing)
     trainer = Trainer(
         learner=Learner(build(ModelConfig(**sizes, **family)), config.label_smoothing, compiled),
         batches=None,  # type: ignore[arg-type]
@@ -245,7 +252,7 @@ def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Con
     """A step of everybody, with the batches of a round; and the tokens of one."""
     sizes, rows, length = CASES[case]
     if not length:
-        return ragged_contestants(sizes, rows, device)
+        return ragged_contestants(sizes, rows, device, modes)
     batches: list[Any] = [make_batch(sizes, rows, length, device)]
     found: dict[str, Contestant] = {}
     for compiled in [mode == "compiled" for mode in modes]:
@@ -257,16 +264,19 @@ def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Con
 
 
 def ragged_contestants(
-    sizes: dict[str, int], pairs: int, device: str
+    sizes: dict[str, int], pairs: int, device: str, modes: list[str]
 ) -> tuple[dict[str, Contestant], int]:
-    """Ours compiled, with the few shapes that this is for; Hugging Face's as its Trainer has it."""
+    """Ours recorded, and compiled, with few shapes; Hugging Face's as its Trainer has it."""
     lengths = Ragged(pairs, sizes["vocab"]).lengths
     widths = int(lengths.min()), int(lengths.max())
     ours, theirs = (ragged_batches(sizes, pairs, rounded, device) for rounded in (True, False))
     found: dict[str, Contestant] = {
-        "limelight, compiled": (our_step(sizes, widths, device, True), ours),
         "HF Marian": (their_step(Marian(**sizes), device, False), theirs),
     }
+    if "eager" in modes:
+        found["limelight, recorded"] = our_step(sizes, widths, device, False, repeat=True), ours
+    if "compiled" in modes:
+        found["limelight, compiled"] = our_step(sizes, widths, device, True), ours
     return found, int(lengths.sum())
 
 

@@ -52,7 +52,7 @@ def info(
     elif recipe.endswith(".toml") or Path(recipe).is_file() or recipe in recipe_names():
         loaded = load_recipe(recipe, set)
     else:
-        raise unknown("recipe, model or run", recipe, [*recipe_names(), *model_names()])
+        raise unknown("recipe or model", recipe, [*recipe_names(), *model_names()])
 
     from limelight.info import describe, show
 

@@ -20,7 +20,7 @@ from limelight.errors import UserError
 from limelight.evaluate import report
 from limelight.evaluate.compare import Comparison, compare_examples, compare_translations
 from limelight.evaluate.labels import score_labels
-from limelight.evaluate.language import bits_per_byte, count_bytes
+from limelight.evaluate.language import accuracy, bits_per_byte, count_bytes
 from limelight.evaluate.measure import Measure
 from limelight.evaluate.translation import score_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
@@ -30,6 +30,7 @@ from limelight.progress import counting
 from limelight.recipe import Recipe, recipe_of
 from limelight.run.bundled import find_run
 from limelight.tasks.classify import classify
+from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import surprise_of
 from limelight.tasks.translate import Wishes, translate
 from limelight.text.config import parts_of
@@ -113,7 +114,7 @@ def read_lines(recipe: Recipe, split: str) -> Lines:
 
 
 def score_task(loaded: Loaded, recipe: Recipe, lines: Lines, silent: bool = False) -> list[Measure]:
-    """The scores of the task that a model was trained for; filling in has accuracy alone."""
+    """The scores of the task that a model was trained for."""
     texts, *rest = lines.columns
     if "translate" in loaded.abilities:
         outputs = translations_of(loaded, recipe, lines, silent)
@@ -127,7 +128,20 @@ def score_task(loaded: Loaded, recipe: Recipe, lines: Lines, silent: bool = Fals
     if "write" in loaded.abilities:
         bits = bits_per_byte(sum(surprise_of(loaded, texts)), count_bytes(texts))
         return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
-    return []
+    return score_blanks(
+        [rank for ranks in ranks_of_hidden(loaded, texts) for rank in ranks], loaded
+    )
+
+
+def score_blanks(ranks: Sequence[int], loaded: Loaded) -> list[Measure]:
+    """How often the right token is the first choice for a blank, and one of the first five."""
+    signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
+    return [
+        Measure(
+            f"top-{most}", accuracy(sum(r < most for r in ranks), len(ranks)), "higher", signature
+        )
+        for most in (1, 5)
+    ]
 
 
 def translations_of(
@@ -199,7 +213,21 @@ def compare_task(
         )
         sizes = [count_bytes([text]) for text in texts]
         return [compare_examples("bits per byte", names, (one, other), sizes, better="lower")]
-    raise UserError(f"models that {both[0].abilities[0]} have no scores to be compared by yet")
+    return [compare_blanks(names, both, texts)]
+
+
+def compare_blanks(names: tuple[str, str], both: list[Loaded], texts: Sequence[str]) -> Comparison:
+    """How often the first choice for a blank is right, if the same tokens are hidden from both."""
+    if len({(loaded.tokenizer.hash, loaded.max_len) for loaded in both}) > 1:
+        raise UserError(
+            f"{names[0]} and {names[1]} have other tokenizers or another max_len, so that other "
+            "tokens would be hidden from them: no comparison"
+        )
+    one, other = (
+        [float(rank == 0) for ranks in ranks_of_hidden(loaded, texts) for rank in ranks]
+        for loaded in both
+    )
+    return compare_examples("top-1", names, (one, other))
 
 
 def show(told: dict[str, Any], console: Console) -> None:

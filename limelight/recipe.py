@@ -32,8 +32,8 @@ SHIPPED = files("limelight") / "recipes"
 class Published:
     """What others say of this model, to hold our count against."""
 
-    parameters: Annotated[int, Field(ge=1, le=10**18)]
-    source: str
+    parameters: Annotated[int, Field(ge=1, le=10**18)]  # how many they count
+    source: str  # where they say so
     difference: str = ""  # why ours is another number
 
 

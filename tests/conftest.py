@@ -1,11 +1,14 @@
 """Every test starts from the same random state, in one thread: xdist uses the other cores."""
 
 import os
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # other people's models are built here, never fetched
 
 import pytest
 import torch
+
+from tests.pages import elsewhere
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -18,3 +21,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def same_start() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What of the docs is not run is told, so that nobody takes it for tested."""
+    reports = [report for some in terminalreporter.stats.values() for report in some]
+    if any("test_docs.py" in getattr(report, "nodeid", "") for report in reports):
+        places = [f"{block.place} ({block.needs})" for block in elsewhere()]
+        terminalreporter.write_line(f"{len(places)} blocks of the docs need other machines:")
+        terminalreporter.write_line("  " + ", ".join(places))

@@ -1,90 +1,146 @@
 """What README and docs tell people to run is run here, and what they show is what comes out."""
 
-import os
+import ast
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import fields
 from inspect import signature
-from pathlib import Path
 
 import pytest
 
 from limelight.cli import COMMANDS
 from limelight.decode.config import DecodeConfig
-from limelight.recipe import parse_recipe, recipe_names
+from limelight.recipe import parse_recipe
+from tests.pages import (
+    ELSEWHERE,
+    PAGES,
+    ROOT,
+    Shell,
+    agree,
+    awake,
+    blocks_of,
+    commands_of,
+    run_python,
+    run_shell,
+    runnable,
+)
 from tests.test_faults import FAULTS
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "LAB.md")]
+NAMED = re.compile(r"`((?:limelight|tests|docs|benchmarks)/[\w/.-]+\.\w+)(?:::([\w.]+))?`")
+LINKED = re.compile(r"\[`([\w.]+)`\]\(\.\./([\w/]+\.py)(?:#L\d+)?\)")  # a name, and its file
+RUN_BY = {  # what is done with a block, by what follows its three backticks
+    "sh": "here, line by line",
+    "python": "here, from top to bottom",
+    "toml": "read as a recipe",
+    "bash": "tests/serve/test_docs.py",
+    "py": "tests/serve/test_docs.py",
+    "text": "not at all: something to look at",
+}
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
+def name_of(page):
+    return str(page.relative_to(ROOT))
 
 
-def run(arguments, folder):
-    """A command as a person runs it, in a folder of its own."""
-    own = {"PYTHONPATH": str(ROOT), "LIMELIGHT_CACHE": str(folder / "cache")}
-    own["PATH"] = f"{folder}:{os.environ['PATH']}"
-    return subprocess.run(
-        arguments,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env={**os.environ, **own},
-    )
+@pytest.fixture(scope="session")
+def programs():
+    with awake() as folder:
+        yield folder
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "sh")], ids=lambda p: p.name
-)
-def test_shell_commands_run_one_after_the_other(page, tmp_path):
-    (tmp_path / "limelight").write_text(f'#!/bin/sh\nexec {sys.executable} -m limelight "$@"\n')
-    (tmp_path / "limelight").chmod(0o755)
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
-    for command in [line.split("#")[0].strip() for line in lines if line.strip()]:
-        program, *arguments = shlex.split(command)
-        if program == "make":
-            targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-            assert arguments[0] in targets  # the targets themselves are run by CI
-            continue
-        assert program in ("limelight", "printf")  # which makes a file, or the lines of a pipe
-        done = run(["bash", "-o", "pipefail", "-c", command], tmp_path)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        assert done.stdout or done.stderr or ">" in command
+@pytest.fixture
+def shell(programs, tmp_path):
+    return Shell(tmp_path, programs)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda p: p.name
-)
-def test_python_blocks_run_from_top_to_bottom(page, tmp_path):
-    script = tmp_path / "blocks.py"
-    script.write_text("\n".join(blocks(page, "python")))
-    done = run([sys.executable, script], tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("page", [p for p in PAGES if runnable(p, "sh")], ids=name_of)
+def test_shell_commands_run_one_after_the_other(page, shell):
+    printed, before = {}, set()
+    for block, command, done in run_shell(page, shell):
+        assert done.returncode == 0, f"{block.place}: {command}\n{done.stderr}"
+        files = set(shell.folder.rglob("*"))
+        assert done.stdout or done.stderr or files != before, (
+            f"{block.place}: {command} does nothing"
+        )
+        before = files
+        printed[block] = printed.get(block, "") + done.stdout
+    for block, output in printed.items():
+        if block.shown is not None:
+            assert agree(block.shown, output), f"{block.place} prints\n{output}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if runnable(p, "python")], ids=name_of)
+def test_python_blocks_run_from_top_to_bottom(page, shell):
+    outputs, problem = run_python(page, shell)
+    assert not problem, f"{name_of(page)}\n{problem}"
+    for block, output in outputs:
+        if block.shown is not None:
+            assert agree(block.shown, output), f"{block.place} prints\n{output}"
+
+
+def test_a_page_that_shows_something_else_would_be_noticed():
+    assert agree("the cat 0.123  0.9\n", "the cat  0.124 0.9\n")
+    assert agree("one\n...\nfour\n", "one\ntwo\nthree\nfour\n")
+    assert not agree("the cat 0.123", "the dog 0.123")
+    assert not agree("the cat 0.123", "the cat 0.223")
+    assert not agree("3 tokens", "4 tokens")
+    assert not agree("one\nthree\n", "one\ntwo\nthree\n")
+    assert not agree("one\n...\nfive\n", "one\ntwo\nthree\nfour\n")
+
+
+def test_every_block_is_run_or_says_which_machine_it_needs():
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    assert [b.place for b in blocks if b.language not in RUN_BY] == []
+    assert [b.place for b in blocks if b.needs not in ("", *ELSEWHERE)] == []
+    fences = sum(p.read_text().count("```") for p in PAGES)
+    fenced = [b for b in blocks if b.text.endswith("\n")]  # and not a cell of a table
+    assert fences == 2 * sum(1 + (b.shown is not None) for b in fenced)  # none was overlooked
+    hidden = [
+        f"{block.place}: {line}"
+        for block in blocks
+        if block.language == "text"
+        for line in block.text.splitlines()
+        if re.match(r"(limelight|make|docker|torchrun|srun|pip) ", line) and " RUN" not in line
+    ]
+    assert hidden == []  # a command is shell, so that it is run
+    served = {b.page.name for b in blocks if b.language in ("bash", "py")}
+    assert served <= {"serve.md"}
+
+
+def test_make_targets_exist():
+    targets = re.findall(r"^([a-z-]+)(?=[ a-z-]*:)", (ROOT / "Makefile").read_text(), re.M)
+    phony = re.findall(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.M)
+    known = {*targets, *" ".join(phony).split()}
+    asked = [
+        command.split()[1]
+        for page in PAGES
+        for block in blocks_of(page)
+        if block.language == "sh"
+        for command in commands_of(block)
+        if command.startswith("make ")
+    ]
+    assert asked
+    assert set(asked) <= known  # the targets themselves are run by CI
 
 
 def test_recipes_in_the_docs_are_valid():
-    shown = [block for page in PAGES for block in blocks(page, "toml")]
+    shown = [block for page in PAGES for block in runnable(page, "toml")]
     assert shown
-    for text in shown:
-        assert parse_recipe("shown.toml", text).model.vocab
+    for block in shown:
+        assert parse_recipe("shown.toml", block.text).model.vocab, block.place
 
 
-def test_the_readme_shows_what_the_demo_prints():
+def test_generated_pages_are_what_the_types_say():
     done = subprocess.run(
-        [sys.executable, "-m", "limelight", "demo"],
+        [sys.executable, "docs/reference.py", "--check"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "80"},
+        check=False,
     )
-    printed = "\n".join(line.rstrip() for line in done.stdout.splitlines())
-    (shown,) = blocks(ROOT / "README.md", "text")
-    assert printed.startswith(shown.rstrip())
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_option_of_a_trained_model_has_a_line():
@@ -99,18 +155,96 @@ def test_every_option_of_a_trained_model_has_a_line():
         assert re.search(rf"^\| .*`{setting.name}`", text, re.M), setting.name
 
 
-def test_the_readme_counts_and_names_truly():
+def test_the_readme_counts_truly():
     text = (ROOT / "README.md").read_text()
-    assert all(f"`{name}`" in text for name in recipe_names())
     assert len(FAULTS) == 37
     assert "thirty-seven planted" in text.replace("\n", " ")
 
 
+def anchors_of(page):
+    """The names under which GitHub reaches the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.*)", text, re.M)
+    bare = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in bare}
+
+
+def leads_nowhere(page, target):
+    """What is wrong with a link, if something is."""
+    path, _, anchor = target.partition("#")
+    there = (page.parent / path) if path else page
+    if not there.exists():
+        return "no such file"
+    if there.suffix == ".py" and re.fullmatch(r"L\d+", anchor):
+        return ""  # the name beside it is looked for by another test
+    if anchor and (there.suffix != ".md" or anchor not in anchors_of(there)):
+        return "no such heading"
+    return ""
+
+
 def test_links_lead_somewhere():
-    broken = [
-        f"{page.name}: {target}"
-        for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "LAB.md"]
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text())
-        if not target.startswith("http") and not (page.parent / target).exists()
+    targets = [
+        (page, target)
+        for page in [*PAGES, *OTHERS]
+        for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", page.read_text())
+        for target in target
+        if target and not target.startswith("http")
     ]
-    assert broken == []
+    wrong = {f"{name_of(p)}: {t}": leads_nowhere(p, t) for p, t in targets}
+    assert len(wrong) > 50
+    assert {link: problem for link, problem in wrong.items() if problem} == {}
+
+
+def test_a_link_that_leads_nowhere_would_be_noticed():
+    page = ROOT / "docs" / "README.md"
+    assert leads_nowhere(page, "use.md") == ""
+    assert leads_nowhere(page, "use.md#from-python") == ""
+    assert leads_nowhere(page, "useless.md") == "no such file"
+    assert leads_nowhere(page, "use.md#from-cobol") == "no such heading"
+
+
+def test_every_page_can_be_reached_from_the_table_of_contents():
+    contents = (ROOT / "docs" / "README.md").read_text()
+    linked = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", contents)}
+    assert {page.name for page in PAGES if page.parent == ROOT / "docs"} - {"README.md"} <= linked
+
+
+def defined_in(path):
+    """Every function, class, method and constant of a file, methods as Class.method."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        own = [getattr(node, "name", "")]
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            own = [target.id for target in targets if isinstance(target, ast.Name)]
+        names.update(own)
+        if isinstance(node, ast.ClassDef):
+            names.update(f"{node.name}.{getattr(part, 'name', '')}" for part in node.body)
+            names.update(
+                f"{node.name}.{part.target.id}"
+                for part in node.body
+                if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+            )
+    return names
+
+
+def test_what_the_docs_point_at_in_the_source_is_there():
+    pointed = [
+        (name_of(page), *found)
+        for page in [*PAGES, *OTHERS]
+        for text in [page.read_text()]
+        for found in [*NAMED.findall(text), *((path, name) for name, path in LINKED.findall(text))]
+    ]
+    wrong = [
+        (page, path, symbol)
+        for page, path, symbol in pointed
+        if not (ROOT / path).exists() or (symbol and symbol not in defined_in(ROOT / path))
+    ]
+    assert len(pointed) > 100
+    assert wrong == []
+
+
+def test_a_name_that_is_not_there_would_be_noticed():
+    names = defined_in(ROOT / "limelight" / "model" / "attention.py")
+    assert {"attend_explicitly", "Attention", "Attention.forward", "Watch"} <= names
+    assert "attend_somehow" not in names

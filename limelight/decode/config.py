@@ -27,10 +27,10 @@ class DecodeConfig:
     top_k: Count = 0  # draw among so many; 0: among all
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0  # among the likeliest
     min_p: Fraction = 0.0  # among those at least this much as likely as the likeliest
-    seed: Count = 1
+    seed: Count = 1  # of what is drawn
 
     precision: Precision = "auto"  # of the numbers; int8 is for CPUs, faster and not exact
-    repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0  # above 1
     no_repeat: Annotated[int, Field(ge=0, le=100)] = 0  # no sequence of so many tokens twice
 
     def __post_init__(self) -> None:

@@ -6,12 +6,17 @@
 
 Rows that have ended leave, so that the others need not carry them along; and more requests may
 `join` between two steps.
+
+A GPU is not waited for: it begins with the next token before this side knows the last one. A row
+that has ended meanwhile writes one token too many, which nobody sees.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +24,7 @@ from torch import Tensor
 from limelight.decode.choose import BANNED, discourage, draw, luck_of
 from limelight.decode.config import DecodeConfig
 from limelight.decode.highest import likeliest
+from limelight.decode.later import read_later, sent
 from limelight.decode.phrases import Excluded
 from limelight.decode.request import (
     DAMAGED,
@@ -55,17 +61,38 @@ class Text:
         if request.include:
             raise UserError("words that must appear need a beam: set beam to 2 or more")
         self.request = request
-        self.config = replace(config, seed=0)  # those that differ in their seed are chosen together
+        self.config = without_seed(config)
         self.excluded = Excluded(request.exclude, tokenizer)
         self.written: list[int] = []
         self.length = len(request.prompt)  # of what the model has read
-        # One number more: a row that has ended may draw on, unseen, until it leaves.
-        self.luck = luck_of(request.seed, request.limit + 1) if config.temperature else None
+        self.chosen = 0  # tokens; the last of them may not be known here yet
+        self.luck = luck_of(request.seed, request.limit) if config.temperature else None
+        looks_back = config.repetition_penalty != 1 or config.no_repeat or self.excluded.words
+        self.needs_nothing = not (looks_back or request.top)  # known of one token for the next one
+        self.takes_likeliest = self.needs_nothing and not config.temperature
 
     @property
     def read(self) -> list[int]:
         """All that it consists of."""
         return [*self.request.prompt, *self.written]
+
+    def next_luck(self) -> Tensor:
+        """The number that the next token is drawn with; who has ended may draw on, unseen."""
+        luck = cast(Tensor, self.luck)
+        return luck[min(self.chosen, len(luck) - 1)]
+
+
+@lru_cache(maxsize=1024)
+def without_seed(config: DecodeConfig) -> DecodeConfig:
+    """The same for all that differ in their seed alone: they are chosen together."""
+    return replace(config, seed=0)
+
+
+class Told(NamedTuple):
+    """A token for each of these rows, and all that is to be said of it; it may be on its way."""
+
+    rows: Sequence[int]
+    read: Callable[[], list[Tensor]]  # tokens, their log-probabilities, and the likeliest of both
 
 
 class Writing:
@@ -85,7 +112,10 @@ class Writing:
         self.state: Any = None
         self.tokens = torch.zeros(0, dtype=torch.long)  # written, and not read yet
         self.room = 0  # tokens that a row of the state may have
-        self.first: list[tuple[range, Tensor, Tensor]] = []  # of those who have just joined: tokens
+        self.first: list[Told] = []  # tokens of those who have just joined
+        self.underway: deque[Told] = deque()  # steps that were begun
+        self.runs_ahead = device_of(model).type == "cuda"
+        self.ranks = getattr(model, "ranks", False)  # the GPU finds the likeliest by itself
         self.joined = 0
         if requests:
             self.join(requests, [config] * len(requests))
@@ -110,7 +140,7 @@ class Writing:
             for text in texts:
                 text.length = 0
         else:
-            self.first.append((rows, logits, tokens))
+            self.first.append(self.tell(rows, logits, tokens))
         self.take_in(rows, state, tokens, room_for(requests))
         return rows
 
@@ -118,6 +148,7 @@ class Writing:
         """The newcomers take the places of those who have ended, or new ones behind the others."""
         if not any(row in self.active for row in self.rows):
             self.forget(self.rows)
+            self.underway.clear()
             self.rows, self.state, self.tokens, self.room = [*rows], state, tokens, room
             return
         free = [place for place, row in enumerate(self.rows) if row not in self.active]
@@ -125,7 +156,8 @@ class Writing:
         places = [*free, *behind][: len(rows)]
         self.forget(self.rows[place] for place in free[: len(rows)])
         self.rows += [0] * max(0, len(rows) - len(free))
-        self.tokens = padded(self.tokens, 0, len(self.rows) - len(self.tokens))
+        # A copy: they may lie where another batch will write, once this one has moved.
+        self.tokens = padded(self.tokens.clone(), 0, len(self.rows) - len(self.tokens))
         for place, row in zip(places, rows, strict=True):
             self.rows[place] = row
         where = torch.tensor(places, device=tokens.device)
@@ -142,27 +174,59 @@ class Writing:
         """One more token for every request that is being written; the first for newcomers."""
         if self.first:
             joined, self.first = self.first, []
-            return [event for first in joined for event in self.note(*first)]
+            return [event for first in joined for event in self.note(first)]
+        if not self.underway:
+            self.go_on()
+        if self.runs_ahead and self.can_run_ahead():
+            self.go_on()
+        return self.note(self.underway.popleft())
+
+    def can_run_ahead(self) -> bool:
+        """Whether the next token can be chosen before the last one is known, and is wanted."""
+        texts = [self.texts[row] for row in self.rows if row in self.active]
+        known = all(text.needs_nothing for text in texts)
+        return known and any(text.chosen < text.request.limit for text in texts)
+
+    def go_on(self) -> None:
+        """Begin the next step."""
         self.leave()
-        logits = self.model.step(self.tokens[:, None], self.state)
         texts = [self.texts[row] for row in self.rows]
         for text in texts:
             text.length += 1
+        if self.ranks and all(text.takes_likeliest for text in texts):
+            self.underway.append(self.take_likeliest(texts))
+            return
+        logits = self.model.step(self.tokens[:, None], self.state)
         self.tokens = choose(logits, texts)
-        return self.note(self.rows, logits, self.tokens)
+        self.underway.append(self.tell([*self.rows], logits, self.tokens))
 
-    def note(self, rows: Sequence[int], logits: Tensor, tokens: Tensor) -> list[Event]:
+    def take_likeliest(self, texts: Sequence[Text]) -> Told:
+        """A step after which nobody needs the scores of all tokens."""
+        model: Any = self.model
+        logprobs, tokens = model.step_ranked(self.tokens[:, None], self.state)
+        for text in texts:
+            text.chosen += 1
+        self.tokens = tokens[:, 0]
+        return Told([*self.rows], read_later(self.tokens, logprobs[:, 0]))
+
+    def tell(self, rows: Sequence[int], logits: Tensor, tokens: Tensor) -> Told:
+        """What has been chosen for these rows."""
+        top = max((self.texts[row].request.top for row in rows), default=0)
+        return Told(rows, read_later(tokens, *logprobs_of(logits, tokens, top)))
+
+    def note(self, told: Told) -> list[Event]:
         """What was written, as far as somebody waits for it."""
-        top = max((self.texts[row].request.top for row in rows if row in self.texts), default=0)
-        logprobs, best = logprobs_of(logits, tokens, top)
+        tokens, logprobs, *best = (numbers.tolist() for numbers in told.read())
         events = []
-        told = zip(rows, tokens.tolist(), logprobs.tolist(), best, strict=True)
-        for row, token, logprob, others in told:
+        for place, (row, token, logprob) in enumerate(
+            zip(told.rows, tokens, logprobs, strict=True)
+        ):
             if row not in self.active:
                 continue
             if math.isnan(logprob):
                 raise UserError(DAMAGED)
             text = self.texts[row]
+            others = tuple(zip(*(kind[place] for kind in best), strict=True)) if best else ()
             events.append(Event(row, token, logprob, others[: text.request.top]))
             text.written.append(token)
             if token == self.tokenizer.end or len(text.written) == text.request.limit:
@@ -189,9 +253,9 @@ class Writing:
 
 def choose(logits: Tensor, texts: Sequence[Text]) -> Tensor:
     """The next token of each text, B; those with the same settings are chosen together."""
-    alike: dict[DecodeConfig, list[int]] = {}
+    alike: dict[int, list[int]] = {}
     for place, text in enumerate(texts):
-        alike.setdefault(text.config, []).append(place)
+        alike.setdefault(id(text.config), []).append(place)
     if len(alike) == 1:
         return choose_alike(logits, texts)
     tokens = torch.zeros(len(texts), dtype=torch.long, device=logits.device)
@@ -211,23 +275,22 @@ def choose_alike(logits: Tensor, texts: Sequence[Text]) -> Tensor:
         if banned := text.excluded.banned(text.written):
             logits = logits.clone() if logits is own else logits
             logits[place, banned] = BANNED
-    if not config.temperature:
+    luck = [text.next_luck() for text in texts] if config.temperature else []
+    for text in texts:
+        text.chosen += 1
+    if not luck:
         return likeliest(logits)
-    luck = [text.luck[len(text.written)] for text in texts if text.luck is not None]
-    return draw(logits, torch.stack(luck).to(logits.device), config)
+    return draw(logits, sent(torch.stack(luck), logits.device), config)
 
 
-def logprobs_of(
-    logits: Tensor, tokens: Tensor, top: int = 0
-) -> tuple[Tensor, list[tuple[tuple[int, float], ...]]]:
-    """The log-probability of one token of each row, B; and for each row the `top` likeliest."""
+def logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> list[Tensor]:
+    """The log-probability of one token of each row, B; then the `top` likeliest and theirs."""
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
     own = precise.gather(1, tokens[:, None])[:, 0]
     if not top:
-        return own, [()] * len(tokens)
+        return [own]
     best = precise.topk(min(top, precise.size(1)), dim=1)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return own, [tuple(zip(*pair, strict=True)) for pair in pairs]
+    return [own, best.indices, best.values]
 
 
 def write(

@@ -17,6 +17,7 @@ from limelight.explain.stop import number
 from limelight.explain.trace import Trace
 from limelight.explain.view import View, look_at
 from limelight.explain.walk import asides, stations, stop_at
+from limelight.info import count_parameters
 from limelight.page.joined import single_file
 
 ROOM = 3_000_000  # bytes of a file
@@ -28,6 +29,7 @@ PLACELESS = ("pieces", "loop", "follow", "teacher", "beam")  # say the same of e
 LAYERED = ("add-norm", "feed-forward")
 EQUATION = ("queries", "scores", "scaling", "mask", "softmax", "sum", "heads")
 HEADED = (*EQUATION, "masked", "cross")
+ENTERING = ("embedding", "positions", "segments", "input")
 WRITING = ("start", "masked", "cross", "classifier")
 
 
@@ -65,6 +67,7 @@ def model_facts(trace: Trace, name: str) -> dict[str, Any]:
     trained = trace.trained
     return {
         "name": name,
+        "parts": count_parameters(trace.model),
         "family": trained.family,
         "kind": trained.kind,
         "abilities": list(trained.abilities),
@@ -128,6 +131,10 @@ class Gathering:
             rows = slice(row, row + 1)
             path = f"tensor/{at}.weights?rows={row}:{row + 1}"
             yield "blobs", path, packed(manifest.tensor(trace, f"{at}.weights", rows=rows))
+        for name in (f"{side}.{part}" for part in ENTERING):
+            if name in trace.summaries:
+                blob = manifest.tensor(trace, name, rows=slice(row, row + 1))
+                yield "blobs", f"tensor/{name}?rows={row}:{row + 1}", packed(blob)
         yield "blobs", f"token?side={side}&row={row}", packed(manifest.token(trace, side, row))
         if side == sides(trace.config)[-1] and not trace.config.classes:
             yield "blobs", f"logits?row={row}", packed(manifest.logits(trace, row))
@@ -158,7 +165,7 @@ class Gathering:
 
     def enters(self, side: str) -> Iterator[tuple[str, str, Any]]:
         """What all words are before the first layer."""
-        for part in ("embedding", "positions", "segments", "input"):
+        for part in ENTERING:
             name = f"{side}.{part}"
             if name in self.trace.summaries:
                 yield "blobs", f"tensor/{name}", packed(manifest.tensor(self.trace, name))

@@ -136,8 +136,8 @@ class Trace:
 
     @property
     def size(self) -> int:
-        """Bytes of the values that are kept."""
-        return sum(value.nbytes for value in self.values.values())
+        """Bytes of the values that are kept; the scores are, in any case."""
+        return sum(value.nbytes for value in {**self.values, "logits": self.logits}.values())
 
     def part(self, name: str, value: Tensor, head: int | None, rows: slice | None) -> Tensor:
         """One head of a value, or some of its rows."""

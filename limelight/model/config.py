@@ -27,15 +27,15 @@ class ModelConfig:
     layers: Layers = 6  # N, of the encoder and of the decoder
     d_model: Width = 512  # D: how many numbers stand for one token
     d_ff: OpenWidth = 0  # inside the feed-forward layer; 0 means 4 * d_model
-    heads: Heads = 8  # H
+    heads: Heads = 8  # H: how many attentions stand side by side
     kv_heads: OpenWidth = 0  # G, heads of keys and values shared by queries; 0 means `heads`
     max_len: Width = 512  # longest sequence: the table of learned positions, the room of a cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
-    norm: Literal["layer", "rms"] = "layer"
-    norm_eps: Fraction = 1e-5
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"] = "relu"
+    norm: Literal["layer", "rms"] = "layer"  # rms: Llama
+    norm_eps: Fraction = 1e-5  # added where a norm divides
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"  # GPT-2, BERT: learned
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"] = "relu"  # GPT-2: gelu-tanh
     bias: bool = True  # in the linear layers of attention and feed-forward
     tied: bool = True  # one table for source, target and classifier
     dropout: Fraction = 0.1  # on every sub-layer's output and on the embeddings (section 5.4)
@@ -101,14 +101,14 @@ class RecurrentConfig:
     """What the paper replaced: a recurrent language model, or a recurrent encoder and decoder."""
 
     family: Literal["recurrent-encoder-decoder", "recurrent-decoder-only"]
-    vocab: Vocab
-    layers: Layers = 2
+    vocab: Vocab  # V: how many different tokens there are
+    layers: Layers = 2  # of the encoder and of the decoder
     d_model: Width = 512  # the width of embeddings and of the recurrent state
-    cell: Literal["rnn", "lstm", "gru"] = "lstm"
+    cell: Literal["rnn", "lstm", "gru"] = "lstm"  # what remembers
     attention: bool = True  # encoder-decoder: additive attention over the encoder's states
     max_len: Annotated[int, Field(ge=1, le=4096)] = 512  # longest sequence, read step by step
-    tied: bool = True
-    dropout: Fraction = 0.1
+    tied: bool = True  # one table for source, target and classifier
+    dropout: Fraction = 0.1  # on embeddings and states
 
     def __post_init__(self) -> None:
         if self.d_model % 2 and self.family == "recurrent-encoder-decoder":

@@ -17,7 +17,7 @@ export function choiceList(asked) {
   const id = `choices-${alternativesCount}`;
   const list = h(
     "ul",
-    { class: "choices", role: "listbox", tabindex: "0", "aria-label": asked.title },
+    { class: "options", role: "listbox", tabindex: "0", "aria-label": asked.title },
     asked.options.map((option, i) => choiceRow(option, `${id}-${i}`, () => choose(i))),
   );
   let at = Math.max(0, asked.options.findIndex((option) => !option.disabled && !option.chosen));
@@ -57,21 +57,21 @@ function choiceRow(option, id, choose) {
     {
       id,
       role: "option",
-      class: "choice",
+      class: "option-row",
       "aria-selected": "false",
       "aria-disabled": option.disabled ? "true" : null,
       style: { "--share": share },
       on: { click: choose, pointerdown: (event) => event.preventDefault() },
     },
-    h("span", { class: "choice-share number" }, showPercent(share)),
+    h("span", { class: "option-share number" }, showPercent(share)),
     h(
       "span",
-      { class: "choice-text", dir: "auto" },
+      { class: "option-text", dir: "auto" },
       before ? h("span", { class: "soft" }, before) : null,
       h("strong", null, visible(piece.trim() || piece)),
       rest,
     ),
-    option.chosen ? h("span", { class: "choice-note small soft" }, "written") : null,
+    option.chosen ? h("span", { class: "option-note small soft" }, "written") : null,
   );
 }
 
@@ -80,7 +80,8 @@ function choiceRow(option, id, choose) {
  * @param {HTMLElement} place the popover's home; its position is relative
  * @param {DOMRect} beside where
  * @param {{title: string, onClose?: function(): void}} asked
- * @returns {{element: HTMLElement, fill: function(...Node): void, close: function(): void}}
+ * @returns {{element: HTMLElement, fill: function(...Node): void, close: function(): void,
+ *   isOpen: function(): boolean}}
  */
 export function popover(place, beside, asked) {
   const inside = h("div", { class: "popover-inside" });
@@ -111,7 +112,7 @@ export function popover(place, beside, asked) {
     replace(inside, ...content);
     popoverMove(place, element, beside);
   };
-  return { element, fill, close };
+  return { element, fill, close, isOpen: () => open };
 }
 
 /** Below what it is about, and never over the edge of the page. */

@@ -8,11 +8,21 @@ import { showCount } from "./numbers.js";
 import { filePage, livePage, reading } from "./page.js";
 import { onSelect, select, selected } from "./state.js";
 import { attentionTab } from "./tabs/attention.js";
+import { chatTab } from "./tabs/chat.js";
+import { classifyTab } from "./tabs/classify.js";
 import { explainTab } from "./tabs/explain.js";
+import { fillTab } from "./tabs/fill.js";
+import { modelTab } from "./tabs/model.js";
+import { trainingTab } from "./tabs/training.js";
+import { translateTab } from "./tabs/translate.js";
+import { writeTab } from "./tabs/write.js";
 import { themeButton } from "./theme.js";
 
 // In this order they stand side by side. The first that fits is shown first.
-const APP_TABS = [explainTab, attentionTab];
+const APP_TABS = [
+  translateTab, chatTab, writeTab, fillTab, classifyTab,
+  explainTab, attentionTab, trainingTab, modelTab,
+];
 const APP_OFFLINE = ["explain", "attention", "model"]; // of these, a file holds enough
 
 /**
@@ -43,7 +53,7 @@ function appFrame() {
     skip: h("a", { class: "skip", href: "#main", on: { click: appSkip } }, "Skip to the content"),
     card: h("div", { class: "model-card" }),
     tabs: h("div", { class: "tabs", role: "tablist", "aria-label": "What to do with the model" }),
-    main: h("main", { id: "main", class: "main", role: "tabpanel", tabindex: "-1" }, reading("reading the model")),
+    main: h("main", { id: "main", class: "main", tabindex: "-1" }, reading("reading the model")),
     live: h("div", { class: "unseen", role: "status", "aria-live": "polite", id: "live" }),
   };
   frame.tabs.addEventListener("keydown", (event) => appTabKey(frame, event));
@@ -102,7 +112,7 @@ function appCard(page) {
   const { config } = model;
   const facts = [
     config.family,
-    `${config.layers} layers`,
+    config.layers === 1 ? "1 layer" : `${config.layers} layers`,
     config.heads ? `${config.heads} heads` : null,
     `width ${config.d_model}`,
     config.norm_order ? `${config.norm_order}-norm` : null,
@@ -129,7 +139,7 @@ function appChooser(model, models) {
 
 function appFitting(frame) {
   const { model, offline } = frame.page;
-  return APP_TABS.filter((tab) => tab.fits(model) && (!offline || APP_OFFLINE.includes(tab.id)));
+  return APP_TABS.filter((tab) => tab.fits(model, frame.page) && (!offline || APP_OFFLINE.includes(tab.id)));
 }
 
 /** The chosen tab, or the first there is. */
@@ -141,9 +151,8 @@ function appShowTab(frame) {
     frame.tabs,
     fitting.map((tab) => appTabButton(tab, tab === chosen)),
   );
-  frame.main.setAttribute("aria-labelledby", `tab-${chosen.id}`);
   frame.main.dataset.tab = chosen.id;
-  const place = h("div", { class: `tab-${chosen.id}` });
+  const place = h("div", { id: "panel", class: `tab-${chosen.id}`, role: "tabpanel", "aria-labelledby": `tab-${chosen.id}` });
   replace(frame.main, place);
   frame.page.busy(Promise.resolve());
   try {
@@ -163,7 +172,7 @@ function appTabButton(tab, chosen) {
       role: "tab",
       id: `tab-${tab.id}`,
       "aria-selected": String(chosen),
-      "aria-controls": "main",
+      "aria-controls": "panel",
       tabindex: chosen ? "0" : "-1",
       on: { click: () => select({ tab: tab.id }) },
     },

@@ -45,6 +45,21 @@ export function ask(page, kind, path, body, how = "post") {
 }
 
 /**
+ * Ask for a text as it is written; it waits for its turn too, and until the signal it is read.
+ * @param {Object} page
+ * @param {string} path
+ * @param {Object} body
+ * @param {function(Object): void} onEvent
+ * @param {AbortSignal} signal
+ */
+export function askForStream(page, path, body, onEvent, signal) {
+  return page.api.inTurn(() => {
+    signal.throwIfAborted();
+    return page.api.stream(path, body, onEvent, signal);
+  });
+}
+
+/**
  * Nobody waits for these any more.
  * @param {Object} page
  * @param {...string} kinds

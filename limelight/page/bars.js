@@ -6,7 +6,7 @@ import { showPercent } from "./numbers.js";
 /**
  * A list of bars; the whole width is the share `full`, so that bars keep their lengths when others
  * come and go.
- * @param {{items: {label: string, value: number, note?: string, marked?: boolean,
+ * @param {{items: {label: string, value: number, text?: string, note?: string, marked?: boolean,
  *   faint?: boolean}[], title: string, full?: number, onChoose?: (place: number) => void}} asked
  *   `marked` was chosen; `faint` cannot be drawn; with `onChoose` every bar is a button
  * @returns {{element: HTMLElement, set: (changes: object) => void}}
@@ -26,7 +26,12 @@ export function bars(asked) {
 }
 
 function barsRow(place, known) {
-  const inside = [h("span", { class: "bars-label", dir: "auto" }), h("span", { class: "bars-room" }, h("span", { class: "bars-bar" })), h("span", { class: "bars-value" }), h("span", { class: "bars-note soft small" })];
+  const inside = [
+    h("span", { class: "bars-label", dir: "auto" }),
+    h("span", { class: "bars-room" }, h("span", { class: "bars-bar" })),
+    h("span", { class: "bars-value" }),
+    h("span", { class: "bars-note soft small" }),
+  ];
   const line = known.onChoose
     ? button("", () => known.onChoose(place), { class: "bars-line" })
     : h("div", { class: "bars-line" });
@@ -39,7 +44,7 @@ function barsFill(row, item, full) {
   const [label, room, value, note] = line.children;
   label.textContent = item.label;
   label.title = item.label;
-  value.textContent = showPercent(item.value);
+  value.textContent = item.text ?? showPercent(item.value);
   note.textContent = item.note ?? "";
   room.firstChild.style.setProperty("--share", String(Math.max(0, Math.min(1, item.value / full))));
   line.classList.toggle("marked", Boolean(item.marked));

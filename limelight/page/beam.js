@@ -18,16 +18,16 @@ export function beamTree(tree, best) {
   const rows = Math.max(...tree.flat().map((node) => node.place)) + 1;
   const width = tree.length * BEAM_COLUMN + 8;
   const height = rows * BEAM_ROW + 8;
-  const lines = [];
+  const ways = { others: "", won: "" }; // two lines with many strokes: a long search has hundreds
   const boxes = [];
   tree.forEach((step, t) => {
     for (const node of step) {
       const onTheWay = won[t] === node.place;
-      if (t > 0) lines.push(beamLine(t, node, onTheWay));
+      if (t > 0) ways[onTheWay ? "won" : "others"] += beamStroke(t, node);
       boxes.push(beamBox(t, node, onTheWay));
     }
   });
-  lines.sort((a, b) => a.classList.contains("won") - b.classList.contains("won")); // the winner on top
+  const lines = [svg("path", { d: ways.others, class: "beam-line" }), svg("path", { d: ways.won, class: "beam-line won" })];
   const drawing = svg("svg", { class: "beam", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": beamSaid(tree, best) }, lines, boxes);
   return h("div", { class: "scroller beam-room", tabindex: "0", role: "group", "aria-label": "The beam's tree; scrolls sideways" }, drawing);
 }
@@ -56,13 +56,12 @@ function beamWayTo(tree, last, node) {
   return way;
 }
 
-function beamLine(t, node, onTheWay) {
+function beamStroke(t, node) {
   const x = t * BEAM_COLUMN + 4;
   const from = { x: x - BEAM_COLUMN + BEAM_BOX.width, y: node.parent * BEAM_ROW + 4 + BEAM_BOX.height / 2 };
   const to = { x, y: node.place * BEAM_ROW + 4 + BEAM_BOX.height / 2 };
   const bend = (BEAM_COLUMN - BEAM_BOX.width) / 2;
-  const path = `M${from.x} ${from.y} C${from.x + bend} ${from.y} ${to.x - bend} ${to.y} ${to.x} ${to.y}`;
-  return svg("path", { d: path, class: onTheWay ? "beam-line won" : "beam-line" });
+  return `M${from.x} ${from.y} C${from.x + bend} ${from.y} ${to.x - bend} ${to.y} ${to.x} ${to.y}`;
 }
 
 function beamBox(t, node, onTheWay) {

@@ -2,10 +2,9 @@
 
 import { button, h, svg } from "./dom.js";
 import { saveDrawing } from "./picture.js";
+import { PLOT_EDGE, plotAxes, plotCurve, plotKeys, plotScales } from "./plot.js";
 import { plainTable, precise } from "./table.js";
-import { logTicks, plainTicks, tickText } from "./ticks.js";
 
-const CHART_EDGE = { left: 52, right: 14, top: 24, bottom: 34 };
 const MOST_ROWS = 200; // of the table
 let chartCount = 0;
 
@@ -38,16 +37,17 @@ class ChartView {
 
   set(changes) {
     Object.assign(this.asked, changes);
-    this.steps = [...new Set(this.asked.series.flatMap(({ points }) => points.map(([x]) => x)))].sort((a, b) => a - b);
+    this.steps = [...new Set(this.asked.series.flatMap(({ points }) => points.map(([x]) => x)))].sort(
+      (a, b) => a - b,
+    );
     if (this.cursor !== null) this.cursor = Math.min(this.cursor, this.steps.length - 1);
     if (!this.steps.length) this.cursor = null;
-    const { title, slider, log, table, keys } = this.parts;
+    const { title, slider, log, table } = this.parts;
     title.textContent = this.asked.title;
     slider.setAttribute("aria-label", this.asked.title);
     slider.setAttribute("aria-valuemax", String(this.steps.at(-1) ?? 0));
     slider.setAttribute("aria-valuemin", String(this.steps[0] ?? 0));
     log.checked = this.log ?? Boolean(this.asked.log);
-    keys.replaceChildren(...this.asked.series.map(({ name }, i) => h("span", { class: `chart-key chart-series-${i % 4}` }, name)));
     if (!table.hidden) this.fillTable();
     this.draw();
   }
@@ -65,11 +65,12 @@ class ChartView {
     const { view, drawing } = this.parts;
     const [width, height] = [view.clientWidth, view.clientHeight];
     if (!width) return;
-    this.scales = chartScales(this.asked.series, { width, height, log: this.log ?? this.asked.log });
+    this.scales = plotScales(this.asked.series, { width, height, log: this.log ?? this.asked.log });
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     drawing.replaceChildren(
-      ...chartAxes(this.scales, this.asked, { width, height }),
-      ...this.asked.series.flatMap((series, i) => chartCurve(series, i, this.scales)),
+      ...plotAxes(this.scales, this.asked, { width, height }),
+      ...plotKeys(this.asked.series, width),
+      ...this.asked.series.flatMap((series, i) => plotCurve(series, i, this.scales)),
       ...this.cursorMarks(height),
     );
     this.tell();
@@ -79,21 +80,47 @@ class ChartView {
     if (this.cursor === null) return [];
     const step = this.steps[this.cursor];
     const x = this.scales.x(step);
-    const line = svg("line", { class: "chart-cursor", x1: x, x2: x, y1: CHART_EDGE.top, y2: height - CHART_EDGE.bottom });
+    const line = svg("line", {
+      class: "chart-cursor",
+      x1: x,
+      x2: x,
+      y1: PLOT_EDGE.top,
+      y2: height - PLOT_EDGE.bottom,
+    });
     const marks = this.here().filter(({ at }) => this.scales.shows(at[1]));
-    return [line, ...marks.map(({ at, i }) => svg("circle", { class: `chart-mark chart-series-${i % 4}`, cx: this.scales.x(at[0]), cy: this.scales.y(at[1]), r: 4 }))];
+    return [
+      line,
+      ...marks.map(({ at, i }) =>
+        svg("circle", {
+          class: `chart-mark chart-series-${i % 4}`,
+          cx: this.scales.x(at[0]),
+          cy: this.scales.y(at[1]),
+          r: 4,
+        }),
+      ),
+    ];
   }
 
   /** Of every series the last point up to the cursor. */
   here() {
     const step = this.steps[this.cursor];
-    return this.asked.series.map(({ name, points }, i) => ({ name, i, at: chartLastUpTo(points, step) })).filter(({ at }) => at);
+    return this.asked.series
+      .map(({ name, points }, i) => ({ name, i, at: chartLastUpTo(points, step) }))
+      .filter(({ at }) => at);
   }
 
   tell() {
     const { said, slider } = this.parts;
     const empty = this.steps.length ? "Point at the curve, or use the arrow keys." : "No numbers yet.";
-    const told = this.cursor === null ? empty : `${this.asked.x} ${this.steps[this.cursor]}: ${this.here().map(({ name, at }) => `${name} ${precise(at[1])}${at[0] === this.steps[this.cursor] ? "" : ` (${this.asked.x} ${at[0]})`}`).join(", ")}`;
+    const told =
+      this.cursor === null
+        ? empty
+        : `${this.asked.x} ${this.steps[this.cursor]}: ${this.here()
+            .map(
+              ({ name, at }) =>
+                `${name} ${precise(at[1])}${at[0] === this.steps[this.cursor] ? "" : ` (${this.asked.x} ${at[0]})`}`,
+            )
+            .join(", ")}`;
     said.textContent = told;
     slider.setAttribute("aria-valuenow", String(this.steps[this.cursor ?? 0] ?? 0));
     slider.setAttribute("aria-valuetext", told);
@@ -116,7 +143,16 @@ class ChartView {
 
   key(event) {
     const here = this.cursor ?? -1;
-    const to = { ArrowLeft: here - 1, ArrowRight: here + 1, ArrowDown: here - 1, ArrowUp: here + 1, Home: 0, End: this.steps.length - 1, PageUp: here + 10, PageDown: here - 10 }[event.key];
+    const to = {
+      ArrowLeft: here - 1,
+      ArrowRight: here + 1,
+      ArrowDown: here - 1,
+      ArrowUp: here + 1,
+      Home: 0,
+      End: this.steps.length - 1,
+      PageUp: here + 10,
+      PageDown: here - 10,
+    }[event.key];
     if (to === undefined) return;
     event.preventDefault();
     event.stopPropagation();
@@ -140,9 +176,14 @@ class ChartView {
     const { series, title, x } = this.asked;
     const steps = this.steps.slice(-MOST_ROWS);
     const known = series.map(({ points }) => new Map(points));
-    const rows = steps.map((step) => [String(step), ...known.map((at) => (at.has(step) ? precise(at.get(step)) : ""))]);
+    const rows = steps.map((step) => [
+      String(step),
+      ...known.map((at) => (at.has(step) ? precise(at.get(step)) : "")),
+    ]);
     const cut = this.steps.length > steps.length ? ` (the last ${steps.length} of ${this.steps.length})` : "";
-    this.parts.table.replaceChildren(plainTable({ caption: `${title}${cut}`, head: [x, ...series.map(({ name }) => name)], rows }));
+    this.parts.table.replaceChildren(
+      plainTable({ caption: `${title}${cut}`, head: [x, ...series.map(({ name }) => name)], rows }),
+    );
   }
 }
 
@@ -150,66 +191,48 @@ function chartParts(view) {
   chartCount += 1;
   const id = `chart-log-${chartCount}`;
   const title = h("span", { class: "matrix-title" });
-  const keys = h("span", { class: "chart-keys small" });
   const log = h("input", { type: "checkbox", id, on: { change: () => view.chooseLog(log.checked) } });
-  const asTable = button("Show as table", () => view.toggleTable(), { class: "button quiet", "aria-expanded": "false" });
-  const save = button("Save picture", () => saveDrawing(drawing, { title: view.asked.title, credit: view.asked.credit ?? "" }), { class: "button quiet" });
-  const tools = h("div", { class: "matrix-tools" }, h("label", { class: "check small", for: id }, log, "log axis"), asTable, save);
+  const asTable = button("Show as table", () => view.toggleTable(), {
+    class: "button quiet",
+    "aria-expanded": "false",
+  });
+  const save = button(
+    "Save picture",
+    () => saveDrawing(drawing, { title: view.asked.title, credit: view.asked.credit ?? "" }),
+    { class: "button quiet" },
+  );
+  const tools = h(
+    "div",
+    { class: "matrix-tools" },
+    h("label", { class: "check small", for: id }, log, "log axis"),
+    asTable,
+    save,
+  );
   const drawing = svg("svg", { class: "chart-drawing", "aria-hidden": "true" });
-  const slider = h("div", { class: "chart-view", role: "slider", tabindex: "0", "aria-roledescription": "chart", "aria-readonly": "true", on: { keydown: (event) => view.key(event), pointermove: (event) => view.point(event), pointerleave: () => view.moveTo(null), blur: () => view.moveTo(null) } }, drawing);
+  const slider = chartSlider(view, drawing);
   const said = h("p", { class: "matrix-said" });
   const table = h("div", { class: "matrix-table", hidden: true });
-  const element = h("figure", { class: "chart" }, h("figcaption", { class: "matrix-head" }, title, keys, tools), slider, said, table);
-  return { element, title, keys, log, asTable, drawing, slider, view: slider, said, table };
+  const element = h(
+    "figure",
+    { class: "chart" },
+    h("figcaption", { class: "matrix-head" }, title, tools),
+    slider,
+    said,
+    table,
+  );
+  return { element, title, log, asTable, drawing, slider, view: slider, said, table };
 }
 
-/** From numbers to places. A logarithmic axis cannot show 0 and below, so those are left out. */
-function chartScales(series, { width, height, log }) {
-  const shows = (y) => Number.isFinite(y) && (!log || y > 0);
-  const xs = series.flatMap(({ points }) => points.map(([x]) => x));
-  const ys = series.flatMap(({ points }) => points.map(([, y]) => y)).filter(shows);
-  const [left, right] = [Math.min(...xs.slice(0, 1), ...chartEnds(xs)), Math.max(...xs.slice(0, 1), ...chartEnds(xs))];
-  let [low, high] = ys.length ? chartEnds(ys) : [log ? 0.1 : 0, 1];
-  if (!log && low > 0 && low < 0.6 * high) low = 0;
-  if (low === high) [low, high] = [low - Math.abs(low || 1) * (log ? 0.5 : 1), high + Math.abs(high || 1)];
-  const to = log ? Math.log10 : (y) => y;
-  const [room, tall] = [width - CHART_EDGE.left - CHART_EDGE.right, height - CHART_EDGE.top - CHART_EDGE.bottom];
-  return {
-    shows,
-    x: (x) => CHART_EDGE.left + (right > left ? (x - left) / (right - left) : 0.5) * room,
-    y: (y) => CHART_EDGE.top + (1 - (to(y) - to(low)) / (to(high) - to(low))) * tall,
-    stepAt: (place) => left + ((place - CHART_EDGE.left) / room) * (right - left),
-    xTicks: xs.length ? plainTicks(left, right, Math.max(3, Math.floor(room / 90))) : [],
-    yTicks: log ? logTicks(low, high) : plainTicks(low, high, Math.max(2, Math.floor(tall / 44))),
+/** Where somebody stands on the curves; a slider, as one walks along it. */
+function chartSlider(view, drawing) {
+  const does = {
+    keydown: (event) => view.key(event),
+    pointermove: (event) => view.point(event),
+    pointerleave: () => view.moveTo(null),
+    blur: () => view.moveTo(null),
   };
-}
-
-function chartEnds(values) {
-  return values.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
-}
-
-function chartAxes(scales, { x, y }, { width, height }) {
-  const below = height - CHART_EDGE.bottom;
-  const across = scales.yTicks.flatMap((tick) => [
-    svg("line", { class: "chart-grid", x1: CHART_EDGE.left, x2: width - CHART_EDGE.right, y1: scales.y(tick), y2: scales.y(tick) }),
-    svg("text", { class: "chart-tick", x: CHART_EDGE.left - 8, y: scales.y(tick), "text-anchor": "end", "dominant-baseline": "central" }, tickText(tick)),
-  ]);
-  const along = scales.xTicks.map((tick) => svg("text", { class: "chart-tick", x: scales.x(tick), y: below + 16, "text-anchor": "middle" }, tickText(tick)));
-  return [
-    ...across,
-    ...along,
-    svg("text", { class: "chart-axis", x: width - CHART_EDGE.right, y: height - 4, "text-anchor": "end" }, x),
-    svg("text", { class: "chart-axis", x: 4, y: 11 }, y),
-  ];
-}
-
-function chartCurve({ points, dots }, i, scales) {
-  const shown = points.filter(([, y]) => scales.shows(y)).map(([x, y]) => [scales.x(x), scales.y(y)]);
-  const path = shown.map(([x, y], n) => `${n ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
-  const colour = `chart-series-${i % 4}`;
-  const marks = dots && shown.length <= 100 ? shown.map(([x, y]) => svg("circle", { class: `chart-dot ${colour}`, cx: x, cy: y, r: 3 })) : [];
-  const lone = shown.length === 1 && !marks.length ? [svg("circle", { class: `chart-dot ${colour}`, cx: shown[0][0], cy: shown[0][1], r: 3 })] : [];
-  return [svg("path", { class: `chart-curve ${colour}`, d: path }), ...marks, ...lone];
+  const says = { role: "slider", tabindex: "0", "aria-roledescription": "chart", "aria-readonly": "true" };
+  return h("div", { class: "chart-view", ...says, on: does }, drawing);
 }
 
 function chartLastUpTo(points, step) {

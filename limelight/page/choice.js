@@ -13,10 +13,23 @@ export function choice({ legend, options, chosen, onChoose }) {
   choiceCount += 1;
   const name = `choice-${choiceCount}`;
   const inputs = options.map(({ id }) =>
-    h("input", { type: "radio", name, value: id, checked: id === chosen, on: { change: () => onChoose(id) } }),
+    h("input", {
+      type: "radio",
+      name,
+      value: id,
+      checked: id === chosen,
+      on: { change: () => onChoose(id) },
+    }),
   );
-  const labels = options.map(({ label }, i) => h("label", { class: "choice-option" }, inputs[i], h("span", null, label)));
-  const element = h("fieldset", { class: "choice" }, h("legend", { class: "small soft" }, legend), h("div", { class: "choice-row" }, labels));
+  const labels = options.map(({ label }, i) =>
+    h("label", { class: "choice-option" }, inputs[i], h("span", null, label)),
+  );
+  const element = h(
+    "fieldset",
+    { class: "choice" },
+    h("legend", { class: "small soft" }, legend),
+    h("div", { class: "choice-row" }, labels),
+  );
   const set = (id) => {
     for (const input of inputs) input.checked = input.value === id;
   };

@@ -124,7 +124,9 @@ function colourRamp(stops) {
     const from = Math.min(Math.floor(place), labs.length - 2);
     const share = place - from;
     const fresh = 1 + 2.4 * share * (1 - share); // half-way colours would look washed out
-    return colourFromLab(labs[from].map((x, axis) => (x + (labs[from + 1][axis] - x) * share) * (axis ? fresh : 1)));
+    return colourFromLab(
+      labs[from].map((x, axis) => (x + (labs[from + 1][axis] - x) * share) * (axis ? fresh : 1)),
+    );
   });
 }
 

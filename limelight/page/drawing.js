@@ -53,7 +53,8 @@ export function drawingPanel(model) {
 
 function drawingTail(text) {
   const tail = Array.from(text).slice(-36).join("");
-  return visible(tail.length < text.length ? `…${tail}` : tail);
+  const shown = tail.replaceAll("\n", "⏎").replace(/ $/, "·");
+  return tail.length < text.length ? `…${shown}` : shown;
 }
 
 function drawingDraw(state, chart, said, how) {
@@ -64,16 +65,16 @@ function drawingDraw(state, chart, said, how) {
     label: visible(pieces[i] ?? `⟨unused ${i}⟩`),
     value: drawn[i],
     faint: drawn[i] === 0,
-    note: Math.abs(drawn[i] - shares[i]) > 5e-4 ? `model: ${showPercent(shares[i])}` : "",
+    note: Math.abs(drawn[i] - shares[i]) > 5e-4 ? `was ${showPercent(shares[i])}` : "",
   }));
   chart.set({ items, full: Math.max(...items.map((item) => item.value), 0.05) });
   const kept = drawn.reduce((count, share) => count + (share > 0), 0);
   const choices = Math.exp(entropy(drawn));
-  replace(said, `${showCount(kept)} of ${showCount(logits.length)} pieces can be drawn; as hard to guess as one of ${choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))} that are alike.`);
+  replace(said, `${showCount(kept)} of ${showCount(logits.length)} pieces can be drawn: as open as a die with ${choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))} sides. “Was”: before temperature, top-k and top-p.`);
 }
 
 function drawingSlider(name, range, told, onChange) {
-  const output = h("output", { class: "number small" });
+  const output = h("span", { class: "number small", "aria-hidden": "true" }); // the slider says it itself
   const input = h("input", { type: "range", name, min: range.min, max: range.max, step: range.step, "aria-label": name });
   input.value = String(range.value);
   const tell = () => {

@@ -35,9 +35,22 @@ export class FileSource {
     const whole = this.whole(`tensor/${name}`) ?? this.whole(`tensor/${name}?as=f16`);
     const rows = wanted.get("rows")?.split(":").map(Number) ?? null;
     if (whole) return { [name]: fileSlice(whole[name], Number(wanted.get("head")), rows) };
-    if (!rows || rows[1] !== rows[0] + 1) return null;
-    const way = this.whole(`token?side=${name.split(".")[0]}&row=${rows[0]}`)?.[name];
-    return way ? { [name]: { ...way, shape: [1, ...way.shape] } } : null;
+    const count = this.held.manifest.tensors[name]?.shape[0] ?? 0;
+    return wanted.get("head") ? null : this.gathered(name, ...(rows ?? [0, count]));
+  }
+
+  /** A value put together from the ways of all its words. */
+  gathered(name, from, to) {
+    const ways = [];
+    for (let row = from; row < to; row += 1) {
+      const way = this.whole(`token?side=${name.split(".")[0]}&row=${row}`)?.[name];
+      if (!way) return null;
+      ways.push(way.values);
+    }
+    if (!ways.length) return null;
+    const values = new Float32Array(ways.length * ways[0].length);
+    ways.forEach((way, i) => values.set(way, i * way.length));
+    return { [name]: { values, shape: [ways.length, ways[0].length], kind: "f32" } };
   }
 }
 

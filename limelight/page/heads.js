@@ -34,7 +34,10 @@ export function attentionBlocks(manifest) {
     },
   ];
   const names = Object.keys(manifest.thumbs);
-  const found = blocks.map(({ at, ...block }) => ({ ...block, layers: names.filter((name) => at.test(name)) }));
+  const found = blocks.map(({ at, ...block }) => ({
+    ...block,
+    layers: names.filter((name) => at.test(name)),
+  }));
   return found.filter(({ layers }) => layers.length);
 }
 
@@ -60,12 +63,25 @@ export async function headOf(trace, block, layer, head) {
 async function headNumbers(trace, at, head) {
   try {
     const { weights, scores, masked } = await trace.focus(at, head);
-    return { weights, scores: scores.values, hidden: Uint8Array.from(masked.values, (x) => (x === -Infinity ? 1 : 0)) };
+    return {
+      weights,
+      scores: scores.values,
+      hidden: Uint8Array.from(masked.values, (x) => (x === -Infinity ? 1 : 0)),
+    };
   } catch (error) {
     if (error.code !== "not_in_file") throw error;
-    const all = await trace.tensor(`${at}.weights`, { as: "f16" });
-    return { weights: headPart(all, head), scores: null, hidden: null };
+    const weights = headPart(await trace.tensor(`${at}.weights`, { as: "f16" }), head);
+    return {
+      weights,
+      scores: null,
+      hidden: at.startsWith("decoder") && at.endsWith("self") ? headFuture(weights) : null,
+    };
   }
+}
+
+/** Where a decoder's word must not look: at those after it. */
+function headFuture({ values, shape }) {
+  return Uint8Array.from(values, (_, i) => (i % shape[1] > Math.floor(i / shape[1]) ? 1 : 0));
 }
 
 /**
@@ -76,7 +92,11 @@ async function headNumbers(trace, at, head) {
 export function headPart(all, head) {
   const [, rows, columns] = all.shape;
   const size = rows * columns;
-  return { values: all.values.subarray((head - 1) * size, head * size), shape: [rows, columns], kind: all.kind };
+  return {
+    values: all.values.subarray((head - 1) * size, head * size),
+    shape: [rows, columns],
+    kind: all.kind,
+  };
 }
 
 /**
@@ -101,6 +121,7 @@ export function spreadOf(weights) {
 export function someColumns({ values, shape }, kept) {
   const [rows, columns] = shape;
   const found = new Float32Array(rows * kept.length);
-  for (let r = 0; r < rows; r += 1) kept.forEach((c, i) => (found[r * kept.length + i] = values[r * columns + c]));
+  for (let r = 0; r < rows; r += 1)
+    kept.forEach((c, i) => (found[r * kept.length + i] = values[r * columns + c]));
   return found;
 }

@@ -15,6 +15,7 @@ export const KEYS = [
   ["Tab", "to the next control; in a matrix:"],
   ["← → ↑ ↓", "from cell to cell; Home, End: ends of the row"],
   ["Enter", "keep this cell; Esc: let it go"],
+  ["Ctrl Space", "in Write: three ways to go on, then ↑ ↓ and Enter"],
 ];
 
 /**

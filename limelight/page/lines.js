@@ -37,7 +37,10 @@ export function strongest({ rows, columns, values, threshold = 0, top = 3 }, onl
     if (only.row !== null && r !== only.row) continue;
     const own = columns.map((_, c) => [r, c, values[r * columns.length + c]]);
     own.sort((a, b) => b[2] - a[2]);
-    const many = only.column !== null ? own.filter((line) => line[1] === only.column) : own.slice(0, only.row !== null ? LINES_OF_A_WORD : top);
+    const many =
+      only.column !== null
+        ? own.filter((line) => line[1] === only.column)
+        : own.slice(0, only.row !== null ? LINES_OF_A_WORD : top);
     found.push(...many.filter((line) => line[2] > 0 && line[2] >= threshold));
   }
   return found.sort((a, b) => b[2] - a[2]).slice(0, MOST_LINES);
@@ -164,9 +167,21 @@ function linesParts(view) {
   const curves = svg("g", { "aria-hidden": "true" });
   const drawing = svg("svg", { class: "lines-drawing", role: "group" });
   const said = h("p", { class: "matrix-said", role: "status", "aria-live": "polite", dir: "auto" });
-  const heads = h("div", { class: "lines-heads soft small" }, h("span", {}, "query: who looks"), h("span", {}, "key: at whom"));
+  const heads = h(
+    "div",
+    { class: "lines-heads soft small" },
+    h("span", {}, "query: who looks"),
+    h("span", {}, "key: at whom"),
+  );
   const room = h("div", { class: "lines-view" }, drawing);
-  const element = h("figure", { class: "lines" }, h("figcaption", { class: "matrix-head" }, title, tools), heads, room, said);
+  const element = h(
+    "figure",
+    { class: "lines" },
+    h("figcaption", { class: "matrix-head" }, title, tools),
+    heads,
+    room,
+    said,
+  );
   return { element, title, room, drawing, curves, said };
 }
 
@@ -186,7 +201,9 @@ function linesSentence({ rows, columns, top = 3 }, only, lines) {
   }
   const most = lines.slice(0, 4).map(([r, c, w]) => `${only.row === null ? rows[r] : columns[c]} ${show(w)}`);
   const told = most.length ? most.join(", ") : "nothing this strong";
-  return only.row === null ? `key ${columns[only.column]} is looked at by: ${told}` : `query ${rows[only.row]} looks at: ${told}`;
+  return only.row === null
+    ? `key ${columns[only.column]} is looked at by: ${told}`
+    : `query ${rows[only.row]} looks at: ${told}`;
 }
 
 function linesShort(text) {

@@ -1,10 +1,11 @@
 // A matrix that can be seen, walked with the arrow keys, heard, read as a table and saved.
 // It is painted on a canvas as large as what is in view: 256 x 256 cells need no more nodes than 2 x 2.
 
-import { colourOf, redrawWithTheme, scaleOf } from "./colour.js";
+import { redrawWithTheme, scaleOf } from "./colour.js";
 import { button, h } from "./dom.js";
+import { LEGEND_HEIGHT, paintLegend, showLegend } from "./legend.js";
 import { show } from "./numbers.js";
-import { heatOf, layoutOf, paintMatrix, paintStripes } from "./paint.js";
+import { heatOf, layoutOf, paintMatrix } from "./paint.js";
 import { savePainted } from "./picture.js";
 import { matrixTable } from "./table.js";
 
@@ -18,28 +19,34 @@ let matrixCount = 0;
  * A matrix of numbers with a name for every row and column; queries are rows everywhere.
  *
  * @param {{rows: string[], columns: string[], values: ArrayLike<number>, title: string,
- *   scale?: "share" | "signed" | {kind: "share" | "signed", low: number, high: number},
+ *   scale?: "share" | "signed" | {kind: "share" | "signed", low: number, high: number,
+ *   highs?: ArrayLike<number>},
  *   next?: string[] | null, hidden?: ArrayLike<number> | null, hiddenMeans?: string,
  *   also?: {name: string, values: ArrayLike<number>}[], threshold?: number, sums?: boolean,
  *   labels?: {row?: string, column?: string, value?: string}, credit?: string,
  *   onCursor?: (row: number | null, column: number | null) => void,
  *   onPin?: (row: number | null, column: number | null) => void}} asked
- *   `values` row after row; `next` what each row predicts; `hidden` cells are hatched, and
- *   `hiddenMeans` says why; `also` more numbers for the sentence about a cell; shares below
- *   `threshold` are left pale; `credit` is written into a saved picture
+ *   `values` row after row; `highs` a scale's upper end for each row; `next` what each row predicts;
+ *   `hidden` cells are hatched, and `hiddenMeans` says why; `also` more numbers for the sentence
+ *   about a cell; shares below `threshold` are left pale; `credit` is written into a saved picture
  * @returns {{element: HTMLElement, set: (changes: object) => void,
  *   pin: (row: number | null, column: number | null) => void}} `pin` does not call `onPin`
  */
 export function matrix(asked) {
   const made = new MatrixView();
   made.set(asked);
-  return { element: made.parts.element, set: (changes) => made.set(changes), pin: (r, c) => made.pinQuietly(r, c) };
+  return {
+    element: made.parts.element,
+    set: (changes) => made.set(changes),
+    pin: (r, c) => made.pinQuietly(r, c),
+  };
 }
 
 class MatrixView {
   constructor() {
     this.asked = {};
     this.cursor = this.pinned = null;
+    this.lastRow = 0; // where the table is opened
     this.zoom = 1;
     this.drawing = false; // whether a redraw is on its way: there is one per frame at most
     this.parts = matrixParts(this);
@@ -68,14 +75,14 @@ class MatrixView {
     view.setAttribute("aria-label", this.asked.title);
     view.setAttribute("aria-rowcount", String(this.shown.rows.length));
     view.setAttribute("aria-colcount", String(this.shown.columns.length));
-    matrixLegend(legend, this.shown, this.asked.hiddenMeans);
+    showLegend(legend, this.shown, this.asked.hiddenMeans);
     if (!table.hidden) this.fillTable();
     this.tell();
   }
 
   fillTable() {
-    const row = (this.cursor ?? this.pinned ?? [0])[0];
-    this.parts.table.replaceChildren(matrixTable(this.shown, this.asked.title, row));
+    const row = Math.min(this.lastRow, this.shown.rows.length - 1);
+    this.parts.table.replaceChildren(matrixTable(this.shown, this.asked.title, Math.max(0, row)));
   }
 
   draw() {
@@ -91,18 +98,29 @@ class MatrixView {
     const { view, area, canvas } = this.parts;
     const room = view.clientWidth;
     if (!room) return; // not on the page yet, or its tab is hidden
-    this.layout = this.fit(room);
+    if (this.layout?.room !== room || this.layout.zoom !== this.zoom || this.layout.shown !== this.shown) {
+      this.layout = { ...this.fit(room), room, zoom: this.zoom, shown: this.shown };
+    }
     area.style.width = `${this.layout.width}px`;
     area.style.height = `${this.layout.height}px`;
-    const [width, height] = [Math.min(view.clientWidth, this.layout.width), Math.min(view.clientHeight, this.layout.height)];
+    const [width, height] = [
+      Math.min(view.clientWidth, this.layout.width),
+      Math.min(view.clientHeight, this.layout.height),
+    ];
     const sharp = window.devicePixelRatio || 1;
-    canvas.width = Math.round(width * sharp);
-    canvas.height = Math.round(height * sharp);
+    const pixels = [Math.round(width * sharp), Math.round(height * sharp)];
+    if (canvas.width !== pixels[0] || canvas.height !== pixels[1]) [canvas.width, canvas.height] = pixels;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
     this.context.setTransform(sharp, 0, 0, sharp, 0, 0);
     const seen = { x: view.scrollLeft, y: view.scrollTop, width, height };
-    paintMatrix(this.context, this.shown, { heat: this.heat, layout: this.layout, view: seen, cursor: this.cursor, pinned: this.pinned });
+    paintMatrix(this.context, this.shown, {
+      heat: this.heat,
+      layout: this.layout,
+      view: seen,
+      cursor: this.cursor,
+      pinned: this.pinned,
+    });
   }
 
   fit(room) {
@@ -125,6 +143,7 @@ class MatrixView {
   moveTo(mark) {
     if (String(mark) === String(this.cursor)) return;
     this.cursor = mark;
+    this.lastRow = mark?.[0] ?? this.lastRow;
     this.tell();
     this.draw();
     this.asked.onCursor?.(mark?.[0] ?? null, mark?.[1] ?? null);
@@ -146,11 +165,11 @@ class MatrixView {
     const { said, row, cell, header } = this.parts;
     const mark = this.cursor ?? this.pinned;
     said.textContent = mark ? matrixSentence(this.shown, this.asked.also ?? [], mark) : matrixHint;
+    header.textContent = this.shown.rows[mark?.[0] ?? 0];
     if (!mark) return;
     row.setAttribute("aria-rowindex", String(mark[0] + 1));
     cell.setAttribute("aria-colindex", String(mark[1] + 1));
     cell.setAttribute("aria-selected", String(String(mark) === String(this.pinned)));
-    header.textContent = this.shown.rows[mark[0]];
     cell.textContent = show(this.shown.values[mark[0] * this.shown.columns.length + mark[1]]);
   }
 
@@ -203,8 +222,18 @@ class MatrixView {
   save() {
     const layout = this.layout ?? this.fit(900);
     const view = { x: 0, y: 0, width: layout.width, height: layout.height };
-    const paint = (context) => paintMatrix(context, this.shown, { heat: this.heat, layout, view, cursor: null, pinned: this.pinned });
-    savePainted({ title: this.asked.title, credit: this.asked.credit ?? "", width: layout.width, height: layout.height, paint });
+    const paint = (context) => {
+      paintMatrix(context, this.shown, { heat: this.heat, layout, view, cursor: null, pinned: this.pinned });
+      context.translate(0, layout.height);
+      paintLegend(context, this.shown, this.asked.hiddenMeans);
+    };
+    savePainted({
+      title: this.asked.title,
+      credit: this.asked.credit ?? "",
+      width: layout.width,
+      height: layout.height + LEGEND_HEIGHT,
+      paint,
+    });
   }
 }
 
@@ -217,7 +246,9 @@ function matrixShown(asked) {
 
 function matrixSentence(shown, also, [r, c]) {
   const place = r * shown.columns.length + c;
-  const row = shown.next?.[r] ? `at ${shown.rows[r]} → predicts ${shown.next[r]}` : `${shown.labels.row} ${shown.rows[r]}`;
+  const row = shown.next?.[r]
+    ? `at ${shown.rows[r]} → predicts ${shown.next[r]}`
+    : `${shown.labels.row} ${shown.rows[r]}`;
   const numbers = [...also, { name: shown.labels.value, values: shown.values }];
   const told = numbers.map(({ name, values }) => `${name} ${show(values[place])}`).join(", ");
   return `${row}, ${shown.labels.column} ${shown.columns[c]}: ${told}${shown.hidden?.[place] ? " (hidden)" : ""}`;
@@ -232,7 +263,18 @@ function matrixParts(view) {
   const row = h("div", { role: "row", class: "unseen" }, header, cell);
   const canvas = h("canvas", { class: "matrix-canvas", "aria-hidden": "true" });
   const area = h("div", { class: "matrix-area" }, canvas, row);
-  const grid = h("div", { class: "matrix-view", role: "grid", tabindex: "0", "aria-activedescendant": id, "aria-readonly": "true", on: matrixEvents(view) }, area);
+  const grid = h(
+    "div",
+    {
+      class: "matrix-view",
+      role: "grid",
+      tabindex: "0",
+      "aria-activedescendant": id,
+      "aria-readonly": "true",
+      on: matrixEvents(view),
+    },
+    area,
+  );
   const title = h("span", { class: "matrix-title" });
   const said = h("p", { class: "matrix-said", role: "status", "aria-live": "polite", dir: "auto" });
   const legend = h("div", { class: "legend" });
@@ -243,7 +285,15 @@ function matrixParts(view) {
   const save = tool("Save picture", null, () => view.save());
   const tools = h("div", { class: "matrix-tools" }, smaller, larger, asTable, save);
   const table = h("div", { class: "matrix-table", hidden: true });
-  const element = h("figure", { class: "matrix" }, h("figcaption", { class: "matrix-head" }, title, tools), grid, said, legend, table);
+  const element = h(
+    "figure",
+    { class: "matrix" },
+    h("figcaption", { class: "matrix-head" }, title, tools),
+    grid,
+    said,
+    legend,
+    table,
+  );
   return { element, title, view: grid, area, canvas, row, header, cell, said, legend, asTable, table };
 }
 
@@ -260,21 +310,4 @@ function matrixEvents(view) {
       if (mark) view.pin(mark);
     },
   };
-}
-
-/** What the colours mean, with the smallest and largest number; and the stripes. */
-function matrixLegend(place, { scale, hidden, values }, hiddenMeans = "hidden") {
-  const ramp = h("canvas", { class: "legend-ramp", width: "128", height: "1", "aria-hidden": "true" });
-  const context = ramp.getContext("2d");
-  for (let x = 0; x < 128; x += 1) {
-    context.fillStyle = `rgb(${colourOf(scale.low + (x / 127) * (scale.high - scale.low), scale).join(" ")})`;
-    context.fillRect(x, 0, 1, 1);
-  }
-  place.replaceChildren(h("span", {}, show(scale.low)), ramp, h("span", {}, show(scale.high)));
-  if (!hidden?.some?.(Boolean) && !Array.prototype.includes.call(values, -Infinity)) return;
-  const swatch = h("canvas", { class: "legend-stripes", width: "18", height: "12", "aria-hidden": "true" });
-  const stripes = swatch.getContext("2d");
-  stripes.fillStyle = paintStripes(stripes);
-  stripes.fillRect(0, 0, 18, 12);
-  place.append(h("span", { class: "legend-hidden" }, swatch, hiddenMeans));
 }

@@ -26,7 +26,8 @@ export const NUMBERS_FROM = 28; // pixels of a cell in which a number can be rea
  */
 export function layoutOf(context, shown, cell) {
   context.font = paintFont(cell, 700); // as wide as a label gets when it is pointed at
-  const longest = (texts) => Math.min(LONGEST_LABEL, Math.max(0, ...texts.map((t) => context.measureText(t).width)));
+  const longest = (texts) =>
+    Math.min(LONGEST_LABEL, Math.max(0, ...texts.map((t) => context.measureText(t).width)));
   const rows = shown.rows.map((_, i) => paintRowLabel(shown, i));
   const columns = longest(shown.columns);
   const slanted = columns > cell - 6;
@@ -119,7 +120,9 @@ function paintCellColour(shown, i) {
   const value = shown.values[i];
   const low = colourOf(shown.scale.kind === "signed" ? 0 : shown.scale.low, shown.scale);
   if (!Number.isFinite(value) || shown.hidden?.[i]) return low;
-  return Math.abs(value) < shown.threshold ? low : colourOf(value, shown.scale);
+  if (Math.abs(value) < shown.threshold) return low;
+  const high = shown.scale.highs?.[Math.floor(i / shown.columns.length)] ?? shown.scale.high;
+  return colourOf(value, { ...shown.scale, high });
 }
 
 /** The rows and columns of which something is in view. */
@@ -200,7 +203,11 @@ function paintNumbers(context, shown, inside, cell) {
     if (Math.abs(value) < shown.threshold && value !== 0) return;
     const veiled = shown.hidden?.[i] || value === -Infinity;
     context.fillStyle = veiled ? theme().soft : inkOn(paintCellColour(shown, i));
-    context.fillText(veiled && value === 0 ? "0" : inCell(value, cell), (c + 0.5) * cell, (r + 0.5) * cell + 0.5);
+    context.fillText(
+      veiled && value === 0 ? "0" : inCell(value, cell),
+      (c + 0.5) * cell,
+      (r + 0.5) * cell + 0.5,
+    );
   });
 }
 
@@ -242,7 +249,10 @@ function paintMarks(context, shown, { cell, cursor, pinned }) {
     frame(-1, cursor[0] * cell, wide + 2, cell, colours.soft, 1);
     frame(cursor[1] * cell, -1, cell, high + 2, colours.soft, 1);
   }
-  for (const [mark, line] of [[pinned, 3], [cursor, 2]]) {
+  for (const [mark, line] of [
+    [pinned, 3],
+    [cursor, 2],
+  ]) {
     if (!mark) continue;
     frame(mark[1] * cell, mark[0] * cell, cell, cell, colours.card, line + 2);
     frame(mark[1] * cell, mark[0] * cell, cell, cell, colours.ink, line);

@@ -5,9 +5,22 @@ import { theme } from "./colour.js";
 const PICTURE_FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
 const PICTURE_EDGE = 24;
 const pictureStyles = [
-  "fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
-  "stroke-linejoin", "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor",
+  "fill",
+  "fill-opacity",
+  "stroke",
+  "stroke-width",
+  "stroke-opacity",
+  "stroke-dasharray",
+  "stroke-linecap",
+  "stroke-linejoin",
+  "opacity",
+  "font-family",
+  "font-size",
+  "font-weight",
+  "font-style",
+  "text-anchor",
   "dominant-baseline",
+  "paint-order",
 ];
 
 /**
@@ -25,7 +38,7 @@ export function savePainted({ title, credit, width, height, paint }) {
   const context = canvas.getContext("2d");
   context.scale(sharp, sharp);
   context.fillStyle = colours.card;
-  context.fillRect(0, 0, ...full);
+  context.fillRect(0, 0, full[0] + 1, full[1] + 1); // sizes are rounded up
   context.textBaseline = "alphabetic";
   context.fillStyle = colours.ink;
   context.font = `600 17px ${PICTURE_FONT}`;
@@ -72,5 +85,11 @@ function pictureDownload(blob, name) {
 }
 
 function pictureName(title) {
-  return title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 80) || "picture";
+  return (
+    title
+      .toLowerCase()
+      .replace(/[^\p{L}\p{N}]+/gu, "-")
+      .replace(/^-|-$/g, "")
+      .slice(0, 80) || "picture"
+  );
 }

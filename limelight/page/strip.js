@@ -93,7 +93,16 @@ class StripView {
   key(event) {
     const last = this.asked.values.length - 1;
     const here = this.cursor ?? -1;
-    const to = { ArrowLeft: here - 1, ArrowRight: here + 1, ArrowDown: here - 1, ArrowUp: here + 1, Home: 0, End: last, PageUp: here + 10, PageDown: here - 10 }[event.key];
+    const to = {
+      ArrowLeft: here - 1,
+      ArrowRight: here + 1,
+      ArrowDown: here - 1,
+      ArrowUp: here + 1,
+      Home: 0,
+      End: last,
+      PageUp: here + 10,
+      PageDown: here - 10,
+    }[event.key];
     if (to === undefined) return;
     event.preventDefault();
     event.stopPropagation();
@@ -103,7 +112,9 @@ class StripView {
   point(event) {
     const { canvas } = this.parts;
     const share = event.offsetX / canvas.clientWidth;
-    this.moveTo(Math.max(0, Math.min(this.asked.values.length - 1, Math.floor(share * this.asked.values.length))));
+    this.moveTo(
+      Math.max(0, Math.min(this.asked.values.length - 1, Math.floor(share * this.asked.values.length))),
+    );
   }
 
   toggleNumbers() {
@@ -122,11 +133,36 @@ function stripParts(view) {
   const title = h("span", { class: "strip-title", dir: "auto" });
   const note = h("span", { class: "soft small" });
   const said = h("span", { class: "strip-said soft small" });
-  const more = button("numbers", () => view.toggleNumbers(), { class: "button quiet", "aria-expanded": "false" });
-  const canvas = h("canvas", { class: "strip-canvas", "aria-hidden": "true", on: { pointermove: (event) => view.point(event), pointerleave: () => view.moveTo(null) } });
-  const slider = h("div", { class: "strip-slider", role: "slider", tabindex: "0", "aria-valuemin": "1", "aria-roledescription": "vector", "aria-readonly": "true", on: { keydown: (event) => view.key(event), blur: () => view.moveTo(null) } }, canvas);
+  const more = button("numbers", () => view.toggleNumbers(), {
+    class: "button quiet",
+    "aria-expanded": "false",
+  });
+  const canvas = h("canvas", {
+    class: "strip-canvas",
+    "aria-hidden": "true",
+    on: { pointermove: (event) => view.point(event), pointerleave: () => view.moveTo(null) },
+  });
+  const slider = h(
+    "div",
+    {
+      class: "strip-slider",
+      role: "slider",
+      tabindex: "0",
+      "aria-valuemin": "1",
+      "aria-roledescription": "vector",
+      "aria-readonly": "true",
+      on: { keydown: (event) => view.key(event), blur: () => view.moveTo(null) },
+    },
+    canvas,
+  );
   const list = h("p", { class: "strip-list", hidden: true });
-  const element = h("div", { class: "strip" }, h("div", { class: "strip-head" }, title, note, said, more), slider, list);
+  const element = h(
+    "div",
+    { class: "strip" },
+    h("div", { class: "strip-head" }, title, note, said, more),
+    slider,
+    list,
+  );
   return { element, title, note, said, more, canvas, slider, list };
 }
 

@@ -29,8 +29,17 @@ export function plainTable({ caption, head, rows }) {
   const body = rows.map(([name, ...cells]) =>
     h("tr", {}, h("th", { scope: "row", dir: "auto" }, name), ...cells.map((cell) => h("td", {}, cell))),
   );
-  return h("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", { class: "numbers" }, h("caption", {}, caption), h("thead", {}, h("tr", {}, ...heading)), h("tbody", {}, ...body)));
+  return h(
+    "div",
+    { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h(
+      "table",
+      { class: "numbers" },
+      h("caption", {}, caption),
+      h("thead", {}, h("tr", {}, ...heading)),
+      h("tbody", {}, ...body),
+    ),
+  );
 }
 
 /**
@@ -56,7 +65,13 @@ export function matrixTable(shown, title, row) {
 function tablePager(count, from, to, size, turn) {
   const leaf = (text, target) =>
     button(text, () => turn(target), { class: "button quiet", disabled: target < 0 || target >= count });
-  return h("p", { class: "pager" }, leaf("Earlier rows", from - size), ` rows ${from + 1} to ${to} of ${count} `, leaf("Later rows", to));
+  return h(
+    "p",
+    { class: "pager" },
+    leaf("Earlier rows", from - size),
+    ` rows ${from + 1} to ${to} of ${count} `,
+    leaf("Later rows", to),
+  );
 }
 
 function tableRows(shown, title, from, to) {
@@ -69,5 +84,9 @@ function tableRows(shown, title, from, to) {
     return [name, ...cells.map(precise), ...sum];
   });
   const corner = `${shown.labels.row} \\ ${shown.labels.column}`;
-  return plainTable({ caption: title, head: [corner, ...shown.columns, ...(shown.sums ? ["sum"] : [])], rows });
+  return plainTable({
+    caption: title,
+    head: [corner, ...shown.columns, ...(shown.sums ? ["sum"] : [])],
+    rows,
+  });
 }

@@ -37,8 +37,8 @@ export function whereNow(trace, chosen) {
     at: `${side}.${layer - 1}.${use}`,
     layered: WHERE_LAYERED.includes(stop),
     headed: WHERE_HEADED.includes(stop),
-    asking: wordsOf(m, side),
-    answering: wordsOf(m, use === "cross" ? "encoder" : side),
+    asking: wordsOn(m, side),
+    answering: wordsOn(m, use === "cross" ? "encoder" : side),
   };
 }
 
@@ -60,7 +60,7 @@ export function sideOf(m, stop) {
 }
 
 /** The tokens that a stack reads. */
-export function wordsOf(m, side) {
+export function wordsOn(m, side) {
   return side === "encoder" ? m.source : m.target;
 }
 
@@ -83,7 +83,7 @@ export function twoSided(m) {
 
 /** Choose a word. */
 export function chooseRow(m, side, row) {
-  if (!twoSided(m)) select({ query: row, key: null });
+  if (!twoSided(m)) select({ query: row, step: stepAt(m, row), key: null });
   else select(side === "decoder" ? { step: row, key: null } : { side, query: row, key: null });
 }
 
@@ -117,8 +117,8 @@ function whereAsked(side, chosen) {
 }
 
 function whereRow(m, side, chosen) {
-  const count = wordsOf(m, side).ids.length;
-  const asked = twoSided(m) ? whereAsked(side, chosen) : chosen.query;
+  const count = wordsOn(m, side).ids.length;
+  const asked = twoSided(m) ? whereAsked(side, chosen) : chosen.query ?? m.steps[chosen.step]?.row ?? null;
   const first = side === "encoder" ? m.first_look.source : m.first_look.target;
   return Math.max(0, Math.min(count - 1, asked ?? first));
 }

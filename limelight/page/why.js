@@ -6,7 +6,7 @@ import { h, replace, visible } from "./dom.js";
 import { showPercent } from "./numbers.js";
 import { reading } from "./page.js";
 import { linkTo } from "./state.js";
-import { shareLine, sharesOf, sharesSaid, wordsOf } from "./words.js";
+import { shareLine, sharesOf, sharesSaid, wordsIn } from "./words.js";
 
 const WHY_CANDIDATES = 8;
 
@@ -18,9 +18,11 @@ const WHY_CANDIDATES = 8;
  * @returns {Object[]} steps of the manifest
  */
 export function stepsFor(manifest, from, to) {
+  const spanOf = (step) => manifest.target.spans[step.row + 1];
+  const start = manifest.steps.map(spanOf).find(Boolean)?.[0] ?? 0; // a question may stand before it
   return manifest.steps.filter((step) => {
-    const span = manifest.target.spans[step.row + 1];
-    return span && span[0] < to && span[1] > from;
+    const span = spanOf(step);
+    return span && span[0] - start < to && span[1] - start > from;
   });
 }
 
@@ -62,7 +64,7 @@ function whyCandidates(step) {
 
 function whyAttention(page, trace, step, layers) {
   const at = attentionOf(trace.manifest);
-  const words = wordsOf(at.keys.pieces, at.keys.special);
+  const words = wordsIn(at.keys.pieces, at.keys.special);
   const line = shareLine(words, "What the model looked at");
   const said = h("p", { class: "small soft" }, "reading …");
   const draw = async () => {

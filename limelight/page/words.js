@@ -26,7 +26,7 @@ export function segmentsOf(text) {
  * @param {(boolean|number)[]} [special] by the look of its name, where nobody knows
  * @returns {{text: string, places: number[], special: boolean}[]}
  */
-export function wordsOf(pieces, special = pieces.map(wordsLooksSpecial)) {
+export function wordsIn(pieces, special = pieces.map(wordsLooksSpecial)) {
   const joined = pieces.map((piece, i) => (special[i] ? "" : piece)).join("");
   const ends = new Set(segmentsOf(joined).map((segment) => segment.from));
   const words = [];
@@ -60,7 +60,8 @@ export function sharesOf(words, shares) {
 }
 
 /**
- * A line of words under which shares can be written; a deeper shade says the same.
+ * A line of words under which shares can be written; a deeper shade says the same, and a line marks
+ * the strongest that is a word.
  * @param {{text: string, special: boolean}[]} words
  * @param {string} title
  * @returns {{element: HTMLElement, show: function(?number[]): void}} null takes the shares off
@@ -71,16 +72,17 @@ export function shareLine(words, title) {
     h(
       "li",
       { class: word.special ? "share special" : "share" },
-      h("span", { class: "share-word", dir: "auto" }, visible(word.text.trim() || word.text)),
+      h("span", { class: "share-word", dir: "auto" }, visible(word.text.replace(/^ +| +$/g, "") || word.text)),
       numbers[i],
     ),
   );
   const element = h("ol", { class: "share-line", "aria-label": title }, items);
   const show = (shares) => {
     const most = shares ? Math.max(...shares) : 0;
+    const best = shares ? Math.max(...shares.filter((_, i) => !words[i].special)) : 0;
     items.forEach((item, i) => {
-      item.style.setProperty("--share", String(shares ? shares[i] : 0));
-      item.classList.toggle("strongest", Boolean(shares) && shares[i] === most);
+      item.style.setProperty("--share", String(shares ? shares[i] / most : 0));
+      item.classList.toggle("strongest", Boolean(shares) && shares[i] === best);
       numbers[i].textContent = shares ? showPercent(shares[i]) : "";
     });
   };

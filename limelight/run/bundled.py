@@ -27,25 +27,22 @@ def model_names() -> list[str]:
 
 
 def find_run(run: str | Path) -> RunFolder:
-    """The run folder at a path, or the model of that name; what is neither is told apart."""
-    own = RunFolder(Path(run))
-    if own.begun or (own.path.is_dir() and str(run) not in model_names()):
+    """The run folder at a path, or else the model of that name; a misspelt one is answered."""
+    own, name = RunFolder(Path(run)), str(run)
+    if own.begun:
         return own
-    if str(run) in model_names():
-        return RunFolder(MODELS / run)
-    near = get_close_matches(own.path.name, model_names(), n=1, cutoff=0.5)
-    hint = f"did you mean the model {near[0]!r}" if near else f"models are {names_together()}"
-    raise UserError(f"{run} is no run folder: it has no run.json ({hint}; see `limelight models`)")
+    if name in model_names():
+        return RunFolder(MODELS / name)
+    if own.path.exists() or own.path.name != name:  # a path and no name: it is looked at later
+        return own
+    near = get_close_matches(name, model_names(), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "there are " + ", ".join(model_names())
+    raise UserError(f"{name} is no run folder here, and no model that comes with limelight: {hint}")
 
 
 def is_run(run: str | Path) -> bool:
     """Whether `find_run` would look there: a folder, or a model's name."""
     return Path(run).is_dir() or str(run) in model_names()
-
-
-def names_together() -> str:
-    """All names in a sentence."""
-    return ", ".join(model_names())
 
 
 def place_of(run: RunFolder) -> str:

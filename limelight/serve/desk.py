@@ -19,6 +19,8 @@ from limelight.serve.frames import Message, packed, receive_from
 from limelight.serve.limits import Limits
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before a dead worker is started again
+LAST_BREATH = 3.0  # seconds for a worker that is told to end
+UNREAD = 20_000  # messages that wait for a client who does not read; then it has been too slow
 
 
 class RefusedError(Exception):
@@ -54,7 +56,8 @@ class Desk:
         while not self.closing:
             was_ready = await self.live()
             if self.facts is None:  # the very first: what is wrong now will be wrong later
-                self.failed = self.failed or "the model could not be loaded"
+                if not self.closing:
+                    self.failed = self.failed or "the model could not be loaded"
                 self.started.set()
                 return
             pause = FIRST_PAUSE if was_ready else min(2 * pause, LONGEST_PAUSE)
@@ -87,9 +90,7 @@ class Desk:
         self.set_ready(False)
         process, self.process = self.process, None
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            code = await process.wait()
+            code = await end(process)
             if not self.closing:
                 self.counts.deaths.labels(self.name).inc()
                 journal.note("worker_ended", model=self.name, code=code, jobs=len(self.jobs))
@@ -111,6 +112,7 @@ class Desk:
         """Something from the worker; what is for somebody who has left is dropped."""
         if "ready" in message:
             self.facts = message["ready"]
+            self.failed = ""
             self.set_ready(True)
             self.started.set()
             journal.note("model_ready", model=self.name)
@@ -121,6 +123,15 @@ class Desk:
             self.counts.texts.labels(self.name).set(message["active"])
         elif (queue := self.jobs.get(message["id"])) is not None:
             queue.put_nowait(message)
+            if queue.qsize() > UNREAD:
+                self.give_up(message["id"], queue)
+
+    def give_up(self, number: int, queue: asyncio.Queue[Message]) -> None:
+        """A client that reads more slowly than the model writes would fill the memory."""
+        del self.jobs[number]
+        self.say({"id": number, "do": "cancel"})
+        message = "the answer was not read as fast as it was written"
+        queue.put_nowait({"error": {"code": "too_slow", "message": message}})
 
     def say(self, message: Message) -> None:
         """Something to the worker, if there is one."""
@@ -135,9 +146,11 @@ class Desk:
                 503, "shutting_down", "the service is about to end", "ask another", 2
             )
         if not self.ready:
-            message = (
-                "the model is being loaded" if self.facts is None else "the model is restarting"
-            )
+            message = "the model is restarting"
+            if self.facts is None:
+                message = "the model is being loaded"
+            elif self.failed:
+                message = "the model's run folder cannot be read any more; the log says why"
             raise RefusedError(503, "model_unavailable", message, "ask again in a moment", 2)
         if len(self.jobs) >= self.limits.queue:
             message = f"{self.limits.queue} requests are waiting already"
@@ -167,7 +180,7 @@ class Desk:
                     raise refused(message["error"])
                 yield message
         finally:
-            del self.jobs[number]
+            self.jobs.pop(number, None)
             if not finished:
                 self.say({"id": number, "do": "cancel"})
 
@@ -176,21 +189,27 @@ class Desk:
         self.closing = True
         message = "the service ended before it could answer"
         self.fail_all({"code": "shutting_down", "message": message})
-        process = self.process
-        if process is None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), 3)
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if self.process is not None:
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+            await end(self.process, LAST_BREATH if self.ready else 0)
+
+
+async def end(process: asyncio.subprocess.Process, patience: float = 1.0) -> int:
+    """Wait for a process to end by itself, and make it end if it does not; its exit code.
+
+    To kill one that has just ended would take its exit code away from who is waiting for it.
+    """
+    with suppress(TimeoutError):
+        return await asyncio.wait_for(process.wait(), patience)
+    with suppress(ProcessLookupError):
+        process.kill()
+    return await process.wait()
 
 
 STATUS = {
     "invalid_request": 400,
+    "too_slow": 408,
     "trace_expired": 410,
     "too_long": 413,
     "internal": 500,

@@ -4,10 +4,12 @@ A trace is asked for once and read in parts, as somebody looks at them. Numbers 
 little-endian, one tensor after the other; two headers say what they are.
 """
 
+import asyncio
+import gzip
 import json
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from limelight.serve.desk import Desk, RefusedError
 from limelight.serve.frames import Message
@@ -46,14 +48,15 @@ def routes(house: House) -> APIRouter:
     """All under /api."""
     router = APIRouter(prefix="/api", tags=["Looking inside"])
 
-    @router.post("/trace")
-    async def trace(asked: TraceAsked) -> Traced:
+    @router.post("/trace", response_model=Traced)
+    async def trace(asked: TraceAsked, request: Request) -> Response:
         """A text's way through a model: its tokens, steps, and what there is to look at."""
         house.check_texts([asked.text, asked.target or ""])
         ticket = Ticket(**asked.model_dump(exclude={"timeout"}))
         done = await look(house, ticket, asked.timeout, "manifest")
         named = ticket.model_copy(update={"print": done["print"]})
-        return Traced(trace=name_of(named), seconds=done["seconds"], manifest=done["manifest"])
+        told = {"trace": name_of(named), "seconds": done["seconds"], "manifest": done["manifest"]}
+        return await as_json(told, request)
 
     add_slices(router, house)
 
@@ -92,10 +95,14 @@ def routes(house: House) -> APIRouter:
         desk = house.choose(asked.model, "write")
         return as_bytes(await house.answer(desk, asked, "next", text=asked.text))
 
-    @router.get("/vocabulary", summary="All tokens of a model, in the order of their numbers")
-    async def vocabulary(model: Annotated[Name, Query()] = "") -> list[str]:
+    @router.get(
+        "/vocabulary",
+        response_model=list[str],
+        summary="All tokens of a model, in the order of their numbers",
+    )
+    async def vocabulary(request: Request, model: Annotated[Name, Query()] = "") -> Response:
         done = await house.fetch(house.choose(model), None, "vocabulary")
-        return list(done["pieces"])
+        return await as_json(done["pieces"], request)
 
     @router.get(
         "/example",
@@ -199,6 +206,15 @@ def settings_of(house: House, desk: Desk, ticket: Ticket) -> dict[str, Any]:
             given |= {"temperature": ticket.temperature or recipe["temperature"] or 1.0}
             given |= {"beam": 1, "groups": 1}
     return {name: value for name, value in given.items() if value is not None}
+
+
+async def as_json(told: object, request: Request) -> Response:
+    """A long answer, for those who understand it a sixth as long."""
+    body, headers = json.dumps(told, separators=(",", ":")).encode(), {"vary": "accept-encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body = await asyncio.to_thread(gzip.compress, body, 5)
+        headers["content-encoding"] = "gzip"
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def as_bytes(done: Message) -> Response:

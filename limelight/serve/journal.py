@@ -38,6 +38,12 @@ def note_error(error: BaseException, **facts: object) -> None:
     note("error", kind=type(error).__name__, where=" ".join(where), **facts)
 
 
+def take_over() -> None:
+    """From now on, what any library has to say is a line of ours."""
+    logging.captureWarnings(True)
+    logging.basicConfig(handlers=[Handler(logging.WARNING)], force=True)
+
+
 class Handler(logging.Handler):
     """What libraries log becomes lines of ours, without their arguments."""
 
@@ -45,5 +51,7 @@ class Handler(logging.Handler):
         """One line; an exception says where, and not with which words."""
         if record.exc_info and record.exc_info[1] is not None:
             note_error(record.exc_info[1], source=record.name)
-        else:
-            note("library", source=record.name, level=record.levelname, message=str(record.msg))
+            return
+        warned = record.name == "py.warnings"  # a library's own words, and nobody else's
+        message = record.getMessage() if warned else str(record.msg)
+        note("library", source=record.name, level=record.levelname, message=message)

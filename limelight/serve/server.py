@@ -1,7 +1,6 @@
 """The service as a process: it listens, lets its models load, and ends in good order."""
 
 import asyncio
-import logging
 import os
 import re
 import signal
@@ -44,8 +43,7 @@ def serve(
             f"--host {host} lets other machines in: set {KEY} in the environment, "
             "so that they need a key"
         )
-    log = logging.getLogger("uvicorn")
-    log.handlers, log.propagate = [journal.Handler(logging.WARNING)], False
+    journal.take_over()
     listener = listen(host, port)
     asyncio.run(Service(paths, listener, limits, key, [host, *hosts], origins).run())
 

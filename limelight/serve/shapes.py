@@ -511,6 +511,7 @@ class ModelDescription(BaseModel):
     decode: dict[str, Any]
     vocabulary: int
     parameters: int
+    parts: dict[str, int]
     step: int
 
 

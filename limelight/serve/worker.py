@@ -29,6 +29,7 @@ from limelight.decode.engine import POSITIONS
 from limelight.decode.request import DAMAGED, Request, Written
 from limelight.decode.write import Event, Writing
 from limelight.errors import UserError
+from limelight.info import count_parameters
 from limelight.loaded import Loaded, load
 from limelight.serve import journal
 from limelight.serve.frames import Message, packed, receive, send
@@ -365,6 +366,7 @@ def facts_of(loaded: Loaded) -> Message:
         "decode": asdict(loaded.decode),
         "vocabulary": len(loaded.tokenizer),
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "parts": count_parameters(loaded.model),
         "step": loaded.step,
         "example": example_for(loaded),
     }
@@ -399,6 +401,7 @@ def work(worker: Worker, inbox: "SimpleQueue[Message | None]") -> None:
 def main() -> None:
     """Load the model, say that it is ready, and work."""
     run, limits = sys.argv[1], json.loads(sys.argv[2])
+    journal.take_over()
     ears, mouth = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what a library prints must not come between messages
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

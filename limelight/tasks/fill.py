@@ -1,14 +1,16 @@
 """Fill in the blanks: what could stand here, given all that stands around it?"""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from limelight.errors import UserError
-from limelight.tasks.trained import Trained
+from limelight.tasks.trained import Trained, in_batches
 from limelight.text.tokenizer import Tokenizer
 
 BLANK = "___"
+HIDDEN = 0.15  # of all tokens, to see how well blanks are filled in
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,39 @@ def spaces_are_joined(tokenizer: Tokenizer) -> bool:
     """Whether words have the space before them in their tokens; single characters have not."""
     pieces = map(tokenizer.raw, range(tokenizer.first, len(tokenizer)))
     return any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)
+
+
+def ranks_of_hidden(trained: Trained, texts: Sequence[str], seed: int = 1) -> list[list[int]]:
+    """Of every text some tokens are hidden: how many others the model finds likelier than each.
+
+    0 is right at once. A text that is longer than the model reads is taken in stretches.
+    """
+    trained.require("fill")
+    tokenizer, draw = trained.tokenizer, torch.Generator().manual_seed(seed)
+    stretches, owners, hidden = [], [], []
+    for owner, text in enumerate(texts):
+        for stretch in in_stretches(tokenizer.encode(text), trained.max_len - 1):
+            stretches.append([tokenizer.start, *stretch])
+            owners.append(owner)
+            hidden.append((torch.rand(len(stretch), generator=draw) < HIDDEN).nonzero()[:, 0] + 1)
+    told: list[list[int]] = [[] for _ in texts]
+    for batch, tokens, real in in_batches(trained, stretches):
+        for row, i in enumerate(batch):
+            tokens[row, hidden[i].to(tokens.device)] = tokenizer.mask
+        with torch.inference_mode():
+            states = trained.model.encode(tokens, real=real)
+            for row, i in enumerate(batch):
+                scores = trained.model.masked_head(states[row, hidden[i].to(tokens.device)])
+                told[owners[i]] += ranks(scores, [stretches[i][place] for place in hidden[i]])
+    return told
+
+
+def in_stretches(tokens: list[int], length: int) -> Iterator[list[int]]:
+    """A long text in parts of this length, the last of them shorter."""
+    return (tokens[begin : begin + length] for begin in range(0, len(tokens), length))
+
+
+def ranks(scores: torch.Tensor, right: Sequence[int]) -> list[int]:
+    """For each row how many tokens have a higher score than the right one."""
+    wanted = scores[torch.arange(len(right)), torch.tensor(right, dtype=torch.long)]
+    return (scores > wanted[:, None]).sum(dim=1).tolist()

@@ -5,6 +5,7 @@ the plan of an epoch is a list that everybody can compute, process r of R takes 
 R, r + 2R, ..., and to go on after an interruption is to begin the list further down.
 """
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -130,9 +131,16 @@ class Batches:
             num_workers=self.workers,
             pin_memory=self.pinned,
             generator=torch.Generator(),  # or it would draw from torch's own, and dropout with it
+            worker_init_fn=leave_signals_to_the_trainer,
         )
         turns = -(-(len(plan) - position) // self.ranks)
         yield from [None] * (turns - len(mine))
+
+
+def leave_signals_to_the_trainer(_: int) -> None:
+    """Ctrl-C, `timeout` and Slurm signal all processes: the trainer saves, and ends the others."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class EpochPlan(Dataset[Batch]):

@@ -35,12 +35,12 @@ def lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
 class DataConfig:
     """Where examples come from: files, a hub, a toy that makes its own, or several such corpora."""
 
-    kind: Kind = "pairs"
+    kind: Kind = "pairs"  # source and target; texts; texts with a label; conversations
     name: str = ""  # a public corpus that `limelight.text.named` knows, instead of files
     hub: str = ""  # a dataset of the Hugging Face hub, "name" or "name:configuration", instead
     train: tuple[str, ...] = ()  # pairs: two parallel files, or one .tsv or .jsonl; else one file
-    valid: tuple[str, ...] = ()
-    test: tuple[str, ...] = ()
+    valid: tuple[str, ...] = ()  # to see how well it learns while it learns
+    test: tuple[str, ...] = ()  # for `limelight evaluate`
     toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest

@@ -45,8 +45,8 @@ def special(name: str) -> str:
 class TokenizerConfig:
     """What kind of tokenizer is learned from the training text, and how large."""
 
-    kind: Kind = "bpe"
-    vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000
+    kind: Kind = "bpe"  # pieces of words, whole words, or characters; what is rare is in bytes
+    vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000  # tokens, at most
 
 
 class Tokenizer:

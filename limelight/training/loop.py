@@ -499,11 +499,11 @@ def judge(trainer: Trainer, log: Log | None, clock: Clock, scores: dict[str, flo
     state.best, state.best_step = (value, state.step) if better else (state.best, state.best_step)
     state.tired = 0 if better else state.tired + 1
     entry = {"step": state.step, "validation": True, **scores, "seconds": clock.read()["seconds"]}
+    samples = trainer.samples(trainer.learner.model.eval()) if better and not config.shard else []
     if log is not None:
-        log.add(entry)
+        log.add(entry | ({"samples": samples} if samples else {}))
     trainer.report.validation(entry, better)
-    if better and not config.shard:
-        trainer.report.samples(trainer.samples(trainer.learner.model.eval()))
+    trainer.report.samples(samples)
     if tired_out(state, config):
         trainer.report.say(f"{config.metric} has not improved {state.tired} times: stopping early")
 

@@ -224,8 +224,10 @@ def add_gradients(
     asked = asked.to(slope.dtype)
     if for_states is not None:
         for_states[part] = (slope @ weight) * asked[:, None]
-    if for_weight is not None:
+    if for_weight is not None and for_weight.dtype == slope.dtype:
         for_weight.addmm_(slope.T, states * asked[:, None])
+    elif for_weight is not None:  # autocast: the weights themselves have more bits
+        for_weight += slope.T @ (states * asked[:, None])
     if for_bias is not None:
         for_bias += asked @ slope
 

@@ -53,6 +53,22 @@ def tiny(family, seed, vocab=4, d_model=8, sharp=3.0, dtype=torch.float64, **set
     return model
 
 
+class Ranking:
+    """A model that tells the likeliest tokens itself, as one on a GPU does."""
+
+    ranks = True
+
+    def __init__(self, model):
+        self.model, self.config = model, model.config
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def step_ranked(self, tokens, state):
+        logprobs = self.model.step(tokens, state).log_softmax(dim=-1)
+        return logprobs.topk(min(8, logprobs.size(1)), dim=1)
+
+
 def requests_for(model, count, limit, seed=0, **settings):
     """Random sources and prompts of different lengths."""
     dice = random.Random(seed)

@@ -8,14 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limelight.decode.beam import Search, beam_search, length_penalty
+from limelight.decode.beam import RankedSearch, Search, beam_search, is_plain, length_penalty
 from limelight.decode.config import DecodeConfig
+from limelight.decode.request import Request
 from limelight.decode.write import write
 from limelight.errors import UserError
 from tests.decode.samples import (
     END,
     FAMILIES,
+    START,
     Letters,
+    Ranking,
     all_texts,
     logprobs_of,
     requests_for,
@@ -262,3 +265,37 @@ def test_impossible_wishes_are_refused():
         beam_search(model, [named], DecodeConfig(groups=2), Letters(4))
     with pytest.raises(UserError, match="need a beam"):
         write(model, [named], DecodeConfig(), Letters(4))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("beam", [1, 3, 5])
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_a_search_by_ranks_finds_the_same(family, beam, ahead, monkeypatch):
+    """Also where it does not wait for what it has found."""
+    made = RankedSearch.__init__
+
+    def running_ahead(self, *given):
+        made(self, *given)
+        self.runs_ahead = ahead
+
+    monkeypatch.setattr(RankedSearch, "__init__", running_ahead)
+    for seed in range(5):
+        model, tokenizer = tiny(family, seed, vocab=9), Letters(9)
+        requests = requests_for(model, 7, limit=3 + seed, seed=seed)
+        config = DecodeConfig(beam=beam)
+        found = beam_search(Ranking(model), requests, config, tokenizer, nbest=beam)
+        wanted = beam_search(model, requests, config, tokenizer, nbest=beam)
+        for own, texts in zip(found, wanted, strict=True):
+            assert [text.tokens for text in own] == [text.tokens for text in texts]
+            assert [text.score for text in own] == pytest.approx([t.score for t in texts])
+            assert own[0].logprobs == pytest.approx(texts[0].logprobs)
+
+
+def test_what_needs_more_than_ranks_is_not_searched_by_them():
+    request = Request([START], 5)
+    assert is_plain([request], DecodeConfig(beam=5))
+    assert not is_plain([request], DecodeConfig(beam=9))
+    assert not is_plain([request], DecodeConfig(beam=4, groups=2))
+    assert not is_plain([request], DecodeConfig(no_repeat=2))
+    assert not is_plain([Request([START], 5, exclude=("a",))], DecodeConfig())
+    assert not is_plain([request, Request([START], 5, include=("a",))], DecodeConfig())

@@ -8,7 +8,7 @@ import torch
 
 from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
-from limelight.decode.fixed import Fixed, rounded
+from limelight.decode.fixed import MOST_PLACES, Fixed, rounded
 from limelight.decode.write import write
 from tests.decode.samples import Letters, requests_for, tiny
 from tests.decode.test_lean import VARIED, choice_of
@@ -52,7 +52,7 @@ def test_fixed_steps_are_the_models_own(family, changes, ragged):
 def test_a_row_that_was_not_moved_is_noticed(monkeypatch):
     """The control."""
     model = small("encoder-decoder", torch.float64)
-    monkeypatch.setattr("limelight.decode.fixed.FixedState.shuffle", lambda *_, **__: None)
+    monkeypatch.setattr("limelight.decode.place.Place.shuffle", lambda *_: None)
     assert max(walk(model, Fixed(model), True, seed) for seed in range(6)) > 1e-3
 
 
@@ -70,6 +70,21 @@ def test_search_finds_the_same(family, beam):
         assert [text.score for text in found] == pytest.approx([text.score for text in wanted])
 
 
+def test_room_that_a_longer_row_has_left_is_used_again():
+    model = small("decoder-only", torch.float64)
+    writer, room = Fixed(model), 64
+    state, own = writer.start(2, max_len=room), model.start(2, max_len=room)
+    prompt, real = tokens(2, 50), torch.arange(50) < torch.tensor([[50], [3]])
+    first = torch.tensor([1])
+    for stepper, its in ((writer, state), (model, own)):
+        stepper.step(prompt, its, real)
+        stepper.step(prompt[:, :1], its)
+        its.select(first)
+    for _ in range(30):
+        new = tokens(1, 1)
+        assert (writer.step(new, state) - model.step(new, own)).abs().max() < 1e-12
+
+
 def test_a_place_is_used_again_but_never_by_two():
     model = small("decoder-only", torch.float64)
     writer = Fixed(model)
@@ -84,20 +99,73 @@ def test_a_place_is_used_again_but_never_by_two():
     writer.step(tokens(2, 1), other)
 
 
+def test_places_that_nobody_has_used_for_long_are_given_up():
+    model = small("decoder-only", torch.float64)
+    writer, held = Fixed(model), []
+    for rows in (1, 2, 3):
+        held.append(writer.start(rows))
+        writer.step(tokens(rows, 1), held[-1])
+    for rows in (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 4, 40, 48, 56):
+        writer.step(tokens(rows, 1), writer.start(rows))
+    sizes = [place.shape[0] for place in writer.places]
+    assert len(sizes) == MOST_PLACES
+    assert {1, 2, 3, 4, 56} <= set(sizes)  # in use, or used not long ago
+    assert 5 not in sizes
+    assert 6 not in sizes
+    for rows, state in zip((1, 2, 3), held, strict=True):
+        writer.step(tokens(rows, 1), state)
+
+
 def test_few_numbers_of_rows_are_enough_for_all():
     sizes = {rounded(rows) for rows in range(1, 65)}
-    assert sizes == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
-    assert all(rows <= rounded(rows) <= 1.5 * rows for rows in range(1, 1000))
+    assert sizes == {*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64}
+    assert all(rows <= rounded(rows) <= 1.25 * rows for rows in range(1, 1000))
+
+
+class OnGpu:
+    """A writer on a GPU for those who hold their numbers on a CPU."""
+
+    def __init__(self, model):
+        self.writer, self.config = Fixed(model.to("cuda")), model.config
+
+    def start(self, *given, **room):
+        return self.writer.start(*(moved(x) for x in given), **room)
+
+    def step(self, tokens, state, real=None):
+        return self.writer.step(tokens.cuda(), state, moved(real)).cpu()
+
+
+def moved(x):
+    return x.cuda() if isinstance(x, torch.Tensor) else x
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("ragged", [True, False])
+@pytest.mark.parametrize("changes", VARIED.values(), ids=VARIED)
+@pytest.mark.parametrize("family", TRANSFORMERS[:2])
+def test_recorded_steps_of_few_kernels_are_the_models_own(family, changes, ragged):
+    writer = OnGpu(small(family, torch.float64, **changes))
+    model = small(family, torch.float64, **changes)
+    with torch.no_grad():
+        for own, its in zip(model.parameters(), writer.writer.parameters(), strict=True):
+            own.copy_(its)
+    for seed in range(4):
+        assert walk(model, writer, ragged, seed) < 1e-9
+    places = writer.writer.places
+    assert places
+    assert all(type(place).__name__ == "SwiftPlace" and place.graph for place in places)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
-def test_recorded_steps_are_the_models_own(family):
-    """On a GPU, where steps are recorded and repeated, a search finds what it finds on a CPU."""
+def test_a_search_on_a_gpu_finds_what_it_finds_on_a_cpu(family, beam):
     writer, tokenizer = Fixed(tiny(family, 1, vocab=12).to("cuda")), Letters(12)
     requests = requests_for(writer, 9, limit=11, seed=1)
-    config = DecodeConfig(beam=4)
-    found = beam_search(writer, requests, config, tokenizer)
-    wanted = beam_search(tiny(family, 1, vocab=12), requests, config, tokenizer)
+    config, model = DecodeConfig(beam=beam), tiny(family, 1, vocab=12)
+    found, wanted = (beam_search(m, requests, config, tokenizer) for m in (writer, model))
     assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in wanted]
-    assert all(place.graph is not None for place in writer.places)
+    if beam == 1:
+        for settings in (config, DecodeConfig(temperature=1.0)):
+            found, wanted = (write(m, requests, settings, tokenizer) for m in (writer, model))
+            assert [text.tokens for text in found] == [text.tokens for text in wanted]

@@ -11,7 +11,7 @@ from limelight.decode.ensemble import Ensemble
 from limelight.decode.fixed import Fixed
 from limelight.decode.lean import lean
 from limelight.decode.write import Writing, write
-from tests.decode.samples import FAMILIES, Letters, requests_for, tiny
+from tests.decode.samples import FAMILIES, Letters, Ranking, requests_for, tiny
 
 CONFIGS = (
     DecodeConfig(beam=1),
@@ -21,7 +21,8 @@ CONFIGS = (
 )
 
 
-FAST = [f"{way} {family}" for way in ("lean", "turning", "fixed") for family in FAMILIES[:2]]
+WAYS = ("lean", "turning", "fixed", "ahead")  # the last as on a GPU, which is not waited for
+FAST = [f"{way} {family}" for way in WAYS for family in FAMILIES[:2]]
 
 
 def model_of(name):
@@ -30,23 +31,26 @@ def model_of(name):
     way, family = name.split() if " " in name else ("", name)
     positions = {"positions": "rotary"} if way == "turning" else {}
     model = tiny(family, 3, vocab=20, sharp=1.0, **positions)
-    return {"": lambda model: model, "fixed": Fixed}.get(way, lean)(model)
+    ways = {"": lambda model: model, "fixed": Fixed, "ahead": lambda model: Ranking(Fixed(model))}
+    return ways.get(way, lean)(model)
 
 
-def jobs_for(model, count, dice):
+def jobs_for(model, count, dice, configs=CONFIGS):
     """Requests of all lengths, some of which shall be cancelled on the way."""
     for request in requests_for(model, count, limit=1, seed=dice.randrange(1000)):
         limit, seed = dice.choice([1, 3, 12, 40]), dice.randrange(10**6)
         leaves = dice.randint(1, limit) if dice.random() < 0.2 else None
-        yield replace(request, limit=limit, seed=seed), dice.choice(CONFIGS), leaves
+        yield replace(request, limit=limit, seed=seed), dice.choice(configs), leaves
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *FAST, "ensemble"])
 def test_joining_changes_no_text(name):
     """60 requests come a few at a time, between any two steps, and some leave early."""
     model, dice, letters = model_of(name), random.Random(name), Letters(20)
-    waiting = list(jobs_for(model, 60, dice))
+    ahead = name.startswith("ahead")
+    waiting = list(jobs_for(model, 60, dice, CONFIGS[:2] if ahead else CONFIGS))
     writing, jobs, texts = Writing(model, [], CONFIGS[0], letters), {}, {}
+    writing.runs_ahead = ahead
     with torch.inference_mode():
         while waiting or writing.active:
             while waiting and (not writing.active or dice.random() < 0.3):

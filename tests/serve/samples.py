@@ -110,6 +110,13 @@ class Served:
         return [int(child) for child in children.split()]
 
 
+def memory_of(service):
+    """Resident kilobytes of the service and its workers."""
+    pids = [service.process.pid, *service.worker()]
+    lines = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    return sum(int(text.split("VmRSS:")[1].split()[0]) for text in lines)
+
+
 def until(true, seconds, process=None):
     """Wait for something to become true."""
     end = time.monotonic() + seconds

@@ -4,13 +4,14 @@ import json
 import random
 import time
 from contextlib import suppress
-from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
+from pydantic import ValidationError
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (
@@ -19,7 +20,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.serve.samples import JSON, Served
+from limelight.serve.shapes import Ticket
+from limelight.serve.tickets import name_of
+from tests.serve.samples import JSON, Served, memory_of
 from tests.serve.test_gate import LEAKS
 
 CHECKS = [
@@ -80,9 +83,10 @@ VALUES = st.recursive(
 )
 FIELDS = ("prompt", "messages", "text", "texts", "input", "model", "n", "stop", "seed", "beam",
           "max_tokens", "temperature", "top_p", "logprobs", "stream", "nbest", "prefix", "include",
-          "tag", "count", "alternatives", "tree")  # fmt: skip
+          "tag", "count", "alternatives", "tree", "target", "source", "mode", "top_k")  # fmt: skip
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/api/translate", "/api/fill",
-         "/api/suggest", "/api/classify", "/api/score", "/api/neighbours")  # fmt: skip
+         "/api/suggest", "/api/classify", "/api/score", "/api/neighbours", "/api/trace",
+         "/api/teacher", "/api/next")  # fmt: skip
 GOOD = {
     "prompt": "the", "messages": [{"role": "user", "content": "hello"}], "text": "a",
     "texts": ["a"], "input": "a", "model": "chat", "max_tokens": 3,
@@ -111,6 +115,40 @@ def check_fields(victim, examples):
     check()
 
 
+LOOKS = ("thumbs", "tensor/{name}?head={n}&rows={n}:{m}&as=f16", "focus?at={name}&head={n}",
+         "logits?row={n}", "token?side=decoder&row={n}", "stop/{name}?layer={n}&word={word}",
+         "stop/mask?head={n}&source={m}", "tensor/decoder.0.self.weights?rows={n}:{m}",
+         "tensor/logits?head={n}")  # fmt: skip
+
+
+def check_traces(victim, examples):
+    """Names of traces that nobody was given, and questions that make no sense."""
+    numbers = st.integers(0, 12) | st.integers(0, 10**6)
+
+    @fuzz(examples)
+    @given(
+        text=st.text(max_size=12), name=TEXTS.filter(bool), n=numbers, m=numbers,
+        look=st.sampled_from(LOOKS), model=st.sampled_from(["writer", "chat"]),
+        settings=st.fixed_dictionaries({}, optional={
+            "mode": st.sampled_from(["greedy", "beam", "sample"]), "beam": st.integers(1, 16),
+            "temperature": st.floats(0, 2), "top_p": st.floats(0.01, 1), "seed": numbers,
+            "max_tokens": st.integers(1, 100), "target": st.text(max_size=9), "tag": TEXTS,
+        }),
+    )  # fmt: skip
+    def check(text, name, n, m, look, model, settings):
+        try:
+            ticket = name_of(Ticket(text=text, model=model, **settings))
+        except (ValidationError, UnicodeEncodeError):
+            return
+        word = quote(name.encode("utf-8", "replace"), safe="")
+        path = look.format(name=word, n=n, m=m, word=word)
+        response = victim.client.get(f"/api/trace/{ticket}/{path}")
+        assert response.status_code < 500 or response.status_code == 504, response.text
+        assert response.status_code == 200 or not LEAKS.search(response.text)
+
+    check()
+
+
 def check_bytes(victim, count):
     """Good requests with bytes changed, cut or doubled."""
     dice = random.Random(1)
@@ -130,16 +168,10 @@ def check_bytes(victim, count):
         assert response.status_code < 500, response.text
 
 
-def memory_of(service):
-    """Resident kilobytes of the service and its workers."""
-    pids = [service.process.pid, *service.worker()]
-    lines = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
-    return sum(int(text.split("VmRSS:")[1].split()[0]) for text in lines)
-
-
 def test_hundreds_of_odd_requests_do_no_harm(victim):
     check_schema(victim, examples=4)
     check_fields(victim, examples=250)
+    check_traces(victim, examples=100)
     check_bytes(victim, count=100)
     assert victim.number("worker_deaths_total") == 0
     assert victim.number("requests_total", status="500") == 0
@@ -152,6 +184,7 @@ def test_ten_thousand_odd_requests_do_no_harm(victim):
     before = memory_of(victim)
     check_schema(victim, examples=100)
     check_fields(victim, examples=4000)
+    check_traces(victim, examples=2000)
     check_bytes(victim, count=3000)
     assert victim.number("worker_deaths_total") == 0
     assert victim.number("requests_total", status="500") == 0

@@ -222,7 +222,7 @@ def test_runs_and_models_are_told(service):
     assert all(entry["step"] > 10 for entry in entries)
     facts = service.client.get("/api/model", params={"name": "chat"}).json()
     assert facts["kind"] == "dialogues"
-    page = service.client.get("/")
+    page = service.client.get("/about")
     assert page.status_code == 200
     assert "chatbot" in page.text or "chat" in page.text
     assert "<script" not in page.text + service.client.get("/docs").text

@@ -228,7 +228,8 @@ def test_a_folder_that_is_no_run_is_refused(limelight, tmp_path, command):
     for folder in (tmp_path, tmp_path / "nowhere", "reverse"):
         code, lines, complaint = limelight(command, folder, "a ___")
         assert (code, lines) == (2, [""])
-        assert complaint == f"limelight: {folder} is no run folder: it has no run.json\n"
+        assert complaint.startswith(f"limelight: {folder} is no run folder")
+        assert complaint.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ import math
 import random
 
 import pytest
+import torch
 
 from limelight.errors import UserError
+from limelight.evaluation import compare_runs, score_run
 from limelight.tasks.classify import classify, embed
+from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import score
 from tests.tasks.conftest import LINES
 
@@ -213,3 +216,33 @@ def test_what_cannot_be_scored_is_refused_and_stops_nothing(model, name, text, s
 @pytest.mark.parametrize(("name", "text"), [("writer", ("a" * 31,)), ("gpt", ("a" * 30, "b" * 32))])
 def test_what_just_fits_is_scored(model, name, text):
     assert model(name).score(*text).total < 0
+
+
+def test_ranks_of_hidden_tokens_are_counted_in_the_models_own_scores(model):
+    bert, draw = model("bert"), torch.Generator().manual_seed(3)
+    texts = [" ".join(LINES), LINES[0], ""]
+    tokens = [bert.tokenizer.encode(text) for text in texts]
+    assert len(tokens[0]) > bert.max_len  # it is read in stretches
+    wanted = [[] for _ in texts]
+    for owner, whole in enumerate(tokens):
+        for begin in range(0, len(whole), bert.max_len - 1):
+            stretch = whole[begin : begin + bert.max_len - 1]
+            hidden = torch.rand(len(stretch), generator=draw) < HIDDEN
+            read = torch.where(hidden, bert.tokenizer.mask, torch.tensor(stretch))
+            with torch.inference_mode():
+                logits = bert.model(torch.cat([torch.tensor([bert.tokenizer.start]), read])[None])
+            for place in hidden.nonzero()[:, 0].tolist():
+                row = logits[0, place + 1].tolist()
+                wanted[owner].append(sum(other > row[stretch[place]] for other in row))
+    assert ranks_of_hidden(bert, texts, seed=3) == wanted
+    assert len(wanted[0]) > 5
+    assert ranks_of_hidden(bert, texts, seed=4) != wanted  # others are hidden
+
+
+def test_blanks_are_scored_by_their_first_five_choices(run):
+    told = score_run(run("bert"), "valid", silent=True)["scores"]
+    assert 0 < told["top-1"]["score"] <= told["top-5"]["score"] <= 1
+    assert told["top-1"]["signature"] == "hidden:0.15|context:64|seed:1"
+    same = compare_runs((run("bert"), run("bert")), "valid", silent=True)["comparisons"]["top-1"]
+    assert same["first"]["score"] == same["second"]["score"] == told["top-1"]["score"]
+    assert same["p_value"] == 1

@@ -1,6 +1,9 @@
 """Batches: every example once an epoch, in one order on any machine, with little padding."""
 
+import multiprocessing
+import os
 import pickle
+import signal
 
 import numpy as np
 import pytest
@@ -169,6 +172,20 @@ def test_batches_leave_torchs_random_numbers_alone(store, workers):
     torch.manual_seed(7)
     list(batches(store, workers=workers).epoch(0, position=2))
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_makes_batches_goes_on_when_all_processes_are_signalled(store, number):
+    """`timeout`, Slurm and Ctrl-C do so; the trainer needs its batches until it has saved."""
+    before = {child.pid for child in multiprocessing.active_children()}
+    epoch = batches(store, workers=2).epoch(0)
+    seen = [next(epoch)]
+    makers = [c for c in multiprocessing.active_children() if c.pid not in before]
+    assert len(makers) == 2
+    for maker in makers:
+        os.kill(maker.pid, number)
+    seen += list(epoch)
+    assert [batch.examples.tolist() for batch in seen] == order(store, 0)
 
 
 def test_batches_are_tensors_that_a_model_takes(store):

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from limelight.training import loss
-from limelight.training.loss import IGNORED, score_plainly, score_tokens
+from limelight.training.loss import IGNORED, add_gradients, score_plainly, score_tokens
 from limelight.training.optimizer import move, move_unseen
 
 POSITIONS, VOCAB, WIDTH = 23, 11, 6
@@ -217,3 +217,17 @@ def test_disagreement_of_two_passes_equals_the_plain_way(monkeypatch, room, smoo
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
     without = score_tokens(*inputs, answers, smoothing)
     assert plain.loss - without.loss > 1e-3  # the control
+
+
+def test_gradients_have_the_bits_of_what_they_are_for():
+    """As under autocast, where weights have more bits than the products they take part in."""
+    slope, states, weight = torch.randn(6, 5), torch.randn(6, 3), torch.randn(5, 3)
+    asked = torch.tensor([True, True, False, True, True, True])
+    precise = [torch.zeros(6, 3).double(), torch.zeros(5, 3).double(), torch.zeros(5).double()]
+    plain = [grad.float() for grad in precise]
+    for grads in (precise, plain):
+        add_gradients(grads, slice(0, 6), states, weight, slope, asked)
+    for one, other in zip(precise, plain, strict=True):
+        assert one.dtype == torch.float64
+        torch.testing.assert_close(one.float(), other)
+    assert plain[1].abs().sum() > 0

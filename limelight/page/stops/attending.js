@@ -148,14 +148,21 @@ async function attendStop(where) {
     const grids = where.stop === "masked" ? ["masked", "weights"] : where.stop === "scaling" ? ["scores", "scaled"] : [value];
     const made = grids.map((grid) => attendMatrix(where, eq, grid, titles[grid]));
     picture = {
-      element: h("div", null, attendRoles(where, eq), figure(where, made.map((one) => one.element), [name])),
+      element: h("div", null, attendRoles(where, eq), made.map((one, n) => figure(where, one.element, [`${where.at}.${grids[n]}`]))),
       update: (now) => made.forEach((one) => one.pin(now.row, attendKey(now, eq))),
     };
   } else {
     const { table, update } = attendTable(where, eq);
-    picture = { element: h("div", null, attendRoles(where, eq), attendAsks(where, eq), h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "every word's answer" }, table), origin(where, name)), update };
+    const region = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "every word's answer" }, table);
+    picture = { element: h("div", null, attendRoles(where, eq), attendAsks(where, eq), region, attendTriangle(where, eq) ?? origin(where, name)), update };
   }
   return { picture, formulas: (now) => attendFormulas(now, eq), checks: attendChecks(where, eq) };
+}
+
+/** A mask is seen best as a whole: the last word of a text has nothing after it to be hidden. */
+function attendTriangle(where, eq) {
+  if (where.stop !== "mask" || !attendCausal(where)) return null;
+  return h("div", { class: "below" }, figure(where, attendMatrix(where, eq, "masked", "The same for all words").element, [`${where.at}.masked`]));
 }
 
 /** The word that asks, and its question. */

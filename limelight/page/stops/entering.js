@@ -114,10 +114,16 @@ async function enterPositions(where, facts) {
   return { picture: { element }, formulas: () => enterPlaceFormulas(where, facts, found), checks: enterChecks(where, found, names, scale) };
 }
 
+/** These values of the chosen word, or of all; each with the place of its first row. */
 async function enterAll(where, names) {
+  const rows = where.all ? {} : { rows: [where.row, where.row + 1] };
   const pairs = [];
-  for (const name of names) pairs.push([name, await where.trace.tensor(name)]);
+  for (const name of names) pairs.push([name, { ...(await where.trace.tensor(name, rows)), first: where.all ? 0 : where.row }]);
   return pairs;
+}
+
+function enterRow(where, table) {
+  return rowOf(table, where.row - table.first);
 }
 
 function enterPlaces(where, found, rotary) {
@@ -135,7 +141,7 @@ function enterAdded(where, found, names, scale) {
   const titles = { embedding: scale === 1 ? "the word" : `the word × √${where.m.model.d_model}`, positions: `place ${where.row}`, segments: "which sentence (segment)", input: "together: what enters the first layer" };
   const rows = names.map((name, n) => {
     const part = name.split(".")[1];
-    const values = rowOf(found[name], where.row).map((x) => (part === "embedding" ? x * scale : x));
+    const values = enterRow(where, found[name]).map((x) => (part === "embedding" ? x * scale : x));
     return { title: titles[part], values, name: part === "embedding" && scale !== 1 ? "" : name, sign: n === 0 ? "" : part === "input" ? "=" : "+" };
   });
   return figure(where, strips(rows), [`${where.side}.input`]);
@@ -154,7 +160,7 @@ function enterPlaceFormulas(where, facts, found) {
       calculation([mrow(mwords("cos"), mo("("), mnum(waves.angle), mo(")")), mrow(mo("="), mnum(waves.cos))]),
     );
   } else if (where.m.model.positions === "learned") {
-    lines.push(formula("row p of the table of places", msub("P", mint(where.row))), h("p", { class: "number small" }, firstFew(rowOf(found[`${where.side}.positions`], where.row))));
+    lines.push(formula("row p of the table of places", msub("P", mint(where.row))), h("p", { class: "number small" }, firstFew(enterRow(where, found[`${where.side}.positions`]))));
   }
   if (sum?.input !== undefined) lines.push(...enterSum(where, sum));
   return lines;
@@ -178,11 +184,11 @@ function enterChecks(where, found, names, scale) {
     const again = Float64Array.from(found[`${side}.input`].values, (_, i) =>
       names.slice(0, -1).reduce((sum, name) => sum + found[name].values[i] * (name.endsWith("embedding") ? scale : 1), 0),
     );
-    checks.push(compared(where, "input = the sum of these, for all words", found[`${side}.input`].values, again));
+    checks.push(compared(where, where.all ? "input = the sum of these, for all words" : "input = the sum of these", found[`${side}.input`].values, again));
   }
   if (m.model.positions === "sinusoidal") {
-    const { values, shape } = found[`${side}.positions`];
-    const again = Float64Array.from(values, (_, at) => enterWave(Math.floor(at / shape[1]), at % shape[1], shape[1]));
+    const { values, shape, first } = found[`${side}.positions`];
+    const again = Float64Array.from(values, (_, at) => enterWave(first + Math.floor(at / shape[1]), at % shape[1], shape[1]));
     checks.push(compared(where, "the places are sin and cos of these angles", values, again));
   }
   return checks;
@@ -212,7 +218,7 @@ async function enterStart(where) {
   const table = h(
     "table",
     { class: "table shifted" },
-    h("thead", null, h("tr", null, ["row", "reads", "", "predicts"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", null, h("tr", null, ["row", "reads", "then", "predicts"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, rows),
   );
   const picture = where.all

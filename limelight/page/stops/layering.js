@@ -72,7 +72,7 @@ async function layerFeedForward(where, facts) {
   const at = `${where.side}.${where.layer - 1}.feed_forward`;
   const label = where.asking.labels[where.row];
   if (where.all) {
-    const active = await where.trace.tensor(`${at}.active`, { as: "f16" });
+    const active = await where.trace.tensor(`${at}.active`);
     return { picture: { element: layerMatrix(where, active, "The neurons of every word", `${at}.active`) }, formulas: () => layerNeurons(where, facts, label), checks: [] };
   }
   const token = await where.trace.token(where.side, where.row);

@@ -7,6 +7,8 @@ import { entropy, show, showPercent, softmax, total } from "../numbers.js";
 import { chooseRow, stepAt } from "../where.js";
 import { compared, figure, listing, shareBar, tableNamed, tables } from "./parts.js";
 
+const WRITE_LAST = 6; // words of what was read that are shown at each turn of the loop
+
 /** The whole vocabulary, or the classes of a classifier of texts. */
 async function writeClassifier(where, facts) {
   if (where.m.classes.length) return writeClasses(where);
@@ -25,7 +27,7 @@ async function writeClassifier(where, facts) {
   const element = h(
     "div",
     null,
-    h("h3", null, "What could come here"),
+    h("h2", null, "What could come here"),
     h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", said),
     figure(where, made.element, ["logits"]),
     h("div", { class: "below" }, tableNamed(facts, "lens")),
@@ -90,7 +92,8 @@ async function writeLoop(where) {
 
 function writeTurn(where, step, n, focused) {
   const { m } = where;
-  const read = m.target.labels.slice(m.given, step.row + 1);
+  const from = Math.max(m.given, step.row + 1 - WRITE_LAST);
+  const read = [...(from > m.given ? ["…"] : []), ...m.target.labels.slice(from, step.row + 1)];
   const others = step.top.filter(([id]) => id !== step.chosen[0]).slice(0, 2);
   return h(
     "li",

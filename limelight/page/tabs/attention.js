@@ -2,21 +2,35 @@
 
 import { wasReplaced } from "../api.js";
 import { choice } from "../choice.js";
-import { button, h, replace } from "../dom.js";
-import { attentionBlocks, headOf, headPart, someColumns, spreadOf } from "../heads.js";
+import { h, replace } from "../dom.js";
+import { gaze } from "../gaze.js";
+import { headFacts } from "../headfacts.js";
+import { attentionBlocks, headOf, someColumns } from "../heads.js";
+import { onKeys } from "../keys.js";
 import { attentionLines } from "../lines.js";
 import { matrix } from "../matrix.js";
-import { show } from "../numbers.js";
+import { rowOf, show } from "../numbers.js";
 import { reading } from "../page.js";
 import { sentenceField } from "../sentence.js";
-import { linkTo, onSelect, select, selected } from "../state.js";
-import { plainTable } from "../table.js";
+import { onSelect, select, selected } from "../state.js";
 import { thumbs } from "../thumbs.js";
 
 // How somebody likes to look stays when they come back to the tab.
 const attentionWishes = { view: "matrix", scale: "head", threshold: 0, plain: false };
-const attentionScales = [{ id: "head", label: "per head" }, { id: "all", label: "all heads alike" }];
-const attentionViews = [{ id: "matrix", label: "Matrix" }, { id: "lines", label: "Lines" }];
+const attentionScales = [
+  { id: "head", label: "per head" },
+  { id: "row", label: "per row" },
+  { id: "all", label: "all heads" },
+];
+const attentionColours = {
+  head: "Colours: this head's own scale.",
+  row: "Colours: every row has its own scale.",
+  all: "Colours: one scale for all heads of this kind.",
+};
+const attentionViews = [
+  { id: "matrix", label: "Matrix" },
+  { id: "lines", label: "Lines" },
+];
 const attentionWarning =
   "A weight says how much of a word was mixed in here. It does not say why the model chose as it did: the values, the other heads and layers, and what goes past attention all take part.";
 
@@ -28,8 +42,15 @@ export const attentionTab = {
     const view = new AttentionView(place, page);
     view.readText();
     const leave = onSelect((now, before) => view.follow(now, before));
+    const keys = onKeys({
+      "[": () => view.step("layer", -1),
+      "]": () => view.step("layer", 1),
+      "{": () => view.step("head", -1),
+      "}": () => view.step("head", 1),
+    });
     return () => {
       leave();
+      keys();
       view.left = true;
       view.field.leave();
     };
@@ -53,12 +74,13 @@ class AttentionView {
 
   /** Read a new text: nothing of the old one stays on the screen. */
   async readText() {
+    const turn = (this.turn = (this.turn ?? 0) + 1);
     this.trace = this.data = null;
     replace(this.body, reading("reading the attention of all heads"));
     try {
       const trace = await this.page.trace();
       const small = await this.page.busy(trace.thumbs());
-      if (this.left) return;
+      if (this.left || turn !== this.turn) return; // somebody asked for another text meanwhile
       this.trace = trace;
       this.small = small;
       this.build();
@@ -73,30 +95,74 @@ class AttentionView {
     const { side, layer, head } = selected();
     const block = this.blocks.find(({ id }) => id === side) ?? this.blocks.at(-1);
     const within = (n, count) => (n >= 1 && n <= count ? n : 1);
-    return { block, layer: within(layer, block.layers.length), head: within(head, this.trace.manifest.model.heads) };
+    return {
+      block,
+      layer: within(layer, block.layers.length),
+      head: within(head, this.trace.manifest.model.heads),
+    };
+  }
+
+  /** To the layer or head before or after. */
+  step(which, by) {
+    if (!this.trace) return;
+    const { block, layer, head } = this.where();
+    const count = which === "layer" ? block.layers.length : this.trace.manifest.model.heads;
+    const to = (which === "layer" ? layer : head) + by;
+    if (to >= 1 && to <= count) select({ side: block.id, layer, head, [which]: to });
   }
 
   build() {
     this.blocks = attentionBlocks(this.trace.manifest);
     this.drawn = null; // the block whose thumbnails are there
-    this.choose = choice({ legend: "Which attention", options: this.blocks, chosen: this.where().block.id, onChoose: (side) => select({ side, query: null, key: null }) });
-    const scale = choice({ legend: "Colours", options: attentionScales, chosen: attentionWishes.scale, onChoose: (id) => this.wish({ scale: id }) });
+    this.choose = choice({
+      legend: "Which attention",
+      options: this.blocks,
+      chosen: this.where().block.id,
+      onChoose: (side) => select({ side, query: null, key: null }),
+    });
+    const scale = choice({
+      legend: "Colours",
+      options: attentionScales,
+      chosen: attentionWishes.scale,
+      onChoose: (id) => this.wish({ scale: id }),
+    });
     this.says = h("p", { class: "soft" });
     this.heads = h("div", {});
-    this.stage = h("div", { class: "attention-stage" }, reading("reading the weights of this head"));
     this.facts = h("div", { class: "attention-facts" });
+    this.stage = h("div", { class: "attention-stage" }, reading("reading the weights of this head"));
     const many = this.blocks.length > 1 ? this.choose.element : null;
-    const overview = h("section", { class: "panel attention-overview", "aria-label": "All heads" }, many, this.says, this.heads, scale.element, this.facts);
-    const warning = h("p", { class: "attention-warning" }, h("strong", null, "Attention is not an explanation. "), attentionWarning);
-    replace(this.body, overview, h("section", { class: "card attention-large", "aria-label": "One head" }, this.tools(), this.stage, warning));
+    const overview = [many, this.says, this.heads, scale.element, this.facts];
+    const warning = [h("strong", null, "Attention is not an explanation. "), attentionWarning];
+    const large = [this.tools(), this.stage, h("p", { class: "attention-warning" }, warning)];
+    replace(
+      this.body,
+      h("section", { class: "panel attention-overview", "aria-label": "All heads" }, overview),
+      h("section", { class: "card attention-large", "aria-label": "One head" }, large),
+    );
     this.large = null;
   }
 
   tools() {
-    const views = choice({ legend: "Show as", options: attentionViews, chosen: attentionWishes.view, onChoose: (id) => this.wish({ view: id }) });
-    const told = h("output", { class: "number" }, show(attentionWishes.threshold, 2));
-    const slider = h("input", { type: "range", min: "0", max: "0.5", step: "0.01", value: String(attentionWishes.threshold), on: { input: () => this.wish({ threshold: Number(slider.value) }, told) } });
-    const plain = h("input", { type: "checkbox", checked: attentionWishes.plain, on: { change: () => this.wish({ plain: plain.checked }) } });
+    const views = choice({
+      legend: "Show as",
+      options: attentionViews,
+      chosen: attentionWishes.view,
+      onChoose: (id) => this.wish({ view: id }),
+    });
+    const told = h("span", { class: "number" }, show(attentionWishes.threshold, 2));
+    const slider = h("input", {
+      type: "range",
+      min: "0",
+      max: "0.5",
+      step: "0.01",
+      value: String(attentionWishes.threshold),
+      on: { input: () => this.wish({ threshold: Number(slider.value) }, told) },
+    });
+    const plain = h("input", {
+      type: "checkbox",
+      checked: attentionWishes.plain,
+      on: { change: () => this.wish({ plain: plain.checked }) },
+    });
     return h(
       "div",
       { class: "attention-tools" },
@@ -114,19 +180,22 @@ class AttentionView {
   }
 
   async readHead() {
+    const { trace } = this;
     const { block, layer, head } = this.where();
     this.choose.set(block.id);
     this.says.textContent = block.says;
     this.showThumbs();
     try {
-      const data = await this.page.busy(headOf(this.trace, block, layer, head));
+      const data = await this.page.busy(headOf(trace, block, layer, head));
+      if (this.left || trace !== this.trace) return; // too late
       const now = this.where();
-      if (this.left || now.block !== block || now.layer !== layer || now.head !== head) return; // too late
+      if (now.block !== block || now.layer !== layer || now.head !== head) return;
       this.data = { ...data, block, layer, head };
       this.showHead();
-      this.showFacts();
+      replace(this.facts, headFacts(this.page, this.trace, this.data));
     } catch (error) {
-      if (!this.left) this.page.showError(this.stage, error, () => this.readHead());
+      if (this.left || trace !== this.trace) return;
+      this.page.showError(this.stage, error, () => this.readHead());
       this.large = null;
     }
   }
@@ -134,9 +203,16 @@ class AttentionView {
   showThumbs() {
     const { block, layer, head } = this.where();
     const layers = block.layers.map((name) => this.small[name]);
-    const common = attentionWishes.scale === "all";
-    const asked = { layers, layer, head, common, title: `${block.name}: all heads`, onChoose: (l, n) => select({ layer: l, head: n, side: block.id }) };
-    if (this.drawn === block.id) this.pictures.set({ layer, head, common });
+    const { scale } = attentionWishes;
+    const asked = {
+      layers,
+      layer,
+      head,
+      scale,
+      title: `${block.name}: all heads`,
+      onChoose: (l, n) => select({ layer: l, head: n, side: block.id }),
+    };
+    if (this.drawn === block.id) this.pictures.set({ layer, head, scale });
     else {
       this.pictures = thumbs(asked);
       replace(this.heads, this.pictures.element);
@@ -153,8 +229,13 @@ class AttentionView {
       const part = view === "matrix" ? matrix(asked) : attentionLines(asked);
       this.large = { view, part };
       this.note = h("p", { class: "soft small attention-note" });
-      replace(this.stage, part.element, this.note);
+      this.gaze = gaze();
+      const beside = view === "matrix" ? this.gaze.element : null; // lines show it themselves
+      this.views = h("div", { class: "attention-views" }, part.element, beside);
+      replace(this.stage, this.views, this.note);
     }
+    this.asked = asked;
+    this.views.classList.toggle("few", asked.columns.length <= 10); // then there is room beside it
     this.note.textContent = this.noteOf();
     this.showPinned();
   }
@@ -176,6 +257,7 @@ class AttentionView {
       scale: this.scaleNow(),
       threshold: attentionWishes.threshold,
       sums: true,
+      onCursor: (row, column) => this.showGaze(row, column),
       onPin: (row, column) => select({ query: row, key: column === null ? null : this.kept[column] }),
     };
   }
@@ -183,16 +265,22 @@ class AttentionView {
   scaleNow() {
     const { block, weights } = this.data;
     const { tensors } = this.trace.manifest;
-    const all = block.layers.map((name) => tensors[`${name}.weights`]?.max ?? 1);
-    const own = weights.values.reduce((most, x) => (x > most ? x : most), 0);
-    return { kind: "share", low: 0, high: (attentionWishes.scale === "all" ? Math.max(...all) : own) || 1 };
+    const largest = (values) => values.reduce((most, x) => (x > most ? x : most), 0) || 1;
+    const scale = { kind: "share", low: 0, high: largest(weights.values) };
+    if (attentionWishes.scale === "head") return scale;
+    if (attentionWishes.scale === "row")
+      return { ...scale, highs: this.data.queries.ids.map((_, r) => largest(rowOf(weights, r))) };
+    return { ...scale, high: Math.max(...block.layers.map((name) => tensors[`${name}.weights`]?.max ?? 1)) };
   }
 
   noteOf() {
-    const colours = attentionWishes.scale === "all" ? "Colours: one scale for all heads." : "Colours: this head's own scale.";
+    const colours = attentionColours[attentionWishes.scale];
     const scale = attentionWishes.view === "lines" ? "The thicker, the stronger." : colours;
+    const rounded = this.data.weights.kind === "f16" ? " This file keeps them to three digits." : "";
     const missing = this.data.keys.special.some(Boolean) && attentionWishes.plain;
-    return missing ? `${scale} Special tokens are hidden and their shares with them: rows no longer sum to 1.` : `${scale} Every row sums to 1.`;
+    return missing
+      ? `${scale} Special tokens are hidden and their shares with them: rows no longer sum to 1.${rounded}`
+      : `${scale} Every row sums to 1.${rounded}`;
   }
 
   showPinned() {
@@ -200,31 +288,17 @@ class AttentionView {
     const column = this.kept.indexOf(key);
     if (attentionWishes.view === "lines") this.large.part.pin(query);
     else this.large.part.pin(query, column < 0 ? null : column);
+    this.showGaze(null, null);
   }
 
-  /** How the head spreads its attention; the other heads of the layer when somebody asks. */
-  showFacts() {
-    const { block, layer, head, weights } = this.data;
-    const spread = spreadOf(weights);
-    const most = Math.log(weights.shape[1]);
-    const told = `Entropy of this head: ${show(spread.entropy, 2)} nats of at most ${show(most, 2)}. It looks at about ${show(spread.words, 1)} words at a time.`;
-    const others = h("div", {});
-    const compare = button(`All heads of layer ${layer}`, () => this.compare(others, block, layer), { class: "button attention-compare" });
-    const walk = h("a", { href: linkTo({ tab: "explain", side: block.id, layer, head }) }, "See how these weights are computed");
-    replace(this.facts, h("p", { class: "attention-entropy" }, told), h("p", { class: "small" }, walk), compare, others);
-  }
-
-  async compare(place, block, layer) {
-    replace(place, reading("reading all heads of this layer"));
-    try {
-      const all = await this.page.busy(this.trace.tensor(`${block.layers[layer - 1]}.weights`, { as: "f16" }));
-      const rows = Array.from({ length: all.shape[0] }, (_, i) => {
-        const spread = spreadOf(headPart(all, i + 1));
-        return [`head ${i + 1}`, show(spread.entropy, 2), show(spread.words, 1)];
-      });
-      replace(place, plainTable({ caption: `Layer ${layer}: how widely each head looks`, head: ["", "entropy", "about so many words"], rows }));
-    } catch (error) {
-      if (!this.left) this.page.showError(place, error, () => this.compare(place, block, layer));
-    }
+  /** The row that is pointed at, or else the one that was chosen. */
+  showGaze(row, column) {
+    const { query, key } = selected();
+    const chosen = query !== null && query < this.asked.rows.length ? query : this.asked.rows.length - 1;
+    this.gaze.set({
+      ...this.asked,
+      row: row ?? chosen,
+      column: row === null ? this.kept.indexOf(key) : column,
+    });
   }
 }

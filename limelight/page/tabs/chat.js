@@ -1,7 +1,7 @@
 // Chat: answers as they are written, and for every word of them why it came. The page keeps the
 // conversation; the service remembers nothing.
 
-import { keep, kept } from "../asking.js";
+import { askForStream, keep, kept } from "../asking.js";
 import { button, h, replace } from "../dom.js";
 import { select } from "../state.js";
 import { stepsFor, whyWaiting, whyWord } from "../why.js";
@@ -14,7 +14,7 @@ export const chatTab = {
   mount(place, page) {
     place.classList.add("use", "chat");
     const view = chatView(page);
-    replace(place, h("h1", { class: "unseen" }, "Chat"), view.log, view.composer);
+    replace(place, h("h1", { class: "unseen" }, "Chat"), h("div", { class: "talk-room" }, h("div", { class: "talk-head" }, view.fresh), view.log), view.composer);
     chatShow(view);
     return () => {
       view.left = true;
@@ -45,16 +45,24 @@ function chatView(page) {
   });
   view.send = h("button", { type: "submit", class: "button primary" }, "Send");
   view.stop = button("Stop", () => view.control?.abort(), { class: "button" });
-  view.fresh = button("New conversation", () => chatForget(view), { class: "button quiet" });
+  view.fresh = button("New conversation", () => chatForget(view), { class: "button quiet small" });
   const { tags } = page.model;
   view.tag = tags.length > 1 ? h("select", { class: "field", "aria-label": "What is asked of the model" }, tags.map((tag) => h("option", { value: tag }, tag))) : null;
   view.composer = h(
     "form",
     { class: "composer card", on: { submit: (event) => { event.preventDefault(); chatSend(view); } } },
-    view.field,
-    h("div", { class: "row" }, view.tag, view.fresh, h("span", { class: "grow" }), view.stop, view.send),
+    view.field, view.tag, chatWordByWord(view), view.stop, view.send,
   );
   return view;
+}
+
+/** A beam knows its answer only in the end; whoever wants to watch can do without. */
+function chatWordByWord(view) {
+  const { beam, temperature } = view.page.model.decode;
+  view.wordByWord = h("input", { type: "checkbox", name: "word-by-word" });
+  if (beam === 1 || temperature) return null;
+  const why = `The model's beam of ${beam} knows its answer only in the end. Without it the words come one by one, and may be others.`;
+  return h("label", { class: "check small", title: why }, view.wordByWord, "word by word");
 }
 
 function chatSend(view) {
@@ -84,9 +92,10 @@ async function chatAnswer(view, exchange) {
   view.control = control;
   const before = chatTurns(view, exchange);
   Object.assign(exchange, { answer: "", state: "writing", cut: "", tries: exchange.tries + 1 });
+  keep(view.name, view.exchanges); // so that a reload knows that it was asked
   chatShow(view);
   try {
-    await view.page.busy(view.page.api.stream("/v1/chat/completions", chatAsked(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
+    await view.page.busy(askForStream(view.page, "/v1/chat/completions", chatAsked(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
     exchange.state = "done";
   } catch (error) {
     exchange.state = control.signal.aborted ? "stopped" : "broken";
@@ -116,7 +125,8 @@ function chatAsked(view, turns, exchange) {
     stream: true,
     messages: turns.map((content, i) => ({ role: i % 2 ? "assistant" : "user", content })),
     ...(view.tag ? { tag: view.tag.value } : {}),
-    ...(temperature ? { seed: seed + exchange.tries } : {}), // another try is another draw
+    ...(view.wordByWord.checked ? { beam: 1 } : {}),
+    ...(temperature ? { seed: seed + exchange.tries - 1 } : {}), // another try is another draw
   };
 }
 
@@ -136,7 +146,7 @@ function chatShow(view) {
   const nothing = view.exchanges.length ? null : chatEmpty(view);
   replace(view.log, nothing, view.rows.map((row) => row.element));
   view.stop.hidden = !view.control;
-  view.send.hidden = Boolean(view.control);
+  view.send.disabled = Boolean(view.control); // it stays where it is: a second click must not stop
   view.fresh.hidden = !view.exchanges.length;
   view.log.setAttribute("aria-busy", String(Boolean(view.control)));
   view.rows.at(-1)?.element.scrollIntoView({ block: "nearest" });
@@ -210,6 +220,7 @@ async function chatWhy(view, exchange, row, part, word) {
     const places = Array.from(exchange.answer.slice(0, part.from)).length;
     const steps = stepsFor(trace.manifest, places, places + Array.from(part.text).length);
     replace(room, steps.length ? whyWord(view.page, trace, steps) : h("p", { class: "soft" }, "The model did not write this as a piece of its own."));
+    row.why.firstChild?.scrollIntoView({ block: "nearest" });
   } catch (error) {
     view.page.showError(room, error, () => { word.setAttribute("aria-expanded", "false"); chatWhy(view, exchange, row, part, word); });
   }
@@ -224,7 +235,7 @@ async function chatTrace(view, exchange) {
       if (!view.tag) return await view.page.trace();
       return await view.page.api.trace({ model: view.page.model.name, text: turns.join("\n"), target: exchange.answer, tag: view.tag.value });
     } catch (error) {
-      if (error.status !== 400 || turns.length < 2) throw error;
+      if (![400, 413].includes(error.status) || turns.length < 2) throw error;
       turns.shift();
     }
   }

@@ -106,6 +106,9 @@ class ExplainWalk {
     } catch (error) {
       if (turn !== this.turn) return;
       this.drawn = null;
+      this.parts.walk.dataset.stop = where.stop;
+      replace(this.parts.head, h("h1", { id: "stop-title" }, EXPLAIN_TITLES[where.stop]));
+      for (const name of ["what", "more"]) replace(this.parts[name]);
       this.page.showError(this.parts.picture, error, () => this.draw());
     }
   }

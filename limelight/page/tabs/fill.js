@@ -6,7 +6,7 @@ import { bars } from "../bars.js";
 import { button, h, replace } from "../dom.js";
 import { reading } from "../page.js";
 import { onSelect, select, selected } from "../state.js";
-import { segmentsOf, shareLine, sharesOf, wordsOf } from "../words.js";
+import { segmentsOf, shareLine, sharesOf, wordsIn } from "../words.js";
 
 const FILL_BLANK = "___";
 const FILL_SHOWN = 8;
@@ -43,7 +43,7 @@ function fillView(page) {
   });
   view.words = h("p", { class: "prose words fill-words", dir: "auto" });
   view.found = h("div", { class: "fill-found" });
-  view.attention = h("div");
+  view.attention = h("div", { class: "fill-attention" });
   view.pause = afterPause(() => fillBegin(view));
   view.field.addEventListener("input", () => view.pause.soon());
   return view;
@@ -68,8 +68,7 @@ function fillLayout(view) {
       h("p", { class: "small soft" }, "Click a word to hide it, click a blank to bring its word back. Or write ___ yourself:"),
       view.field,
     ),
-    view.found,
-    view.attention,
+    h("div", { class: "two-sides" }, view.found, view.attention),
   ];
 }
 
@@ -108,7 +107,7 @@ function fillHide(view, from, word, blanksBefore) {
   const text = view.field.value;
   view.hidden.splice(blanksBefore, 0, word);
   view.at = blanksBefore;
-  fillSet(view, text.slice(0, from) + FILL_BLANK + text.slice(from + word.length), `.blank:nth-of-type(n)`);
+  fillSet(view, text.slice(0, from) + FILL_BLANK + text.slice(from + word.length));
 }
 
 /** Bring back what stood in a blank; of one that somebody typed, choose it to look at. */
@@ -159,7 +158,7 @@ function fillCard(view, candidates, blank, count) {
   const shown = candidates.slice(0, FILL_SHOWN);
   if (rank >= FILL_SHOWN) shown.push(candidates[rank]);
   const items = shown.map(({ text, probability }) => ({ label: text, value: probability, marked: text === was, note: text === was ? "it was" : "" }));
-  const list = bars({ items, title: `What could stand in blank ${blank + 1}`, onChoose: (i) => fillPut(view, blank, shown[i].text) });
+  const list = bars({ items, title: `What could stand in blank ${blank + 1}`, full: Math.max(0.1, items[0].value), onChoose: (i) => fillPut(view, blank, shown[i].text) });
   return h(
     "section",
     { class: "card" },
@@ -182,7 +181,7 @@ async function fillAttention(view) {
   try {
     const trace = await page.trace();
     const { source, model } = trace.manifest;
-    const blanks = source.ids.flatMap((id, i) => (id === model.special["⟨mask⟩"] ? [i] : []));
+    const blanks = source.ids.flatMap((id, i) => (id === model.special.mask ? [i] : []));
     const place = blanks[view.at];
     if (place === undefined || view.field.value !== text) return;
     const at = { side: "encoder", part: "self" };
@@ -195,7 +194,7 @@ async function fillAttention(view) {
 }
 
 function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
-  const words = wordsOf(source.pieces.map((piece, i) => (blanks.includes(i) ? FILL_BLANK : piece)), source.ids.map((_, i) => source.special[i] || blanks.includes(i)));
+  const words = wordsIn(source.pieces.map((piece, i) => (blanks.includes(i) ? FILL_BLANK : piece)), source.ids.map((_, i) => source.special[i] || blanks.includes(i)));
   const looks = shareLine(words, "What the blank looks at");
   looks.show(sharesOf(words, to));
   const looked = shareLine(words, "Who looks at the blank");

@@ -1,17 +1,14 @@
 // Write: an editor that offers how the text could go on, what exactly comes next, and where the word
 // under the cursor looks.
 
-import { choiceList, popover } from "../alternatives.js";
-import { afterPause, ask, keep, kept, stopAsking } from "../asking.js";
-import { layerChooser, layerNow, looksAt } from "../attending.js";
-import { button, h, replace, visible } from "../dom.js";
+import { afterPause, ask, askForStream, keep, kept, stopAsking } from "../asking.js";
+import { button, h, replace } from "../dom.js";
 import { drawingPanel } from "../drawing.js";
 import { shadedEditor } from "../editor.js";
+import { shadeByAttention } from "../shading.js";
 import { onSelect, select, selected } from "../state.js";
-import { characterPlaces, shareLine, sharesOf, sharesSaid, wordsOf } from "../words.js";
+import { suggestMore } from "../suggesting.js";
 
-const WRITE_OFFERED = 3;
-const WRITE_MOST = 15; // the service offers 16 at most
 const WRITE_TAB = "limelight-tab-suggests";
 const WRITE_IN_LINK = 2000; // characters; a longer text is kept, but no link
 
@@ -67,8 +64,9 @@ function writeLayout(view) {
   const tools = h(
     "div",
     { class: "row write-tools" },
-    view.go, view.stop,
-    button("Suggest", () => writeSuggest(view), { title: "Ctrl+Space" }),
+    view.go,
+    button("Suggest", () => suggestMore(view), { title: "Ctrl+Space" }),
+    view.stop,
     h("label", { class: "check small" }, "pieces", view.length),
     h("label", { class: "check small" }, "seed", view.seed),
     h("span", { class: "grow" }),
@@ -80,7 +78,7 @@ function writeLayout(view) {
     h("label", { class: "check" }, view.tabs, h("span", null, h("kbd", null, "Tab"), " suggests too")),
     h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), " always; ", h("kbd", null, "Esc"), " then ", h("kbd", null, "Tab"), " leaves the editor"),
   );
-  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "You write, the model goes on"), view.editor.element, view.state, tools, keys, view.attention);
+  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "You write, the model goes on"), view.editor.element, tools, view.state, keys, view.attention);
   return h("div", { class: "two-sides wide-left" }, writing, view.drawing.element);
 }
 
@@ -104,125 +102,23 @@ async function writeLook(view) {
       view.scored = { before, logits: logits.values };
     }
     view.drawing.show(view.scored.logits, view.pieces, before);
-    if (!view.page.model.config.family.startsWith("recurrent")) await writeAttend(view, text);
+    if (!view.page.model.config.family.startsWith("recurrent")) await shadeByAttention(view, text, () => writeLook(view));
   } catch (error) {
     view.page.showError(view.state, error, () => { replace(view.state); writeLook(view); });
   }
 }
 
-/** Shade the earlier text by what the word before the caret looks at. */
-async function writeAttend(view, text) {
-  const { page, editor } = view;
-  if (!text.trim()) {
-    replace(view.attention);
-    return;
-  }
-  if (view.traced?.text !== text) view.traced = await writeTrace(view, text);
-  const { manifest } = view.traced.trace;
-  const characters = characterPlaces(view.traced.read);
-  const skipped = text.length - view.traced.read.length;
-  const spans = manifest.target.spans.map((span) => span && { from: skipped + characters[span[0]], to: skipped + characters[span[1]] });
-  const caret = editor.field.selectionStart;
-  const row = spans.findLastIndex((span) => span && span.from < Math.max(1, caret));
-  const layer = layerNow(manifest.model.layers);
-  const shares = await page.busy(looksAt(view.traced.trace, { side: "decoder", part: "self" }, layer, Math.max(0, row)));
-  if (editor.field.value !== text) return;
-  const here = spans[row];
-  editor.shade(spans.flatMap((span, i) => (span && i <= row ? [{ ...span, share: shares[i], here: i === row }] : [])));
-  writeShares(view, manifest, row, shares, layer, here ? text.slice(here.from, here.to) : "");
-}
-
-/** The text through the model, with nothing written after it; too long a text, its last part. */
-async function writeTrace(view, text) {
-  let read = text;
-  for (;;) {
-    try {
-      const asked = { model: view.page.model.name, text: read, target: "" };
-      return { text, read, trace: await view.page.busy(view.page.api.trace(asked)) };
-    } catch (error) {
-      if (error.status !== 400 || read.length < 16) throw error;
-      read = read.slice(Math.ceil(read.length / 4)).replace(/^\S*\s/, "");
-    }
-  }
-}
-
-function writeShares(view, manifest, row, shares, layer, word) {
-  const read = manifest.target.pieces.slice(0, row + 1);
-  const words = wordsOf(read, manifest.target.special.slice(0, row + 1));
-  const line = shareLine(words, `What ${word} looks at`);
-  const ofWords = sharesOf(words, shares);
-  line.show(ofWords);
-  replace(
-    view.attention,
-    h("div", { class: "card-head" }, h("h3", { class: "label" }, "What ", h("q", { dir: "auto" }, visible(word.trim() || word)), " looks at"), layerChooser(manifest.model.layers, () => writeLook(view))),
-    h("div", { class: "shares-room", tabindex: "0", role: "group", "aria-label": `${word.trim()} looks at ${sharesSaid(words, ofWords)}` }, line.element),
-    h("p", { class: "small soft" }, `The word before the cursor; the mean of the heads of layer ${layer}. The same shares shade the text above. The model sees only what stands before a word.`),
-  );
-}
-
 function writeKey(view, event) {
   if (event.ctrlKey && (event.key === " " || event.code === "Space")) {
     event.preventDefault();
-    writeSuggest(view);
+    suggestMore(view);
   } else if (event.key === "Escape") {
     view.letTabGo = true;
     view.page.say("Tab leaves the editor now");
   } else if (event.key === "Tab" && !event.shiftKey && !event.altKey && view.tabs.checked && !view.letTabGo) {
     event.preventDefault();
-    writeSuggest(view);
+    suggestMore(view);
   }
-}
-
-/** Three ways to go on, and three more, and three more. */
-async function writeSuggest(view) {
-  if (view.control || view.suggesting) return;
-  const { editor, page } = view;
-  const [before] = editor.parts();
-  const caret = editor.field.selectionStart;
-  view.suggesting = true;
-  const pop = popover(view.home, editor.caretPlace(), { title: "How the text could go on", onClose: () => { view.suggesting = false; } });
-  const back = () => {
-    pop.close();
-    editor.field.focus();
-    editor.field.setSelectionRange(caret, caret);
-  };
-  const offer = async (first) => {
-    try {
-      const { suggestions } = await ask(page, "suggest", "/api/suggest", { text: before, n: first + WRITE_OFFERED });
-      const shown = suggestions.slice(first);
-      const more = first + 2 * WRITE_OFFERED <= WRITE_MOST && shown.length === WRITE_OFFERED ? () => offer(first + WRITE_OFFERED) : () => offer(0);
-      writeOffer(view, pop, { shown, back, more });
-    } catch (error) {
-      page.showError(pop.element, error, back);
-    }
-  };
-  await offer(0);
-}
-
-function writeOffer(view, pop, { shown, back, more }) {
-  const options = shown.map(({ text, probability }) => {
-    const [, space, first, rest] = /^(\s*)(\S*)([^]*)$/u.exec(text);
-    return { piece: text === "" ? "the text ends here" : first || space, rest: visible(rest).replaceAll("·", " "), share: probability };
-  });
-  const list = choiceList({
-    title: "How the text could go on",
-    options,
-    onLeave: back,
-    onTab: more,
-    onChoose: (i) => {
-      back();
-      if (shown[i].text) view.editor.type(shown[i].text);
-    },
-  });
-  list.addEventListener("keydown", (event) => {
-    if (event.key.length === 1 && event.key !== " " && !event.ctrlKey && !event.metaKey) back(); // somebody writes on
-  });
-  pop.fill(
-    h("div", { class: "card-head" }, h("h3", { class: "label" }, "How it could go on"), button("3 more", more, { class: "button quiet small", title: "Tab" })),
-    list,
-    h("p", { class: "small soft choice-help" }, "↑ ↓ and Enter choose, Tab for three more, Esc to leave. The share is of the first piece."),
-  );
-  list.focus();
 }
 
 /** Let the model write at the caret, piece by piece, as the sliders say. */
@@ -236,7 +132,7 @@ async function writeOn(view) {
   let written = "";
   writeBusy(view, true);
   try {
-    await page.busy(page.api.stream("/v1/completions", writeAsked(view, before), (event) => {
+    await page.busy(askForStream(page, "/v1/completions", writeAsked(view, before), (event) => {
       written += event.choices[0].text;
       editor.set(before + written + after, before.length + written.length);
     }, control.signal));
@@ -278,7 +174,7 @@ function writeDone(view, text, caret, said, broke = false) {
 }
 
 function writeBusy(view, busy) {
-  view.go.hidden = busy;
+  view.go.disabled = busy; // it stays where it is: a second click must not stop
   view.stop.hidden = !busy;
   view.editor.field.readOnly = busy;
   if (busy) {

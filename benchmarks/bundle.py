@@ -1,0 +1,265 @@
+"""Make a bundled model of a run: its weights in bytes, and a card with scores and samples.
+
+python benchmarks/bundle.py pack en-de runs/en-de     # into limelight/models/en-de
+python benchmarks/bundle.py card en-de runs/en-de     # measures it, and the run for comparison
+
+The corpora are looked for as everywhere (LIMELIGHT_DATA); `benchmarks/bundled_data.py` makes those
+that are not public as they are.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from limelight.evaluation import score_run
+from limelight.loaded import Loaded, load
+from limelight.recipe import recipe_of
+from limelight.run.bundled import CARD, FACTS, MODELS
+from limelight.run.commit import commit, sha256_of
+from limelight.run.folder import RunFolder
+from limelight.run.log import read_log
+from limelight.run.packed import pack
+from limelight.run.weights import WEIGHTS, read_weights
+from limelight.tasks.translate import Wishes
+from limelight.text import named
+from limelight.text.readers import raw_lines
+from limelight.training.checkpoint import write_tensors
+
+TEXTS = Path(__file__).parent / "cards"
+PROMPTS: dict[str, list[str]] = json.loads((TEXTS / "prompts.json").read_text("utf-8"))
+DIGITS = {"BLEU": 1, "chrF2": 1, "perplexity": 2, "bits per byte": 3, "top-1": 3, "top-5": 3}
+
+
+@dataclass(frozen=True)
+class Test:
+    """What is measured, on what, and how to do it again."""
+
+    on: str
+    scores: tuple[str, ...]
+    split: str = "test"
+    corpus: str = ""  # whose test files are taken, instead of the recipe's
+    options: tuple[str, ...] = ()
+
+    def changes(self) -> list[str]:
+        files = named.NAMED[self.corpus].test if self.corpus else ()
+        return [*(f"data.test={named.find(self.corpus, file)}" for file in files), *self.options]
+
+    def command(self, name: str) -> str:
+        files = named.NAMED[self.corpus].test if self.corpus else ()
+        words = [f"limelight evaluate {name}", *(["--split", self.split] * (self.split != "test"))]
+        words += ["--data.test", *files] if files else []
+        words += [f"--{option.replace('=', ' ')}" for option in self.options]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is told of a model besides its numbers."""
+
+    about: str
+    licence: str
+    attempt: str  # a command to try
+    tests: tuple[Test, ...]
+    training: str = ""  # options of the training command
+
+
+BACK = ("data.tag=en", "data.swap=true")
+TRANSLATION = ("BLEU", "chrF2")
+TATOEBA = "Tatoeba, 2,000 unseen sentences"
+CAPTIONS = "Multi30k test_2016, image captions"
+BOOKS = "the 5 validation books"
+KNOWN = {
+    "en-de": Model(
+        "Translates everyday sentences, English to German and (--tag en) back",
+        "Apache-2.0; data: Tatoeba, CC BY 2.0 FR",
+        'limelight translate en-de "I am hungry."',
+        (
+            Test(f"{TATOEBA}, English to German", TRANSLATION, corpus="everyday-en-de"),
+            Test(f"{TATOEBA}, German to English", TRANSLATION, "test", "everyday-en-de", BACK),
+            Test(f"{CAPTIONS}, English to German", TRANSLATION, corpus="multi30k-en-de"),
+            Test(f"{CAPTIONS}, German to English", TRANSLATION, "test", "multi30k-en-de", BACK),
+        ),
+        " --train.repeat",
+    ),
+    "writer": Model(
+        "Goes on with a story, as books of 1865 to 1965 would",
+        "Apache-2.0; data: public domain in the USA (Project Gutenberg)",
+        'limelight write writer "As Aliens entered our planet"',
+        (Test(BOOKS, ("bits per byte",), "valid"),),
+        " --train.compile",
+    ),
+    "fill": Model(
+        "Fills in blanks",
+        "Apache-2.0; data: public domain in the USA (Project Gutenberg)",
+        'limelight fill fill "Once upon a ___ there was a king."',
+        (Test(BOOKS, ("top-1", "top-5"), "valid"),),
+        " --train.compile",
+    ),
+    "chat": Model(
+        "Makes small talk",
+        "Apache-2.0; data: Synthetic-Persona-Chat, CC BY 4.0; chatterbot-corpus, BSD",
+        'limelight chat chat "Hi how are you"',
+        (Test("50 unseen conversations", ("perplexity",), corpus="small-talk"),),
+        " --train.repeat",
+    ),
+}
+
+
+def main() -> None:
+    wanted = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    wanted.add_argument("action", choices=["pack", "card"])
+    wanted.add_argument("name", choices=list(KNOWN))
+    wanted.add_argument("run", type=Path)
+    told = wanted.parse_args()
+    if told.action == "pack":
+        pack_run(told.name, RunFolder(told.run))
+    else:
+        write_card(told.name, told.run)
+
+
+def pack_run(name: str, run: RunFolder) -> None:
+    """A run folder again, but smaller: one set of weights, in bytes."""
+    model = RunFolder(MODELS / name)
+    shutil.rmtree(model.path, ignore_errors=True)
+    model.path.mkdir(parents=True)
+    for file in ("recipe.toml", "tokenizer.json", "environment.json", "log.jsonl"):
+        shutil.copyfile(run.path / file, model.path / file)
+    folder, _ = run.weights()
+    weights = pack(read_weights(folder / WEIGHTS))
+    commit(model.finished / folder.name, lambda place: write_tensors(place / WEIGHTS, weights))
+    model.begin(run.check())
+    model.write_json(FACTS, facts_of(KNOWN[name], model, []))
+    sizes = [file.stat().st_size for file in model.path.rglob("*") if file.is_file()]
+    print(f"{model.path}: {sum(sizes):,} bytes, weights {sha256_of(weights_of(model))}")
+
+
+def weights_of(model: RunFolder) -> Path:
+    return model.weights()[0] / WEIGHTS
+
+
+def write_card(name: str, run: Path) -> None:
+    """Measure the packed model, and the run that it was; write both files."""
+    known, model = KNOWN[name], RunFolder(MODELS / name)
+    all_told = [measured(model.path, test) for test in known.tests]
+    scores = [
+        {"name": score, "value": round(told[score], DIGITS[score])}
+        | {"on": test.on, "command": test.command(name)}
+        for test, told in zip(known.tests, all_told, strict=True)
+        for score in test.scores
+    ]
+    first = known.tests[0].scores[0]
+    before = measured(run, known.tests[0])[first]
+    facts = facts_of(known, model, scores)
+    model.write_json(FACTS, facts)
+    loaded = load(model.path)
+    text = (
+        (TEXTS / f"{name}.md")
+        .read_text("utf-8")
+        .format(
+            shape=shape(loaded, facts["parameters"]),
+            training=training(name, known, model),
+            scores=table(scores),
+            signature=all_told[0].get("signature", ""),
+            packing=packing(first, before, all_told[0][first]),
+            samples="\n".join(SAMPLES[name](loaded)),
+        )
+    )
+    model.write(CARD, text)
+
+
+def packing(score: str, before: float, after: float) -> str:
+    """What it costs to store weights in bytes."""
+    return (
+        f"The weights are stored in bytes, with a scale for each row. Before that, {score} on the "
+        f"first of these was {before:.4f}; as they are now it is {after:.4f}."
+    )
+
+
+def facts_of(known: Model, model: RunFolder, scores: list[dict[str, Any]]) -> dict[str, Any]:
+    """What programs are told."""
+    return {
+        "about": known.about,
+        "licence": known.licence,
+        "try": known.attempt,
+        "parameters": sum(p.numel() for p in load(model.path).model.parameters()),
+        "scores": scores,
+    }
+
+
+def measured(run: Path, test: Test) -> dict[str, Any]:
+    """The numbers of one test, by name."""
+    told = score_run(run, test.split, test.changes(), silent=True)
+    numbers = {score: told["scores"][score]["score"] for score in told["scores"]}
+    signatures = {"signature": told["scores"]["BLEU"]["signature"]} if "BLEU" in numbers else {}
+    return {**numbers, "perplexity": told["perplexity"], **signatures}
+
+
+def shape(loaded: Loaded, parameters: int) -> str:
+    config = loaded.recipe.model
+    return (
+        f"{config.family}, {config.layers} layers of {config.d_model}, {parameters / 1e6:.1f} "
+        f"million parameters, {config.vocab:,} tokens, texts of up to {config.max_len} tokens."
+    )
+
+
+def training(name: str, known: Model, run: RunFolder) -> str:
+    """The command, and what came of it."""
+    recipe, told = recipe_of(run), run.read_json("environment.json")
+    lines = list(read_log(run.log))
+    last = [line for line in lines if "rate" in line][-1]
+    valid = [line for line in lines if line.get("validation")][-1]
+    return (
+        f"`limelight train bundled-{name} --run runs/{name}{known.training}` with seed "
+        f"{recipe.train.seed}: {last['step']:,} steps, {last['epoch'] + 1} times through the data, "
+        f"{last['seconds'] / 60:.1f} minutes on one {told['device']} that it shared with other "
+        f"trainings (torch {told['versions']['torch']}, {recipe.train.batch_tokens:,} tokens a "
+        f"step). Validation loss {valid['loss']:.3f}. The recipe is `limelight/recipes/"
+        f"bundled-{name}.toml`."
+    )
+
+
+def table(scores: list[dict[str, Any]]) -> str:
+    rows = ["| score | | on | measured with |", "|---|---|---|---|"]
+    rows += [f"| {s['name']} | {s['value']} | {s['on']} | `{s['command']}` |" for s in scores]
+    return "\n".join(rows)
+
+
+def translations(loaded: Loaded) -> Iterator[str]:
+    file = named.find("everyday-en-de", named.NAMED["everyday-en-de"].test[0])
+    pairs = [line.decode().rstrip("\n").split("\t") for line in raw_lines(file)][:15]
+    for tag, column in (("de", 0), ("en", 1)):
+        yield from ("", "| source | translation | reference |", "|---|---|---|")
+        for pair in pairs:
+            done = loaded.translate(pair[column], wishes=Wishes(tag=tag))
+            yield f"| {pair[column]} | {done.text} | {pair[1 - column]} |"
+
+
+def stories(loaded: Loaded) -> Iterator[str]:
+    for prompt in PROMPTS["writer"]:
+        yield f"> **{prompt}**{' '.join(loaded.write(prompt, max_tokens=120).split(chr(10)))}\n"
+
+
+def blanks(loaded: Loaded) -> Iterator[str]:
+    yield from ("| text | candidates |", "|---|---|")
+    for text in PROMPTS["fill"]:
+        found = ", ".join(f"{c.text} {c.probability:.0%}" for c in loaded.fill(text).blanks[0])
+        yield f"| {text} | {found} |"
+
+
+def answers(loaded: Loaded) -> Iterator[str]:
+    yield from ("| prompt | answer |", "|---|---|")
+    for prompt in PROMPTS["chat"]:
+        yield f"| {prompt} | {loaded.chat().reply(prompt)} |"
+
+
+SAMPLES = {"en-de": translations, "writer": stories, "fill": blanks, "chat": answers}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    main()

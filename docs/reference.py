@@ -1,0 +1,311 @@
+"""Two pages of reference, written from the types themselves: every setting, every command.
+
+    python docs/reference.py            writes docs/recipes.md and docs/commands.md
+    python docs/reference.py --check    says whether they are what it would write
+
+It also brings the line numbers of links into the source up to date, on all pages.
+
+What a setting means is the comment behind it in the source; what an option means is in the
+docstring of its command. So there is one place to change, and a test finds a page that is stale.
+"""
+
+import ast
+import inspect
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from inspect import Parameter
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import torch
+import tyro
+from docstring_parser import parse
+
+from limelight.cli import COMMANDS
+from limelight.info import count_parameters, short
+from limelight.model import build
+from limelight.model.config import ModelConfig, RecurrentConfig
+from limelight.recipe import SHIPPED, TABLES, load_recipe, recipe_names, toml
+
+DOCS = Path(__file__).parent
+GUIDES = {  # where each command is told at length
+    "chat": "use.md",
+    "classify": "use.md",
+    "data": "data.md",
+    "embed": "use.md",
+    "evaluate": "evaluate.md",
+    "explain": "explain.md",
+    "fill": "use.md",
+    "info": "info.md",
+    "score": "use.md",
+    "serve": "serve.md",
+    "train": "training.md",
+    "translate": "use.md",
+    "write": "use.md",
+}
+EXAMPLES = {  # run by a test, like all of the docs
+    "chat": ["limelight chat chat 'Hi how are you' 'What do you like?'"],
+    "completion": ["limelight completion bash > limelight.bash"],
+    "data": ["limelight data check greetings --json"],
+    "embed": ["limelight embed fill 'A ship came over the sea.'"],
+    "explain": ["limelight explain en-de 'I am hungry.' --stop softmax --layer 2"],
+    "fill": ["limelight fill fill 'Once upon a ___ there was a king.' --count 3"],
+    "info": ["limelight info gpt2-124m --model.layers 24"],
+    "models": ["limelight models"],
+    "score": ["printf 'I am hungry.\\tIch habe Hunger.\\n' | limelight score en-de --tag de"],
+    "translate": ["printf 'Good morning.\\nGood night.\\n' | limelight translate en-de --json"],
+    "write": ["limelight write writer 'The door opened slowly, and' --seed 3 --max-tokens 30"],
+}
+OWNERS = {  # where each table is told at length
+    "data": "data.md#the-data-table",
+    "tokenizer": "data.md#tokenizers",
+    "model": "model.md",
+    "train": "training.md#the-train-table",
+    "decode": "use.md#the-decode-table",
+    "published": "info.md",
+}
+RECIPES = """\
+<!-- Written by docs/reference.py from the source: change it there, then `make docs`. -->
+
+# Recipes: every setting
+
+A recipe is one experiment in a TOML file: data, tokenizer, model, training, decoding. A setting
+that is not there has the default below. Any of them can be given on the command line,
+`--train.steps 500`, and from Python, `limelight.train("reverse", "runs/toy", ["train.steps=500"])`.
+A misspelt one is refused with the nearest right name.
+
+## Recipes that come along
+
+`limelight info NAME` tells what each weighs and what it would take to train it.
+
+| name | | family | layers x width | learns from | parameters |
+|---|---|---|---|---|---|
+"""
+COMMAND_LINE = """\
+<!-- Written by docs/reference.py from the source: change it there, then `make docs`. -->
+
+# Commands
+
+`limelight COMMAND --help` prints the same. `RUN` is a run folder or the name of a model that came
+along, `RECIPE` the name of a recipe or a TOML file. What was asked for goes to standard output, all
+else to standard error. A command leaves with 0 when it is done, with 1 when the work failed, with 2
+when something impossible was asked for, and then says in a sentence what to do.
+
+| command | | told in |
+|---|---|---|
+"""
+
+
+def recipes_page() -> str:
+    """Every table and setting of a recipe, and the recipes that come along."""
+    text = RECIPES + "".join(f"{recipe_row(name)}\n" for name in recipe_names())
+    owners = {"data": TABLES["data"], "tokenizer": TABLES["tokenizer"], "model": ModelConfig}
+    owners |= {"model, recurrent": RecurrentConfig}
+    owners |= {name: TABLES[name] for name in ("train", "decode", "published")}
+    for name, owner in owners.items():
+        text += "\n" + "".join(f"{line}\n" for line in settings_of(name, owner))
+    return text
+
+
+def recipe_row(name: str) -> str:
+    """A recipe that comes along, in a line."""
+    recipe = load_recipe(name)
+    model, data = recipe.model, recipe.data
+    own = "files of yours" if "\n[data]" in (SHIPPED / f"{name}.toml").read_text() else ""
+    texts = data.name or (f"a toy, `{data.toy}`" if data.toy else own)
+    with torch.device("meta"):  # where nothing is allocated
+        weight = short(sum(count_parameters(build(model)).values()))
+    size = f"{model.layers} x {model.d_model}"
+    return row(f"`{name}`", recipe.about, model.family, size, texts, weight)
+
+
+def row(*cells: str) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def settings_of(name: str, owner: type[Any]) -> Iterator[str]:
+    """What a table is for, and its settings."""
+    table, _, kind = name.partition(", ")
+    where = Path(inspect.getfile(owner)).relative_to(DOCS.parent).as_posix()
+    guide = f"[{OWNERS[table].partition('#')[0]}]({OWNERS[table]})"
+    yield f"## `[{table}]`{kind and ', ' + kind}\n"
+    yield f"{owner.__doc__} Told at length in {guide}; in the source `{where}::{owner.__name__}`.\n"
+    yield row("setting", "value", "default", "")
+    yield "|---|---|---|---|"
+    said = comments_of(owner)
+    for setting in fields(owner):
+        told = said.get(setting.name, "")
+        yield row(f"`{setting.name}`", kind_of(setting.type), default_of(setting), told)
+
+
+def comments_of(owner: type[Any]) -> dict[str, str]:
+    """What stands behind each field in the source."""
+    said: dict[str, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(owner)).readline):
+        if token.type == tokenize.COMMENT and (name := re.match(r"\s*(\w+): ", token.line)):
+            said[name[1]] = token.string.removeprefix("#").strip()
+    return said
+
+
+def kind_of(kind: Any) -> str:
+    """What a setting may be, for a person."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        rules = [rule for part in parts[1:] for rule in getattr(part, "metadata", ())]
+        return " ".join([kind_of(parts[0]), *bounds_of(rules)])
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" if choice else "nothing" for choice in parts)
+    if origin in (Union, UnionType):
+        return " or ".join(map(kind_of, parts))
+    if origin is tuple:
+        return "a list of texts" if parts[0] is str else "tables like this one"
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]
+
+
+def bounds_of(rules: list[Any]) -> Iterator[str]:
+    """From where to where."""
+    words = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
+    for name, word in words.items():
+        for rule in rules:
+            if hasattr(rule, name):
+                yield f"{word} {shortly(getattr(rule, name))}"
+
+
+def shortly(number: float) -> str:
+    """A bound as a person writes it."""
+    powers = {2**n: f"2^{n}" for n in range(14, 64)} | {10**n: f"10^{n}" for n in range(6, 20)}
+    return powers.get(int(number), f"{number:,}")
+
+
+def default_of(setting: Field[Any]) -> str:
+    """What it is if nothing is said."""
+    return "must be given" if setting.default is MISSING else f"`{toml(setting.default)}`"
+
+
+def commands_page() -> str:
+    """Every command with its options."""
+    text = COMMAND_LINE
+    for name, command in COMMANDS.items():
+        first = str(parse(command.__doc__ or "").short_description)
+        text += row(f"[`{name}`](#limelight-{name})", first, guide_to(name) or "here") + "\n"
+    for name, command in COMMANDS.items():
+        text += "\n" + "".join(f"{line}\n" for line in section(name, command))
+    return text
+
+
+def guide_to(name: str) -> str:
+    """A link to where a command is told at length, if it is."""
+    return f"[{GUIDES[name]}]({GUIDES[name]})" if name in GUIDES else ""
+
+
+def section(name: str, command: Callable[..., None]) -> Iterator[str]:
+    """One command: how it is called, what it does, and its options."""
+    told = parse(command.__doc__ or "")
+    meaning = {argument.arg_name: argument.description or "" for argument in told.params}
+    options = list(inspect.signature(command).parameters.values())
+    yield f"## limelight {name}\n"
+    yield f"{told.short_description}\n"
+    if told.long_description:
+        yield f"{told.long_description}\n"
+    yield f"    {synopsis(name, options)}"
+    if options:
+        yield "\n" + row("", "default", "")
+        yield "|---|---|---|"
+    for option in options:
+        yield row(f"`{typed(option)}`", shown(option.default), meaning.get(option.name, ""))
+    if name in EXAMPLES:
+        yield "\n```sh\n" + "\n".join(EXAMPLES[name]) + "\n```"
+    if name in GUIDES:
+        yield f"\nMore in {guide_to(name)}."
+
+
+def synopsis(name: str, options: list[Parameter]) -> str:
+    """How a command is called: what must be said, and whether more may be."""
+    must = [o for o in options if by_place(o) or o.default is Parameter.empty]
+    more = ["[OPTIONS]"] if len(must) < len(options) else []
+    return " ".join(["limelight", name, *map(typed, must), *more])
+
+
+def by_place(option: Parameter) -> bool:
+    """Whether it is told by its place and not by its name."""
+    return tyro.conf.Positional in getattr(option.annotation, "__metadata__", ())
+
+
+def typed(option: Parameter) -> str:
+    """An option as one types it."""
+    rules = getattr(option.annotation, "__metadata__", ())
+    own = [rule.metavar for rule in rules if getattr(rule, "metavar", None)]
+    kind = get_args(option.annotation)[0] if rules else option.annotation
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    value = own[0] if own else value_of(option.name, kind)
+    if by_place(option):
+        return value if value != "TEXT" else option.name.upper()
+    if option.name == "set":
+        return "--TABLE.SETTING VALUE"
+    return f"--{option.name.rstrip('_').replace('_', '-')} {value}".rstrip()
+
+
+def value_of(name: str, kind: Any) -> str:
+    """What follows the name of an option."""
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"{name.upper()} ..."
+    return {bool: "", int: "N", float: "X", str: "TEXT"}[kind]
+
+
+def shown(default: Any) -> str:
+    """A default that says something."""
+    return "" if default in (Parameter.empty, (), "", None, False) else f"`{default}`"
+
+
+def relinked(text: str) -> str:
+    """A page whose links to names in the source lead to the lines where these are now."""
+
+    def point(link: re.Match[str]) -> str:
+        line = lines_of(DOCS.parent / link[2]).get(link[1])  # a name that is gone fails a test
+        return f"[`{link[1]}`](../{link[2]}#L{line})" if line else link[0]
+
+    return re.sub(r"\[`([\w.]+)`\]\(\.\./([\w/]+\.py)(?:#L\d+)?\)", point, text)
+
+
+@cache
+def lines_of(path: Path) -> dict[str, int]:
+    """Where each function, class and method of a file begins."""
+    lines: dict[str, int] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        parts = node.body if isinstance(node, ast.ClassDef) else []
+        name = getattr(node, "name", "")
+        for part, owner in [(node, ""), *((part, f"{name}.") for part in parts)]:
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                lines[f"{owner}{part.name}"] = part.lineno
+    return lines
+
+
+def read(path: Path) -> str:
+    """A page as it is, or nothing."""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def main() -> None:
+    """Write the pages, or say which are stale."""
+    pages = {"recipes.md": recipes_page(), "commands.md": commands_page()}
+    stale = [name for name, text in pages.items() if read(DOCS / name) != text]
+    if "--check" in sys.argv:
+        sys.exit(f"`make docs` would change {', '.join(stale)}" if stale else 0)
+    for name in stale:
+        (DOCS / name).write_text(pages[name], encoding="utf-8")
+    for path in DOCS.glob("*.md"):
+        path.write_text(relinked(read(path)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

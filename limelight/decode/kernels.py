@@ -1,0 +1,376 @@
+"""Kernels for a GPU that writes: the parts of a step that would otherwise be many small ones.
+
+One program of a kernel does one head of one row, or one row; thousands of them run side by side.
+They are compiled by Triton when they are launched first, and kept on the disk.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+FEW = 8  # of the likeliest tokens are found at every step, whether they are needed or not
+PART = 4096  # tokens of the vocabulary that one program ranks
+SHORT = 64  # slots
+MANY_PROGRAMS = 256  # fill a GPU by themselves
+
+
+@triton.jit
+def _turned(x, partner, position, d, d_head: tl.constexpr, precise: tl.constexpr):
+    """Rotary positions: a pair of numbers turned by its angle, as `model.positions` has it."""
+    exponent = (d // 2).to(precise) * (-2.0 / d_head)
+    angle = position.to(precise) * tl.exp(exponent * 9.210340371976184)  # 10000 ** exponent
+    sine = tl.where(d % 2 == 0, -tl.sin(angle), tl.sin(angle))
+    return (x * tl.cos(angle) + partner * sine).to(x.dtype)
+
+
+@triton.jit
+def _mix(
+    q,
+    keys,
+    values,
+    at,
+    seen,
+    best,
+    total,
+    mixed,
+    d,
+    inside,
+    d_head: tl.constexpr,
+    precise: tl.constexpr,
+):
+    """Some more keys and values into a softmax that is still running (Milakov, Gimelshein 2018)."""
+    wanted = seen[:, None] & inside[None, :]
+    place = at[:, None] * d_head + d[None, :]
+    k = tl.load(keys + place, mask=wanted, other=0.0).to(precise)
+    scores = tl.where(seen, tl.sum(k * q[None, :], axis=1), float("-inf"))
+    higher = tl.maximum(best, tl.max(scores, axis=0))
+    shrink, weights = tl.exp(best - higher), tl.exp(scores - higher)
+    v = tl.load(values + place, mask=wanted, other=0.0).to(precise)
+    mixed = mixed * shrink + tl.sum(weights[:, None] * v, axis=0)
+    return higher, total * shrink + tl.sum(weights, axis=0), mixed
+
+
+@triton.jit
+def _look_back(
+    heads,
+    keys,
+    values,
+    table,
+    column,
+    out,
+    slots,
+    scale,
+    h: tl.constexpr,
+    g: tl.constexpr,
+    d_head: tl.constexpr,
+    power: tl.constexpr,
+    block: tl.constexpr,
+    rotary: tl.constexpr,
+    precise: tl.constexpr,
+):
+    """Self-attention of one new token: its key and value go into the past, its query looks there.
+
+    `heads`: B H+2G K; `keys`, `values`: B S G K; `table`: see `SwiftPlace`.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    group = head // (h // g)
+    d = tl.arange(0, power)
+    inside = d < d_head
+    own = heads + row * (h + 2 * g) * d_head
+    own_key = own + (h + group) * d_head
+    line = table + row * (2 + slots)
+    position = tl.minimum(tl.load(line), slots - 1)
+    q = tl.load(own + head * d_head + d, mask=inside, other=0.0).to(precise)
+    k = tl.load(own_key + d, mask=inside, other=0.0).to(precise)
+    v = tl.load(own_key + g * d_head + d, mask=inside, other=0.0)
+    if rotary:
+        beside = tl.load(own + head * d_head + (d ^ 1), mask=inside, other=0.0).to(precise)
+        q = _turned(q, beside, position, d, d_head, precise)
+        beside = tl.load(own_key + (d ^ 1), mask=inside, other=0.0).to(precise)
+        k = _turned(k, beside, position, d, d_head, precise)
+    slot = tl.load(column)
+    if head % (h // g) == 0:
+        kept = ((row * slots + slot) * g + group) * d_head + d
+        tl.store(keys + kept, k.to(keys.dtype.element_ty), mask=inside)
+        tl.store(values + kept, v, mask=inside)
+    if head == 0:
+        tl.store(line + 2 + position, row * slots + slot)
+    q = q * scale
+    best, mixed = tl.sum(q * k, axis=0), v.to(precise)
+    total = best * 0.0 + 1.0
+    for first in range(0, position, block):
+        s = first + tl.arange(0, block)
+        seen = s < position
+        flat = tl.load(line + 2 + s, mask=seen, other=0)
+        at = flat * g + group
+        best, total, mixed = _mix(
+            q, keys, values, at, seen, best, total, mixed, d, inside, d_head, precise
+        )
+    result = out + (row * h + head) * d_head + d
+    tl.store(result, (mixed / total).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _look_across(
+    queries,
+    keys,
+    values,
+    table,
+    seen_at,
+    out,
+    slots,
+    width,
+    scale,
+    h: tl.constexpr,
+    g: tl.constexpr,
+    d_head: tl.constexpr,
+    power: tl.constexpr,
+    block: tl.constexpr,
+    precise: tl.constexpr,
+):
+    """Cross-attention of one token: row b looks at its source, where `seen_at` allows it."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    group = head // (h // g)
+    d = tl.arange(0, power)
+    inside = d < d_head
+    result = (row * h + head) * d_head + d
+    q = tl.load(queries + result, mask=inside, other=0.0).to(precise) * scale
+    source = tl.load(table + row * (2 + slots) + 1)
+    mixed = q * 0.0
+    total = tl.sum(mixed, axis=0)
+    best = total - 1e30
+    for first in range(0, width, block):
+        s = first + tl.arange(0, block)
+        seen = tl.load(seen_at + source * width + s, mask=s < width, other=0) != 0
+        at = (source * g + group) * width + s
+        best, total, mixed = _mix(
+            q, keys, values, at, seen, best, total, mixed, d, inside, d_head, precise
+        )
+    tl.store(out + result, (mixed / total).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_and_norm(
+    x,
+    more,
+    weight,
+    bias,
+    total,
+    out,
+    width,
+    eps,
+    adds: tl.constexpr,
+    centred: tl.constexpr,
+    power: tl.constexpr,
+    precise: tl.constexpr,
+):
+    """One row: x + more, and its norm."""
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, power)
+    inside = d < width
+    summed = tl.load(x + row * width + d, mask=inside, other=0.0).to(precise)
+    if adds:
+        summed += tl.load(more + row * width + d, mask=inside, other=0.0).to(precise)
+        tl.store(total + row * width + d, summed.to(total.dtype.element_ty), mask=inside)
+    if centred:
+        summed = tl.where(inside, summed - tl.sum(summed, axis=0) / width, 0.0)
+    variance = tl.sum(summed * summed, axis=0) / width
+    normed = summed / tl.sqrt(variance + eps)
+    normed = normed * tl.load(weight + d, mask=inside, other=0.0).to(precise)
+    if centred:
+        normed += tl.load(bias + d, mask=inside, other=0.0).to(precise)
+    tl.store(out + row * width + d, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rank_part(
+    logits,
+    stride,
+    values,
+    tokens,
+    tops,
+    sums,
+    vocab,
+    few: tl.constexpr,
+    part: tl.constexpr,
+    precise: tl.constexpr,
+):
+    """The highest of a part of a row's scores, and what the others come to beside them."""
+    row, which, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    i = tl.arange(0, part)
+    inside = which * part + i < vocab
+    x = tl.load(logits + row * stride + which * part + i, mask=inside, other=float("-inf"))
+    x = x.to(precise)
+    top = tl.maximum(tl.max(x, axis=0), -1e30)
+    tl.store(tops + row * parts + which, top)
+    tl.store(sums + row * parts + which, tl.sum(tl.exp(x - top), axis=0))
+    for rank in tl.static_range(few):
+        highest, place = tl.max(x, axis=0, return_indices=True)
+        tl.store(values + (row * parts + which) * few + rank, highest)
+        tl.store(tokens + (row * parts + which) * few + rank, which * part + place)
+        x = tl.where(i == place, float("-inf"), x)
+
+
+@triton.jit
+def _rank_all(
+    values,
+    tokens,
+    tops,
+    sums,
+    logprobs,
+    chosen,
+    parts,
+    few: tl.constexpr,
+    power: tl.constexpr,
+    parts_power: tl.constexpr,
+):
+    """The highest of all parts of a row, as log-probabilities."""
+    row = tl.program_id(0).to(tl.int64)
+    i, part = tl.arange(0, power), tl.arange(0, parts_power)
+    x = tl.load(values + row * parts * few + i, mask=i < parts * few, other=float("-inf"))
+    token = tl.load(tokens + row * parts * few + i, mask=i < parts * few, other=0)
+    highest = tl.load(tops + row * parts + part, mask=part < parts, other=-1e30)
+    beside = tl.load(sums + row * parts + part, mask=part < parts, other=0.0)
+    top = tl.max(highest, axis=0)
+    total = top + tl.log(tl.sum(beside * tl.exp(highest - top), axis=0))
+    for rank in tl.static_range(few):
+        value, place = tl.max(x, axis=0, return_indices=True)
+        tl.store(logprobs + row * few + rank, value - total)
+        tl.store(chosen + row * few + rank, tl.sum(tl.where(i == place, token, 0), axis=0))
+        x = tl.where(i == place, float("-inf"), x)
+
+
+def look_back(
+    heads: Tensor, keys: Tensor, values: Tensor, table: Tensor, column: Tensor, rotary: bool
+) -> Tensor:
+    """Self-attention of one new token in every row, B H*K, from its queries, keys and values."""
+    rows, slots, groups, width = keys.shape
+    count = heads.size(1) // width - 2 * groups
+    out = heads.new_empty(rows, count * width)
+    _look_back[(rows, count)](
+        heads,
+        keys,
+        values,
+        table,
+        column,
+        out,
+        slots,
+        1 / math.sqrt(width),
+        h=count,
+        g=groups,
+        d_head=width,
+        power=triton.next_power_of_2(width),
+        rotary=rotary,
+        precise=precision_of(heads),
+        **at_a_time(rows * count, slots),
+    )
+    return out
+
+
+def look_across(
+    queries: Tensor, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor
+) -> Tensor:
+    """Cross-attention of one token in every row, B H*K; `seen`, B S, hides padding."""
+    _, groups, length, width = keys.shape
+    count = queries.size(1) // width
+    out = torch.empty_like(queries)
+    _look_across[(len(queries), count)](
+        queries,
+        keys,
+        values,
+        table,
+        seen,
+        out,
+        table.size(1) - 2,
+        length,
+        1 / math.sqrt(width),
+        h=count,
+        g=groups,
+        d_head=width,
+        power=triton.next_power_of_2(width),
+        precise=precision_of(queries),
+        **at_a_time(len(queries) * count, length),
+    )
+    return out
+
+
+def at_a_time(programs: int, slots: int) -> dict[str, int]:
+    """How many slots a program looks at together, in how many threads: LAB.md has the times."""
+    if slots <= SHORT:
+        return {"block": 16, "num_warps": 1}
+    if programs < MANY_PROGRAMS:  # each has more of the GPU to itself
+        return {"block": 256, "num_warps": 8}
+    return {"block": 128, "num_warps": 4}
+
+
+def rank(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The few likeliest tokens of each row, the likeliest first: log-probabilities and tokens, B C.
+
+    Among equals the first one comes first.
+    """
+    rows, vocab = logits.shape
+    parts = triton.cdiv(vocab, PART)
+    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    values = logits.new_empty(rows, parts, FEW, dtype=kind)
+    tokens = logits.new_empty(rows, parts, FEW, dtype=torch.long)
+    tops, sums = logits.new_empty(2, rows, parts, dtype=kind)
+    _rank_part[(rows, parts)](
+        logits,
+        logits.stride(0),
+        values,
+        tokens,
+        tops,
+        sums,
+        vocab,
+        few=FEW,
+        part=PART,
+        precise=precision_of(logits),
+    )
+    logprobs = logits.new_empty(rows, FEW, dtype=kind)
+    chosen = logits.new_empty(rows, FEW, dtype=torch.long)
+    _rank_all[(rows,)](
+        values,
+        tokens,
+        tops,
+        sums,
+        logprobs,
+        chosen,
+        parts,
+        few=FEW,
+        power=triton.next_power_of_2(parts * FEW),
+        parts_power=triton.next_power_of_2(parts),
+    )
+    return logprobs, chosen
+
+
+def add_and_norm(x: Tensor, more: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    """x + more, and its norm, B D each."""
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    total = x if more is None else torch.empty_like(x)
+    centred = isinstance(norm, nn.LayerNorm)
+    bias = norm.bias if centred else norm.weight
+    _add_and_norm[(rows,)](
+        x,
+        x if more is None else more,
+        norm.weight,
+        bias,
+        total,
+        out,
+        width,
+        norm.eps,
+        adds=more is not None,
+        centred=centred,
+        power=triton.next_power_of_2(width),
+        precise=precision_of(x),
+    )
+    return total, out
+
+
+def precision_of(x: Tensor) -> Any:
+    """What sums are made in."""
+    return tl.float64 if x.dtype == torch.float64 else tl.float32

@@ -1,0 +1,68 @@
+"""A model's name is taken where a run folder is, and a run folder of your own comes first."""
+
+import json
+
+import pytest
+
+from limelight.errors import UserError
+from limelight.run import bundled
+from limelight.run.folder import RunFolder
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """Two bundled models, and an empty folder to stand in."""
+    for name in ("parrot", "pirate"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "run.json").write_text(json.dumps({"format": 1}))
+        (tmp_path / "models" / name / "model.json").write_text(json.dumps({"about": name}))
+    (tmp_path / "models" / "half").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setattr(bundled, "MODELS", tmp_path / "models")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "models"
+
+
+def test_names_are_those_of_folders_with_a_model(models):
+    assert bundled.model_names() == ["parrot", "pirate"]
+    assert bundled.find_run("parrot").path == models / "parrot"
+    assert bundled.is_run("parrot")
+    assert not bundled.is_run("half")
+
+
+def test_a_run_folder_of_your_own_comes_first_and_another_folder_does_not(models, tmp_path):
+    own = tmp_path / "here" / "parrot"
+    own.mkdir()
+    assert bundled.find_run("parrot").path == models / "parrot"
+    (own / "run.json").write_text("{}")
+    assert bundled.find_run("parrot").path.resolve() == own
+    assert bundled.place_of(bundled.find_run("parrot")) == str(own)
+    assert bundled.place_of(bundled.find_run("pirate")) == "pirate"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("parot", "parot is no run folder here, and no model .*: did you mean 'parrot'?"),
+        ("zzz", "there are parrot, pirate"),
+        ("half", "no run folder"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(models, name, sentence):
+    with pytest.raises(UserError, match=sentence):
+        bundled.find_run(name).check()
+
+
+def test_a_path_is_no_name(models):
+    assert bundled.find_run("runs/parot") == RunFolder(bundled.Path("runs/parot"))
+    with pytest.raises(UserError, match="runs/parot is no run folder: it has no run"):
+        bundled.find_run("runs/parot").check()
+
+
+def test_how_large_a_model_is(models):
+    (models / "parrot" / "finished").mkdir()
+    (models / "parrot" / "finished" / "weights").write_bytes(bytes(1000))
+    files = (models / "parrot" / "run.json", models / "parrot" / "model.json")
+    told = bundled.facts_of("parrot")
+    assert told["bytes"] == 1000 + sum(file.stat().st_size for file in files)
+    assert told["about"] == told["name"] == "parrot"

@@ -1,0 +1,201 @@
+"""The models that come with the package: small, whole, and what their cards say of them."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+import limelight
+from limelight.cli import main
+from limelight.experiment import train
+from limelight.info import count_parameters
+from limelight.recipe import load_recipe, recipe_names, recipe_of
+from limelight.run.bundled import CARD, MODELS, facts_of, find_run, model_names
+from limelight.run.commit import newest
+from limelight.run.folder import RunFolder
+from limelight.serve.server import named
+from limelight.tasks.translate import Wishes
+
+NAMES = ["chat", "en-de", "fill", "writer"]
+LARGEST = 32_000_000  # bytes, all together
+HOW = {"compile", "repeat"}  # of [train]: they change how fast it is, and nothing else
+
+
+def card(name):
+    return (MODELS / name / CARD).read_text("utf-8")
+
+
+def rows(name, heading):
+    """The tables of a card under a heading, row by row."""
+    text = card(name).split(f"## {heading}")[1].split("\n## ")[0]
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return [row for row in cells if not set(row[0]) <= {"-", "|"}]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """All of them, loaded where nothing outside can be reached."""
+
+    def refuse(*_, **__):
+        raise AssertionError("loading a model must not need a network")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "socket", refuse)
+        return {name: limelight.load(name) for name in NAMES}
+
+
+def test_there_are_four_and_no_recipe_has_the_name_of_one():
+    assert model_names() == NAMES
+    assert not set(NAMES) & set(recipe_names())
+    assert sum(facts_of(name)["bytes"] for name in NAMES) <= LARGEST
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_whole_and_has_as_many_parameters_as_it_says(loaded, name):
+    folder, complaints = newest(MODELS / name / "finished")
+    assert folder is not None
+    assert complaints == []
+    parameters = sum(count_parameters(loaded[name].model).values())
+    assert parameters == facts_of(name)["parameters"]
+    assert loaded[name].step == int(folder.name.removeprefix("step-"))
+    files = [path for path in (MODELS / name).rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".md", ".safetensors", ".toml"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_recipe_is_the_one_that_makes_it_again(loaded, name):
+    shipped, used = load_recipe(f"bundled-{name}"), recipe_of(find_run(name))
+    assert used.name == shipped.name
+    for table in ("data", "tokenizer", "model", "train", "decode"):
+        ours, theirs = asdict(getattr(shipped, table)), asdict(getattr(used, table))
+        assert {k for k in ours if ours[k] != theirs[k]} <= HOW
+    assert used.train.steps == loaded[name].step
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_is_complete_and_has_the_scores_of_the_file(name):
+    text, facts = card(name), facts_of(name)
+    for part in ("## Data", "## Training", "## Scores", "## Limits", "seed 1", "minutes on one"):
+        assert part in text
+    assert f"limelight train bundled-{name}" in text
+    assert f"{facts['parameters'] / 1e6:.1f} million parameters" in text
+    told = [row[:3] for row in rows(name, "Scores")[1:]]
+    assert told == [[s["name"], str(s["value"]), s["on"]] for s in facts["scores"]]
+    assert all(f"`{score['command']}`" in text for score in facts["scores"])
+    assert facts["try"].startswith("limelight ")
+    licences = {"en-de": "CC BY 2.0 FR", "chat": "CC BY 4.0"}
+    assert licences.get(name, "ublic domain in the USA") in text
+    assert licences.get(name, "ublic domain in the USA") in facts["licence"]
+
+
+def test_the_card_of_en_de_shows_what_it_translates(loaded):
+    assert loaded["en-de"].translate("I am hungry.").text == "Ich habe Hunger."
+    shown = [row for row in rows("en-de", "Samples") if row[0] != "source"]
+    assert len(shown) == 30
+    for tag, first in (("de", 0), ("en", 15)):
+        for source, told, _ in shown[first : first + 3]:
+            assert loaded["en-de"].translate(source, wishes=Wishes(tag=tag)).text == told
+
+
+def test_the_card_of_chat_shows_what_it_answers(loaded):
+    shown = rows("chat", "The answers")[1:]
+    assert len(shown) == 50
+    assert shown[0][0] == "Hi how are you"
+    assert "fine" in shown[0][1]
+    for prompt, told in shown[:6]:
+        assert loaded["chat"].chat().reply(prompt) == told
+
+
+def test_the_card_of_fill_shows_what_it_fills_in(loaded):
+    for text, told in rows("fill", "Samples")[1:]:
+        best = loaded["fill"].fill(text).blanks[0][0].text
+        assert re.match(rf"{re.escape(best)} \d+%", told)
+    assert loaded["fill"].fill("Once upon a ___ there was a king.").blanks[0][0].text == "time"
+
+
+def test_the_card_of_writer_shows_how_it_goes_on(loaded):
+    prompt = "As Aliens entered our planet"
+    told = re.search(rf"> \*\*{prompt}\*\*(.*)", card("writer"))[1]
+    assert len(told.split()) > 50
+    assert told.startswith(loaded["writer"].write(prompt, max_tokens=8).replace("\n", " "))
+
+
+def ask(monkeypatch, capsys, *arguments):
+    """A command in this process: its exit code, and what it says."""
+    monkeypatch.setattr(sys, "argv", ["limelight", *map(str, arguments)])
+    code = 0
+    try:
+        main()
+    except SystemExit as left:
+        code = left.code or 0
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["translate", "en-de", "I am hungry."], "Ich habe Hunger."),
+        (["translate", "en-de", "--tag", "en", "Ich habe Hunger."], "hungry"),
+        (["chat", "chat", "Hi how are you"], "fine"),
+        (["write", "writer", "The captain", "--max-tokens", "5"], "The captain"),
+        (["fill", "fill", "Once upon a ___ there was a king."], "Once upon a time"),
+        (["score", "writer", "Once upon a time"], "-"),
+        (["embed", "fill", "a ship"], "["),
+        (["explain", "en-de", "I am hungry.", "--stop", "softmax"], "hungry"),
+        (["info", "en-de"], "11.2M"),
+    ],
+)
+def test_every_command_takes_their_names(monkeypatch, capsys, arguments, words):
+    code, out, _ = ask(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert words in out
+
+
+@pytest.mark.parametrize(
+    ("command", "near"), [("translate", "en-de"), ("info", "en-de"), ("evaluate", "en-de")]
+)
+def test_a_misspelt_name_is_answered_with_the_right_one(monkeypatch, capsys, command, near):
+    text = ["Hello."] if command == "translate" else []
+    code, out, complaint = ask(monkeypatch, capsys, command, "en-dee", *text)
+    assert (code, out) == (2, "")
+    assert f"did you mean {near!r}?" in complaint
+    assert "Traceback" not in complaint
+
+
+def test_the_service_takes_their_names():
+    assert named(["en-de", "chat"]) == {n: (MODELS / n).resolve() for n in ("en-de", "chat")}
+
+
+def test_they_can_be_evaluated_and_trained_further(monkeypatch, capsys, tmp_path):
+    pairs = [("I am hungry.", "Ich habe Hunger."), ("Good morning.", "Guten Morgen.")]
+    (tmp_path / "own.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs * 5))
+    code, out, _ = ask(
+        monkeypatch, capsys, "evaluate", "en-de", "--data.test", tmp_path / "own.tsv", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["scores"]["BLEU"]["score"] > 50
+    own = ["data.corpora=[]", f"data.train={tmp_path / 'own.tsv'}", "train.steps=2"]
+    few = ["train.warmup=1", "train.batch_tokens=200", "train.learning_rate=0.0001"]
+    assert train("bundled-en-de", tmp_path / "mine", [*own, *few], "en-de", silent=True) == 0
+    mine = limelight.load(tmp_path / "mine")
+    assert mine.translate("I am hungry.").text == "Ich habe Hunger."
+    assert RunFolder(tmp_path / "mine").read_json("environment.json")["from"] == "en-de"
+
+
+def test_the_list_for_people_and_for_programs():
+    listed = [sys.executable, "-m", "limelight", "models"]
+    people, programs = (
+        subprocess.run([*listed, *more], capture_output=True, text=True, check=True).stdout
+        for more in ([], ["--json"])
+    )
+    told = json.loads(programs)["models"]
+    assert [model["name"] for model in told] == NAMES
+    for model in told:
+        assert model == facts_of(model["name"])
+        assert model["about"] in " ".join(people.split())
+        assert all(str(score["value"]) in people for score in model["scores"])
