@@ -1,6 +1,7 @@
 # Two commands, on any machine with Python 3.11 or newer: `make demo` and `make test`.
 # Each sets itself up first: a virtual environment in .venv with the versions in constraints.txt.
 #
+#   make demo QUICK=1      a tour of a minute, not of a few
 #   make demo TORCH=cpu    on Linux, take torch's CPU build and not the large CUDA one
 #   make demo PYTHON=...   use another Python than python3
 
@@ -14,7 +15,7 @@ TORCH_FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_INDEX))
 .PHONY: demo test test-system test-gpu lint docs soak bench clean
 
 demo: .venv/ready
-	@$(BIN)/limelight demo
+	@$(BIN)/limelight demo $(if $(QUICK),--quick)
 
 # Several tests at a time, with one thread each: two threads that wait for a busy core are slower than one.
 test test-system soak: export OMP_NUM_THREADS := 1

@@ -40,7 +40,7 @@ STEPS, STEPS_IF_QUICK = 500, 200
 ROOM = 60_000_000  # bytes: more than all of it takes
 THREADS = 4  # more of them only get in each other's way in models this small
 
-SENTENCE = "The old man gave the little girl a red ball."
+SENTENCE = "I want to buy a new car tomorrow."
 BEGINNING = "As Aliens entered our planet"
 QUESTION = "Hi how are you"
 MORE_QUESTIONS = ("What is your name?", "tell me a joke", "Do you like music?", "good night")
@@ -129,15 +129,15 @@ def translate(console: Console) -> None:
     console.print(terminal.heat_map(grid, min(console.width, terminal.WIDEST)))
     paragraph(
         console,
-        "\nNobody told it which word belongs to which: it has found that out from pairs of "
-        "sentences, and looks where it needs to.",
+        "\nGerman has its words in another order. Nobody told the model which belongs to which: it "
+        "has found that out from pairs of sentences, and looks where it needs to.",
     )
 
 
 def alignment(explanation: Explanation) -> Grid:
     """What each word that was written looked at in the source, in the layer that shows it best."""
     layers = [
-        weights_of(explanation, "decoder.cross", layer + 1, None)[:, :-1]  # not at the end token
+        weights_of(explanation, "decoder.cross", layer + 1, None)[:-1, :-1]  # but for the ends
         for layer in range(explanation.config.layers)
     ]
     clearest = max(range(len(layers)), key=lambda layer: clearness(layers[layer]))
@@ -145,7 +145,7 @@ def alignment(explanation: Explanation) -> Grid:
         f"How much each word looks at each, layer {clearest + 1}, mean of all heads",
         names=(f"decoder.{clearest}.cross.weights",),
         values=layers[clearest],
-        rows=explanation.answers.labels,
+        rows=explanation.answers.labels[:-1],
         columns=explanation.source.labels[:-1],
         axes=("writes", "reads"),
         scale="share",

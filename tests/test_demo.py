@@ -20,6 +20,7 @@ from limelight.errors import UserError
 from limelight.loaded import load
 from limelight.recipe import load_recipe
 from limelight.training import loop
+from limelight.training.report import Report
 from tests.tasks.conftest import run  # noqa: F401
 from tests.tours import shorten
 from tests.training.samples import tiny, train_in
@@ -108,9 +109,9 @@ def test_every_row_of_the_alignment_is_one_of_the_model(first, run):  # noqa: F8
     below = first.out[first.out.index(title) :].splitlines()[2:]
     weights = explanation.tensor(f"decoder.{int(layer) - 1}.cross.weights").mean(dim=0)
     assert len(weights) > 3
-    for row, line in zip(weights.tolist(), below, strict=False):
+    for row, line in zip(weights[:-1].tolist(), below, strict=False):
         shown = [float(x) for x in re.findall(r"\d\.\d{3}", line)]
-        assert shown == pytest.approx(row[:-1], abs=6e-4)  # but for the end token's column
+        assert shown == pytest.approx(row[:-1], abs=6e-4)  # but for the ends
 
 
 def test_colour_says_the_same(again, monkeypatch):
@@ -218,3 +219,18 @@ def test_a_text_flows_in_lines_and_loses_no_word(width):
 def test_the_recipe_is_as_long_as_the_tour_says():
     assert load_recipe(demo.RECIPE).train.steps == demo.STEPS
     assert load_recipe(demo.RECIPE).train.warmup < demo.STEPS_IF_QUICK < demo.STEPS
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_bar_has_room_for_what_it_says(width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    report = Report(console=console)
+    report.begin(0, 500)
+    told = {"step": 120, "loss": 2.1234, "rate": 0.001, "tokens_per_second": 12_345.6}
+    report.train({**told, "memory": 510_000_000, "seconds": 30}, 500)
+    report.end()
+    shown = console.file.getvalue()
+    for part in ("step 120/500", "loss 2.1234", "12,346 tokens/s", "left "):
+        assert part in shown
+    assert ("0.5 GB" in shown) == (width > 80)
+    assert "…" not in shown

@@ -17,6 +17,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+ROOMY = 120  # columns of a terminal in which the bar has room for all that is known
+
 
 class Report:
     """Tells how training goes. A silent one is for all processes but the first."""
@@ -43,7 +45,7 @@ class Report:
         self.bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
-            BarColumn(),
+            BarColumn(40 if self.console.width >= ROOMY else 16),
             TextColumn("{task.fields[told]}"),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -59,12 +61,11 @@ class Report:
 
     def train(self, entry: dict[str, Any], steps: int) -> None:
         """What was logged."""
-        told = (
-            f"loss {entry['loss']:.4f}  rate {entry['rate']:.2e}  "
-            f"{entry['tokens_per_second']:,.0f} tokens/s  {entry['memory'] / 1e9:.1f} GB"
-        )
+        loss, speed = f"loss {entry['loss']:.4f}", f"{entry['tokens_per_second']:,.0f} tokens/s"
+        told = f"{loss}  rate {entry['rate']:.2e}  {speed}  {entry['memory'] / 1e9:.1f} GB"
         if self.bar is not None:
-            self.bar.update(self.task, completed=entry["step"], told=told)
+            shown = told if self.console.width >= ROOMY else f"{loss}  {speed}"
+            self.bar.update(self.task, completed=entry["step"], told=shown)
         else:
             pace = entry["seconds"] / max(1, entry["step"] - self.begun_at)
             left = (steps - entry["step"]) * pace
