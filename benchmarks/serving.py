@@ -173,7 +173,7 @@ def measure(
     url: str, texts: list[str], clients: int, given: argparse.Namespace, alone: float, service: int
 ) -> dict[str, float]:
     """So many clients: what they get, and what it costs the service and the model's process."""
-    (worker,) = Path(f"/proc/{service}/task/{service}/children").read_text().split()
+    (worker,) = Path(f"/proc/{service}/task/{service}/children").read_text(encoding="utf-8").split()
     before = [seconds_of(pid) for pid in (service, worker)]
     took = ask(url, texts, clients, given.beam, given.seconds)
     spent = [seconds_of(pid) - was for pid, was in zip((service, worker), before, strict=True)]
@@ -205,7 +205,7 @@ def free() -> int:
 
 def seconds_of(pid: int | str) -> float:
     """Processor time that a process has had."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

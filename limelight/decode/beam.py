@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -296,6 +297,8 @@ class Search:
     def leave(self) -> None:
         """Let beams go that are done, if it is time."""
         done = {row for row in self.rows if self.is_done(row, self.hopes[row])}
+        if not done:
+            return
         active = set(self.rows) - done
         if not time_to_leave(self.requests, self.rows, active, self.length):
             if done - self.closed_rows:  # nothing more is wanted of them
@@ -314,11 +317,17 @@ class Search:
 
         Log-probabilities only fall; and what falls no further is divided by most at the limit.
         """
-        if row in self.given_up:
+        if row in self.given_up or hope == BANNED:
             return True
-        best = sorted((text.score for text in self.found[row]), reverse=True)[: self.nbest]
+        scores = self.scores_of(row)
+        if len(scores) < self.nbest:
+            return False
         most = length_penalty(self.requests[row].limit, self.config.length_penalty)
-        return hope == BANNED or (len(best) == self.nbest and best[-1] >= hope / most)
+        return sorted(scores, reverse=True)[self.nbest - 1] >= hope / most
+
+    def scores_of(self, row: int) -> list[float]:
+        """Of the texts that were found."""
+        return [text.score for text in self.found[row]]
 
     def remember(self, parents: Tensor) -> None:
         """Note what the beams look like now."""
@@ -345,11 +354,19 @@ class Search:
             )
 
 
+class Ended(NamedTuple):
+    """A text that has ended, by where it did."""
+
+    score: float
+    step: int
+    place: int
+
+
 class RankedSearch(Search):
     """A search on a GPU that itself tells the likeliest tokens; so there is little left to launch.
 
     What was written is not kept there. For every step it tells which place was extended by which
-    token, and this side follows that back from a text's end to its beginning.
+    token, and this side follows that back from the end of the best texts to their beginning.
     """
 
     kept = ("scores", "open", "limits", "origins", "newest")
@@ -364,63 +381,69 @@ class RankedSearch(Search):
     ) -> None:
         super().__init__(model, requests, config, tokenizer, nbest)
         own = self.logits.to(self.scores.dtype).log_softmax(dim=-1)
-        self.ranked = own.topk(min(config.beam, own.size(1)), dim=1)  # B*K C: values, tokens
-        self.steps: list[list[list[list[float]]]] = [[] for _ in requests]
+        self.ranked = own.topk(min(FEW_RANKED, own.size(1)), dim=1)  # B*K C: values, tokens
         self.places = torch.arange(config.beam, device=own.device)
+        self.first_rows = torch.arange(0, len(own), config.beam, device=own.device)[:, None]
+        self.ends: list[list[Ended]] = [[] for _ in requests]
+        self.steps: list[tuple[dict[int, int], Any, Any]] = []  # beams of rows; places, numbers
         self.runs_ahead = own.is_cuda
 
     def extend(self) -> None:
         """All texts by their likeliest tokens: the best take the places."""
+        logprobs, tokens = (part.view(len(self.scores), -1) for part in self.ranked)
         beams, places = self.scores.shape
-        logprobs, tokens = (part[:, :places].reshape(beams, -1) for part in self.ranked)
-        few = logprobs.size(1) // places
-        totals = self.scores[..., None] + logprobs.view(beams, places, few)
+        totals = self.scores[..., None] + logprobs.view(beams, places, -1)
         self.scores, best = totals.flatten(1).topk(places, dim=1)
-        self.parents = best // few
+        self.parents = best // totals.size(2)
         self.newest, self.chosen = tokens.gather(1, best), logprobs.gather(1, best)
-        self.origins = self.parents + self.first_rows()
-
-    def first_rows(self) -> Tensor:
-        """Of each beam the first row that the state has now, B 1."""
-        rows = len(self.scores) * self.config.beam
-        return torch.arange(0, rows, self.config.beam, device=self.scores.device)[:, None]
+        self.origins = self.parents + self.first_rows[:beams]
 
     def close_ended(self) -> None:
         """Texts that have ended, and at the limit all, are found; their places are closed."""
-        taken = self.scores.masked_fill_(self.places >= self.open, BANNED) > BANNED
-        ended = taken & (self.newest == self.tokenizer.end)
-        found = taken & (ended | (self.limits <= self.length)) if self.at_a_limit() else ended
+        self.scores.masked_fill_(self.places >= self.open, BANNED)
+        numbers = torch.stack([self.chosen, self.scores])
+        places = torch.stack([self.parents, self.newest])
+        self.underway.append(Found(self.rows, self.length, read_later(places, numbers)))
+        ended = (self.scores > BANNED) & (self.newest == self.tokenizer.end)
         self.open = self.open - ended.sum(dim=1, keepdim=True)
+        found = ended | (self.limits <= self.length) if self.at_a_limit() else ended
         self.scores = self.scores.masked_fill(found, BANNED)
-        told = [self.parents, self.newest, self.chosen, found, self.scores]
-        all_told = torch.stack([part.to(self.scores.dtype) for part in told], dim=-1)
-        self.underway.append(Found(self.rows, self.length, read_later(all_told)))
 
     def collect(self, step: Found) -> None:
-        """Keep the texts that were found, and note what the others may come to."""
-        (told,) = step.read()
-        for row, places, hope in zip(
-            step.rows, told.tolist(), told[..., 4].amax(dim=1).tolist(), strict=True
-        ):
-            self.steps[row].append(places)
-            self.hopes[row] = hope
-            for place, (_, _, _, found, _) in enumerate(places):
-                if found:
-                    self.found[row].append(self.read_back(row, place))
+        """Note where texts have ended, and what the others may come to."""
+        places, numbers = (part.numpy() for part in step.read())
+        limits = np.array([[self.requests[row].limit] for row in step.rows])
+        totals = numbers[1].copy()
+        found = (totals > BANNED) & ((places[1] == self.tokenizer.end) | (limits <= step.length))
+        penalty = length_penalty(step.length, self.config.length_penalty)
+        for beam, place in np.argwhere(found).tolist():
+            score = float(totals[beam, place]) / penalty
+            self.ends[step.rows[beam]].append(Ended(score, len(self.steps), place))
+        totals[found] = BANNED
+        self.steps.append(({row: i for i, row in enumerate(step.rows)}, places, numbers[0]))
+        self.hopes.update(zip(step.rows, totals.max(axis=1).tolist(), strict=True))
 
-    def read_back(self, row: int, place: int) -> Written:
+    def scores_of(self, row: int) -> list[float]:
+        """Of the texts that were found."""
+        return [text.score for text in self.ends[row]]
+
+    def best_of(self, row: int) -> list[Written]:
+        """The best texts found."""
+        ranked = sorted(self.ends[row], key=lambda text: -text.score)
+        return [self.read_back(row, text) for text in ranked[: self.nbest]]
+
+    def read_back(self, row: int, end: Ended) -> Written:
         """A text from its end to its beginning."""
-        text, numbers = [], []
-        for places in reversed(self.steps[row]):
-            parent, token, logprob, _, _ = places[place]
-            text.append(int(token))
-            numbers.append(logprob)
-            place = int(parent)
+        text, numbers, place = [], [], end.place
+        for beams, places, logprobs in reversed(self.steps[: end.step + 1]):
+            beam = beams[row]
+            text.append(int(places[1, beam, place]))
+            numbers.append(float(logprobs[beam, place]))
+            place = places[0, beam, place]
         text.reverse()
         numbers.reverse()
         done = text[-1] == self.tokenizer.end
-        penalty = length_penalty(len(text), self.config.length_penalty)
-        return Written(text[:-1] if done else text, numbers, done, sum(numbers) / penalty)
+        return Written(text[:-1] if done else text, numbers, done, end.score)
 
     def read_newest(self) -> None:
         """Let the model read the last tokens, and say what is likely to follow."""

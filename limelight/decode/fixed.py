@@ -7,8 +7,9 @@
 A step of one token launches hundreds of small kernels, and launching them takes longer than the
 work. A CUDA graph launches them all at once, but only on the very same memory. So a batch moves
 into a `Place`, whose tensors never change their size or address; places are made once for each
-shape, and rows are rounded up so that few shapes are needed. The computing is the model's own. A
-test holds the two equal, without a GPU too: there the same step is taken and not repeated.
+shape, and rows are rounded up so that few shapes are needed. The computing is the model's own, or
+where Triton is there, the same in fewer kernels (`swift`). Tests hold all of them equal, the first
+without a GPU too: there the same step is taken and not repeated.
 """
 
 import weakref
@@ -26,6 +27,9 @@ from limelight.model.cache import Cache
 
 if TYPE_CHECKING:
     from limelight.decode.swift import SwiftPlace
+
+
+MOST_PLACES = 16  # that are kept when nobody writes there
 
 
 class FixedState:
@@ -135,10 +139,19 @@ class Fixed:
         shape = self.shape_for(cache)
         for place in self.places:
             if place.shape == shape and place.is_free:
+                self.places.remove(place)
+                self.places.append(place)  # the one that was used last
                 return place
+        self.give_up_places()
         with torch.inference_mode(False), torch.no_grad():  # it may be used later in any mode
             self.places.append(self.make_place(shape, cache))
         return self.places[-1]
+
+    def give_up_places(self) -> None:
+        """Let those go that nobody has used for longest, if they are many: they take memory."""
+        free = [place for place in self.places if place.is_free]
+        for place in free[: max(0, len(self.places) - MOST_PLACES + 1)]:
+            self.places.remove(place)
 
     def shape_for(self, cache: Cache) -> Shape:
         """The shape of a place for this batch: rounded up, but never beyond learned positions."""

@@ -63,7 +63,7 @@ class Swift:
         if target.positions is None:
             return x * target.scale
         positions = place.length.clamp(max=place.shape[1] - 1)
-        return torch.add(place.waves[positions], x, alpha=target.scale)
+        return torch.add(torch.embedding(place.waves, positions), x, alpha=target.scale)
 
     def sublayers(self, place: "SwiftPlace") -> Iterator[Step]:
         """What Figure 1 stacks, from the bottom to the top."""

@@ -156,7 +156,8 @@ class Writing:
         places = [*free, *behind][: len(rows)]
         self.forget(self.rows[place] for place in free[: len(rows)])
         self.rows += [0] * max(0, len(rows) - len(free))
-        self.tokens = padded(self.tokens, 0, len(self.rows) - len(self.tokens))
+        # A copy: they may lie where another batch will write, once this one has moved.
+        self.tokens = padded(self.tokens.clone(), 0, len(self.rows) - len(self.tokens))
         for place, row in zip(places, rows, strict=True):
             self.rows[place] = row
         where = torch.tensor(places, device=tokens.device)

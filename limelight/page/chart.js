@@ -2,7 +2,7 @@
 
 import { button, h, svg } from "./dom.js";
 import { saveDrawing } from "./picture.js";
-import { PLOT_EDGE, plotAxes, plotCurve, plotScales } from "./plot.js";
+import { PLOT_EDGE, plotAxes, plotCurve, plotKeys, plotScales } from "./plot.js";
 import { plainTable, precise } from "./table.js";
 
 const MOST_ROWS = 200; // of the table
@@ -42,17 +42,12 @@ class ChartView {
     );
     if (this.cursor !== null) this.cursor = Math.min(this.cursor, this.steps.length - 1);
     if (!this.steps.length) this.cursor = null;
-    const { title, slider, log, table, keys } = this.parts;
+    const { title, slider, log, table } = this.parts;
     title.textContent = this.asked.title;
     slider.setAttribute("aria-label", this.asked.title);
     slider.setAttribute("aria-valuemax", String(this.steps.at(-1) ?? 0));
     slider.setAttribute("aria-valuemin", String(this.steps[0] ?? 0));
     log.checked = this.log ?? Boolean(this.asked.log);
-    keys.replaceChildren(
-      ...this.asked.series.map(({ name }, i) =>
-        h("span", { class: `chart-key chart-series-${i % 4}` }, name),
-      ),
-    );
     if (!table.hidden) this.fillTable();
     this.draw();
   }
@@ -74,6 +69,7 @@ class ChartView {
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     drawing.replaceChildren(
       ...plotAxes(this.scales, this.asked, { width, height }),
+      ...plotKeys(this.asked.series, width),
       ...this.asked.series.flatMap((series, i) => plotCurve(series, i, this.scales)),
       ...this.cursorMarks(height),
     );
@@ -195,7 +191,6 @@ function chartParts(view) {
   chartCount += 1;
   const id = `chart-log-${chartCount}`;
   const title = h("span", { class: "matrix-title" });
-  const keys = h("span", { class: "chart-keys small" });
   const log = h("input", { type: "checkbox", id, on: { change: () => view.chooseLog(log.checked) } });
   const asTable = button("Show as table", () => view.toggleTable(), {
     class: "button quiet",
@@ -220,12 +215,12 @@ function chartParts(view) {
   const element = h(
     "figure",
     { class: "chart" },
-    h("figcaption", { class: "matrix-head" }, title, keys, tools),
+    h("figcaption", { class: "matrix-head" }, title, tools),
     slider,
     said,
     table,
   );
-  return { element, title, keys, log, asTable, drawing, slider, view: slider, said, table };
+  return { element, title, log, asTable, drawing, slider, view: slider, said, table };
 }
 
 /** Where somebody stands on the curves; a slider, as one walks along it. */

@@ -74,7 +74,7 @@ function drawingDraw(state, chart, said, how) {
 }
 
 function drawingSlider(name, range, told, onChange) {
-  const output = h("output", { class: "number small" });
+  const output = h("span", { class: "number small", "aria-hidden": "true" }); // the slider says it itself
   const input = h("input", { type: "range", name, min: range.min, max: range.max, step: range.step, "aria-label": name });
   input.value = String(range.value);
   const tell = () => {

@@ -1,10 +1,11 @@
 // A matrix that can be seen, walked with the arrow keys, heard, read as a table and saved.
 // It is painted on a canvas as large as what is in view: 256 x 256 cells need no more nodes than 2 x 2.
 
-import { colourOf, redrawWithTheme, scaleOf } from "./colour.js";
+import { redrawWithTheme, scaleOf } from "./colour.js";
 import { button, h } from "./dom.js";
+import { LEGEND_HEIGHT, paintLegend, showLegend } from "./legend.js";
 import { show } from "./numbers.js";
-import { heatOf, layoutOf, paintMatrix, paintStripes } from "./paint.js";
+import { heatOf, layoutOf, paintMatrix } from "./paint.js";
 import { savePainted } from "./picture.js";
 import { matrixTable } from "./table.js";
 
@@ -74,7 +75,7 @@ class MatrixView {
     view.setAttribute("aria-label", this.asked.title);
     view.setAttribute("aria-rowcount", String(this.shown.rows.length));
     view.setAttribute("aria-colcount", String(this.shown.columns.length));
-    matrixLegend(legend, this.shown, this.asked.hiddenMeans);
+    showLegend(legend, this.shown, this.asked.hiddenMeans);
     if (!table.hidden) this.fillTable();
     this.tell();
   }
@@ -221,13 +222,16 @@ class MatrixView {
   save() {
     const layout = this.layout ?? this.fit(900);
     const view = { x: 0, y: 0, width: layout.width, height: layout.height };
-    const paint = (context) =>
+    const paint = (context) => {
       paintMatrix(context, this.shown, { heat: this.heat, layout, view, cursor: null, pinned: this.pinned });
+      context.translate(0, layout.height);
+      paintLegend(context, this.shown, this.asked.hiddenMeans);
+    };
     savePainted({
       title: this.asked.title,
       credit: this.asked.credit ?? "",
       width: layout.width,
-      height: layout.height,
+      height: layout.height + LEGEND_HEIGHT,
       paint,
     });
   }
@@ -306,25 +310,4 @@ function matrixEvents(view) {
       if (mark) view.pin(mark);
     },
   };
-}
-
-/** What the colours mean, with the smallest and largest number; and the stripes. */
-function matrixLegend(place, { scale, hidden, values }, hiddenMeans = "hidden") {
-  const ramp = h("canvas", { class: "legend-ramp", width: "128", height: "1", "aria-hidden": "true" });
-  const context = ramp.getContext("2d");
-  for (let x = 0; x < 128; x += 1) {
-    context.fillStyle = `rgb(${colourOf(scale.low + (x / 127) * (scale.high - scale.low), scale).join(" ")})`;
-    context.fillRect(x, 0, 1, 1);
-  }
-  place.replaceChildren(
-    h("span", {}, show(scale.low)),
-    ramp,
-    h("span", {}, scale.highs ? "the largest of the row" : show(scale.high)),
-  );
-  if (!hidden?.some?.(Boolean) && !Array.prototype.includes.call(values, -Infinity)) return;
-  const swatch = h("canvas", { class: "legend-stripes", width: "18", height: "12", "aria-hidden": "true" });
-  const stripes = swatch.getContext("2d");
-  stripes.fillStyle = paintStripes(stripes);
-  stripes.fillRect(0, 0, 18, 12);
-  place.append(h("span", { class: "legend-hidden" }, swatch, hiddenMeans));
 }

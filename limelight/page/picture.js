@@ -20,6 +20,7 @@ const pictureStyles = [
   "font-style",
   "text-anchor",
   "dominant-baseline",
+  "paint-order",
 ];
 
 /**
@@ -37,7 +38,7 @@ export function savePainted({ title, credit, width, height, paint }) {
   const context = canvas.getContext("2d");
   context.scale(sharp, sharp);
   context.fillStyle = colours.card;
-  context.fillRect(0, 0, ...full);
+  context.fillRect(0, 0, full[0] + 1, full[1] + 1); // sizes are rounded up
   context.textBaseline = "alphabetic";
   context.fillStyle = colours.ink;
   context.font = `600 17px ${PICTURE_FONT}`;

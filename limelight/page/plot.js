@@ -80,6 +80,23 @@ export function plotAxes(scales, { x, y }, { width, height }) {
 }
 
 /**
+ * Which colour is which series, above the curves on the right.
+ * @param {{name: string}[]} series
+ * @param {number} width
+ * @returns {SVGElement[]}
+ */
+export function plotKeys(series, width) {
+  let end = width - PLOT_EDGE.right;
+  return series.toReversed().flatMap(({ name }, back) => {
+    const colour = `chart-series-${(series.length - 1 - back) % 4}`;
+    const start = end - 6.4 * name.length; // about as wide as the letters are
+    const line = { class: `chart-curve ${colour}`, x1: start - 22, x2: start - 7, y1: 8, y2: 8 };
+    end = start - 36;
+    return [svg("line", line), svg("text", { class: "chart-tick", x: start, y: 12 }, name)];
+  });
+}
+
+/**
  * One series: a line, and dots where there are few.
  * @param {{points: [number, number][], dots?: boolean}} series
  * @param {number} i which of the series it is, for its colour

@@ -18,9 +18,11 @@ const WHY_CANDIDATES = 8;
  * @returns {Object[]} steps of the manifest
  */
 export function stepsFor(manifest, from, to) {
+  const spanOf = (step) => manifest.target.spans[step.row + 1];
+  const start = manifest.steps.map(spanOf).find(Boolean)?.[0] ?? 0; // a question may stand before it
   return manifest.steps.filter((step) => {
-    const span = manifest.target.spans[step.row + 1];
-    return span && span[0] < to && span[1] > from;
+    const span = spanOf(step);
+    return span && span[0] - start < to && span[1] - start > from;
   });
 }
 

@@ -151,6 +151,24 @@ def test_by_keyboard_to_a_weight(page, traces):
     assert "query=" not in page.url
 
 
+def test_keys_go_from_layer_to_layer_and_from_head_to_head(page):
+    look(page, "greetings", side="encoder", layer=1, head=1)
+    page.locator("h1").first.evaluate("h1 => h1.ownerDocument.activeElement.blur()")
+    for key, place in [
+        ("]", "layer=2&head=1"),
+        ("]", "layer=2&head=1"),  # there is none after the last
+        ("}", "layer=2&head=2"),
+        ("[", "layer=1&head=2"),
+        ("{", "layer=1&head=1"),
+    ]:
+        page.keyboard.press(key)
+        ready(page)
+        assert place in page.url
+    page.get_by_label("A sentence to look at").focus()
+    page.keyboard.press("]")  # who types, types
+    assert "layer=1" in page.url
+
+
 def test_special_tokens_hide_and_rows_stay(page, traces):
     look(page, "greetings", side="cross", layer=1, head=2)
     trace = traces["greetings"]

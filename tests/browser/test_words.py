@@ -13,7 +13,7 @@ PIECES = {
     "lines": ["a", "\n", "b", " ", " ", "c", "\n\n"],
     "no spaces at all": ["東京", "へ", "行", "きます", "。"],
     "half characters": ["a", "<F0>", "<9F>", "<98>", "<80>", " b"],
-    "beyond 16 bits": ["😀", "👩‍👩‍👧", " 𝒳", "y"],
+    "beyond 16 bits": ["😀", "👩‍👩‍👧", " \U0001d4b3", "y"],
     "right to left": ["שלום", " עולם", "!"],
     "nothing": [],
     "only spaces": [" ", " "],

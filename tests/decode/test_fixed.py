@@ -8,7 +8,7 @@ import torch
 
 from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
-from limelight.decode.fixed import Fixed, rounded
+from limelight.decode.fixed import MOST_PLACES, Fixed, rounded
 from limelight.decode.write import write
 from tests.decode.samples import Letters, requests_for, tiny
 from tests.decode.test_lean import VARIED, choice_of
@@ -97,6 +97,23 @@ def test_a_place_is_used_again_but_never_by_two():
     writer.step(tokens(2, 1), writer.start(2))
     assert len(writer.places) == 2
     writer.step(tokens(2, 1), other)
+
+
+def test_places_that_nobody_has_used_for_long_are_given_up():
+    model = small("decoder-only", torch.float64)
+    writer, held = Fixed(model), []
+    for rows in (1, 2, 3):
+        held.append(writer.start(rows))
+        writer.step(tokens(rows, 1), held[-1])
+    for rows in (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 4, 40, 48, 56):
+        writer.step(tokens(rows, 1), writer.start(rows))
+    sizes = [place.shape[0] for place in writer.places]
+    assert len(sizes) == MOST_PLACES
+    assert {1, 2, 3, 4, 56} <= set(sizes)  # in use, or used not long ago
+    assert 5 not in sizes
+    assert 6 not in sizes
+    for rows, state in zip((1, 2, 3), held, strict=True):
+        writer.step(tokens(rows, 1), state)
 
 
 def test_few_numbers_of_rows_are_enough_for_all():

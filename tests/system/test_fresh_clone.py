@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
+import sysconfig
+import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-
-from limelight.recipe import recipe_names
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.system
@@ -32,7 +32,9 @@ def clone(tmp_path):
 def test_make_demo_sets_itself_up(clone):
     done = run("make", "demo", cwd=clone)
     assert done.returncode == 0, done.stderr
-    assert "It adds up." in done.stdout
+    assert "What next" in done.stdout
+    page = clone / "runs" / "demo" / "explain.html"
+    assert page.is_file()
     assert run("git", "status", "--porcelain", cwd=clone).stdout == "", "set-up left files behind"
     again = run("make", "demo", cwd=clone)
     assert "Setting up" not in again.stdout
@@ -47,14 +49,55 @@ def test_an_old_python_is_refused_with_a_sentence(clone):
     assert "Limelight needs Python 3.11 or newer" in done.stderr
 
 
-def test_the_wheel_carries_recipes_and_types(clone, tmp_path):
-    wheel = run(
-        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", ".", str(clone), cwd=tmp_path
-    )
-    assert wheel.returncode == 0, wheel.stderr
-    (file,) = tmp_path.glob("limelight-*.whl")
-    names = ZipFile(file).namelist()
-    for name in recipe_names():
-        assert f"limelight/recipes/{name}.toml" in names
-    assert "limelight/py.typed" in names
-    assert not [name for name in names if name.startswith("tests")]
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The wheel and the sdist, built in an environment that pip makes for it; and its sources."""
+    folder = tmp_path_factory.mktemp("built")
+    run("git", "clone", "--quiet", str(ROOT), "source", cwd=folder)
+    run(sys.executable, "-m", "venv", "builder", cwd=folder)
+    python = str(folder / "builder" / "bin" / "python")
+    for command in (["-m", "pip", "install", "--quiet", "build"], ["-m", "build", "source"]):
+        done = run(python, *command, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder / "source"
+
+
+def tracked(source):
+    """What git has of a clone."""
+    return run("git", "ls-files", cwd=source).stdout.split()
+
+
+def test_wheel_and_sdist_carry_all_that_they_should(built):
+    (wheel,), (sdist,) = built.glob("dist/*.whl"), built.glob("dist/*.tar.gz")
+    in_wheel = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert in_wheel == {name for name in tracked(built) if name.startswith("limelight/")}
+    with tarfile.open(sdist) as tar:
+        in_sdist = {member.name.partition("/")[2] for member in tar if member.isfile()}
+    assert {name for name in tracked(built) if not name.startswith(".")} <= in_sdist
+
+
+@pytest.fixture(scope="module", params=["whl", "tar.gz"])
+def installed(built, request, tmp_path_factory):
+    """A new environment with nothing of ours but what was built; it borrows torch and the rest."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", "new", cwd=folder)
+    (borrowed,) = (folder / "new").glob("lib/python*/site-packages")
+    (borrowed / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
+    (file,) = built.glob(f"dist/*.{request.param}")
+    pip = [str(folder / "new" / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    done = run(*pip, "--no-deps", "--force-reinstall", str(file), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_what_was_built_gives_the_tour_from_anywhere(installed):
+    where = "import limelight; print(limelight.__file__)"
+    python = str(installed / "new" / "bin" / "python")
+    assert run(python, "-c", where, cwd=installed).stdout.startswith(str(installed / "new"))
+    done = run(python, "-m", "limelight", "--help", cwd=installed)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run(str(installed / "new" / "bin" / "limelight"), "demo", "--quick", cwd=installed)
+    assert done.returncode == 0, done.stderr
+    assert "What next" in done.stdout
+    assert "is not to be had here" not in done.stdout  # the models came along
+    assert (installed / "runs" / "demo" / "explain.html").is_file()

@@ -1,5 +1,6 @@
 """What training can be asked for besides: stopping early, averages, clipping, frozen parts."""
 
+import math
 from dataclasses import replace
 from io import StringIO
 
@@ -54,6 +55,19 @@ def test_it_stops_when_nothing_improves_and_gives_the_best(tmp_path, metric, che
     finished = weights_at(tmp_path, state.step, "finished")
     assert same_bits(finished, weights_at(tmp_path, best))
     assert not same_bits(finished, weights_at(tmp_path, state.step))
+
+
+def test_what_the_best_so_far_writes_is_in_the_log(tmp_path):
+    """The model's own answers to the first validation sources, whenever it has become better."""
+    recipe = tiny("decoder-only", **EARLY)
+    train_in(tmp_path, recipe)
+    told = [entry for entry in log_of(tmp_path) if entry.get("validation")]
+    lowest = math.inf
+    for entry in told:
+        better, lowest = entry["loss"] < lowest, min(lowest, entry["loss"])
+        assert ("samples" in entry) == better
+        assert all(" -> " in line for line in entry.get("samples", []))
+    assert 0 < sum("samples" in entry for entry in told) < len(told)
 
 
 def test_with_more_patience_it_goes_on(tmp_path):

@@ -6,6 +6,7 @@ import { h, replace } from "../dom.js";
 import { gaze } from "../gaze.js";
 import { headFacts } from "../headfacts.js";
 import { attentionBlocks, headOf, someColumns } from "../heads.js";
+import { onKeys } from "../keys.js";
 import { attentionLines } from "../lines.js";
 import { matrix } from "../matrix.js";
 import { rowOf, show } from "../numbers.js";
@@ -41,8 +42,15 @@ export const attentionTab = {
     const view = new AttentionView(place, page);
     view.readText();
     const leave = onSelect((now, before) => view.follow(now, before));
+    const keys = onKeys({
+      "[": () => view.step("layer", -1),
+      "]": () => view.step("layer", 1),
+      "{": () => view.step("head", -1),
+      "}": () => view.step("head", 1),
+    });
     return () => {
       leave();
+      keys();
       view.left = true;
       view.field.leave();
     };
@@ -92,6 +100,15 @@ class AttentionView {
       layer: within(layer, block.layers.length),
       head: within(head, this.trace.manifest.model.heads),
     };
+  }
+
+  /** To the layer or head before or after. */
+  step(which, by) {
+    if (!this.trace) return;
+    const { block, layer, head } = this.where();
+    const count = which === "layer" ? block.layers.length : this.trace.manifest.model.heads;
+    const to = (which === "layer" ? layer : head) + by;
+    if (to >= 1 && to <= count) select({ side: block.id, layer, head, [which]: to });
   }
 
   build() {

@@ -114,9 +114,11 @@ async function translateAsk(view) {
 /** With everything that can be told; a long text, or a model without attention, has less of it. */
 async function translateWithAll(view, text) {
   const asked = translateAsked(view, text);
-  const { beam, temperature } = view.page.model.decode;
+  const { model } = view.page;
+  const { beam, temperature } = model.decode;
   try {
-    const all = { ...asked, alignment: true, tree: beam > 1 && !temperature };
+    const alignment = model.family === "encoder-decoder"; // others have no attention to a source
+    const all = { ...asked, alignment, tree: beam > 1 && !temperature };
     const answer = await ask(view.page, "translate", "/api/translate", all);
     return { ...answer, asked, note: "" };
   } catch (error) {
@@ -152,6 +154,7 @@ function translateShow(view) {
 
 function translateHint(answer) {
   if (answer.parts > 1) return `The text is too long for the model to read at once: it was translated in ${answer.parts} parts.`;
+  if (!answer.alignment && !answer.note) return "Click a word to see what else could have come. Dotted words had less than half of the probability.";
   if (answer.note) return `${answer.note[0].toUpperCase()}${answer.note.slice(1)}.`;
   return "Point at a word to see where the model looked while writing it. Click it to see what else could have come. Dotted words had less than half of the probability.";
 }

@@ -1,0 +1,90 @@
+"""The same tabs for models that are built otherwise: recurrent, without an encoder, with tags."""
+
+import pytest
+
+from limelight.tasks.translate import Wishes
+from tests.browser.conftest import ready, visit
+from tests.browser.shares import is_share
+from tests.serve.samples import Served
+from tests.tasks.conftest import model  # noqa: F401  (a fixture)
+
+pytestmark = pytest.mark.system
+
+NAMES = ("gpt", "lstm", "tagged", "rnn")
+
+
+@pytest.fixture(scope="module")
+def others(run):
+    with Served(*map(run, NAMES)) as served:
+        yield served
+
+
+@pytest.fixture
+def opened(new_page, others):
+    """`opened("gpt", "chat")` is a page on that tab of that model."""
+    return lambda name, tab: visit(new_page(host=others.url), model=name, tab=tab)
+
+
+def translation(page, text):
+    page.get_by_label("Text to translate").fill(text)
+    page.wait_for_function("() => location.hash.includes('a+c+b')")
+    page.wait_for_selector(".result:not([aria-busy]) .words")
+    ready(page)
+    return page.locator(".result .words").inner_text().split("⟨end⟩")[0].strip()
+
+
+def test_a_model_without_an_encoder_answers_and_tells_why(opened, model):  # noqa: F811
+    learned = model("gpt")
+    page = opened("gpt", "translate")
+    assert translation(page, "a c b") == learned.translate("a c b").text
+    assert page.locator(".share-line").count() == 0  # there is no source to look at
+    page.locator(".result .word").first.click()
+    page.wait_for_selector("[role=option]")
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Chat").click()
+    page.get_by_label("Your message").fill("a c b")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".answer.done .word")
+    answer = " ".join(page.locator(".answer .words").inner_text().split())
+    assert answer == learned.chat().reply("a c b")
+    page.locator(".answer .word").nth(1).click()
+    page.wait_for_selector(".why-card .share.strongest")
+    trace = learned.explain("a c b", target=answer)
+    written = [step for step in trace.steps if step.chosen.piece.strip()]
+    step = written[1]  # of the second letter, as every letter is a piece
+    shown = page.locator(".why-card .bars-line.marked")
+    assert shown.locator(".bars-label").inner_text().replace("·", " ") == step.chosen.piece
+    assert is_share(shown.locator(".bars-value").inner_text(), step.chosen.probability)
+
+
+def test_a_recurrent_translator_shows_where_it_looked_and_leads_to_no_walk(opened, model):  # noqa: F811
+    page = opened("lstm", "translate")
+    assert translation(page, "a c b") == model("lstm").translate("a c b").text
+    page.locator(".result .word").first.hover()
+    numbers = page.locator(".share-number").all_inner_texts()
+    assert sum(float(number.strip("<% ")) for number in numbers) == pytest.approx(100, abs=2)
+    assert page.get_by_role("button", name="Explain this").count() == 0
+
+
+def test_what_is_asked_of_a_model_with_tags_can_be_chosen(opened, model):  # noqa: F811
+    learned = model("tagged")
+    page = opened("tagged", "translate")
+    for tag in learned.tags:
+        page.get_by_label("What is asked of the model").select_option(tag)
+        shown = translation(page, "a c b")
+        assert shown == learned.translate("a c b", wishes=Wishes(tag=tag)).text
+
+
+def test_a_recurrent_writer_offers_and_writes(opened, model):  # noqa: F811
+    page = opened("rnn", "write")
+    page.get_by_label("Your text").fill("the cat")
+    page.wait_for_function("() => location.hash.includes('the+cat')")
+    page.wait_for_selector(".drawing:not([aria-busy]) .bars li")
+    page.get_by_role("slider", name="Temperature").evaluate(
+        "slider => { slider.value = 0; slider.dispatchEvent(new Event('input')); }"
+    )
+    page.get_by_label("pieces").fill("12")
+    page.get_by_role("button", name="Write on").click()
+    page.get_by_role("button", name="Take it back").wait_for()
+    written = model("rnn").write("the cat", max_tokens=12, temperature=0)
+    assert page.get_by_label("Your text").input_value() == "the cat" + written
