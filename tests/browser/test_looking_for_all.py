@@ -76,6 +76,7 @@ def test_pictures_follow_the_theme(page):
     """What is painted is painted again in the colours of the other theme."""
     page.watch.allow("willReadFrequently")  # the test reads pixels, the page does not
     visit(page, model="greetings", tab="attention")
+    page.locator(".matrix-canvas").wait_for()
     page.wait_for_function(f"({CORNER})().join() === '255,255,255'")
     page.get_by_role("button", name="Theme").click()  # auto, then light
     page.get_by_role("button", name="Theme").click()  # dark
