@@ -224,7 +224,7 @@ def test_too_little_memory_is_told_with_what_to_do(limelight, run, monkeypatch, 
         monkeypatch.setattr(package, part, no_room)
     sentence = limelight(command, *RIGHT[command]).is_one_sentence(1)
     assert "memory" in sentence
-    advice = "--train.batch-tokens" if command in ("train", "demo") else "a smaller model"
+    advice = "--train.batch-tokens" if command == "train" else "a smaller model"
     assert advice in sentence
 
 
