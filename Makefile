@@ -51,6 +51,7 @@ bench: .venv/ready-to-develop
 	$(BIN)/python benchmarks/text_speed.py
 	$(BIN)/python benchmarks/explain_speed.py
 	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/page_speed.py  # needs Chromium
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import version
 from itertools import pairwise
@@ -32,10 +34,11 @@ import httpx
 ROOT = Path(__file__).parent.parent
 CLIENTS = (1, 8, 64)
 TOKENS = 20
+S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "max_len": 128}
 
 
-def make_run(folder: Path) -> None:
-    """A run folder of model S, as if it had been trained."""
+def make_run(folder: Path, sizes: dict[str, int]) -> None:
+    """A run folder of an encoder-decoder, as if it had been trained."""
     import torch
 
     from limelight.model import build, model_config
@@ -49,10 +52,7 @@ def make_run(folder: Path) -> None:
     dice = random.Random(1)
     words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(9000)]
     tokenizer = Tokenizer.train("word", (" " + " ".join(words) for _ in range(2)), 8000)
-    config = model_config(
-        family="encoder-decoder", vocab=len(tokenizer), layers=3, d_model=256, d_ff=1024, heads=4,
-        max_len=128,
-    )  # fmt: skip
+    config = model_config(family="encoder-decoder", vocab=len(tokenizer), **sizes)
     torch.manual_seed(1)
     model = build(config)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def make_run(folder: Path) -> None:
         model.classifier.bias[: len(tokenizer.special)] = -1e9
     run = RunFolder(folder)
     folder.mkdir(parents=True)
-    recipe = Recipe("model-s", config, DataConfig(), TokenizerConfig(kind="word", vocab=8000))
+    recipe = Recipe(folder.name, config, DataConfig(), TokenizerConfig(kind="word", vocab=8000))
     tokenizer.save(run.tokenizer)
     run.write_recipe(write_recipe(recipe))
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -71,16 +71,14 @@ def make_run(folder: Path) -> None:
     run.begin(recipe.name)
 
 
-def sources(folder: Path, count: int) -> list[str]:
-    """Texts of 10 to 30 tokens."""
+def sources(folder: Path, count: int, lengths: tuple[int, int] = (10, 30)) -> list[str]:
+    """Texts of so many tokens, with the end token."""
     from limelight.text.tokenizer import Tokenizer
 
     tokenizer, dice = Tokenizer.load(folder / "tokenizer.json"), random.Random(2)
-    first = tokenizer.first + 256
-    return [
-        tokenizer.decode(dice.choices(range(first, len(tokenizer)), k=dice.randint(9, 29))).strip()
-        for _ in range(count)
-    ]
+    known = range(tokenizer.first + 256, len(tokenizer))
+    drawn = (dice.choices(known, k=dice.randint(*lengths) - 1) for _ in range(count))
+    return [tokenizer.decode(tokens).strip() for tokens in drawn]
 
 
 def one_at_a_time(folder: Path, texts: list[str], beam: int, seconds: float) -> float:
@@ -148,25 +146,31 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model-s"
-        make_run(folder)
+        make_run(folder, S)
         texts = sources(folder, 256)
         alone = one_at_a_time(folder, texts, given.beam, given.seconds)
         print(f"one at a time, in Python: {alone:.1f} answers/s, beam {given.beam}", flush=True)
-        with subprocess.Popen(
-            [sys.executable, "-m", "limelight", "serve", str(folder), f"--port={(port := free())}"],
-            cwd=ROOT,
-            stderr=subprocess.DEVNULL,
-        ) as service:
-            url = f"http://127.0.0.1:{port}"
-            wait_for(url)
-            cases = {n: measure(url, texts, n, given, alone, service.pid) for n in CLIENTS}
-            service.terminate()
+        with serving(folder) as (url, pid):
+            cases = {n: measure(url, texts, n, given, alone, pid) for n in CLIENTS}
         if given.json:
             told = {**facts, "one_at_a_time": alone, "cases": cases}
             given.json.write_text(json.dumps(told, indent=1))
         rates = [case["rate"] for case in cases.values()]
         for before, rate in pairwise(rates):
             assert rate >= 0.8 * before, "more clients must not make the whole slower"
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[str, int]]:
+    """A service with this model: where it listens, and the number of its process."""
+    url = f"http://127.0.0.1:{(port := free())}"
+    command = [sys.executable, "-m", "limelight", "serve", str(folder), f"--port={port}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as service:
+        try:
+            wait_for(url)
+            yield url, service.pid
+        finally:
+            service.terminate()
 
 
 def measure(

@@ -1,0 +1,99 @@
+"""How soon the page can be used, with the paper's base model behind it, in the system's Chromium.
+
+    python benchmarks/page_speed.py
+
+The model has 6 + 6 layers of 512, 8 heads and random weights; a text of 64 tokens is read and one
+of 64 written. The budgets: Explain can be used within 2 s after the pass, a stop that was seen
+before changes within 100 ms, and pointing at an attention of 256 tokens stays fluent.
+"""
+
+import os
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from urllib.parse import urlencode
+
+from playwright.sync_api import Page, sync_playwright
+from serving import make_run, serving, sources
+
+BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "max_len": 512}
+USABLE, CHANGED, FRAME = 2000.0, 100.0, 50.0  # milliseconds
+# From the answer with the manifest to a view that is complete, as the page's own clock has it.
+SINCE_THE_PASS = """() => performance.now() - performance.getEntriesByType("resource")
+    .filter((entry) => entry.name.endsWith("/api/trace")).at(-1).responseEnd"""
+GO = """(label) => new Promise((done) => {
+    const began = performance.now();
+    const look = () => document.body.dataset.ready
+        ? requestAnimationFrame(() => done(performance.now() - began)) : setTimeout(look, 1);
+    [...document.querySelectorAll("button")].find((b) => b.textContent.includes(label)).click();
+    setTimeout(look, 0);
+})"""
+FRAMES = """() => new Promise((done) => {
+    const times = [];
+    const frame = (now) => { times.push(now); times.length < 121 ? requestAnimationFrame(frame)
+        : done(times.slice(1).map((time, i) => time - times[i])); };
+    requestAnimationFrame(frame);
+})"""
+
+
+def visit(page: Page, url: str, **selection: str) -> None:
+    """Open a view, and wait until it is complete."""
+    page.goto("about:blank")
+    page.goto(f"{url}/#{urlencode(selection)}")
+    page.wait_for_selector("body[data-ready]", timeout=120_000)
+
+
+def tell(what: str, times: list[float], budget: float) -> None:
+    """The middle and the longest, and whether that is within the budget."""
+    over = "   OVER BUDGET" if max(times) > budget else ""
+    print(f"  {what:48} {statistics.median(times):7.0f} ms, at most {max(times):5.0f} ms{over}")
+
+
+def opening(page: Page, url: str, source: str, target: str) -> list[float]:
+    """From the end of the pass until Explain is complete, several times."""
+    times = []
+    for _ in range(5):
+        visit(page, url, tab="explain", text=source, target=target)
+        times.append(page.evaluate(SINCE_THE_PASS))
+    return times
+
+
+def pointing(page: Page) -> list[float]:
+    """The times between frames while the mouse goes over a matrix."""
+    box = page.locator("canvas").last.bounding_box()
+    assert box, "there is no matrix to point at"
+    page.evaluate(f"() => {{ window.seen = ({FRAMES})(); }}")
+    for i in range(200):
+        step = i / 200
+        page.mouse.move(box["x"] + step * min(box["width"], 500), box["y"] + 60 + 300 * step)
+    times: list[float] = page.evaluate("() => window.seen")
+    return times
+
+
+def main() -> None:
+    """Print what a person waits for."""
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        folder = Path(place) / "base"
+        make_run(folder, BASE)
+        short, long = (sources(folder, 2, (n, n)) for n in (64, 256))
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])],
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        print(f"base model, Chromium {browser.version}, {os.cpu_count()} cores")
+        with serving(folder) as (url, _):
+            tell("Explain complete after the pass", opening(page, url, *short), USABLE)
+            first = [page.evaluate(GO, "Next") for _ in range(17)]
+            again = [page.evaluate(GO, "Back") for _ in range(17)]
+            tell("the next stop, its numbers fetched first", first, USABLE)
+            tell("a stop that was seen before", again, CHANGED)
+            visit(page, url, tab="attention", text=long[0], target=long[1])
+            tell("Attention, 256 tokens: complete", [page.evaluate(SINCE_THE_PASS)], USABLE)
+            tell("the same: a frame while pointing", pointing(page), FRAME)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
