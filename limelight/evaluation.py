@@ -7,7 +7,7 @@ others can do the same.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -33,7 +33,7 @@ from limelight.tasks.classify import classify
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import surprise_of
 from limelight.tasks.translate import Wishes, translate
-from limelight.text.config import parts_of
+from limelight.text.config import DataConfig, parts_of
 from limelight.text.corpora import read_split
 from limelight.text.named import resolve
 from limelight.text.readers import Tally
@@ -71,7 +71,7 @@ def evaluate_run(
     loaded = load(path)
     run = find_run(path)
     recipe = recipe_of(run, changes)
-    data = resolve(recipe.data)
+    data = data_for(recipe, split)
     if not parts_of(data, split):
         raise UserError(f"there is no {split} split: say --data.{split} FILE ..., or --split")
     with join(recipe.train) as workers:
@@ -101,10 +101,16 @@ def evaluate_run(
     }
 
 
+def data_for(recipe: Recipe, split: str) -> DataConfig:
+    """Where a split is read from. With files of its own, the recipe's corpora need not be there."""
+    own = recipe.data.corpora and getattr(recipe.data, split)
+    return resolve(replace(recipe.data, corpora=()) if own else recipe.data)
+
+
 def read_lines(recipe: Recipe, split: str) -> Lines:
     """The lines of a split, of one corpus after the other."""
     examples, tags = [], []
-    for part in parts_of(resolve(recipe.data), split):
+    for part in parts_of(data_for(recipe, split), split):
         read = list(read_split(part, split, Tally()))
         examples += read
         tags += [part.tag] * len(read)

@@ -25,6 +25,8 @@ from tests.tasks.conftest import run  # noqa: F401
 from tests.tours import shorten
 from tests.training.samples import tiny, train_in
 
+STEPS, STEPS_IF_QUICK = demo.STEPS, demo.STEPS_IF_QUICK  # before they are made fewer
+
 
 @pytest.fixture(scope="module")
 def start(run):  # noqa: F811
@@ -217,8 +219,8 @@ def test_a_text_flows_in_lines_and_loses_no_word(width):
 
 
 def test_the_recipe_is_as_long_as_the_tour_says():
-    assert load_recipe(demo.RECIPE).train.steps == demo.STEPS
-    assert load_recipe(demo.RECIPE).train.warmup < demo.STEPS_IF_QUICK < demo.STEPS
+    assert load_recipe(demo.RECIPE).train.steps == STEPS
+    assert load_recipe(demo.RECIPE).train.warmup < STEPS_IF_QUICK < STEPS
 
 
 @pytest.mark.parametrize("width", [80, 140])

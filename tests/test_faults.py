@@ -278,7 +278,7 @@ FAULTS = [
     ),
     Fault(
         "lock not taken",
-        "commit.py",
+        "disk.py",
         "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "fcntl.flock(file, fcntl.LOCK_UN)",
         "run/test_commit.py::test_a_second_process_is_refused_with_a_sentence",

@@ -15,7 +15,6 @@ without a GPU too: there the same step is taken and not repeated.
 import weakref
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -30,6 +29,15 @@ if TYPE_CHECKING:
 
 
 MOST_PLACES = 16  # that are kept when nobody writes there
+
+
+def has_triton() -> bool:
+    """Whether kernels can be written here; torch brings Triton along on Linux with CUDA."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 class FixedState:
@@ -92,7 +100,7 @@ class Fixed:
         self.places: list[Place] = []
         self.make_place: Callable[[Shape, Cache], Place] = partial(Place, model)
         on_gpu = next(model.parameters()).device.type == "cuda"
-        self.ranks = bool(on_gpu and find_spec("triton"))  # whether there is `step_ranked`
+        self.ranks = on_gpu and has_triton()  # whether there is `step_ranked`
         if self.ranks:
             from limelight.decode.swift import Swift, SwiftPlace
 

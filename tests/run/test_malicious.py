@@ -512,7 +512,8 @@ def test_there_are_many_and_the_bomb_would_be_heard(tmp_path):
 MODULES = {"pickle", "dill", "joblib", "marshal", "shelve", "yaml", "runpy", "code", "ctypes"}
 CALLS = {"eval", "exec", "compile", "__import__", "import_module"}
 ATTRIBUTES = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("torch", "package")}
-HARMLESS = {"importlib.metadata", "importlib.resources"}  # versions of packages, our own recipes
+# Versions of packages, our own recipes and pages
+HARMLESS = {"importlib.metadata", "importlib.resources", "importlib.resources.abc"}
 
 
 def programs_read(source):
