@@ -218,6 +218,6 @@ async def as_json(told: object, request: Request) -> Response:
 
 
 def as_bytes(done: Message) -> Response:
-    """Numbers, and what they are."""
+    """Numbers, and what they are; rows behind the last one are none."""
     headers = {PARTS: json.dumps(done["parts"], separators=(",", ":")), KIND: done["kind"]}
-    return Response(done["blob"], headers=headers, media_type="application/octet-stream")
+    return Response(done.get("blob", b""), headers=headers, media_type="application/octet-stream")
