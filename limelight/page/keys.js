@@ -55,6 +55,7 @@ export function switchKeys(off) {
 
 function keysTaken(target, key) {
   if (!(target instanceof Element)) return false;
+  if (target.closest("dialog:not([open])")) return false; // just closed, and not yet out of focus
   if (target.closest("input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable], dialog")) {
     return true;
   }

@@ -20,7 +20,7 @@ from limelight.serve.limits import Limits
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before a dead worker is started again
 LAST_BREATH = 3.0  # seconds for a worker that is told to end
-UNREAD = 20_000  # messages that wait for a client who does not read; then it has been too slow
+UNREAD = 4_000  # messages that wait for a client who does not read; then it has been too slow
 
 
 class RefusedError(Exception):

@@ -144,6 +144,7 @@ def test_the_tree_is_the_search_and_its_winner_is_marked(opened, service):
         opened.get_by_role("button", name="Save picture").click()
     assert saved.value.path().read_bytes().startswith(b"\x89PNG")
     opened.get_by_text("Show as table").click()
+    opened.locator(".fold table").wait_for()  # made when somebody wants it
     assert opened.locator(".fold table tbody tr").count() == sum(map(len, told["tree"]))
 
 
