@@ -188,7 +188,7 @@ def test_output_into_a_full_disk(limelight, monkeypatch, tmp_path, command):
     assert "No space left on device; make room" in done.is_one_sentence(1)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has it")
+@pytest.mark.system  # Linux alone has such a file
 def test_the_same_for_a_process():
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 import limelight
@@ -78,6 +79,13 @@ def ready(page):
     """Until all that the page waited for is there."""
     page.wait_for_selector("body[data-ready]", timeout=30_000)
     return page
+
+
+def serious(page):
+    """What axe finds that keeps people out: rules, and where they are broken."""
+    found = Axe().run(page).response["violations"]
+    worst = [f for f in found if f["impact"] in ("serious", "critical")]
+    return [(f["id"], [node["target"] for node in f["nodes"]]) for f in worst]
 
 
 def visit(page, **selection):
