@@ -137,6 +137,11 @@ def assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     if "tokenizer" not in values and config.vocab < TokenizerConfig().vocab:
         parts["tokenizer"] = TokenizerConfig(vocab=max(SMALLEST, config.vocab))
     recipe = Recipe(name, config, about=about, **parts)
+    if recipe.tokenizer.kind == "uncased" and config.family != "encoder-only":
+        raise UserError(
+            f"tokenizer.kind='uncased' knows no capitals, and family={config.family!r} should "
+            "write them: take 'bpe', or family='encoder-only'"
+        )
     if recipe.tokenizer.vocab > max(recipe.model.vocab, SMALLEST):
         raise UserError(
             f"the tokenizer may learn {recipe.tokenizer.vocab} tokens, but the model knows only "

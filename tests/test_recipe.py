@@ -68,6 +68,10 @@ def test_a_file_of_ones_own(tmp_path):
         ("[model]\nvocab = 0x" + "f" * 6000, "thousands of digits is out of range"),
         ("about = [1]\n[model]\nvocab = 10", r"about=\[1\] must be text"),
         ("[model]\nvocab = 10\n[tokenizer]\nvocab = 300", "may learn 300 tokens, but the model"),
+        (
+            "[model]\n[tokenizer]\nkind = 'uncased'",
+            "knows no capitals, and family='encoder-decoder'",
+        ),
         ("[model]\n[tokenizer]\nvocab = 300\n[train]\nbatch_tokens = 'x'", "number or 'auto'"),
         ("x = " + "[" * 5000, "recursion|nested"),
     ],

@@ -10,7 +10,7 @@ from limelight.explain.stop import Cell, Check, Formula, Listing, Stop, number, 
 from limelight.explain.view import View
 from limelight.explain.words import pieces_of, visible
 from limelight.tasks.fill import BLANK
-from limelight.text.tokenizer import readable, valid_unicode
+from limelight.text.tokenizer import readable
 
 NEIGHBOURS = 5
 
@@ -18,7 +18,8 @@ NEIGHBOURS = 5
 def pieces(view: View) -> Stop:
     """The tokenizer."""
     tokenizer, text = view.trace.trained.tokenizer, view.trace.text
-    stays = tokenizer.decode(tokenizer.encode(text)) == valid_unicode(text)
+    stays = tokenizer.decode(tokenizer.encode(text)) == tokenizer.as_read(text)
+    again = "the text again" + (", in small letters and marks apart" if tokenizer.uncased else "")
     return Stop(
         name="pieces",
         title="Words become pieces, pieces become numbers",
@@ -26,7 +27,7 @@ def pieces(view: View) -> Stop:
         what="The tokenizer cuts the text into pieces that it knows and gives each its number. The "
         "model never sees letters, only these numbers. (The mark · is a space.)",
         exhibits=[piece_list(view), merges(view)],
-        checks=[Check("the pieces, put together, are the text again", 0.0 if stays else 1.0, 0.0)],
+        checks=[Check(f"the pieces, put together, are {again}", 0.0 if stays else 1.0, 0.0)],
         notes=[
             f"The vocabulary has {len(tokenizer):,} pieces. Those in ⟨⟩ stand for no text: they "
             "say where something begins, ends or is missing."

@@ -60,13 +60,15 @@ def places(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[Span | N
 
     The tokens of a text follow each other; only blanks, and a space before one, lie between them.
     """
-    data = text.encode()
-    character = [i for i, c in enumerate(text) for _ in c.encode()]  # to which each byte belongs
+    characters = [c.lower() if tokenizer.uncased else c for c in text]
+    data = "".join(characters).encode()
+    character = [i for i, c in enumerate(characters) for _ in c.encode()]  # each byte's
     found: list[Span | None] = []
     offset = 0
     for i in ids:
         raw = b"" if i >= len(tokenizer) else tokenizer.raw(i)
         raw = BLANK.encode() if i == tokenizer.mask else raw
+        raw = raw.removeprefix(b" ") if tokenizer.uncased else raw  # there may have been none
         start = data.find(raw, offset) if raw else -1
         if start < 0:
             found.append(None)

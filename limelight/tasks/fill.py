@@ -58,6 +58,9 @@ def fill(trained: Trained, text: str, count: int = 5, blank: str = BLANK) -> Fil
         )
         for row, its in zip(found.tolist(), chances.tolist(), strict=True)
     )
+    if trained.tokenizer.uncased:  # it did not see how the text was set, which is to stay
+        best = (candidates[0].text for candidates in blanks)
+        return Filled("".join(part + next(best, "") for part in text.split(blank)), blanks)
     return Filled(trained.tokenizer.decode(tokens).strip(), blanks)
 
 

@@ -152,7 +152,7 @@ def tokens(
         for i, example in enumerate(read_split(data, "train", Tally())):
             for column, text in zip(store.columns, texts_of(data, example), strict=True):
                 words += len(text.split())
-                lost += tokenizer.decode(column[i].tolist()) != valid_unicode(text)
+                lost += tokenizer.decode(column[i].tolist()) != tokenizer.as_read(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
         if data.kind != "texts":  # those are cut into blocks
             report["over_max_len"] = int((lengths_of(store) > max_len).any(axis=1).sum())

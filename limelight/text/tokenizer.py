@@ -1,8 +1,10 @@
 """Text becomes token ids and comes back, byte for byte.
 
-All three kinds stand on bytes, so no text is unknown to them: `bpe` merges frequent neighbours into
+All kinds stand on bytes, so no text is unknown to them: `bpe` merges frequent neighbours into
 larger pieces, `word` has a token for every frequent word, `char` for every frequent character, and
-what has none is spelled out in bytes. The work is done by the `tokenizers` library;
+what has none is spelled out in bytes. `uncased` is `bpe` for models that read and do not write:
+like BERT's it makes letters small and lets marks stand apart, so that "It's" and "it 's" are the
+same, and what comes back is such a text. The work is done by the `tokenizers` library;
 `tokenizer.json` is its file.
 
 Special tokens such as ⟨end⟩ are written with brackets that byte-level text cannot contain (a "⟨"
@@ -21,13 +23,13 @@ from typing import Annotated, Any, Literal
 
 import tokenizers
 from pydantic import Field
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from limelight.disk import read_small
 from limelight.errors import UserError
 from limelight.settings import table
 
-Kind = Literal["bpe", "word", "char"]
+Kind = Literal["bpe", "word", "char", "uncased"]
 SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
 SMALLEST = len(SPECIAL) + len(ALPHABET)  # no vocabulary can be smaller
@@ -45,7 +47,7 @@ def special(name: str) -> str:
 class TokenizerConfig:
     """What kind of tokenizer is learned from the training text, and how large."""
 
-    kind: Kind = "bpe"  # pieces of words, whole words, or characters; what is rare is in bytes
+    kind: Kind = "bpe"  # pieces of words, whole words, characters; pieces of words in small letters
     vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000  # tokens, at most
 
 
@@ -80,8 +82,8 @@ class Tokenizer:
                 f"tokens take {vocab - room} already"
             )
         texts = chain.from_iterable(in_parts(valid_unicode(text)) for text in texts)
-        learn = {"bpe": learn_merges, "word": learn_units, "char": learn_units}[kind]
-        pieces, merges = learn(splitter(kind), texts, room)
+        learn = learn_merges if kind in ("bpe", "uncased") else learn_units
+        pieces, merges = learn(kind, texts, room)
         vocabulary = {
             piece: i for i, piece in enumerate([*map(special, names), *ALPHABET, *pieces])
         }
@@ -101,7 +103,8 @@ class Tokenizer:
             if len(model["vocab"]) > most:
                 raise UserError(f"it has {len(model['vocab'])} tokens, but may have only {most}")
             units: Kind = "char" if told["pre_tokenizer"]["type"] == "Sequence" else "word"
-            kind = units if model["ignore_merges"] else "bpe"
+            pieces: Kind = "uncased" if told["normalizer"] else "bpe"
+            kind = units if model["ignore_merges"] else pieces
             core = assemble(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
             if json.loads(core.to_str()) != told:
                 raise UserError("it has other parts than ours have")
@@ -139,6 +142,19 @@ class Tokenizer:
         return self.core.decode([i for i in ids if i >= self.first], skip_special_tokens=False)
 
     @property
+    def uncased(self) -> bool:
+        """Whether letters are made small and marks stand apart."""
+        return self.core.normalizer is not None
+
+    def as_read(self, text: str) -> str:
+        """What comes back of a text: all of it, or as `uncased` reads it."""
+        text = valid_unicode(text)
+        if not self.uncased:
+            return text
+        small = self.core.normalizer.normalize_str(text)
+        return "".join(f" {word}" for word, _ in APART.pre_tokenize_str(small))
+
+    @property
     def first(self) -> int:
         """The first id that stands for text: the special ones come before it."""
         return len(self.special)
@@ -167,14 +183,19 @@ class Tokenizer:
 
         This is the algorithm in the open; a test holds its last line equal to `encode`.
         """
-        split = self.core.pre_tokenizer.pre_tokenize_str
-        words = [word for part in in_parts(valid_unicode(text)) for word, _ in split(part)]
+        words = [word for part in in_parts(valid_unicode(text)) for word in self.words(part)]
         model = json.loads(self.core.to_str())["model"]
         rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
         return [
             list(merge_steps(word, rank, self.vocabulary if model["ignore_merges"] else {}))
             for word in words
         ]
+
+    def words(self, text: str) -> list[str]:
+        """What no piece reaches across, spelled in byte symbols."""
+        if self.uncased:
+            text = self.core.normalizer.normalize_str(text)
+        return [word for word, _ in self.core.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def readable(symbols: str) -> str:
@@ -260,20 +281,21 @@ def in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str
     yield batch
 
 
+EACH = pre_tokenizers.Split(Regex(r"(?m:.)"), "isolated")
+APART = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]"), "removed", invert=True)
+
+
 def splitter(kind: Kind) -> Any:
     """Where pieces may never reach across: word by word, or character by character."""
-    if kind != "char":
+    if kind in ("bpe", "word"):
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    each = pre_tokenizers.Split(Regex(r"(?m:.)"), "isolated")
-    return pre_tokenizers.Sequence(
-        [each, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=kind == "uncased", use_regex=False)
+    return pre_tokenizers.Sequence([APART if kind == "uncased" else EACH, spelled])
 
 
-def learn_merges(split: Any, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+def learn_merges(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
     """Byte-pair encoding (Sennrich et al. 2016), as the paper uses it (section 5.1)."""
-    core = tokenizers.Tokenizer(models.BPE())
-    core.pre_tokenizer = split
+    core = around(models.BPE(), kind)
     trainer = trainers.BpeTrainer(
         vocab_size=room + len(ALPHABET), initial_alphabet=ALPHABET, show_progress=False
     )
@@ -283,8 +305,9 @@ def learn_merges(split: Any, texts: Iterable[str], room: int) -> tuple[list[str]
     return [piece for piece in learned if piece not in BYTE_OF], [tuple(m) for m in model["merges"]]
 
 
-def learn_units(split: Any, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+def learn_units(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
     """The most frequent words or characters, the first in alphabet among equals."""
+    split = splitter(kind)
     count: Counter[str] = Counter()
     for text in texts:
         count.update(piece for piece, _ in split.pre_tokenize_str(text))
@@ -294,10 +317,18 @@ def learn_units(split: Any, texts: Iterable[str], room: int) -> tuple[list[str],
 
 def assemble(kind: Kind, vocabulary: dict[str, int], merges: list[Any]) -> tokenizers.Tokenizer:
     """A vocabulary and its merges as the library's tokenizer."""
-    model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind != "bpe")
+    whole = kind in ("word", "char")
+    core = around(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def around(model: models.BPE, kind: Kind) -> tokenizers.Tokenizer:
+    """What a text goes through before its words come to the model."""
     core = tokenizers.Tokenizer(model)
     core.pre_tokenizer = splitter(kind)
-    core.decoder = decoders.ByteLevel()
+    if kind == "uncased":
+        core.normalizer = normalizers.Lowercase()
     return core
 
 

@@ -10,12 +10,13 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.explain.explanation import explain
 from limelight.explain.origins import origins
-from limelight.explain.words import visible
+from limelight.explain.words import visible, words_of
 from limelight.model import build, model_config
 from limelight.model.taps import taps
 from limelight.tasks.trained import Trained
 from limelight.tasks.translate import translate
 from limelight.tasks.write import write
+from limelight.text.tokenizer import Tokenizer
 from tests.explain.samples import KINDS, tokenizer, trained
 
 WRITERS = ["paper", "pre-norm", "rotary", "gpt-answers", "gpt", "llama"]
@@ -292,6 +293,19 @@ def test_spans_lead_back_to_the_typed_text():
         assert piece in text[slice(*span)].encode()
         covered |= set(range(*span))
     assert covered == set(range(len(text)))
+
+
+def test_spans_of_small_letters_lead_back_to_the_typed_text():
+    words = Tokenizer.train("uncased", ["is it so, or is it not?"] * 9, 300)
+    text = "Is İT so ,___isn't IT?"
+    ids = [words.start]
+    for part in text.split("___"):
+        ids += [*words.encode(part), words.mask]
+    spans = words_of(words, ids[:-1], text).spans
+    covered = {i for span in spans if span for i in range(*span)}
+    assert covered == {i for i, c in enumerate(text) if c != " "}
+    found = [text[slice(*span)] for span in spans if span]
+    assert found[:1] + found[-3:] == ["Is", "t", "IT", "?"]
 
 
 def test_damaged_weights_are_reported():

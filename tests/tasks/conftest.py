@@ -50,7 +50,7 @@ def file_of(folder, name, lines):
     return {"train": (str(path),), "valid": (str(path),)}
 
 
-def recipe_for(name, folder):  # noqa: PLR0911
+def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
     """What each of the models is."""
     texts = DataConfig(kind="texts", **file_of(folder, f"{name}.txt", LINES))
     match name:
@@ -79,6 +79,8 @@ def recipe_for(name, folder):  # noqa: PLR0911
             return small(name, texts, "recurrent-decoder-only", model={"max_len": 32})
         case "bert":
             return small(name, texts, "encoder-only", "word")
+        case "uncased":  # one that reads small letters only
+            return small(name, texts, "encoder-only", "uncased")
         case "spelling":  # a BERT whose tokens are characters
             return small(name, texts, "encoder-only", steps=5)
         case "classifier":

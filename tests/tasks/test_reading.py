@@ -60,7 +60,7 @@ def test_a_model_does_what_it_can_and_says_what_that_is(model, name):
         ("the cat ___.", 1),
     ],
 )
-@pytest.mark.parametrize("name", ["bert", "spelling"])
+@pytest.mark.parametrize("name", ["bert", "spelling", "uncased"])
 def test_every_blank_has_candidates_in_order(model, name, text, blanks):
     filled = model(name).fill(text, 7)
     assert len(filled.blanks) == blanks
@@ -88,6 +88,15 @@ def test_what_stands_around_a_blank_stays(model):
     spelled = model("spelling").fill("the c___t sleeps ___ere.")
     first, second = (blank[0].text for blank in spelled.blanks)
     assert spelled.text == f"the c{first}t sleeps {second}ere."  # the space is a token of its own
+
+
+def test_a_model_that_reads_small_letters_leaves_capitals_alone(model):
+    uncased = model("uncased")
+    filled = uncased.fill("The OLD man ___ here , ___!")
+    first, second = (blank[0].text for blank in filled.blanks)
+    assert filled.text == f"The OLD man {first} here , {second}!"
+    assert uncased.fill("the old man ___ HERE, ___ !").blanks == filled.blanks
+    assert uncased.embed("The cat.") == uncased.embed("the CAT .")
 
 
 @pytest.mark.parametrize(

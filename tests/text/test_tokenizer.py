@@ -24,7 +24,7 @@ CORPUS = [
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
     "it's 1984, isn't it? <pad> ⟨pad⟩ </s> [MASK] naïve café 東京 🍌🍌",
 ] * 5
-KINDS = ("bpe", "word", "char")
+KINDS = ("bpe", "word", "char", "uncased")
 TOKENIZERS = {kind: Tokenizer.train(kind, CORPUS, 400, tags=["de", "fr"]) for kind in KINDS}
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -38,7 +38,8 @@ texts = st.text(characters, max_size=60) | st.lists(
 def check_round_trip(text):
     for tokenizer in TOKENIZERS.values():
         ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == valid_unicode(text)
+        assert tokenizer.decode(ids) == tokenizer.as_read(text)
+        assert tokenizer.uncased or tokenizer.as_read(text) == valid_unicode(text)
         assert all(tokenizer.first <= i < len(tokenizer) for i in ids)
 
 
@@ -62,12 +63,31 @@ def test_the_rule_for_surrogates():
     assert valid_unicode("﻿ start") == "﻿ start"
 
 
+@given(texts)
+@settings(max_examples=500, deadline=None)
+def test_uncased_reads_small_letters_and_marks_apart(text):
+    tokenizer = TOKENIZERS["uncased"]
+    read = tokenizer.as_read(text)
+    small = "".join(c.lower() for c in valid_unicode(text))
+    assert "".join(read.split()) == "".join(small.split())  # only spaces are new, or gone
+    assert tokenizer.as_read(read) == read
+    assert tokenizer.encode(read) == tokenizer.encode(text)
+
+
+def test_uncased_does_not_see_how_a_text_was_set():
+    tokenizer = TOKENIZERS["uncased"]
+    assert tokenizer.as_read("It's 3,5% of\nZÜRICH's!") == " it ' s 3 , 5 % of zürich ' s !"
+    assert tokenizer.encode("The fox, isn't it?") == tokenizer.encode("the  FOX , isn ' t it ?")
+    assert tokenizer.encode("The fox") != tokenizer.encode("The f ox")
+    assert TOKENIZERS["bpe"].encode("The fox") != TOKENIZERS["bpe"].encode("the fox")
+
+
 @kinds
 def test_special_tokens_have_fixed_ids_and_no_text(kind):
     tokenizer = TOKENIZERS[kind]
     assert [tokenizer.special[name] for name in (*SPECIAL, "de", "fr")] == list(range(7))
     assert (tokenizer.pad, tokenizer.start, tokenizer.end) == (0, 1, 2)
-    assert tokenizer.decode([1, *tokenizer.encode("so"), 2, 0, 0]) == "so"
+    assert tokenizer.decode([1, *tokenizer.encode("so"), 2, 0, 0]) == tokenizer.as_read("so")
     assert tokenizer.pieces([0, 5]) == ["⟨pad⟩", "⟨de⟩"]
     assert set(BYTE_OF) == set(ALPHABET)
     assert sorted(BYTE_OF.values()) == list(range(256))
@@ -77,7 +97,7 @@ def test_special_tokens_have_fixed_ids_and_no_text(kind):
 def test_frequent_text_is_short_and_unknown_text_is_bytes(kind):
     tokenizer = TOKENIZERS[kind]
     assert len(tokenizer.encode(CORPUS[0])) <= len(CORPUS[0])
-    assert tokenizer.pieces(tokenizer.encode("ж")) == ["<D0>", "<B6>"]
+    assert tokenizer.pieces(tokenizer.encode("ж"))[-2:] == ["<D0>", "<B6>"]
     if kind == "char":
         assert tokenizer.pieces(tokenizer.encode("über 東")) == ["ü", "b", "e", "r", " ", "東"]
     if kind == "word":
@@ -92,10 +112,6 @@ def test_many_equals_one_by_one(kind):
     assert tokenizer.encode_many([]) == []
 
 
-def words(tokenizer, text):
-    return [word for word, _ in tokenizer.core.pre_tokenizer.pre_tokenize_str(text)]
-
-
 @kinds
 @given(
     text=texts | st.text(st.sampled_from("aers1'. \n\u3000é🍌"), max_size=90),
@@ -107,14 +123,14 @@ def test_the_parts_of_a_text_have_its_words(kind, text, length):
     parts = in_parts(text, length)
     assert "".join(parts) == text
     assert all(len(part) >= length for part in parts[:-1])
-    assert [word for part in parts for word in words(tokenizer, part)] == words(tokenizer, text)
+    assert [word for part in parts for word in tokenizer.words(part)] == tokenizer.words(text)
 
 
 def test_elsewhere_a_cut_would_change_the_words():
-    tokenizer = TOKENIZERS["bpe"]
+    words = TOKENIZERS["bpe"].words
     assert in_parts("it's  so", 1) == ["it", "'s", "  so", ""]
     for start, end in (("i", "t's  so"), ("it'", "s  so"), ("it's  ", "so")):
-        assert words(tokenizer, start) + words(tokenizer, end) != words(tokenizer, start + end)
+        assert words(start) + words(end) != words(start + end)
 
 
 @kinds
@@ -135,7 +151,7 @@ def test_a_run_without_end_is_cut_and_comes_back(kind, pattern):
     pieces = [piece for steps in shown for piece in steps[-1]]
     ids = tokenizer.encode(text)
     assert [tokenizer.vocabulary[piece] for piece in pieces] == ids
-    assert tokenizer.decode(ids) == text
+    assert kind == "uncased" or tokenizer.decode(ids) == text
 
 
 @kinds
