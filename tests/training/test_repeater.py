@@ -20,7 +20,7 @@ from limelight.training.workers import Workers
 
 SIZES = {"vocab": 50, "layers": 2, "d_model": 32, "heads": 4}
 CPU, GPU = Workers(torch.device("cpu")), Workers(torch.device("cuda"))
-COMPILED = TrainConfig(compile=True)
+RECORDED, COMPILED = TrainConfig(repeat=True), TrainConfig(compile=True)
 
 
 def pairs(rows, width, seed=0, device="cpu"):
@@ -98,13 +98,13 @@ def test_attention_written_out_is_the_same(causal):
     torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
 
 
-def trained(recorded, batches):
+def trained(recorded, batches, config):
     torch.manual_seed(3)
     torch._dynamo.reset()
     trainer = Trainer(
-        learner=Learner(build(ModelConfig(**SIZES)), 0.1, compiled=True),
+        learner=Learner(build(ModelConfig(**SIZES)), 0.1, compiled=config.compile),
         batches=None,
-        config=COMPILED,
+        config=config,
         run=RunFolder("."),
         workers=GPU,
         report=Report(),
@@ -117,10 +117,11 @@ def trained(recorded, batches):
 
 
 @pytest.mark.gpu
-def test_recorded_steps_are_the_steps():
+@pytest.mark.parametrize("config", [RECORDED, COMPILED], ids=["eager", "compiled"])
+def test_recorded_steps_are_the_steps(config):
     """With dropout: a recording draws the random numbers that belong to the step."""
     batches = [pairs(16, 12 + 8 * (i % 2), i, "cuda") for i in range(16)]
-    recorded, plain = trained(True, batches), trained(False, batches)
+    recorded, plain = (trained(recorded, batches, config) for recorded in (True, False))
     assert recorded[0] == [pytest.approx(numbers, rel=1e-4) for numbers in plain[0]]
     for a, b in zip(recorded[1], plain[1], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
