@@ -48,6 +48,7 @@ from limelight.training.checkpoint import (
     write,
     write_tensors,
 )
+from limelight.training.coins import toss_quickly
 from limelight.training.config import TrainConfig
 from limelight.training.device import COMPILING, is_out_of_memory, peak_memory
 from limelight.training.loss import Score
@@ -96,6 +97,8 @@ class Trainer:
     def __post_init__(self) -> None:
         kind = torch.float64 if self.precision == "float64" else torch.float32
         self.learner.to(self.workers.device, kind)
+        if self.workers.device.type == "cpu" and not self.config.compile:
+            toss_quickly(self.learner)
         self.module: Any = self.compiled(spread(self.learner, self.workers, self.config))
         repeated = can_be_repeated(self.learner, self.workers, self.config)
         self.optimizer = make_optimizer(self.learner.model, self.config, repeated)
