@@ -90,9 +90,9 @@ class SwiftPlace(Place):
         """All that is kept between two steps."""
         rows, slots, _ = self.shape
         self.memory, self.seen = room_for_sources(self.shape, like)
-        shape = (rows, slots, self.config.key_heads, self.config.d_head)
-        self.keys = [like.keys[0].new_zeros(shape) for _ in like.keys]
-        self.values = [like.keys[0].new_zeros(shape) for _ in like.keys]
+        past = (2 * len(like.keys), rows, slots, self.config.key_heads, self.config.d_head)
+        self.past = like.keys[0].new_zeros(past)  # keys of all layers, then values: B S G K each
+        self.keys, self.values = self.past.view(2, -1, *past[1:])
         device = like.length.device
         self.table = torch.zeros(rows, 2 + slots, dtype=torch.long, device=device)
         self.column = torch.zeros(1, dtype=torch.long, device=device)  # where new tokens go
@@ -101,44 +101,45 @@ class SwiftPlace(Place):
             places = torch.arange(slots, device=device)
             self.waves: Tensor = target.positions(places, like.keys[0].dtype)
 
-    def take_step(self) -> Tensor:
-        """In few kernels; and the likeliest tokens while the scores are at hand."""
-        logits = self.model.step(self)
-        self.ranked = rank(logits)
-        return logits
+    def take_step(self) -> None:
+        """In few kernels."""
+        self.logits = self.model.step(self)
 
-    def step_ranked(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """A step of which only the likeliest tokens are wanted; to be used before the next one."""
-        self.go_on(tokens)
-        logprobs, likeliest = self.ranked
-        return logprobs[: len(tokens)], likeliest[: len(tokens)]
+    def rank(self) -> tuple[Tensor, Tensor]:
+        """While the scores are at hand."""
+        return rank(self.logits)
 
     @property
     def length(self) -> Tensor:
         """How many tokens each row has read, B."""
         return self.table[:, 0]
 
-    def move_in(self, cache: Cache) -> None:
-        """Take over all that a batch has read so far; it lies in the first slots of its rows."""
-        (rows, slots, _), reach = self.shape, cache.reach
-        for theirs, ours in ((cache.keys, self.keys), (cache.values, self.values)):
-            for old, new in zip(theirs, ours, strict=True):
-                new[: cache.length.numel(), :reach] = old[:, :, :reach].transpose(1, 2)
-        self.length.zero_()
-        self.length[: cache.length.numel()] = cache.length
-        every = torch.arange(rows * slots, device=self.table.device).view(rows, slots)
-        self.table[:, 1], self.table[:, 2:] = every[:, 0] // slots, every
+    def move_in(self, cache: Cache, rows_of: Tensor | None) -> None:
+        """Take over all that a batch has read so far; it lies in the first slots of its rows.
+
+        Rows that are the same look at the same past and source.
+        """
+        (rows, slots, _), reach, count = self.shape, cache.reach, cache.length.numel()
+        if reach:
+            read = [kept[:, :, :reach] for kept in (*cache.keys, *cache.values)]  # B G S K each
+            self.past[:, :count, :reach] = torch.stack(read).transpose(2, 3)
+        every = torch.arange(max(rows, slots), device=self.table.device)
+        lines = every[:rows].clamp(max=count - 1)
+        if rows_of is not None:
+            lines[: rows_of.numel()] = rows_of
+        self.table[:, 0], self.table[:, 1] = cache.length[lines], lines
+        self.table[:, 2:] = lines[:, None] * slots + every[:slots]
         self.column.fill_(reach)
         if self.seen is not None:
             move_sources_in(cache, self.memory, self.seen)
 
     def move_out(self, rows: Tensor, reach: int) -> Cache:
         """These rows as a cache of their own."""
-        cache = Cache(self.config, 0, self.shape[1], self.keys[0])
+        cache = Cache(self.config, 0, self.shape[1], self.past)
         lines = self.table[rows]
         cache.length, cache.reach, sources, slots = lines[:, 0], reach, lines[:, 1], lines[:, 2:]
-        for theirs, ours in ((cache.keys, self.keys), (cache.values, self.values)):
-            theirs[:] = [kept.flatten(0, 1)[slots].transpose(1, 2) for kept in ours]
+        moved = self.past.flatten(1, 2)[:, slots].transpose(2, 3)
+        cache.keys, cache.values = (list(part) for part in moved.chunk(2))
         cache.memory = [(k[sources], v[sources]) for k, v in self.memory]
         cache.memory_mask = None if self.seen is None else self.seen[sources]
         return cache
