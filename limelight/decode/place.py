@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.decode.beam import FEW_RANKED
 from limelight.decode.ranked import Beams
 from limelight.errors import UserError
 from limelight.model.attention import KeysValues
@@ -65,7 +64,7 @@ class Place:
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.make_room(like)
         self.take_step()  # so that all kernels are chosen and loaded before anything is recorded
-        self.rank()
+        self.rank(1)
 
     def make_room(self, like: Cache) -> None:
         """All that is kept between two steps."""
@@ -77,11 +76,11 @@ class Place:
         """The model's own step: from tokens to logits."""
         self.logits: Tensor = self.model.step(self.tokens, self.cache)
 
-    def rank(self) -> tuple[Tensor, Tensor]:
-        """The few likeliest tokens after a step: log-probabilities and tokens, B C."""
+    def rank(self, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens after a step: log-probabilities and tokens, B count."""
         precise = torch.promote_types(self.logits.dtype, torch.float32)
         logprobs = self.logits.to(precise).log_softmax(dim=-1)
-        best = logprobs.topk(min(FEW_RANKED, logprobs.size(1)), dim=1)
+        best = logprobs.topk(min(count, logprobs.size(1)), dim=1)
         return best.values, best.indices
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -103,7 +102,7 @@ class Place:
     def write_on(self) -> None:
         """A step, and the likeliest tokens to be read at the next one."""
         self.take_step()
-        logprobs, tokens = self.rank()
+        logprobs, tokens = self.rank(1)
         self.tokens.copy_(tokens[:, :1])
         self.told[0], self.told[1] = tokens[:, 0], logprobs[:, 0]
 
@@ -139,7 +138,7 @@ class Place:
     def choose(self, beams: Beams) -> Tensor:
         """Extend all beams by what was likeliest in the last step; which rows they have now."""
         rows = beams.scores.numel()
-        logprobs, tokens = self.rank()
+        logprobs, tokens = self.rank(beams.shape[1])
         return beams.extend(logprobs[:rows], tokens[:rows])
 
     def again(self, name: Hashable, work: Callable[[], object]) -> None:

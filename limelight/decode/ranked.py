@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.decode.beam import FEW_RANKED, Found, Search, length_penalty
+from limelight.decode.beam import Found, Search, length_penalty
 from limelight.decode.choose import BANNED
 from limelight.decode.later import read_later, sent
 from limelight.decode.request import DAMAGED, Written, begin, device_of, read_sources
@@ -87,7 +87,8 @@ class RankedSearch(Search):
         requests, width, pad = self.requests, self.config.beam, self.tokenizer.pad
         device = device_of(self.model)
         self.ends: list[list[Ended]] = [[] for _ in requests]
-        self.steps: list[tuple[dict[int, int], Any]] = []  # beams of rows; what was told of them
+        # Of every step: which beams the rows had; parents, tokens and their log-probabilities.
+        self.steps: list[tuple[dict[int, int], Any, Any, Any]] = []
         self.ranked: Any = None  # the likeliest tokens after a prompt, if there are some already
         kind = next(iter(self.model.parameters())).dtype
         if all(len(request.prompt) == 1 for request in requests):
@@ -95,7 +96,7 @@ class RankedSearch(Search):
         else:
             logits, self.state = begin(self.model, requests, pad)
             own = logits.to(torch.promote_types(kind, torch.float32)).log_softmax(dim=-1)
-            best = own.topk(min(FEW_RANKED, own.size(1)), dim=1)
+            best = own.topk(min(width, own.size(1)), dim=1)
             self.ranked = [part.repeat_interleave(width, dim=0) for part in best]
         every = torch.arange(len(requests), device=device).repeat_interleave(width)
         self.state.select(every)
@@ -123,20 +124,21 @@ class RankedSearch(Search):
         """The next step begins with it."""
 
     def collect(self, step: Found) -> None:
-        """Note where texts have ended, and what the others may come to."""
+        """Note what was written, where texts have ended, and what the others may come to."""
         told = step.read()[0][:, : len(step.rows)].numpy()
         if np.isnan(told[2]).any():
             raise UserError(DAMAGED)
+        places, totals = told[:2].astype(int), told[3]
         limits = np.array([[self.requests[row].limit] for row in step.rows])
-        totals = told[3]
-        found = (totals > BANNED) & ((told[1] == self.tokenizer.end) | (limits <= step.length))
+        found = (totals > BANNED) & ((places[1] == self.tokenizer.end) | (limits <= step.length))
         penalty = length_penalty(step.length, self.config.length_penalty)
         for beam, place in np.argwhere(found).tolist():
             score = float(totals[beam, place]) / penalty
             self.ends[step.rows[beam]].append(Ended(score, len(self.steps), place))
         hopes = np.where(found, BANNED, totals).max(axis=1)
         self.hopes.update(zip(step.rows, hopes.tolist(), strict=True))
-        self.steps.append(({row: i for i, row in enumerate(step.rows)}, told[:3].tolist()))
+        beams = {row: beam for beam, row in enumerate(step.rows)}
+        self.steps.append((beams, *places.tolist(), told[2].tolist()))
 
     def keep(self, beams: Tensor) -> None:
         """Only these beams stay."""
@@ -156,11 +158,11 @@ class RankedSearch(Search):
     def read_back(self, row: int, end: Ended) -> Written:
         """A text from its end to its beginning."""
         text, numbers, place = [], [], end.place
-        for beams, (parents, tokens, logprobs) in reversed(self.steps[: end.step + 1]):
+        for beams, parents, tokens, logprobs in reversed(self.steps[: end.step + 1]):
             beam = beams[row]
-            text.append(int(tokens[beam][place]))
+            text.append(tokens[beam][place])
             numbers.append(logprobs[beam][place])
-            place = int(parents[beam][place])
+            place = parents[beam][place]
         text.reverse()
         numbers.reverse()
         done = text[-1] == self.tokenizer.end

@@ -183,10 +183,14 @@ def moved(x):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("few", [0, 64])  # rows: always with products of our own, or never
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("changes", VARIED.values(), ids=VARIED)
 @pytest.mark.parametrize("family", TRANSFORMERS[:2])
-def test_recorded_steps_of_few_kernels_are_the_models_own(family, changes, ragged):
+def test_recorded_steps_of_few_kernels_are_the_models_own(
+    family, changes, ragged, few, monkeypatch
+):
+    monkeypatch.setattr("limelight.decode.swift.FEW_ROWS", few)
     writer = OnGpu(small(family, torch.float64, **changes))
     model = small(family, torch.float64, **changes)
     with torch.no_grad():
