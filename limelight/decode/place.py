@@ -61,10 +61,11 @@ class Place:
         self.tokens = torch.zeros(shape[0], 1, dtype=torch.long, device=like.length.device)
         self.told = torch.zeros(2, shape[0], dtype=torch.float64, device=like.length.device)
         self.beams: dict[tuple[int, int], Beams] = {}
-        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.make_room(like)
-        self.take_step()  # so that all kernels are chosen and loaded before anything is recorded
-        self.rank(1)
+        # Before anything is recorded it is done once: all kernels are chosen and loaded then.
+        self.some_scores = self.take_step()
+        self.rank(self.some_scores, 1)
 
     def make_room(self, like: Cache) -> None:
         """All that is kept between two steps."""
@@ -72,22 +73,23 @@ class Place:
         self.cache = FixedCache(self.config, rows, slots, like.keys[0])
         self.cache.memory, self.cache.memory_mask = room_for_sources(self.shape, like)
 
-    def take_step(self) -> None:
-        """The model's own step: from tokens to logits."""
-        self.logits: Tensor = self.model.step(self.tokens, self.cache)
+    def take_step(self) -> Tensor:
+        """The model's own step."""
+        logits: Tensor = self.model.step(self.tokens, self.cache)
+        return logits
 
-    def rank(self, count: int) -> tuple[Tensor, Tensor]:
+    def rank(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens after a step: log-probabilities and tokens, B count."""
-        precise = torch.promote_types(self.logits.dtype, torch.float32)
-        logprobs = self.logits.to(precise).log_softmax(dim=-1)
+        precise = torch.promote_types(logits.dtype, torch.float32)
+        logprobs = logits.to(precise).log_softmax(dim=-1)
         best = logprobs.topk(min(count, logprobs.size(1)), dim=1)
         return best.values, best.indices
 
     def step(self, tokens: Tensor) -> Tensor:
         """Read the next token of each row in use, B 1; scores of the one that follows it, B V."""
         self.tokens[: len(tokens)] = tokens
-        self.again("step", self.take_step)
-        return self.logits[: len(tokens)].clone()
+        logits: Tensor = self.again("step", self.take_step)
+        return logits[: len(tokens)].clone()
 
     def step_likeliest(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Read the next token of each row in use, B; the likeliest ones that follow, B.
@@ -101,8 +103,7 @@ class Place:
 
     def write_on(self) -> None:
         """A step, and the likeliest tokens to be read at the next one."""
-        self.take_step()
-        logprobs, tokens = self.rank(1)
+        logprobs, tokens = self.rank(self.take_step(), 1)
         self.tokens.copy_(tokens[:, :1])
         self.told[0], self.told[1] = tokens[:, 0], logprobs[:, 0]
 
@@ -126,33 +127,36 @@ class Place:
                 made = Beams(count, width, end, like.scores.new_zeros(1, 1))
                 made.newest = self.tokens[: count * width].view(count, width)
                 self.beams[width, end] = made
-                self.choose(made)
+                self.choose(made, self.some_scores)
                 self.shuffle(torch.arange(count * width, device=self.tokens.device), 0)
         return self.beams[width, end]
 
     def search_on(self, beams: Beams) -> None:
         """A step, and the best tokens of all beams to be read at the next one."""
-        self.take_step()
-        self.shuffle(self.choose(beams), self.shape[1])
+        self.shuffle(self.choose(beams, self.take_step()), self.shape[1])
 
-    def choose(self, beams: Beams) -> Tensor:
-        """Extend all beams by what was likeliest in the last step; which rows they have now."""
+    def choose(self, beams: Beams, logits: Tensor) -> Tensor:
+        """Extend all beams by what is likeliest after a step; which rows they have now."""
         rows = beams.scores.numel()
-        logprobs, tokens = self.rank(beams.shape[1])
+        logprobs, tokens = self.rank(logits, beams.shape[1])
         return beams.extend(logprobs[:rows], tokens[:rows])
 
-    def again(self, name: Hashable, work: Callable[[], object]) -> None:
-        """Do some work on what is here; on a GPU, watch it the first time, and repeat it."""
+    def again(self, name: Hashable, work: Callable[[], Any]) -> Any:
+        """Do some work on what is here; on a GPU, watch it the first time, and repeat it.
+
+        What it makes is to be used before the next time.
+        """
         if self.tokens.device.type != "cuda":
-            work()
-            return
-        if name not in self.graphs:
+            return work()
+        if name not in self.recordings:
             graph = torch.cuda.CUDAGraph()
-            # What it makes may be used later in any mode.
+            # It may be used later in any mode.
             with torch.inference_mode(False), torch.no_grad(), torch.cuda.graph(graph):
-                work()
-            self.graphs[name] = graph
-        self.graphs[name].replay()
+                made = work()
+            self.recordings[name] = graph, made
+        graph, made = self.recordings[name]
+        graph.replay()
+        return made
 
     @property
     def is_free(self) -> bool:

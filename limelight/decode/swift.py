@@ -133,13 +133,13 @@ class SwiftPlace(Place):
             places = torch.arange(slots, device=device)
             self.waves: Tensor = target.positions(places, like.keys[0].dtype)
 
-    def take_step(self) -> None:
+    def take_step(self) -> Tensor:
         """In few kernels."""
-        self.logits = self.model.step(self)
+        return self.model.step(self)
 
-    def rank(self, count: int) -> tuple[Tensor, Tensor]:
+    def rank(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """In two kernels."""
-        return rank(self.logits, count)
+        return rank(logits, count)
 
     @property
     def length(self) -> Tensor:
