@@ -49,7 +49,7 @@ class Node:
 
 
 Tree = list[list[Node]]  # for each step, the places that were taken
-FEW_RANKED = 8  # tokens of each text that are looked at in a plain search
+WIDEST_RANKED = 8  # places of a beam that a GPU searches by itself
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -71,10 +71,10 @@ def beam_search(
 
 
 def is_plain(requests: Sequence[Request], config: DecodeConfig) -> bool:
-    """Whether nothing counts but what the model itself finds likely, and a few texts at that."""
+    """Whether nothing counts but what the model itself finds likely, and the beam is narrow."""
     wishes = any(request.include or request.exclude for request in requests)
     discouraged = config.repetition_penalty != 1 or config.no_repeat
-    return not wishes and not discouraged and config.groups == 1 and config.beam <= FEW_RANKED
+    return not wishes and not discouraged and config.groups == 1 and config.beam <= WIDEST_RANKED
 
 
 class Found(NamedTuple):

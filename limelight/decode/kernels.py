@@ -1,7 +1,8 @@
 """Kernels for a GPU that writes: attention of one token, which would otherwise be many small ones.
 
 One program of a kernel does one head of one row; thousands of them run side by side. They are
-compiled by Triton when they are launched first, and kept on the disk.
+compiled by Triton when they are launched first, and kept on the disk. The scale is compiled in: as
+an ordinary number it would come in single precision.
 """
 
 import math
@@ -61,7 +62,7 @@ def _look_back(
     column,
     out,
     slots,
-    scale,
+    scale: tl.constexpr,
     h: tl.constexpr,
     g: tl.constexpr,
     d_head: tl.constexpr,
@@ -122,7 +123,7 @@ def _look_across(
     out,
     slots,
     width,
-    scale,
+    scale: tl.constexpr,
     h: tl.constexpr,
     g: tl.constexpr,
     d_head: tl.constexpr,
@@ -166,7 +167,7 @@ def look_back(
         column,
         out,
         slots,
-        1 / math.sqrt(width),
+        scale=1 / math.sqrt(width),
         h=count,
         g=groups,
         d_head=width,
@@ -194,7 +195,7 @@ def look_across(
         out,
         table.size(1) - 2,
         length,
-        1 / math.sqrt(width),
+        scale=1 / math.sqrt(width),
         h=count,
         g=groups,
         d_head=width,

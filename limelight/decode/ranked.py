@@ -83,7 +83,7 @@ class RankedSearch(Search):
     """A search whose beams are where the model is; this side follows behind."""
 
     def begin(self) -> None:
-        """Read sources, and prompts but for their last token if each of them has but one."""
+        """Read sources and prompts; prompts of one token are left to the first step."""
         requests, width, pad = self.requests, self.config.beam, self.tokenizer.pad
         device = device_of(self.model)
         self.ends: list[list[Ended]] = [[] for _ in requests]
