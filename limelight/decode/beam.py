@@ -13,9 +13,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,15 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.highest import highest
 from limelight.decode.later import read_later, sent
 from limelight.decode.phrases import Excluded, Included
-from limelight.decode.request import Request, Stepper, Written, begin, history_of, time_to_leave
+from limelight.decode.request import (
+    Request,
+    Stepper,
+    Written,
+    begin,
+    device_of,
+    history_of,
+    time_to_leave,
+)
 from limelight.errors import UserError
 from limelight.text.tokenizer import Tokenizer
 
@@ -42,7 +49,7 @@ class Node:
 
 
 Tree = list[list[Node]]  # for each step, the places that were taken
-FEW_RANKED = 8  # as many of the likeliest tokens as a model that `ranks` tells of
+WIDEST_RANKED = 8  # places of a beam that a GPU searches by itself
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -58,16 +65,16 @@ def beam_search(
     nbest: int = 1,
 ) -> list[list[Written]]:
     """For each request the best texts that were found, the best first."""
-    if getattr(model, "ranks", False) and is_plain(requests, config):
-        return RankedSearch(model, requests, config, tokenizer, nbest).run()
-    return Search(model, requests, config, tokenizer, nbest).run()
+    own: type[Search] | None = getattr(model, "plain_search", None)  # a faster one, on a GPU
+    search = own if own and is_plain(requests, config) else Search
+    return search(model, requests, config, tokenizer, nbest).run()
 
 
 def is_plain(requests: Sequence[Request], config: DecodeConfig) -> bool:
-    """Whether nothing counts but what the model itself finds likely, and a few texts at that."""
+    """Whether nothing counts but what the model itself finds likely, and the beam is narrow."""
     wishes = any(request.include or request.exclude for request in requests)
     discouraged = config.repetition_penalty != 1 or config.no_repeat
-    return not wishes and not discouraged and config.groups == 1 and config.beam <= FEW_RANKED
+    return not wishes and not discouraged and config.groups == 1 and config.beam <= WIDEST_RANKED
 
 
 class Found(NamedTuple):
@@ -75,17 +82,12 @@ class Found(NamedTuple):
 
     rows: list[int]
     length: int  # of all texts
-    read: Callable[
-        [], list[Tensor]
-    ]  # which texts have ended, all texts, logprobs; best of the others
+    # Which texts have ended, all texts, logprobs, and the best of the others:
+    read: Callable[[], list[Tensor]]
 
 
 class Search:
     """Beams that are extended together: B requests, K places each, N tokens so far."""
-
-    kept: tuple[str, ...] = (  # what has a line for each beam
-        *("scores", "open", "limits", "origins", "tokens", "logprobs"),
-    )
 
     def __init__(
         self,
@@ -108,7 +110,18 @@ class Search:
         self.given_up: set[int] = set()
         self.excluded = [Excluded(request.exclude, tokenizer) for request in requests]
         self.included = [Included(request.include, tokenizer) for request in requests]
-        logits, self.state = begin(model, requests, tokenizer.pad)
+        self.length = 0  # N
+        self.underway: deque[Found] = deque()  # what steps have found, and nobody has seen yet
+        self.hopes = dict.fromkeys(self.rows, math.inf)  # no text can come to more than this
+        self.closed_rows: set[int] = set()
+        plain = not keep_trees and not any(r.include or r.exclude for r in requests)
+        self.runs_ahead = plain and device_of(model).type == "cuda"
+        self.begin()
+
+    def begin(self) -> None:
+        """Read sources and prompts; every beam has an empty text in each of its groups."""
+        requests, config = self.requests, self.config
+        logits, self.state = begin(self.model, requests, self.tokenizer.pad)
         every = torch.arange(len(requests), device=logits.device).repeat_interleave(config.beam)
         self.state.select(every)
         self.logits = logits[every]  # B*K V
@@ -116,18 +129,12 @@ class Search:
         shape = (len(requests), config.beam)
         self.scores = logits.new_full(shape, BANNED, dtype=precise)  # B K: BANNED where no text is
         self.size = config.beam // config.groups
-        self.scores[:, :: self.size] = 0  # one empty text in each group
+        self.scores[:, :: self.size] = 0
         self.open = torch.full((len(requests), config.groups), self.size, device=logits.device)
-        self.length = 0  # N
         self.tokens = torch.zeros((*shape, 0), dtype=torch.long, device=logits.device)  # B K N
         self.logprobs = self.scores.new_zeros((*shape, 0))  # B K N: the model's own
         limits = torch.tensor([request.limit for request in requests])
         self.limits = sent(limits, logits.device)[:, None]  # B 1
-        self.underway: deque[Found] = deque()  # what steps have found, and nobody has seen yet
-        self.hopes = dict.fromkeys(self.rows, math.inf)  # no text can come to more than this
-        self.closed_rows: set[int] = set()
-        plain = not keep_trees and not any(r.include or r.exclude for r in requests)
-        self.runs_ahead = plain and logits.is_cuda
 
     def run(self) -> list[list[Written]]:
         """Search to the end."""
@@ -146,7 +153,6 @@ class Search:
         self.leave()
         if not self.rows:
             return False
-        self.state.select(self.origins.flatten())
         self.read_newest()
         return True
 
@@ -156,6 +162,7 @@ class Search:
 
     def read_newest(self) -> None:
         """Let the model read the last tokens."""
+        self.state.select(self.origins.flatten())
         self.logits = self.model.step(self.tokens[..., -1].reshape(-1, 1), self.state)
 
     def stop(self, row: int) -> None:
@@ -303,13 +310,16 @@ class Search:
         if not time_to_leave(self.requests, self.rows, active, self.length):
             if done - self.closed_rows:  # nothing more is wanted of them
                 closed = torch.tensor([row in done for row in self.rows])[:, None]
-                self.scores = self.scores.masked_fill(sent(closed, self.scores.device), BANNED)
+                self.scores.masked_fill_(sent(closed, self.scores.device), BANNED)
                 self.closed_rows |= done
             return
         keep = [beam for beam, row in enumerate(self.rows) if row in active]
         self.rows = [self.rows[beam] for beam in keep]
-        beams = torch.tensor(keep, dtype=torch.long, device=self.tokens.device)
-        for name in self.kept:
+        self.keep(sent(torch.tensor(keep, dtype=torch.long), self.scores.device))
+
+    def keep(self, beams: Tensor) -> None:
+        """Only these beams stay."""
+        for name in ("scores", "open", "limits", "origins", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name)[beams])
 
     def is_done(self, row: int, hope: float) -> bool:
@@ -352,100 +362,3 @@ class Search:
                     if taken
                 ]
             )
-
-
-class Ended(NamedTuple):
-    """A text that has ended, by where it did."""
-
-    score: float
-    step: int
-    place: int
-
-
-class RankedSearch(Search):
-    """A search on a GPU that itself tells the likeliest tokens; so there is little left to launch.
-
-    What was written is not kept there. For every step it tells which place was extended by which
-    token, and this side follows that back from the end of the best texts to their beginning.
-    """
-
-    kept = ("scores", "open", "limits", "origins", "newest")
-
-    def __init__(
-        self,
-        model: Stepper,
-        requests: Sequence[Request],
-        config: DecodeConfig,
-        tokenizer: Tokenizer,
-        nbest: int = 1,
-    ) -> None:
-        super().__init__(model, requests, config, tokenizer, nbest)
-        own = self.logits.to(self.scores.dtype).log_softmax(dim=-1)
-        self.ranked = own.topk(min(FEW_RANKED, own.size(1)), dim=1)  # B*K C: values, tokens
-        self.places = torch.arange(config.beam, device=own.device)
-        self.first_rows = torch.arange(0, len(own), config.beam, device=own.device)[:, None]
-        self.ends: list[list[Ended]] = [[] for _ in requests]
-        self.steps: list[tuple[dict[int, int], Any, Any]] = []  # beams of rows; places, numbers
-        self.runs_ahead = own.is_cuda
-
-    def extend(self) -> None:
-        """All texts by their likeliest tokens: the best take the places."""
-        logprobs, tokens = (part.view(len(self.scores), -1) for part in self.ranked)
-        beams, places = self.scores.shape
-        totals = self.scores[..., None] + logprobs.view(beams, places, -1)
-        self.scores, best = totals.flatten(1).topk(places, dim=1)
-        self.parents = best // totals.size(2)
-        self.newest, self.chosen = tokens.gather(1, best), logprobs.gather(1, best)
-        self.origins = self.parents + self.first_rows[:beams]
-
-    def close_ended(self) -> None:
-        """Texts that have ended, and at the limit all, are found; their places are closed."""
-        self.scores.masked_fill_(self.places >= self.open, BANNED)
-        numbers = torch.stack([self.chosen, self.scores])
-        places = torch.stack([self.parents, self.newest])
-        self.underway.append(Found(self.rows, self.length, read_later(places, numbers)))
-        ended = (self.scores > BANNED) & (self.newest == self.tokenizer.end)
-        self.open = self.open - ended.sum(dim=1, keepdim=True)
-        found = ended | (self.limits <= self.length) if self.at_a_limit() else ended
-        self.scores = self.scores.masked_fill(found, BANNED)
-
-    def collect(self, step: Found) -> None:
-        """Note where texts have ended, and what the others may come to."""
-        places, numbers = (part.numpy() for part in step.read())
-        limits = np.array([[self.requests[row].limit] for row in step.rows])
-        totals = numbers[1].copy()
-        found = (totals > BANNED) & ((places[1] == self.tokenizer.end) | (limits <= step.length))
-        penalty = length_penalty(step.length, self.config.length_penalty)
-        for beam, place in np.argwhere(found).tolist():
-            score = float(totals[beam, place]) / penalty
-            self.ends[step.rows[beam]].append(Ended(score, len(self.steps), place))
-        totals[found] = BANNED
-        self.steps.append(({row: i for i, row in enumerate(step.rows)}, places, numbers[0]))
-        self.hopes.update(zip(step.rows, totals.max(axis=1).tolist(), strict=True))
-
-    def scores_of(self, row: int) -> list[float]:
-        """Of the texts that were found."""
-        return [text.score for text in self.ends[row]]
-
-    def best_of(self, row: int) -> list[Written]:
-        """The best texts found."""
-        ranked = sorted(self.ends[row], key=lambda text: -text.score)
-        return [self.read_back(row, text) for text in ranked[: self.nbest]]
-
-    def read_back(self, row: int, end: Ended) -> Written:
-        """A text from its end to its beginning."""
-        text, numbers, place = [], [], end.place
-        for beams, places, logprobs in reversed(self.steps[: end.step + 1]):
-            beam = beams[row]
-            text.append(int(places[1, beam, place]))
-            numbers.append(float(logprobs[beam, place]))
-            place = places[0, beam, place]
-        text.reverse()
-        numbers.reverse()
-        done = text[-1] == self.tokenizer.end
-        return Written(text[:-1] if done else text, numbers, done, end.score)
-
-    def read_newest(self) -> None:
-        """Let the model read the last tokens, and say what is likely to follow."""
-        model: Any = self.model
-        self.ranked = model.step_ranked(self.newest.reshape(-1, 1), self.state)

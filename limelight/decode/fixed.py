@@ -15,18 +15,15 @@ without a GPU too: there the same step is taken and not repeated.
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from limelight.decode.place import Place, Shape
+from limelight.decode.ranked import Beams, RankedSearch
 from limelight.errors import UserError
 from limelight.model.cache import Cache
-
-if TYPE_CHECKING:
-    from limelight.decode.swift import SwiftPlace
-
 
 MOST_PLACES = 16  # that are kept when nobody writes there
 
@@ -46,6 +43,7 @@ class FixedState:
     def __init__(self, writer: "Fixed", cache: Cache) -> None:
         self.writer = writer
         self.cache: Cache | None = cache
+        self.chosen: Tensor | None = None  # rows of the cache that are meant, if not all once
         self.place: Place | None = None
         self.rows = cache.length.numel()
         self.reach = cache.reach
@@ -55,10 +53,10 @@ class FixedState:
         if self.place is None:
             if self.cache is None:
                 raise AssertionError("a state is in a cache or in a place")
-            self.place = self.writer.find_place(self.cache)
+            self.place = self.writer.find_place(self.cache, self.rows)
             self.place.owner = weakref.ref(self)
-            self.place.move_in(self.cache)
-            self.reach, self.cache = self.cache.reach, None
+            self.place.move_in(self.cache, self.chosen)
+            self.reach, self.cache, self.chosen = self.cache.reach, None, None
         return self.place
 
     def unsettle(self, rows: Tensor) -> Cache:
@@ -68,13 +66,19 @@ class FixedState:
             self.place.owner, self.place = None, None
         if self.cache is None:
             raise AssertionError("a state is in a cache or in a place")
+        if self.chosen is not None:
+            self.cache.select(self.chosen)
+            self.chosen = None
         return self.cache
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be named again (beams) or not at all."""
-        if self.place is None:
-            if self.cache is not None:
-                self.cache.select(rows)
+        if self.cache is not None:
+            self.chosen = rows if self.chosen is None else self.chosen[rows]
+            if rows.numel() < self.cache.length.numel():
+                self.unsettle(rows)
+        elif self.place is None:
+            raise AssertionError("a state is in a cache or in a place")
         elif rounded(rows.numel()) != self.place.shape[0]:
             self.unsettle(rows)
         else:
@@ -100,7 +104,8 @@ class Fixed:
         self.places: list[Place] = []
         self.make_place: Callable[[Shape, Cache], Place] = partial(Place, model)
         on_gpu = next(model.parameters()).device.type == "cuda"
-        self.ranks = on_gpu and has_triton()  # whether there is `step_ranked`
+        self.ranks = on_gpu and has_triton()  # whether to leave plain choices to the GPU
+        self.plain_search = RankedSearch if self.ranks else None
         if self.ranks:
             from limelight.decode.swift import Swift, SwiftPlace
 
@@ -126,9 +131,14 @@ class Fixed:
         return logits
 
     @torch.no_grad()
-    def step_ranked(self, tokens: Tensor, state: FixedState) -> tuple[Tensor, Tensor]:
-        """Read a token in each row, B 1; log-probabilities of the few likeliest, and these, B C."""
-        return cast("SwiftPlace", self.place_for_one_more(state)).step_ranked(tokens)
+    def step_likeliest(self, tokens: Tensor, state: FixedState) -> tuple[Tensor, Tensor]:
+        """Read a token in each row, B; what is told of the likeliest ones, and these, B."""
+        return self.place_for_one_more(state).step_likeliest(tokens)
+
+    @torch.no_grad()
+    def step_beams(self, beams: Beams, state: FixedState) -> Beams:
+        """Read the newest tokens of all beams, and extend them; returns where they are now."""
+        return self.place_for_one_more(state).step_beams(beams)
 
     def place_for_one_more(self, state: FixedState) -> Place:
         """Where a batch is to take its next step."""
@@ -142,9 +152,9 @@ class Fixed:
         state.reach += 1
         return place
 
-    def find_place(self, cache: Cache) -> Place:
+    def find_place(self, cache: Cache, rows: int) -> Place:
         """A free place of the right shape, or a new one."""
-        shape = self.shape_for(cache)
+        shape = self.shape_for(cache, rows)
         for place in self.places:
             if place.shape == shape and place.is_free:
                 self.places.remove(place)
@@ -161,13 +171,13 @@ class Fixed:
         for place in free[: max(0, len(self.places) - MOST_PLACES + 1)]:
             self.places.remove(place)
 
-    def shape_for(self, cache: Cache) -> Shape:
+    def shape_for(self, cache: Cache, rows: int) -> Shape:
         """The shape of a place for this batch: rounded up, but never beyond learned positions."""
         slots = -(-cache.keys[0].size(2) // 64) * 64
         if self.config.positions == "learned":
             slots = min(slots, self.config.max_len)
         width = -(-cache.memory[0][0].size(2) // 16) * 16 if cache.memory else 0
-        return rounded(cache.length.numel()), slots, width
+        return rounded(rows), slots, width
 
 
 def rounded(rows: int) -> int:

@@ -1,7 +1,8 @@
-"""Kernels for a GPU that writes: the parts of a step that would otherwise be many small ones.
+"""Kernels for a GPU that writes: attention of one token, which would otherwise be many small ones.
 
-One program of a kernel does one head of one row, or one row; thousands of them run side by side.
-They are compiled by Triton when they are launched first, and kept on the disk.
+One program of a kernel does one head of one row; thousands of them run side by side. They are
+compiled by Triton when they are launched first, and kept on the disk. The scale is compiled in: as
+an ordinary number it would come in single precision.
 """
 
 import math
@@ -10,10 +11,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
-FEW = 8  # of the likeliest tokens are found at every step, whether they are needed or not
-PART = 4096  # tokens of the vocabulary that one program ranks
 SHORT = 64  # slots
 MANY_PROGRAMS = 256  # fill a GPU by themselves
 
@@ -63,7 +62,7 @@ def _look_back(
     column,
     out,
     slots,
-    scale,
+    scale: tl.constexpr,
     h: tl.constexpr,
     g: tl.constexpr,
     d_head: tl.constexpr,
@@ -124,7 +123,7 @@ def _look_across(
     out,
     slots,
     width,
-    scale,
+    scale: tl.constexpr,
     h: tl.constexpr,
     g: tl.constexpr,
     d_head: tl.constexpr,
@@ -153,97 +152,6 @@ def _look_across(
     tl.store(out + result, (mixed / total).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _add_and_norm(
-    x,
-    more,
-    weight,
-    bias,
-    total,
-    out,
-    width,
-    eps,
-    adds: tl.constexpr,
-    centred: tl.constexpr,
-    power: tl.constexpr,
-    precise: tl.constexpr,
-):
-    """One row: x + more, and its norm."""
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, power)
-    inside = d < width
-    summed = tl.load(x + row * width + d, mask=inside, other=0.0).to(precise)
-    if adds:
-        summed += tl.load(more + row * width + d, mask=inside, other=0.0).to(precise)
-        tl.store(total + row * width + d, summed.to(total.dtype.element_ty), mask=inside)
-    if centred:
-        summed = tl.where(inside, summed - tl.sum(summed, axis=0) / width, 0.0)
-    variance = tl.sum(summed * summed, axis=0) / width
-    normed = summed / tl.sqrt(variance + eps)
-    normed = normed * tl.load(weight + d, mask=inside, other=0.0).to(precise)
-    if centred:
-        normed += tl.load(bias + d, mask=inside, other=0.0).to(precise)
-    tl.store(out + row * width + d, normed.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _rank_part(
-    logits,
-    stride,
-    values,
-    tokens,
-    tops,
-    sums,
-    vocab,
-    few: tl.constexpr,
-    part: tl.constexpr,
-    precise: tl.constexpr,
-):
-    """The highest of a part of a row's scores, and what the others come to beside them."""
-    row, which, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    i = tl.arange(0, part)
-    inside = which * part + i < vocab
-    x = tl.load(logits + row * stride + which * part + i, mask=inside, other=float("-inf"))
-    x = x.to(precise)
-    top = tl.maximum(tl.max(x, axis=0), -1e30)
-    tl.store(tops + row * parts + which, top)
-    tl.store(sums + row * parts + which, tl.sum(tl.exp(x - top), axis=0))
-    for rank in tl.static_range(few):
-        highest, place = tl.max(x, axis=0, return_indices=True)
-        tl.store(values + (row * parts + which) * few + rank, highest)
-        tl.store(tokens + (row * parts + which) * few + rank, which * part + place)
-        x = tl.where(i == place, float("-inf"), x)
-
-
-@triton.jit
-def _rank_all(
-    values,
-    tokens,
-    tops,
-    sums,
-    logprobs,
-    chosen,
-    parts,
-    few: tl.constexpr,
-    power: tl.constexpr,
-    parts_power: tl.constexpr,
-):
-    """The highest of all parts of a row, as log-probabilities."""
-    row = tl.program_id(0).to(tl.int64)
-    i, part = tl.arange(0, power), tl.arange(0, parts_power)
-    x = tl.load(values + row * parts * few + i, mask=i < parts * few, other=float("-inf"))
-    token = tl.load(tokens + row * parts * few + i, mask=i < parts * few, other=0)
-    highest = tl.load(tops + row * parts + part, mask=part < parts, other=-1e30)
-    beside = tl.load(sums + row * parts + part, mask=part < parts, other=0.0)
-    top = tl.max(highest, axis=0)
-    total = top + tl.log(tl.sum(beside * tl.exp(highest - top), axis=0))
-    for rank in tl.static_range(few):
-        value, place = tl.max(x, axis=0, return_indices=True)
-        tl.store(logprobs + row * few + rank, value - total)
-        tl.store(chosen + row * few + rank, tl.sum(tl.where(i == place, token, 0), axis=0))
-        x = tl.where(i == place, float("-inf"), x)
-
-
 def look_back(
     heads: Tensor, keys: Tensor, values: Tensor, table: Tensor, column: Tensor, rotary: bool
 ) -> Tensor:
@@ -259,7 +167,7 @@ def look_back(
         column,
         out,
         slots,
-        1 / math.sqrt(width),
+        scale=1 / math.sqrt(width),
         h=count,
         g=groups,
         d_head=width,
@@ -287,7 +195,7 @@ def look_across(
         out,
         table.size(1) - 2,
         length,
-        1 / math.sqrt(width),
+        scale=1 / math.sqrt(width),
         h=count,
         g=groups,
         d_head=width,
@@ -305,70 +213,6 @@ def at_a_time(programs: int, slots: int) -> dict[str, int]:
     if programs < MANY_PROGRAMS:  # each has more of the GPU to itself
         return {"block": 256, "num_warps": 8}
     return {"block": 128, "num_warps": 4}
-
-
-def rank(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The few likeliest tokens of each row, the likeliest first: log-probabilities and tokens, B C.
-
-    Among equals the first one comes first.
-    """
-    rows, vocab = logits.shape
-    parts = triton.cdiv(vocab, PART)
-    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    values = logits.new_empty(rows, parts, FEW, dtype=kind)
-    tokens = logits.new_empty(rows, parts, FEW, dtype=torch.long)
-    tops, sums = logits.new_empty(2, rows, parts, dtype=kind)
-    _rank_part[(rows, parts)](
-        logits,
-        logits.stride(0),
-        values,
-        tokens,
-        tops,
-        sums,
-        vocab,
-        few=FEW,
-        part=PART,
-        precise=precision_of(logits),
-    )
-    logprobs = logits.new_empty(rows, FEW, dtype=kind)
-    chosen = logits.new_empty(rows, FEW, dtype=torch.long)
-    _rank_all[(rows,)](
-        values,
-        tokens,
-        tops,
-        sums,
-        logprobs,
-        chosen,
-        parts,
-        few=FEW,
-        power=triton.next_power_of_2(parts * FEW),
-        parts_power=triton.next_power_of_2(parts),
-    )
-    return logprobs, chosen
-
-
-def add_and_norm(x: Tensor, more: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
-    """x + more, and its norm, B D each."""
-    rows, width = x.shape
-    out = torch.empty_like(x)
-    total = x if more is None else torch.empty_like(x)
-    centred = isinstance(norm, nn.LayerNorm)
-    bias = norm.bias if centred else norm.weight
-    _add_and_norm[(rows,)](
-        x,
-        x if more is None else more,
-        norm.weight,
-        bias,
-        total,
-        out,
-        width,
-        norm.eps,
-        adds=more is not None,
-        centred=centred,
-        power=triton.next_power_of_2(width),
-        precise=precision_of(x),
-    )
-    return total, out
 
 
 def precision_of(x: Tensor) -> Any:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 def read_later(*tensors: Tensor) -> Callable[[], list[Tensor]]:
-    """The same numbers on the CPU, once somebody asks; from a GPU they come while it works on."""
+    """These numbers as they are now, once somebody asks; from a GPU they come while it works on."""
     if not tensors[0].is_cuda:
-        return lambda: list(tensors)
+        now = [x.clone() for x in tensors]
+        return lambda: now
     copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
     for copy, x in zip(copies, tensors, strict=True):
         copy.copy_(x, non_blocking=True)

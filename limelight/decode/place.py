@@ -5,11 +5,14 @@ batch moves in, is written there, and moves out when it no longer fits.
 """
 
 import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from limelight.decode.ranked import Beams
 from limelight.errors import UserError
 from limelight.model.attention import KeysValues
 from limelight.model.cache import Cache
@@ -46,18 +49,23 @@ class FixedCache(Cache):
 
 
 class Place:
-    """Memory that stays, and a recording of the step that works on it: the model's own step."""
+    """Memory that stays, and recordings of what works on it, which is the model's own step.
+
+    What chooses the next tokens may be a part of it: the likeliest, or a search.
+    """
 
     def __init__(self, model: Any, shape: Shape, like: Cache) -> None:
         self.model, self.shape = model, shape
         self.config: ModelConfig = model.config
         self.owner: weakref.ref[Any] | None = None
         self.tokens = torch.zeros(shape[0], 1, dtype=torch.long, device=like.length.device)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.told = torch.zeros(2, shape[0], dtype=torch.float64, device=like.length.device)
+        self.beams: dict[tuple[int, int], Beams] = {}
+        self.recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.make_room(like)
-        self.logits = self.take_step()
-        if self.tokens.device.type == "cuda":
-            self.graph = self.record()
+        # Before anything is recorded it is done once: all kernels are chosen and loaded then.
+        self.some_scores = self.take_step()
+        self.rank(self.some_scores, 1)
 
     def make_room(self, like: Cache) -> None:
         """All that is kept between two steps."""
@@ -70,33 +78,95 @@ class Place:
         logits: Tensor = self.model.step(self.tokens, self.cache)
         return logits
 
-    def record(self) -> torch.cuda.CUDAGraph:
-        """Watch a step. It was taken before, so that all kernels are loaded and chosen."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.logits = self.take_step()
-        return graph
+    def rank(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens after a step: log-probabilities and tokens, B count."""
+        precise = torch.promote_types(logits.dtype, torch.float32)
+        logprobs = logits.to(precise).log_softmax(dim=-1)
+        best = logprobs.topk(min(count, logprobs.size(1)), dim=1)
+        return best.values, best.indices
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Read the next token of each row in use; scores of the one that follows it."""
-        self.go_on(tokens)
-        return self.logits[: len(tokens)].clone()
-
-    def go_on(self, tokens: Tensor) -> None:
-        """Take the step, or repeat it."""
+        """Read the next token of each row in use, B 1; scores of the one that follows it, B V."""
         self.tokens[: len(tokens)] = tokens
-        if self.graph is None:
-            self.logits = self.take_step()
-        else:
-            self.graph.replay()
+        logits: Tensor = self.again("step", self.take_step)
+        return logits[: len(tokens)].clone()
+
+    def step_likeliest(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the next token of each row in use, B; the likeliest ones that follow, B.
+
+        The first result has these and their log-probabilities, 2 B or more, until the next step.
+        """
+        if tokens.data_ptr() != self.tokens.data_ptr():  # not what was chosen here
+            self.tokens[: len(tokens), 0] = tokens
+        self.again("likeliest", self.write_on)
+        return self.told, self.tokens[: len(tokens), 0]
+
+    def write_on(self) -> None:
+        """A step, and the likeliest tokens to be read at the next one."""
+        logprobs, tokens = self.rank(self.take_step(), 1)
+        self.tokens.copy_(tokens[:, :1])
+        self.told[0], self.told[1] = tokens[:, 0], logprobs[:, 0]
+
+    def step_beams(self, beams: Beams) -> Beams:
+        """A step of a search, all of it. Returns the beams where they are now, which is here."""
+        here = self.room_for_beams(beams)
+        if beams is not here:
+            here.move_in(beams)
+        self.again((here.shape[1], here.end), partial(self.search_on, here))
+        return here
+
+    def room_for_beams(self, like: Beams) -> Beams:
+        """Beams as wide as these, which stay here; all rows that make a whole beam belong to one.
+
+        What they do was done once then, as before any recording.
+        """
+        width, end = like.shape[1], like.end
+        if (width, end) not in self.beams:
+            with torch.inference_mode(False), torch.no_grad():
+                count = self.shape[0] // width
+                made = Beams(count, width, end, like.scores.new_zeros(1, 1))
+                made.newest = self.tokens[: count * width].view(count, width)
+                self.beams[width, end] = made
+                self.choose(made, self.some_scores)
+                self.shuffle(torch.arange(count * width, device=self.tokens.device), 0)
+        return self.beams[width, end]
+
+    def search_on(self, beams: Beams) -> None:
+        """A step, and the best tokens of all beams to be read at the next one."""
+        self.shuffle(self.choose(beams, self.take_step()), self.shape[1])
+
+    def choose(self, beams: Beams, logits: Tensor) -> Tensor:
+        """Extend all beams by what is likeliest after a step; which rows they have now."""
+        rows = beams.scores.numel()
+        logprobs, tokens = self.rank(logits, beams.shape[1])
+        return beams.extend(logprobs[:rows], tokens[:rows])
+
+    def again(self, name: Hashable, work: Callable[[], Any]) -> Any:
+        """Do some work on what is here; on a GPU, watch it the first time, and repeat it.
+
+        What it makes is to be used before the next time.
+        """
+        if self.tokens.device.type != "cuda":
+            return work()
+        if name not in self.recordings:
+            graph = torch.cuda.CUDAGraph()
+            # It may be used later in any mode.
+            with torch.inference_mode(False), torch.no_grad(), torch.cuda.graph(graph):
+                made = work()
+            self.recordings[name] = graph, made
+        graph, made = self.recordings[name]
+        graph.replay()
+        return made
 
     @property
     def is_free(self) -> bool:
         """Whether nobody writes here any more."""
         return self.owner is None or self.owner() is None
 
-    def move_in(self, cache: Cache) -> None:
-        """Take over all that a batch has read so far."""
+    def move_in(self, cache: Cache, rows_of: Tensor | None) -> None:
+        """Take over all that a batch has read so far; these rows of it, if not all."""
+        if rows_of is not None:
+            cache.select(rows_of)
         rows, reach, own = cache.length.numel(), cache.reach, self.cache
         for theirs, ours in ((cache.keys, own.keys), (cache.values, own.values)):
             for old, new in zip(theirs, ours, strict=True):

@@ -203,11 +203,16 @@ class Writing:
     def take_likeliest(self, texts: Sequence[Text]) -> Told:
         """A step after which nobody needs the scores of all tokens."""
         model: Any = self.model
-        logprobs, tokens = model.step_ranked(self.tokens[:, None], self.state)
+        told, self.tokens = model.step_likeliest(self.tokens, self.state)
         for text in texts:
             text.chosen += 1
-        self.tokens = tokens[:, 0]
-        return Told([*self.rows], read_later(self.tokens, logprobs[:, 0]))
+        arrived = read_later(told)
+
+        def read() -> list[Tensor]:
+            tokens, logprobs = arrived()[0][:, : len(texts)]
+            return [tokens.long(), logprobs]
+
+        return Told([*self.rows], read)
 
     def tell(self, rows: Sequence[int], logits: Tensor, tokens: Tensor) -> Told:
         """What has been chosen for these rows."""

@@ -5,6 +5,7 @@ from itertools import product
 
 import torch
 
+from limelight.decode.ranked import RankedSearch
 from limelight.decode.request import Request
 from limelight.model import build, model_config
 from limelight.text.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ def tiny(family, seed, vocab=4, d_model=8, sharp=3.0, dtype=torch.float64, **set
 class Ranking:
     """A model that tells the likeliest tokens itself, as one on a GPU does."""
 
-    ranks = True
+    ranks, plain_search = True, RankedSearch
 
     def __init__(self, model):
         self.model, self.config = model, model.config
@@ -64,9 +65,14 @@ class Ranking:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def step_ranked(self, tokens, state):
-        logprobs = self.model.step(tokens, state).log_softmax(dim=-1)
-        return logprobs.topk(min(8, logprobs.size(1)), dim=1)
+    def step_likeliest(self, tokens, state):
+        best = self.model.step(tokens[:, None], state).log_softmax(dim=-1).max(dim=1)
+        return torch.stack([best.indices.to(best.values.dtype), best.values]), best.indices
+
+    def step_beams(self, beams, state):
+        logprobs = self.model.step(beams.newest.view(-1, 1), state).log_softmax(dim=-1)
+        state.select(beams.extend(*logprobs.topk(min(8, logprobs.size(1)), dim=1)))
+        return beams
 
 
 def requests_for(model, count, limit, seed=0, **settings):

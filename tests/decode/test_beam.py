@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limelight.decode.beam import RankedSearch, Search, beam_search, is_plain, length_penalty
+from limelight.decode.beam import Search, beam_search, is_plain, length_penalty
 from limelight.decode.config import DecodeConfig
+from limelight.decode.ranked import RankedSearch
 from limelight.decode.request import Request
 from limelight.decode.write import write
 from limelight.errors import UserError

@@ -2,6 +2,7 @@
 
 import gc
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ import torch
 from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
 from limelight.decode.fixed import MOST_PLACES, Fixed, rounded
+from limelight.decode.ranked import RankedSearch
 from limelight.decode.write import write
+from limelight.errors import UserError
 from tests.decode.samples import Letters, requests_for, tiny
 from tests.decode.test_lean import VARIED, choice_of
 from tests.model.samples import TRANSFORMERS, begin, small, tokens
@@ -68,6 +71,50 @@ def test_search_finds_the_same(family, beam):
         found, wanted = (write(m, requests, config, tokenizer) for m in (writer, model))
         assert [text.tokens for text in found] == [text.tokens for text in wanted]
         assert [text.score for text in found] == pytest.approx([text.score for text in wanted])
+
+
+def ranking(model):
+    """A writer that chooses by itself, as on a GPU."""
+    writer = Fixed(model)
+    writer.ranks, writer.plain_search = True, RankedSearch
+    return writer
+
+
+def assert_chooses_alike(writer, model, beam):
+    """Texts of many lengths, so that rows leave; the last time all places are there already."""
+    tokenizer, config, made = Letters(12), DecodeConfig(beam=beam), []
+    for seed in (1, 2, 1):
+        requests = [
+            replace(request, limit=1 + 3 * i)
+            for i, request in enumerate(requests_for(model, 8, limit=1, seed=seed))
+        ]
+        found, wanted = (beam_search(m, requests, config, tokenizer, beam) for m in (writer, model))
+        for own, texts in zip(found, wanted, strict=True):
+            assert [text.tokens for text in own] == [text.tokens for text in texts]
+            assert [text.score for text in own] == pytest.approx([t.score for t in texts])
+            assert own[0].logprobs == pytest.approx(texts[0].logprobs)
+        for settings in (config, DecodeConfig(temperature=1.0)) if beam == 1 else ():
+            found, wanted = (write(m, requests, settings, tokenizer) for m in (writer, model))
+            assert [text.tokens for text in found] == [text.tokens for text in wanted]
+            assert [text.score for text in found] == pytest.approx([t.score for t in wanted])
+        made.append({id(beams) for place in writer.places for beams in place.beams.values()})
+    assert made[0] <= made[1] == made[2]
+
+
+@pytest.mark.parametrize("beam", [1, 3, 5])
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
+def test_what_is_chosen_with_the_step_is_what_search_chooses(family, beam):
+    model = tiny(family, 2, vocab=12, sharp=1.0)
+    assert_chooses_alike(ranking(model), model, beam)
+
+
+def test_damaged_weights_are_noticed_by_a_search_that_is_not_watched():
+    model = tiny("encoder-decoder", 1, vocab=12)
+    with torch.no_grad():
+        model.classifier.weight[5] = torch.nan
+    requests = requests_for(model, 3, limit=4)
+    with pytest.raises(UserError, match="damaged"):
+        beam_search(ranking(model), requests, DecodeConfig(beam=3), Letters(12))
 
 
 def test_room_that_a_longer_row_has_left_is_used_again():
@@ -140,32 +187,29 @@ def moved(x):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("few", [0, 64])  # rows: always with products of our own, or never
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("changes", VARIED.values(), ids=VARIED)
 @pytest.mark.parametrize("family", TRANSFORMERS[:2])
-def test_recorded_steps_of_few_kernels_are_the_models_own(family, changes, ragged):
+def test_recorded_steps_of_few_kernels_are_the_models_own(
+    family, changes, ragged, few, monkeypatch
+):
+    monkeypatch.setattr("limelight.decode.swift.FEW_ROWS", few)
     writer = OnGpu(small(family, torch.float64, **changes))
     model = small(family, torch.float64, **changes)
     with torch.no_grad():
         for own, its in zip(model.parameters(), writer.writer.parameters(), strict=True):
             own.copy_(its)
     for seed in range(4):
-        assert walk(model, writer, ragged, seed) < 1e-9
+        assert walk(model, writer, ragged, seed) < 1e-11
     places = writer.writer.places
     assert places
-    assert all(type(place).__name__ == "SwiftPlace" and place.graph for place in places)
+    assert all(type(place).__name__ == "SwiftPlace" and place.recordings for place in places)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("beam", [1, 3, 5])
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
 def test_a_search_on_a_gpu_finds_what_it_finds_on_a_cpu(family, beam):
-    writer, tokenizer = Fixed(tiny(family, 1, vocab=12).to("cuda")), Letters(12)
-    requests = requests_for(writer, 9, limit=11, seed=1)
-    config, model = DecodeConfig(beam=beam), tiny(family, 1, vocab=12)
-    found, wanted = (beam_search(m, requests, config, tokenizer) for m in (writer, model))
-    assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in wanted]
-    if beam == 1:
-        for settings in (config, DecodeConfig(temperature=1.0)):
-            found, wanted = (write(m, requests, settings, tokenizer) for m in (writer, model))
-            assert [text.tokens for text in found] == [text.tokens for text in wanted]
+    writer = Fixed(tiny(family, 2, vocab=12, sharp=1.0).to("cuda"))
+    assert_chooses_alike(writer, tiny(family, 2, vocab=12, sharp=1.0), beam)
