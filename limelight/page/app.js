@@ -130,7 +130,7 @@ function appChooser(model, models) {
     {
       class: "field model-choice",
       "aria-label": "Model",
-      on: { change: () => select({ model: choose.value, text: null, target: null, stop: null, step: null, layer: null, head: null, query: null, key: null }) },
+      on: { change: () => select({ model: choose.value, text: null, tag: null, target: null, stop: null, step: null, layer: null, head: null, query: null, key: null }) },
     },
     models.map((name) => h("option", { value: name, selected: name === model.name }, name)),
   );
