@@ -151,6 +151,7 @@ function appShowTab(frame) {
     frame.tabs,
     fitting.map((tab) => appTabButton(tab, tab === chosen)),
   );
+  frame.tabs.querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "nearest" });
   frame.main.dataset.tab = chosen.id;
   const place = h("div", { id: "panel", class: `tab-${chosen.id}`, role: "tabpanel", "aria-labelledby": `tab-${chosen.id}` });
   replace(frame.main, place);

@@ -29,7 +29,7 @@ export function tagChooser(page, onChange = () => {}) {
   const choose = h(
     "select",
     { class: "field", "aria-label": "What is asked of the model", on: { change } },
-    tags.map((tag) => h("option", { value: tag, selected: tag === tagNow(page) }, tag)),
+    tags.map((tag) => h("option", { value: tag, selected: tag === tagNow(page) }, `→ ${tag}`)),
   );
   return choose;
 }
