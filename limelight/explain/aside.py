@@ -48,7 +48,8 @@ def mean_loss(losses: Tensor) -> Formula:
     """The sum of all positions' losses, divided once."""
     total, mean = losses.sum().item(), losses.mean().item()
     filled = f"{number(total)} / {len(losses)} = {number(mean)}"
-    return Formula("loss = mean of -log p(target)", filled, {"sum": total, "mean": mean})
+    numbers = {"sum": total, "count": len(losses), "mean": mean}
+    return Formula("loss = mean of -log p(target)", filled, numbers)
 
 
 def loss_table(trace: Trace, losses: Tensor) -> Listing:
@@ -73,7 +74,7 @@ def smoothed(trace: Trace, logprobs: Tensor, losses: Tensor) -> Formula:
         "mean over all tokens",
         f"{number(1 - share)} x {number(plain)} + {number(share)} x {number(spread)} = "
         f"{number(total)}",
-        {"plain": plain, "spread": spread, "smoothed": total},
+        {"share": share, "plain": plain, "spread": spread, "smoothed": total},
     )
 
 
@@ -103,7 +104,7 @@ def beam_score(trace: Trace) -> Formula:
     return Formula(
         "score = sum of log p / ((5 + length) / 6)^alpha",
         f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}",
-        {"sum": total, "score": score},
+        {"sum": total, "length": length, "alpha": alpha, "score": score},
     )
 
 

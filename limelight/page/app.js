@@ -130,7 +130,7 @@ function appChooser(model, models) {
     {
       class: "field model-choice",
       "aria-label": "Model",
-      on: { change: () => select({ model: choose.value, text: null, target: null, stop: null, step: null, layer: null, head: null, query: null, key: null }) },
+      on: { change: () => select({ model: choose.value, text: null, tag: null, target: null, stop: null, step: null, layer: null, head: null, query: null, key: null }) },
     },
     models.map((name) => h("option", { value: name, selected: name === model.name }, name)),
   );
@@ -151,6 +151,7 @@ function appShowTab(frame) {
     frame.tabs,
     fitting.map((tab) => appTabButton(tab, tab === chosen)),
   );
+  frame.tabs.querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "nearest" });
   frame.main.dataset.tab = chosen.id;
   const place = h("div", { id: "panel", class: `tab-${chosen.id}`, role: "tabpanel", "aria-labelledby": `tab-${chosen.id}` });
   replace(frame.main, place);

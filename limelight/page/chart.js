@@ -1,9 +1,10 @@
 // Curves over steps: several series, a logarithmic axis by choice, a readout, a table, a picture.
 
 import { button, h, svg } from "./dom.js";
+import { Framed } from "./framed.js";
 import { saveDrawing } from "./picture.js";
 import { PLOT_EDGE, plotAxes, plotCurve, plotKeys, plotScales } from "./plot.js";
-import { plainTable, precise } from "./table.js";
+import { foldedAway, plainTable, precise } from "./table.js";
 
 const MOST_ROWS = 200; // of the table
 let chartCount = 0;
@@ -25,14 +26,14 @@ export function chart(asked) {
   return { element: made.parts.element, set: (changes) => made.set(changes) };
 }
 
-class ChartView {
+class ChartView extends Framed {
   constructor() {
+    super();
     this.asked = { series: [] };
     this.log = null; // as asked, until somebody chooses
     this.cursor = null; // a place among all steps
-    this.drawing = false;
     this.parts = chartParts(this);
-    new ResizeObserver(() => this.draw()).observe(this.parts.view);
+    this.fill(this.parts.slider);
   }
 
   set(changes) {
@@ -48,23 +49,12 @@ class ChartView {
     slider.setAttribute("aria-valuemax", String(this.steps.at(-1) ?? 0));
     slider.setAttribute("aria-valuemin", String(this.steps[0] ?? 0));
     log.checked = this.log ?? Boolean(this.asked.log);
-    if (!table.hidden) this.fillTable();
+    table.renew();
     this.draw();
   }
 
-  draw() {
-    if (this.drawing) return;
-    this.drawing = true;
-    requestAnimationFrame(() => {
-      this.drawing = false;
-      this.drawNow();
-    });
-  }
-
-  drawNow() {
-    const { view, drawing } = this.parts;
-    const [width, height] = [view.clientWidth, view.clientHeight];
-    if (!width) return;
+  drawNow(width, height) {
+    const { drawing } = this.parts;
     this.scales = plotScales(this.asked.series, { width, height, log: this.log ?? this.asked.log });
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     drawing.replaceChildren(
@@ -134,7 +124,7 @@ class ChartView {
 
   point(event) {
     if (!this.scales || !this.steps.length) return;
-    const box = this.parts.view.getBoundingClientRect();
+    const box = this.parts.slider.getBoundingClientRect();
     const step = this.scales.stepAt(event.clientX - box.left);
     const next = this.steps.findIndex((x) => x >= step);
     if (next <= 0) this.moveTo(next < 0 ? this.steps.length - 1 : 0);
@@ -164,15 +154,7 @@ class ChartView {
     this.draw();
   }
 
-  toggleTable() {
-    const { table, asTable } = this.parts;
-    table.hidden = !table.hidden;
-    asTable.setAttribute("aria-expanded", String(!table.hidden));
-    asTable.textContent = table.hidden ? "Show as table" : "Hide table";
-    if (!table.hidden) this.fillTable();
-  }
-
-  fillTable() {
+  asTable() {
     const { series, title, x } = this.asked;
     const steps = this.steps.slice(-MOST_ROWS);
     const known = series.map(({ points }) => new Map(points));
@@ -181,9 +163,7 @@ class ChartView {
       ...known.map((at) => (at.has(step) ? precise(at.get(step)) : "")),
     ]);
     const cut = this.steps.length > steps.length ? ` (the last ${steps.length} of ${this.steps.length})` : "";
-    this.parts.table.replaceChildren(
-      plainTable({ caption: `${title}${cut}`, head: [x, ...series.map(({ name }) => name)], rows }),
-    );
+    return plainTable({ caption: `${title}${cut}`, head: [x, ...series.map(({ name }) => name)], rows });
   }
 }
 
@@ -192,10 +172,8 @@ function chartParts(view) {
   const id = `chart-log-${chartCount}`;
   const title = h("span", { class: "matrix-title" });
   const log = h("input", { type: "checkbox", id, on: { change: () => view.chooseLog(log.checked) } });
-  const asTable = button("Show as table", () => view.toggleTable(), {
-    class: "button quiet",
-    "aria-expanded": "false",
-  });
+  const below = h("div", { class: "matrix-table" });
+  const table = foldedAway(below, () => view.asTable());
   const save = button(
     "Save picture",
     () => saveDrawing(drawing, { title: view.asked.title, credit: view.asked.credit ?? "" }),
@@ -205,22 +183,21 @@ function chartParts(view) {
     "div",
     { class: "matrix-tools" },
     h("label", { class: "check small", for: id }, log, "log axis"),
-    asTable,
+    table.toggle,
     save,
   );
   const drawing = svg("svg", { class: "chart-drawing", "aria-hidden": "true" });
   const slider = chartSlider(view, drawing);
   const said = h("p", { class: "matrix-said" });
-  const table = h("div", { class: "matrix-table", hidden: true });
   const element = h(
     "figure",
     { class: "chart" },
     h("figcaption", { class: "matrix-head" }, title, tools),
     slider,
     said,
-    table,
+    below,
   );
-  return { element, title, log, asTable, drawing, slider, view: slider, said, table };
+  return { element, title, log, drawing, slider, said, table };
 }
 
 /** Where somebody stands on the curves; a slider, as one walks along it. */

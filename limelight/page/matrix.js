@@ -3,11 +3,12 @@
 
 import { redrawWithTheme, scaleOf } from "./colour.js";
 import { button, h } from "./dom.js";
+import { Framed } from "./framed.js";
 import { LEGEND_HEIGHT, paintLegend, showLegend } from "./legend.js";
 import { show } from "./numbers.js";
 import { heatOf, layoutOf, paintMatrix } from "./paint.js";
 import { savePainted } from "./picture.js";
-import { matrixTable } from "./table.js";
+import { foldedAway, matrixTable } from "./table.js";
 
 const SMALLEST_CELL = 14; // pixels, at which a label can still be read
 const LARGEST_CELL = 64;
@@ -42,16 +43,16 @@ export function matrix(asked) {
   };
 }
 
-class MatrixView {
+class MatrixView extends Framed {
   constructor() {
+    super();
     this.asked = {};
     this.cursor = this.pinned = null;
     this.lastRow = 0; // where the table is opened
     this.zoom = 1;
-    this.drawing = false; // whether a redraw is on its way: there is one per frame at most
     this.parts = matrixParts(this);
     this.context = this.parts.canvas.getContext("2d");
-    new ResizeObserver(() => this.draw()).observe(this.parts.view);
+    this.fill(this.parts.view);
     redrawWithTheme(this.parts.element, () => this.set({}));
   }
 
@@ -76,37 +77,25 @@ class MatrixView {
     view.setAttribute("aria-rowcount", String(this.shown.rows.length));
     view.setAttribute("aria-colcount", String(this.shown.columns.length));
     showLegend(legend, this.shown, this.asked.hiddenMeans);
-    if (!table.hidden) this.fillTable();
+    table.renew();
     this.tell();
   }
 
-  fillTable() {
+  asTable() {
     const row = Math.min(this.lastRow, this.shown.rows.length - 1);
-    this.parts.table.replaceChildren(matrixTable(this.shown, this.asked.title, Math.max(0, row)));
+    return matrixTable(this.shown, this.asked.title, Math.max(0, row));
   }
 
-  draw() {
-    if (this.drawing) return;
-    this.drawing = true;
-    requestAnimationFrame(() => {
-      this.drawing = false;
-      this.drawNow();
-    });
-  }
-
-  drawNow() {
+  drawNow(room) {
     const { view, area, canvas } = this.parts;
-    const room = view.clientWidth;
-    if (!room) return; // not on the page yet, or its tab is hidden
     if (this.layout?.room !== room || this.layout.zoom !== this.zoom || this.layout.shown !== this.shown) {
       this.layout = { ...this.fit(room), room, zoom: this.zoom, shown: this.shown };
     }
     area.style.width = `${this.layout.width}px`;
     area.style.height = `${this.layout.height}px`;
-    const [width, height] = [
-      Math.min(view.clientWidth, this.layout.width),
-      Math.min(view.clientHeight, this.layout.height),
-    ];
+    this.drawnFor = [view.clientWidth, view.clientHeight]; // which follow what is inside
+    const width = Math.min(this.drawnFor[0], this.layout.width);
+    const height = Math.min(this.drawnFor[1], this.layout.height);
     const sharp = window.devicePixelRatio || 1;
     const pixels = [Math.round(width * sharp), Math.round(height * sharp)];
     if (canvas.width !== pixels[0] || canvas.height !== pixels[1]) [canvas.width, canvas.height] = pixels;
@@ -211,14 +200,6 @@ class MatrixView {
     this.draw();
   }
 
-  toggleTable() {
-    const { table, asTable } = this.parts;
-    table.hidden = !table.hidden;
-    asTable.setAttribute("aria-expanded", String(!table.hidden));
-    asTable.textContent = table.hidden ? "Show as table" : "Hide table";
-    if (!table.hidden) this.fillTable();
-  }
-
   save() {
     const layout = this.layout ?? this.fit(900);
     const view = { x: 0, y: 0, width: layout.width, height: layout.height };
@@ -278,13 +259,12 @@ function matrixParts(view) {
   const title = h("span", { class: "matrix-title" });
   const said = h("p", { class: "matrix-said", role: "status", "aria-live": "polite", dir: "auto" });
   const legend = h("div", { class: "legend" });
-  const asTable = tool("Show as table", null, () => view.toggleTable());
-  asTable.setAttribute("aria-expanded", "false");
+  const below = h("div", { class: "matrix-table" });
+  const table = foldedAway(below, () => view.asTable());
   const smaller = tool("−", "Smaller cells", () => view.resize(0.8));
   const larger = tool("+", "Larger cells", () => view.resize(1.25));
   const save = tool("Save picture", null, () => view.save());
-  const tools = h("div", { class: "matrix-tools" }, smaller, larger, asTable, save);
-  const table = h("div", { class: "matrix-table", hidden: true });
+  const tools = h("div", { class: "matrix-tools" }, smaller, larger, table.toggle, save);
   const element = h(
     "figure",
     { class: "matrix" },
@@ -292,9 +272,9 @@ function matrixParts(view) {
     grid,
     said,
     legend,
-    table,
+    below,
   );
-  return { element, title, view: grid, area, canvas, row, header, cell, said, legend, asTable, table };
+  return { element, title, view: grid, area, canvas, row, header, cell, said, legend, table };
 }
 
 function matrixEvents(view) {

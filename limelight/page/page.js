@@ -3,6 +3,7 @@
 import { api, wasReplaced } from "./api.js";
 import { button, h, replace } from "./dom.js";
 import { selected } from "./state.js";
+import { tagNow } from "./tag.js";
 
 /**
  * @param {{model: Object, models: string[], example: ?Object, live: HTMLElement}} facts
@@ -38,7 +39,7 @@ export function filePage(facts) {
 function pageAsked(facts) {
   const { text, target } = selected();
   const asked = { model: facts.model.name, text: text ?? facts.example?.text ?? "" };
-  if (facts.example?.tag) asked.tag = facts.example.tag;
+  if (tagNow(facts)) asked.tag = tagNow(facts);
   const given = text === null ? facts.example?.target : target;
   return given ? { ...asked, target: given } : asked;
 }

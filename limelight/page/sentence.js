@@ -2,6 +2,7 @@
 
 import { button, h, replace } from "./dom.js";
 import { onSelect, select, selected } from "./state.js";
+import { tagChooser, tagNow } from "./tag.js";
 
 /**
  * A field for the text, shared by the tabs that look inside. In an exported file the text is fixed.
@@ -22,14 +23,17 @@ export function sentenceField(page) {
     value: sentenceNow(page),
     "aria-label": "A sentence to look at",
   });
+  const tag = tagChooser(page);
   const form = h(
     "form",
     { class: "sentence", role: "search", on: { submit: (event) => sentenceSent(event, field) } },
     field,
+    tag,
     h("button", { class: "button primary", type: "submit" }, "Look inside"),
   );
   const leave = onSelect((now, before) => {
     if (now.text !== before.text) field.value = sentenceNow(page);
+    if (tag) tag.value = tagNow(page);
   });
   return { element: form, leave };
 }

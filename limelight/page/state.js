@@ -3,7 +3,7 @@
 
 const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key"]);
 const STATE_NAMES = [
-  "model", "tab", "text", "target", "stop", "step", "side", "layer", "head", "query", "key", "all",
+  "model", "tab", "text", "tag", "target", "stop", "step", "side", "layer", "head", "query", "key", "all",
 ];
 const stateListeners = new Set();
 let stateNow = stateFromFragment(stateFragment());
@@ -11,8 +11,8 @@ let stateNow = stateFromFragment(stateFragment());
 /**
  * What is selected. Layers and heads count from 1; step, query and key from 0; what nobody chose is
  * null.
- * @returns {{model: ?string, tab: ?string, text: ?string, target: ?string, stop: ?string,
- *   step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
+ * @returns {{model: ?string, tab: ?string, text: ?string, tag: ?string, target: ?string,
+ *   stop: ?string, step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
  *   all: boolean}}
  */
 export function selected() {

@@ -1,11 +1,14 @@
 // A vector as a strip of coloured cells, one pixel each and scaled up; its numbers on demand.
 
 import { colourOf, inkOn, redrawWithTheme, scaleOf, theme } from "./colour.js";
-import { button, h } from "./dom.js";
+import { h } from "./dom.js";
+import { Framed } from "./framed.js";
 import { show } from "./numbers.js";
 import { inCell, NUMBERS_FROM } from "./paint.js";
+import { foldedAway } from "./table.js";
 
 const STRIP_FONT = '10px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
+const stripRow = h("canvas"); // on its way into a larger one
 
 /**
  * A vector. Arrow keys walk along it; "numbers" writes all of it out.
@@ -20,13 +23,13 @@ export function strip(asked) {
   return { element: made.parts.element, set: (changes) => made.set(changes) };
 }
 
-class StripView {
+class StripView extends Framed {
   constructor() {
+    super();
     this.asked = {};
     this.cursor = null;
-    this.drawing = false;
     this.parts = stripParts(this);
-    new ResizeObserver(() => this.draw()).observe(this.parts.canvas);
+    this.fill(this.parts.canvas);
     redrawWithTheme(this.parts.element, () => this.draw());
   }
 
@@ -40,32 +43,26 @@ class StripView {
     note.textContent = this.asked.note ?? `${values.length} numbers`;
     slider.setAttribute("aria-label", this.asked.title);
     slider.setAttribute("aria-valuemax", String(values.length));
-    if (!list.hidden) this.write();
+    list.renew();
     this.tell();
     this.draw();
   }
 
-  draw() {
-    if (this.drawing) return;
-    this.drawing = true;
-    requestAnimationFrame(() => {
-      this.drawing = false;
-      this.drawNow();
-    });
-  }
-
-  drawNow() {
+  /** A pixel for each number, made wide by the style sheet; where there is more to see, all of it. */
+  drawNow(width, height) {
     const { canvas } = this.parts;
-    const { clientWidth: width, clientHeight: height } = canvas;
-    if (!width) return;
+    const { values } = this.asked;
+    const cell = width / values.length;
+    if (cell < NUMBERS_FROM && this.cursor === null) {
+      stripPixels(canvas, values, this.scale);
+      return;
+    }
     const sharp = window.devicePixelRatio || 1;
     [canvas.width, canvas.height] = [Math.round(width * sharp), Math.round(height * sharp)];
     const context = canvas.getContext("2d");
     context.imageSmoothingEnabled = false;
-    const { values } = this.asked;
-    context.drawImage(stripPixels(values, this.scale), 0, 0, canvas.width, canvas.height);
+    context.drawImage(stripPixels(stripRow, values, this.scale), 0, 0, canvas.width, canvas.height);
     context.scale(sharp, sharp);
-    const cell = width / values.length;
     if (cell >= NUMBERS_FROM) stripNumbers(context, values, this.scale, { cell, height });
     if (this.cursor === null) return;
     const wide = Math.max(cell, 4);
@@ -117,15 +114,8 @@ class StripView {
     );
   }
 
-  toggleNumbers() {
-    const { list, more } = this.parts;
-    list.hidden = !list.hidden;
-    more.setAttribute("aria-expanded", String(!list.hidden));
-    if (!list.hidden) this.write();
-  }
-
-  write() {
-    this.parts.list.textContent = Array.from(this.asked.values, (x) => show(x, 4)).join("  ");
+  written() {
+    return Array.from(this.asked.values, (x) => show(x, 4)).join("  ");
   }
 }
 
@@ -133,10 +123,8 @@ function stripParts(view) {
   const title = h("span", { class: "strip-title", dir: "auto" });
   const note = h("span", { class: "soft small" });
   const said = h("span", { class: "strip-said soft small" });
-  const more = button("numbers", () => view.toggleNumbers(), {
-    class: "button quiet",
-    "aria-expanded": "false",
-  });
+  const below = h("p", { class: "strip-list" });
+  const list = foldedAway(below, () => view.written(), { show: "numbers", hide: "numbers" });
   const canvas = h("canvas", {
     class: "strip-canvas",
     "aria-hidden": "true",
@@ -155,24 +143,22 @@ function stripParts(view) {
     },
     canvas,
   );
-  const list = h("p", { class: "strip-list", hidden: true });
   const element = h(
     "div",
     { class: "strip" },
-    h("div", { class: "strip-head" }, title, note, said, more),
+    h("div", { class: "strip-head" }, title, note, said, list.toggle),
     slider,
-    list,
+    below,
   );
-  return { element, title, note, said, more, canvas, slider, list };
+  return { element, title, note, said, canvas, slider, list };
 }
 
-function stripPixels(values, scale) {
-  const canvas = document.createElement("canvas");
-  canvas.width = Math.max(1, values.length);
-  canvas.height = 1;
+function stripPixels(canvas, values, scale) {
+  [canvas.width, canvas.height] = [Math.max(1, values.length), 1];
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, 1);
-  for (let i = 0; i < values.length; i += 1) image.data.set([...colourOf(values[i], scale), 255], 4 * i);
+  image.data.fill(255);
+  for (let i = 0; i < values.length; i += 1) image.data.set(colourOf(values[i], scale), 4 * i);
   context.putImageData(image, 0, 0);
   return canvas;
 }

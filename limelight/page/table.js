@@ -19,6 +19,26 @@ export function precise(x) {
 }
 
 /**
+ * Numbers folded away below a picture, written out when somebody asks for them.
+ * @param {Element} place
+ * @param {() => (Node | string)} write
+ * @param {{show: string, hide: string}} [said]
+ * @returns {{toggle: HTMLElement, renew: () => void}} the button, and what to call when the numbers changed
+ */
+export function foldedAway(place, write, said = { show: "Show as table", hide: "Hide table" }) {
+  place.hidden = true;
+  const renew = () => place.hidden || place.replaceChildren(write());
+  const turn = () => {
+    place.hidden = !place.hidden;
+    toggle.setAttribute("aria-expanded", String(!place.hidden));
+    toggle.textContent = place.hidden ? said.show : said.hide;
+    renew();
+  };
+  const toggle = button(said.show, turn, { class: "button quiet", "aria-expanded": "false" });
+  return { toggle, renew };
+}
+
+/**
  * A plain table.
  * @param {{caption: string, head: string[], rows: (string | Node)[][]}} asked the first of each row
  *   names it

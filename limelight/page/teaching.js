@@ -4,6 +4,7 @@ import { wasReplaced } from "./api.js";
 import { button, h, replace, visible } from "./dom.js";
 import { show, showPercent } from "./numbers.js";
 import { reading } from "./page.js";
+import { tagNow } from "./tag.js";
 
 /**
  * The form and the table of teacher forcing.
@@ -86,7 +87,7 @@ function teachingField(id, text, value) {
 async function teachingAsk(page, place, asked) {
   replace(place, reading("reading the probabilities of every position"));
   const work = page.api.latest("teacher", (signal) =>
-    page.api.inTurn(() => page.api.post("/api/teacher", { model: page.model.name, ...asked }, signal)),
+    page.api.inTurn(() => page.api.post("/api/teacher", { model: page.model.name, tag: tagNow(page), ...asked }, signal)),
   );
   try {
     replace(place, teachingTable(await page.busy(work), page.model.config.vocab));

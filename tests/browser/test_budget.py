@@ -23,6 +23,9 @@ FIRST_SCREEN = 300 * 1024  # bytes, as they travel
 NODES = 3000
 WORDS = 63  # and an end token: 64 tokens to read
 COUNT = "() => document.querySelectorAll('*').length"
+# Something is painted on every strip: an empty canvas is transparent.
+DRAWN = """() => [...document.querySelectorAll(".strip-canvas")].every((canvas) =>
+  canvas.getContext("2d").getImageData(0, 0, 1, 1).data[3] === 255)"""
 # Everything that makes the model compute, from asking until the answer is there or given up.
 FORWARDS = """() => {
   window.flying = 0; window.most = 0; window.forwards = 0;
@@ -122,6 +125,24 @@ def test_no_stop_has_too_many_nodes(new_page, large):
         assert page.locator(".error").count() == 0
         counts[stop] = page.evaluate(COUNT)
     assert max(counts.values()) < NODES, counts
+
+
+@pytest.mark.parametrize("stop", ["scores", "sum"])
+def test_many_strips_are_laid_out_together(new_page, large, stop):
+    """A strip for each of 64 words: the page is laid out a few times, not once for each of them."""
+    served, text, target = large
+    page = new_page(host=served.url)
+    visit(page, tab="explain", text=text, target=target, stop=stop)
+    page.get_by_role("button", name="Back").click()
+    ready(page)
+    counted = page.context.new_cdp_session(page)
+    counted.send("Performance.enable")
+    page.get_by_role("button", name="Next").click()
+    page.wait_for_selector(f"[data-stop={stop}]")
+    page.wait_for_function(DRAWN)  # those that nobody sees yet as well
+    assert page.locator(".strip-canvas").count() >= 64
+    metrics = {m["name"]: m["value"] for m in counted.send("Performance.getMetrics")["metrics"]}
+    assert 0 < metrics["LayoutCount"] < 20
 
 
 @pytest.mark.parametrize("model", TABS)

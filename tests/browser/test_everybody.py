@@ -91,6 +91,19 @@ def test_nothing_is_lost_at_the_side(new_page, model, window):
     assert not found
 
 
+def test_the_model_and_the_chosen_tab_can_be_read_on_a_phone(new_page):
+    page = new_page(**WINDOWS["a phone"])
+    visit(page, model="greetings", tab="model")
+    page.locator(".model-choice option").first.evaluate(
+        "option => { option.textContent = 'a-model-with-a-rather-long-name'; }"
+    )
+    cut = "node => node.scrollWidth > node.clientWidth"
+    for shown in (".model-facts", ".model-choice", ".model-card"):
+        assert not page.locator(shown).evaluate(cut)
+    box = page.locator("#tab-model").bounding_box()  # the last of them
+    assert 0 <= box["x"] <= 360 - box["width"]
+
+
 def test_what_keeps_somebody_out_or_is_lost_would_be_noticed(page):
     visit(page, model="greetings")
     assert not page.evaluate(LOST)

@@ -353,3 +353,18 @@ def test_the_scrubber_goes_through_the_writing(page, hands):
         assert page.locator(".pair strong").first.inner_text() == reads
         page.keyboard.press(".")
         settle(page)
+
+
+def test_what_stands_beside_the_walk_is_calculated_with_the_models_numbers(page, hands):
+    opened(page, "greetings", "teacher")
+    trace, _ = hands["greetings"]
+    losses = [-math.log(step.chosen.probability) for step in trace.steps]
+    line = page.locator(".calculation").first
+    assert line.locator("mfrac").count() == 1
+    above, below, mean = map(number, line.locator("mn").all_inner_texts())
+    assert above == pytest.approx(sum(losses), abs=6e-4)
+    assert (below, mean) == (len(losses), pytest.approx(sum(losses) / len(losses), abs=6e-4))
+    go(page, "beam")
+    total, five, length, six, *_ = map(number, page.locator(".calculation mn").all_inner_texts())
+    assert (five, length, six) == (5, len(losses), 6)
+    assert total == pytest.approx(-sum(losses), abs=6e-4)

@@ -2,8 +2,10 @@
 
 import pytest
 
+import limelight
 from tests.browser.conftest import ready, visit
 from tests.browser.shares import is_share, number_in
+from tests.serve.samples import Served
 
 pytestmark = pytest.mark.system
 
@@ -158,3 +160,52 @@ def test_what_each_word_does_is_asked_and_not_guessed(sorted_out, known):
     for word, number in zip(words, numbers, strict=True):
         change = 100 * (whole[best] - model.classify(text.replace(word, "", 1))[best])
         assert number_in(number) == pytest.approx(change, abs=0.051)
+
+
+# Words of several pieces: the bundled model has some
+
+
+@pytest.fixture(scope="module")
+def cutting():
+    """The bundled model, whose words come in pieces."""
+    with Served("fill") as served:
+        yield served
+
+
+def test_a_word_of_several_pieces_gets_a_blank_for_each(new_page, cutting):
+    model = limelight.load("fill")
+    text = "She was unbelievably happy."
+    trace = model.explain(text)
+    inside = [i for i, span in enumerate(trace.source.spans) if span and 7 <= span[0] < 20]
+    pieces = [trace.source.pieces[i].strip() for i in inside]
+    assert len(pieces) > 1
+    page = visit(new_page(host=cutting.url), tab="fill", text=text)
+    page.get_by_role("button", name="unbelievably").click()
+    guessed(page)
+    hidden = text.replace("unbelievably", "___" * len(pieces))
+    assert field(page).input_value() == hidden
+    page.wait_for_function(
+        "n => document.querySelectorAll('.fill-found .card').length === n", arg=len(pieces)
+    )
+    for blank, wanted in enumerate(model.fill(hidden, 8).blanks):
+        are(candidates(page, blank)[:8], wanted)
+        said = page.locator(".fill-found .card").nth(blank).locator("p").inner_text()
+        assert f"“{pieces[blank]}” stood there" in said
+        assert f"“unbelievably” as {len(pieces)} pieces" in said
+    page.locator(".word.blank").last.click()  # any of them brings the whole word back
+    assert field(page).input_value() == text
+
+
+def test_a_piece_that_is_put_in_leaves_the_others_blank(new_page, cutting):
+    text = "She was unbelievably happy."
+    page = visit(new_page(host=cutting.url), tab="fill", text=text)
+    page.get_by_role("button", name="unbelievably").click()
+    guessed(page)
+    count = page.locator(".word.blank").count()
+    page.wait_for_function(
+        "n => document.querySelectorAll('.fill-found .card').length === n", arg=count
+    )
+    chosen = candidates(page)[0][0]
+    page.locator(".fill-found button.bars-line").first.click()
+    assert field(page).input_value() == text.replace("unbelievably", chosen + "___" * (count - 1))
+    assert page.locator(".word.blank").count() == count - 1

@@ -75,6 +75,29 @@ def test_what_is_asked_of_a_model_with_tags_can_be_chosen(opened, model):  # noq
         assert shown == learned.translate("a c b", wishes=Wishes(tag=tag)).text
 
 
+def test_the_tag_that_was_chosen_goes_along_into_the_walk(opened, model):  # noqa: F811
+    learned = model("tagged")
+    last = learned.tags[-1]  # not the one that is usual
+    page = opened("tagged", "translate")
+    page.get_by_label("What is asked of the model").select_option(last)
+    translation(page, "a c b")
+    page.get_by_role("button", name="Explain this").click()
+    assert page.get_by_label("What is asked of the model").input_value() == last
+    for tag in (last, learned.tags[0]):
+        page.get_by_label("What is asked of the model").select_option(tag)
+        ready(page)
+        trace = learned.explain("a c b", tag=tag)
+        rows = page.locator(".sentence-row").all()
+        assert rows[0].locator(".chip").all_inner_texts() == list(trace.source.labels)
+        assert f"tag={tag}" in page.url
+    page.go_back()
+    ready(page)
+    assert page.get_by_label("What is asked of the model").input_value() == last
+    page.get_by_role("tab", name="Translate").click()
+    page.wait_for_selector(".result:not([aria-busy]) .words")
+    assert page.get_by_label("What is asked of the model").input_value() == last
+
+
 def test_a_recurrent_writer_offers_and_writes(opened, model):  # noqa: F811
     page = opened("rnn", "write")
     page.get_by_label("Your text").fill("the cat")

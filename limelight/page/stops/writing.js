@@ -2,7 +2,7 @@
 
 import { bars } from "../bars.js";
 import { h } from "../dom.js";
-import { calculation, formula, mfrac, mnum, mo, mrow, msub, msum, msup, mwords } from "../formula.js";
+import { calculation, formula, mfrac, mint, mnum, mo, mrow, msub, msum, msup, mwords } from "../formula.js";
 import { entropy, show, showPercent, softmax, total } from "../numbers.js";
 import { chooseRow, stepAt } from "../where.js";
 import { compared, figure, listing, shareBar, tableNamed, tables } from "./parts.js";
@@ -114,8 +114,31 @@ function writeTurn(where, step, n, focused) {
 /** Beside the walk there are tables, as the terminal has them. */
 async function writeAside(where, facts) {
   const element = h("div", null, tables(facts).map((table) => listing(table)));
-  const lines = facts.formulas.flatMap(({ letters, filled }) => [h("p", { class: "small" }, letters), h("p", { class: "number" }, filled)]);
-  return { picture: { element }, formulas: () => lines, checks: [] };
+  const write = { teacher: writeTaught, beam: writeSearched }[where.stop];
+  return { picture: { element }, formulas: () => (write ? write(facts.formulas.map(({ numbers }) => numbers)) : []), checks: [] };
+}
+
+/** The loss of this text; and with label smoothing, where the model learned with it. */
+function writeTaught([mean, smooth]) {
+  const lines = [
+    formula("the loss is the mean of minus log p of the true words", mwords("loss"), mo("="), mfrac(mint(1), "n"), msum("t"), mo("−"), mwords("log\u00a0"), mrow("p", mo("("), msub("y", "t"), mo(")"))),
+    calculation([mfrac(mnum(mean.sum), mint(mean.count)), mrow(mo("="), mnum(mean.mean))]),
+  ];
+  if (!smooth) return lines;
+  return [
+    ...lines,
+    h("p", { class: "small" }, "With label smoothing, as this model learned, a share ε goes to all tokens alike:"),
+    formula("one minus epsilon times the loss plus epsilon times the mean over all tokens", mrow(mo("("), mint(1), mo("−"), "ε", mo(")")), mwords("\u00a0loss"), mo("+"), "ε", mwords("\u00a0mean over all")),
+    calculation([mrow(mnum(1 - smooth.share), mo("×"), mnum(smooth.plain)), mrow(mo("+"), mnum(smooth.share), mo("×"), mnum(smooth.spread)), mrow(mo("="), mnum(smooth.smoothed))]),
+  ];
+}
+
+/** The score of the text that won. */
+function writeSearched([score]) {
+  return [
+    formula("the sum of log p over five plus the length over six to the power of alpha", mwords("score"), mo("="), mfrac(mrow(msum("t"), mwords("log\u00a0"), mrow("p", mo("("), msub("y", "t"), mo(")"))), msup(mrow(mo("("), mfrac(mrow(mint(5), mo("+"), "n"), mint(6)), mo(")")), "α"))),
+    calculation([mfrac(mnum(score.sum), msup(mrow(mo("("), mfrac(mrow(mint(5), mo("+"), mint(score.length)), mint(6)), mo(")")), mint(score.alpha))), mrow(mo("="), mnum(score.score))]),
+  ];
 }
 
 export const writingStops = { classifier: writeClassifier, loop: writeLoop, follow: writeAside, teacher: writeAside, beam: writeAside };

@@ -67,7 +67,7 @@ class AttentionView {
 
   follow(now, before) {
     const changed = (...names) => names.some((name) => now[name] !== before[name]);
-    if (changed("text", "target")) this.readText();
+    if (changed("text", "tag", "target")) this.readText();
     else if (changed("side", "layer", "head") && this.trace) this.readHead();
     else if (changed("query", "key") && this.data) this.showPinned();
   }

@@ -4,6 +4,7 @@
 import { askForStream, keep, kept } from "../asking.js";
 import { button, h, replace } from "../dom.js";
 import { select } from "../state.js";
+import { tagChooser } from "../tag.js";
 import { stepsFor, whyWaiting, whyWord } from "../why.js";
 import { segmentsOf } from "../words.js";
 
@@ -46,8 +47,7 @@ function chatView(page) {
   view.send = h("button", { type: "submit", class: "button primary" }, "Send");
   view.stop = button("Stop", () => view.control?.abort(), { class: "button" });
   view.fresh = button("New conversation", () => chatForget(view), { class: "button quiet small" });
-  const { tags } = page.model;
-  view.tag = tags.length > 1 ? h("select", { class: "field", "aria-label": "What is asked of the model" }, tags.map((tag) => h("option", { value: tag }, tag))) : null;
+  view.tag = tagChooser(page);
   view.composer = h(
     "form",
     { class: "composer card", on: { submit: (event) => { event.preventDefault(); chatSend(view); } } },
@@ -232,8 +232,7 @@ async function chatTrace(view, exchange) {
   for (;;) {
     select({ text: turns.join("\n"), target: exchange.answer, step: null, query: null, key: null }, { replace: true });
     try {
-      if (!view.tag) return await view.page.trace();
-      return await view.page.api.trace({ model: view.page.model.name, text: turns.join("\n"), target: exchange.answer, tag: view.tag.value });
+      return await view.page.trace();
     } catch (error) {
       if (![400, 413].includes(error.status) || turns.length < 2) throw error;
       turns.shift();

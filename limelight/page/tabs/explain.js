@@ -57,7 +57,7 @@ class ExplainWalk {
   }
 
   onSelect(now, before) {
-    if (now.text !== before.text || now.target !== before.target) this.read();
+    if (["text", "tag", "target"].some((name) => now[name] !== before[name])) this.read();
     else if (this.trace) this.draw();
   }
 

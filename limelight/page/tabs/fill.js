@@ -6,7 +6,7 @@ import { bars } from "../bars.js";
 import { button, h, replace } from "../dom.js";
 import { reading } from "../page.js";
 import { onSelect, select, selected } from "../state.js";
-import { segmentsOf, shareLine, sharesOf, wordsIn } from "../words.js";
+import { characterPlaces, segmentsOf, shareLine, sharesOf, wordsIn } from "../words.js";
 
 const FILL_BLANK = "___";
 const FILL_SHOWN = 8;
@@ -36,6 +36,7 @@ export const fillTab = {
 };
 
 function fillView(page) {
+  // `hidden`: for every blank what stood there, as {word, pieces, at}: piece `at` of that word; or null
   const view = { page, hidden: [], at: 0, count: 0 };
   view.field = h("textarea", {
     class: "field prose-field", id: "sentence", name: "text", rows: "2", maxlength: "2000", dir: "auto", spellcheck: "false",
@@ -89,7 +90,7 @@ function fillWords(view, text) {
   text.split(FILL_BLANK).forEach((stretch, i) => {
     if (i) {
       const blank = i - 1;
-      parts.push(h("button", { type: "button", class: "word blank", "aria-label": `blank ${i}${view.hidden[blank] ? `, it was ${view.hidden[blank]}` : ""}`, on: { click: () => fillShowWord(view, blank) } }, FILL_BLANK));
+      parts.push(h("button", { type: "button", class: "word blank", "aria-label": `blank ${i}${fillWas(view.hidden[blank])}`, on: { click: () => fillShowWord(view, blank) } }, FILL_BLANK));
       offset += FILL_BLANK.length;
     }
     const start = offset;
@@ -103,29 +104,58 @@ function fillWords(view, text) {
   replace(view.words, text.trim() ? parts : h("span", { class: "soft" }, "Type a sentence below."));
 }
 
-function fillHide(view, from, word, blanksBefore) {
+function fillWas(was) {
+  if (!was) return "";
+  return was.pieces.length === 1 ? `, it was ${was.word}` : `, it was ${was.pieces[was.at]}, piece ${was.at + 1} of ${was.word}`;
+}
+
+/** The model guesses pieces: a word of several gets a blank for each of them. */
+async function fillHide(view, from, word, blanksBefore) {
   const text = view.field.value;
-  view.hidden.splice(blanksBefore, 0, word);
+  const pieces = await fillPieces(view, text, from, word);
+  if (view.field.value !== text) return;
+  view.hidden.splice(blanksBefore, 0, ...pieces.map((_, at) => ({ word, pieces, at })));
   view.at = blanksBefore;
-  fillSet(view, text.slice(0, from) + FILL_BLANK + text.slice(from + word.length));
+  fillSet(view, text.slice(0, from) + FILL_BLANK.repeat(pieces.length) + text.slice(from + word.length));
+  if (pieces.length > 1) view.page.say(`${word} is ${pieces.length} pieces: each has a blank of its own`);
+}
+
+/** How the model cuts this word; where that cannot be told, it is taken as one piece. */
+async function fillPieces(view, text, from, word) {
+  try {
+    const { source } = (await view.page.trace()).manifest;
+    const places = characterPlaces(text);
+    const within = source.spans.flatMap((span, i) => (span && places[span[0]] < from + word.length && places[span[1]] > from ? [i] : []));
+    return within.length > 1 ? within.map((i) => source.pieces[i].trim()) : [word];
+  } catch {
+    return [word];
+  }
 }
 
 /** Bring back what stood in a blank; of one that somebody typed, choose it to look at. */
 function fillShowWord(view, blank) {
-  if (view.hidden[blank]) fillPut(view, blank, view.hidden[blank]);
+  const was = view.hidden[blank];
+  if (was) fillPut(view, blank - was.at, was.word, was.pieces.length);
   else {
     view.at = blank;
     fillAttention(view);
   }
 }
 
-function fillPut(view, blank, word) {
+/** A word in the place of some blanks; a piece in the place of one that hid a part of a word. */
+function fillPut(view, blank, word, blanks = 1) {
   const parts = view.field.value.split(FILL_BLANK);
   const before = parts.slice(0, blank + 1).join(FILL_BLANK);
-  const after = parts.slice(blank + 1).join(FILL_BLANK);
-  view.hidden.splice(blank, 1);
+  const after = parts.slice(blank + blanks).join(FILL_BLANK);
+  const [first] = view.hidden.splice(blank, blanks);
+  if (first && blanks < first.pieces.length) view.hidden = view.hidden.map((was) => (was?.pieces === first.pieces ? fillAlone(was) : was));
   fillSet(view, before + word + after);
   view.page.say(`${word} put in`);
+}
+
+/** What is left of a word of which a piece was chosen: each of its pieces is for itself. */
+function fillAlone({ pieces, at }) {
+  return { word: pieces[at], pieces: [pieces[at]], at: 0 };
 }
 
 function fillSet(view, text) {
@@ -153,7 +183,7 @@ async function fillAsk(view, text, count) {
 }
 
 function fillCard(view, candidates, blank, count) {
-  const was = view.hidden[blank];
+  const was = view.hidden[blank]?.pieces[view.hidden[blank].at];
   const rank = was ? candidates.findIndex((candidate) => candidate.text === was) : -1;
   const shown = candidates.slice(0, FILL_SHOWN);
   if (rank >= FILL_SHOWN) shown.push(candidates[rank]);
@@ -164,7 +194,7 @@ function fillCard(view, candidates, blank, count) {
     { class: "card" },
     h("h2", null, count > 1 ? `Blank ${blank + 1}` : "What could stand there"),
     list.element,
-    h("p", { class: "small soft" }, fillSaid(was, rank), " Click one to put it in."),
+    h("p", { class: "small soft" }, fillSaid(was, rank), fillPart(view.hidden[blank]), " Click one to put it in."),
   );
 }
 
@@ -172,6 +202,11 @@ function fillSaid(was, rank) {
   if (!was) return "";
   if (rank < 0) return `“${was}” stood there; it is not among the ${FILL_ASKED} likeliest pieces.`;
   return rank === 0 ? `“${was}” stood there: guessed right.` : `“${was}” stood there: number ${rank + 1}.`;
+}
+
+function fillPart(was) {
+  if (!was || was.pieces.length === 1) return "";
+  return ` The model reads “${was.word}” as ${was.pieces.length} pieces, so there is a blank for each: ${was.pieces.join(" + ")}.`;
 }
 
 /** What the chosen blank looks at, and who looks at it. */

@@ -8,6 +8,7 @@ import { showPercent } from "../numbers.js";
 import { reading } from "../page.js";
 import { bestFound, howSearched } from "../searched.js";
 import { onSelect, select, selected } from "../state.js";
+import { tagChooser, tagNow } from "../tag.js";
 import { translatedWords } from "../translated.js";
 import { shareLine, sharesOf, sharesSaid, wordsIn } from "../words.js";
 
@@ -23,10 +24,11 @@ export const translateTab = {
     replace(place, translateLayout(view));
     view.home = place;
     const unsubscribe = onSelect((now, before) => {
-      if (now.text !== before.text && now.text !== view.field.value) {
-        view.field.value = translateText(page);
-        translateBegin(view);
-      }
+      const another = now.text !== before.text && now.text !== view.field.value;
+      if (!another && (!view.tag || view.tag.value === tagNow(page))) return;
+      view.field.value = translateText(page);
+      if (view.tag) view.tag.value = tagNow(page);
+      translateBegin(view);
     });
     translateAsk(view);
     return () => {
@@ -38,7 +40,6 @@ export const translateTab = {
 };
 
 function translateView(page) {
-  const { tags } = page.model;
   const view = {
     page,
     prefix: "", // how the translation must begin, since somebody chose it
@@ -51,16 +52,13 @@ function translateView(page) {
     source: h("div", { class: "under" }),
     result: h("div", { class: "result", "aria-busy": "true" }, reading("translating")),
     search: h("div", { class: "search" }),
-    tag: tags.length > 1
-      ? h("select", { class: "field", "aria-label": "What is asked of the model" }, tags.map((tag) => h("option", { value: tag }, tag)))
-      : null,
+    tag: tagChooser(page, () => translateBegin(view)),
   };
   view.pause = afterPause(() => translateBegin(view));
   view.field.addEventListener("input", () => {
     view.result.setAttribute("aria-busy", "true");
     view.pause.soon();
   });
-  view.tag?.addEventListener("change", () => translateBegin(view));
   return view;
 }
 
@@ -187,7 +185,7 @@ function translateForce(view, prefix) {
 
 function translateTools(view) {
   const { answer, page } = view;
-  const target = answer.asked.prefix || view.tag ? answer.text : null;
+  const target = answer.asked.prefix ? answer.text : null;
   const recurrent = page.model.config.family.startsWith("recurrent");
   return h(
     "div",
