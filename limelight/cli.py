@@ -133,6 +133,8 @@ def evaluate(
     Loss, perplexity and accuracy; BLEU, chrF and TER of translations, bits per byte of texts, F1 of
     classes. Of two runs, whether chance explains the difference (paired bootstrap).
 
+    --data.test FILE ... takes texts of your own, whatever the run learned from.
+
     Args:
         run: a run folder, or the name of a bundled model (see `limelight models`).
         other: another one, to be compared with it.
