@@ -107,6 +107,7 @@ def train(
     """
     from limelight.recipe import load_recipe
 
+    check_folder(run)
     loaded = load_recipe(recipe, set)
 
     from limelight import experiment, proof
@@ -418,10 +419,18 @@ def demo(quick: bool = False, run: str = "runs/demo") -> None:
         quick: a tour of about a minute.
         run: the folder for what it makes.
     """
+    check_folder(run)
+
     from limelight.demo import tour
 
     if number := tour(terminal(), Path(run), quick):
         leave("saved; go on with the same command", 128 + number)
+
+
+def check_folder(run: str) -> None:
+    """An empty name, as of a variable that is not set, would be the folder that one is in."""
+    if not run:
+        raise UserError("--run is empty: name a folder, or . for this one")
 
 
 def completion(
