@@ -328,7 +328,9 @@ def serve(
     origins: tuple[str, ...] = (),
     set: tuple[str, ...] = (),
 ) -> None:
-    """Answer programs over HTTP, as OpenAI's interface does and more; see /docs when it runs.
+    """The page for your browser, and answers for programs, as OpenAI's interface gives them.
+
+    What programs can ask for is told at /docs when it runs.
 
     Only this machine can reach it, unless --host says otherwise; then LIMELIGHT_API_KEY must be set
     in the environment. It ends in good order with Ctrl-C or SIGTERM, and logs to standard error.
@@ -351,7 +353,7 @@ def serve(
 
 def explain(
     run: Run,
-    text: Annotated[str, tyro.conf.Positional],
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
     target: str | None = None,
     stop: str = "",
     layer: int | None = None,
