@@ -11,6 +11,9 @@ RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/wh
     --constraint constraints.txt torch \
     && pip install --no-cache-dir --constraint constraints.txt .
 
+# Caches go where every user may write: with `docker run --user` there is no home.
+ENV LIMELIGHT_CACHE=/tmp/limelight MPLCONFIGDIR=/tmp/matplotlib
+
 USER limelight
 WORKDIR /home/limelight
 EXPOSE 8000

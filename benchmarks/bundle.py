@@ -42,19 +42,15 @@ class Test:
     on: str
     scores: tuple[str, ...]
     split: str = "test"
-    corpus: str = ""  # whose test files are taken, instead of the recipe's
+    corpus: str = ""  # whose texts are taken, instead of the recipe's
     options: tuple[str, ...] = ()
 
     def changes(self) -> list[str]:
-        files = named.NAMED[self.corpus].test if self.corpus else ()
-        return [*(f"data.test={named.find(self.corpus, file)}" for file in files), *self.options]
+        return [*([f"data.name={self.corpus}"] if self.corpus else []), *self.options]
 
     def command(self, name: str) -> str:
-        files = named.NAMED[self.corpus].test if self.corpus else ()
         words = [f"limelight evaluate {name}", *(["--split", self.split] * (self.split != "test"))]
-        words += ["--data.test", *files] if files else []
-        words += [f"--{option.replace('=', ' ')}" for option in self.options]
-        return " ".join(words)
+        return " ".join([*words, *(f"--{change.replace('=', ' ')}" for change in self.changes())])
 
 
 @dataclass(frozen=True)

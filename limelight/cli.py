@@ -107,6 +107,7 @@ def train(
     """
     from limelight.recipe import load_recipe
 
+    check_folder(run)
     loaded = load_recipe(recipe, set)
 
     from limelight import experiment, proof
@@ -132,6 +133,8 @@ def evaluate(
 
     Loss, perplexity and accuracy; BLEU, chrF and TER of translations, bits per byte of texts, F1 of
     classes. Of two runs, whether chance explains the difference (paired bootstrap).
+
+    --data.test FILE ... takes texts of your own, whatever the run learned from.
 
     Args:
         run: a run folder, or the name of a bundled model (see `limelight models`).
@@ -325,7 +328,9 @@ def serve(
     origins: tuple[str, ...] = (),
     set: tuple[str, ...] = (),
 ) -> None:
-    """Answer programs over HTTP, as OpenAI's interface does and more; see /docs when it runs.
+    """The page for your browser, and answers for programs, as OpenAI's interface gives them.
+
+    What programs can ask for is told at /docs when it runs.
 
     Only this machine can reach it, unless --host says otherwise; then LIMELIGHT_API_KEY must be set
     in the environment. It ends in good order with Ctrl-C or SIGTERM, and logs to standard error.
@@ -348,7 +353,7 @@ def serve(
 
 def explain(
     run: Run,
-    text: Annotated[str, tyro.conf.Positional],
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
     target: str | None = None,
     stop: str = "",
     layer: int | None = None,
@@ -416,10 +421,18 @@ def demo(quick: bool = False, run: str = "runs/demo") -> None:
         quick: a tour of about a minute.
         run: the folder for what it makes.
     """
+    check_folder(run)
+
     from limelight.demo import tour
 
     if number := tour(terminal(), Path(run), quick):
         leave("saved; go on with the same command", 128 + number)
+
+
+def check_folder(run: str) -> None:
+    """An empty name, as of a variable that is not set, would be the folder that one is in."""
+    if not run:
+        raise UserError("--run is empty: name a folder, or . for this one")
 
 
 def completion(

@@ -15,6 +15,7 @@ from select import select
 from typing import IO, TYPE_CHECKING, Any
 
 from limelight.decode.config import DecodeConfig
+from limelight.disk import naming
 from limelight.errors import UserError
 from limelight.loaded import Loaded, load
 from limelight.progress import counting
@@ -378,10 +379,8 @@ def save_page(trace: "Trace", path: Path, name: str, place: dict[str, Any]) -> N
     from limelight.explain.export import as_html
 
     page = as_html(trace, name, **place)
-    try:
+    with naming(path):
         path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
     note(f"written into {path}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
 
 

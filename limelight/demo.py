@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from limelight.disk import replace_file
-from limelight.errors import UserError
+from limelight.disk import cache_folder, replace_file
+from limelight.errors import UserError, place_from
 from limelight.experiment import train
 from limelight.explain import terminal
 from limelight.explain.explanation import Explanation
@@ -30,7 +30,7 @@ from limelight.explain.stop import Grid
 from limelight.explain.view import look_at
 from limelight.explain.walk import stop_at
 from limelight.loaded import Loaded, load
-from limelight.run.commit import check_room, newest
+from limelight.run.commit import check_room, make_folder, newest
 from limelight.run.folder import RunFolder
 from limelight.run.weights import step_of
 from limelight.training.report import clock
@@ -72,7 +72,10 @@ def tour(console: Console, run: Path, quick: bool = False) -> int:
 
 def prepare(run: Path) -> None:
     """Find out now, and not after minutes, whether there is a place for what will be made."""
-    run.mkdir(parents=True, exist_ok=True)
+    with place_from("--run"):
+        make_folder(run)
+    with place_from("LIMELIGHT_CACHE"):
+        make_folder(cache_folder())
     check_room(run, ROOM)
     folder = RunFolder(run)
     if folder.begun and folder.check() != RECIPE:

@@ -6,7 +6,8 @@ Only the standard library is imported, so that a test can start the committer a 
 import os
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,12 +30,24 @@ def temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp-{os.urandom(4).hex()}")
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What cannot be written in here is told by name: of a full disk the system gives none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Write a small file anew: a reader, and the next start, find the old or the new one whole."""
     unfinished = temporary(path)
     try:
-        unfinished.write_bytes(data)
-        sync(unfinished)
+        with naming(path):
+            unfinished.write_bytes(data)
+            sync(unfinished)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

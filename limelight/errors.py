@@ -1,7 +1,8 @@
 """What goes wrong is told in a sentence: what it was, with the value, and what to do."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -34,6 +35,18 @@ def explain_refusal(error: OSError) -> str:
     what = f"{error.filename}: {why}" if error.filename is not None else why
     advice = WHAT_TO_DO.get(error.errno or 0)
     return f"{what}; {advice}" if advice else what
+
+
+@contextmanager
+def place_from(setting: str) -> Iterator[None]:
+    """Make folders in here: one that cannot be made is told with what says where it is."""
+    try:
+        yield
+    except OSError as error:
+        refusal = explain_refusal(error)
+        if error.errno == errno.ENOENT:  # not a wrong name: folders above it are made as well
+            refusal = f"{error.filename}: no folder can be made there; choose another place"
+        raise FailedError(f"{refusal} ({setting} says where)") from error
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:

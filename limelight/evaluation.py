@@ -27,7 +27,7 @@ from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
 from limelight.lessons import batches_of, tokenise
 from limelight.loaded import Loaded, load
 from limelight.progress import counting
-from limelight.recipe import Recipe, recipe_of
+from limelight.recipe import Recipe, changed, recipe_of
 from limelight.run.bundled import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
@@ -35,13 +35,15 @@ from limelight.tasks.score import surprise_of
 from limelight.tasks.translate import Wishes, translate
 from limelight.text.config import DataConfig, parts_of
 from limelight.text.corpora import read_split
-from limelight.text.named import resolve
+from limelight.text.named import described, resolve
 from limelight.text.readers import Tally
 from limelight.training.device import choose_precision
 from limelight.training.loop import Trainer, evaluate
 from limelight.training.objective import Learner
 from limelight.training.report import Report
 from limelight.training.workers import join
+
+SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def score_run(
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
     losses = evaluate_run(path, split, changes, silent)
-    loaded, recipe = load(path), recipe_of(find_run(path), changes)
+    loaded, recipe = load(path), recipe_for(path, split, changes)
     lines = read_lines(recipe, split)
     scores = score_task(loaded, recipe, lines, silent)
     settings = asdict(recipe.decode)
@@ -69,9 +71,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     loaded = load(path)
-    run = find_run(path)
-    recipe = recipe_of(run, changes)
-    data = data_for(recipe, split)
+    recipe = recipe_for(path, split, changes)
+    data = resolve(recipe.data, split)
     if not parts_of(data, split):
         raise UserError(f"there is no {split} split: say --data.{split} FILE ..., or --split")
     with join(recipe.train) as workers:
@@ -82,7 +83,7 @@ def evaluate_run(
             learner=Learner(loaded.model),
             batches=batches,
             config=recipe.train,
-            run=run,
+            run=find_run(path),
             workers=workers,
             report=telling,
             precision=choose_precision(recipe.train, workers.device),
@@ -101,21 +102,40 @@ def evaluate_run(
     }
 
 
-def data_for(recipe: Recipe, split: str) -> DataConfig:
-    """Where a split is read from. With files of its own, the recipe's corpora need not be there."""
-    own = recipe.data.corpora and getattr(recipe.data, split)
-    return resolve(replace(recipe.data, corpora=()) if own else recipe.data)
+def recipe_for(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
+    """A run's recipe with these changes; texts that they name are read instead of the recipe's."""
+    changes = list(changes)
+    named = {change.partition("=")[0].replace("-", "_") for change in changes}
+    for other in SPLITS:
+        if other != split and f"data.{other}" in named:
+            raise UserError(f"--data.{other} names texts of another split: say --split {other}")
+    recipe = recipe_of(find_run(path))
+    if f"data.{split}" in named:
+        recipe = replace(recipe, data=only_how(described(recipe.data)))
+    elif named & {"data.name", "data.hub", "data.toy"}:
+        recipe = replace(recipe, data=only_how(recipe.data))
+    elif recipe.data.corpora and (files := getattr(recipe.data, split)):  # for all of them together
+        recipe = replace(recipe, data=replace(only_how(recipe.data), **{split: files}))
+    return changed(recipe, changes)
+
+
+def only_how(data: DataConfig) -> DataConfig:
+    """How texts are read, without where they come from."""
+    data = replace(data, name="", hub="", toy="", corpora=(), hold_out=0.0, tail=0.0)
+    return replace(data, train=(), valid=(), test=())
 
 
 def read_lines(recipe: Recipe, split: str) -> Lines:
     """The lines of a split, of one corpus after the other."""
-    examples, tags = [], []
-    for part in parts_of(data_for(recipe, split), split):
-        read = list(read_split(part, split, Tally()))
+    examples, tags, tally = [], [], Tally()
+    for part in parts_of(resolve(recipe.data, split), split):
+        read = list(read_split(part, split, tally))
         examples += read
         tags += [part.tag] * len(read)
     if not examples:
-        raise UserError(f"the {split} split is empty: there is nothing to score")
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in tally.refused.items())
+        why = f"no line of {tally.read:,} can be used ({reasons})" if reasons else "it is empty"
+        raise UserError(f"there is nothing to score in the {split} split: {why}")
     return Lines([list(column) for column in zip(*examples, strict=True)], tags)
 
 
@@ -180,7 +200,7 @@ def compare_runs(
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
     changes = list(changes)
     both = [load(path) for path in paths]
-    recipes = [recipe_of(find_run(path), changes) for path in paths]
+    recipes = [recipe_for(path, split, changes) for path in paths]
     lines, others = (read_lines(recipe, split) for recipe in recipes)
     if lines.columns != others.columns:
         raise UserError(

@@ -18,13 +18,13 @@ from torch import nn
 
 from limelight import info
 from limelight.answers import exact, held_against, sample
-from limelight.errors import UserError
+from limelight.errors import UserError, place_from
 from limelight.lessons import batches_of, classes_of, tokenise
 from limelight.loaded import Loaded, load
 from limelight.model import build
 from limelight.plan import check_origin, check_plan, check_same_meaning, metrics_of, settle
 from limelight.recipe import Recipe, changed, load_recipe, write_recipe
-from limelight.run.commit import lock, sweep
+from limelight.run.commit import lock, make_folder, sweep
 from limelight.run.curves import draw_curves
 from limelight.run.folder import RunFolder
 from limelight.text.batches import Batches
@@ -78,6 +78,9 @@ def train(
 @contextmanager
 def locked(run: RunFolder, workers: Workers) -> Iterator[None]:
     """The first process keeps others out of the folder, and clears away what dead ones left."""
+    if workers.first:
+        with place_from("--run"):
+            make_folder(run.path)
     with lock(run.path) if workers.first else nullcontext():
         if workers.first:
             for folder in (run.path, run.checkpoints, run.finished):

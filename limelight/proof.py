@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from limelight.disk import temporary
-from limelight.errors import FailedError, UserError
+from limelight.errors import FailedError, UserError, place_from
 from limelight.experiment import train
 from limelight.recipe import Recipe, recipe_of
-from limelight.run.commit import sha256_of
+from limelight.run.commit import make_folder, sha256_of
 from limelight.run.folder import RunFolder
 from limelight.run.weights import name_of
 from limelight.training.report import Report
@@ -29,7 +29,8 @@ def verify_resume(
         raise UserError("--verify-resume is for one process: say it without torchrun")
     report = Report()
     report.say(f"{steps} steps without a break; then {steps // 2}, a break, {steps - steps // 2}")
-    Path(run).mkdir(parents=True, exist_ok=True)
+    with place_from("--run"):
+        make_folder(Path(run))
     place = temporary(Path(run) / "proof")  # beside the run: elsewhere may be less room
     try:
         left, hashes = with_and_without_a_break(recipe, place, start_from, steps)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -116,6 +117,96 @@ def test_runs_of_different_kinds_or_texts_are_not_compared(runs):
     same = [f"data.test={runs / 'texts.txt'}"]
     with pytest.raises(UserError, match="test"):
         compare_runs((runs / "good", runs / "writer"), changes=same, silent=True)
+
+
+# Texts of one's own
+
+OWN = {  # of each kind of run: files, how they are read, and what else a recipe may learn from
+    "good": (
+        {"own.in": "a b\nb a\n", "own.out": "a b\nb b\n"},
+        ['kind = "pairs"'],
+        {"name": "multi30k-en-de", "hub": "de-en", "toy": "sort", "hold_out": 0.1},
+    ),
+    "writer": (
+        {"own.txt": "the cat sat.\n\nä b\n"},
+        ['kind = "texts"', 'separator = "<|endoftext|>"'],
+        {"name": "stories", "tail": 0.1},
+    ),
+    "judge": (
+        {"own.tsv": "text\tlabel\ngood film 7\t1\nbad film 8\t1\n"},
+        ['kind = "labelled"', "header = true"],
+        {"name": "sst2", "hold_out": 0.1},
+    ),
+}
+
+
+def with_data(run, folder, *settings):
+    """The same run, of a recipe that has other data."""
+    shutil.copytree(run, folder)
+    before, rest = (folder / "recipe.toml").read_text().split("[data]\n")
+    rest = rest[rest.index("[tokenizer]") :]
+    (folder / "recipe.toml").write_text("\n".join([before, "[data]", *settings, rest]))
+    return folder
+
+
+def put(folder, texts):
+    """Files, and what names them as the texts of the test."""
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return [f"data.test={folder / name}" for name in texts]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_your_own_texts_are_read_whatever_the_recipe_learned_from(runs, tmp_path, name):
+    """A corpus that is not even here, several of them, a toy, or a share that was held out."""
+    texts, how, others = OWN[name]
+    files = put(tmp_path, texts)
+    learned = [[f"{key} = {value!r}"] for key, value in others.items()]
+    learned += [[f"corpora = [{{{how[0]}, {learned[0][0]}}}]"]]
+    given = score_run(with_data(runs / name, tmp_path / "given", *how), changes=files, silent=True)
+    assert given["lines"] == {"good": 2, "writer": 1, "judge": 2}[name]
+    for i, setting in enumerate(learned):
+        run = with_data(runs / name, tmp_path / str(i), *how, *setting)
+        assert score_run(run, changes=files, silent=True) == {**given, "run": str(run)}
+    run = with_data(runs / name, tmp_path / "known", *learned[0])  # a corpus knows how it is read
+    assert score_run(run, changes=files, silent=True) == {**given, "run": str(run)}
+
+
+@pytest.mark.parametrize("name", ["writer", "fill", "chat", "en-de"])
+def test_a_bundled_model_takes_your_own_texts_and_needs_none_of_its_corpora(tmp_path, name):
+    texts = {"own.txt": "Once upon a time there was a king who had a daughter.\n"}
+    if name in ("chat", "en-de"):
+        texts = {"own.tsv": "Hello!\tHello! How are you?\nThank you.\tDanke.\n"}
+    told = score_run(name, changes=put(tmp_path, texts), silent=True)
+    assert told["lines"] == len(texts.popitem()[1].splitlines())
+    assert math.isfinite(told["loss"])
+
+
+def test_a_corpus_can_be_named_instead_and_needs_no_more_than_the_split(runs):
+    told = score_run(runs / "bad", "valid", ["data.name=greetings"], silent=True)
+    assert told["lines"] == 90
+    told = score_run("chat", "valid", ["data.name=greetings", "data.kind=pairs"], silent=True)
+    assert told["lines"] == 90
+
+
+def test_texts_of_another_split_are_not_taken_for_those_asked_for(runs, tmp_path):
+    files = put(tmp_path, {"own.txt": "the cat sat.\n"})
+    with pytest.raises(UserError, match="names texts of another split: say --split test"):
+        score_run(runs / "writer", "valid", files)
+
+
+def test_texts_that_cannot_be_used_are_told_with_the_reason(tmp_path):
+    files = put(tmp_path, {"own.txt": "no conversation\nat all\n"})
+    with pytest.raises(UserError, match=r"no line of 2 can be used \(2 no dialogue of two turns\)"):
+        score_run("chat", changes=files)
+
+
+def test_two_runs_are_compared_on_texts_of_your_own(runs, tmp_path):
+    """Also if they learned from different ones."""
+    files = put(tmp_path, OWN["good"][0])
+    one = with_data(runs / "good", tmp_path / "one", 'name = "multi30k-en-de"')
+    told = compare_runs((one, runs / "bad"), changes=files, silent=True)
+    assert told["lines"] == 2
 
 
 def test_the_command_prints_one_document(runs):

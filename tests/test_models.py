@@ -92,6 +92,16 @@ def test_the_card_is_complete_and_has_the_scores_of_the_file(name):
     assert licences.get(name, "ublic domain in the USA") in facts["licence"]
 
 
+def test_the_readme_tells_the_scores_of_the_cards():
+    readme = (MODELS.parents[1] / "README.md").read_text("utf-8")
+    results = readme.split("\n## Results")[1].split("\n## ")[0]
+    for name in NAMES:
+        for score in facts_of(name)["scores"]:
+            value = score["value"]
+            shown = f"{value:.1%}" if score["name"].startswith("top-") else str(value)
+            assert re.search(rf"(?<![\d.]){re.escape(shown)}(?!\d)", results), (name, score)
+
+
 def test_the_card_of_en_de_shows_what_it_translates(loaded):
     assert loaded["en-de"].translate("I am hungry.").text == "Ich habe Hunger."
     shown = [row for row in rows("en-de", "Samples") if row[0] != "source"]

@@ -144,6 +144,7 @@ def place_that_is_a_file(tmp_path):
         ["train", "reverse", *TINY, "--run={place}", "--verify-resume"],
         ["demo", "--quick", "--run={place}"],
         ["explain", "{reverse}", "abc", "--figure={place}.svg"],
+        ["explain", "{reverse}", "abc", "--html={place}.html"],
     ],
 )
 def test_a_place_that_cannot_be_written_to_is_named(limelight, tmp_path, arguments):
@@ -152,6 +153,16 @@ def test_a_place_that_cannot_be_written_to_is_named(limelight, tmp_path, argumen
     sentence = done.is_one_sentence(1, 2)
     assert str(place.parent) in sentence
     assert "choose another place" in sentence
+    if "--run={place}" in arguments:
+        assert sentence.endswith("(--run says where)")
+
+
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_an_empty_name_is_not_taken_for_this_folder(limelight, tmp_path, command):
+    """As in `limelight demo --run "$FOLDER"` where nobody has set it."""
+    given = [a for a in RIGHT[command] if not a.startswith("--run")]
+    assert "--run is empty" in limelight(command, *given, "--run=").is_one_sentence(2)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["data", "evaluate", "train", "demo"])
@@ -162,7 +173,9 @@ def test_a_cache_that_cannot_be_written_to_is_named(limelight, tmp_path, monkeyp
     if command == "data":
         assert done.code == 0  # it needs none
     else:
-        assert str(place) in done.is_one_sentence(1, 2)
+        assert str(place.parent) in (sentence := done.is_one_sentence(1, 2))
+        assert sentence.endswith("(LIMELIGHT_CACHE says where)")
+        assert done.out == ""  # nobody sits through half a tour for that
 
 
 class FullDisk(io.RawIOBase):
@@ -186,6 +199,14 @@ def test_output_into_a_full_disk(limelight, monkeypatch, tmp_path, command):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(full), "utf-8"))
     done = limelight(command, *RIGHT[command])
     assert "No space left on device; make room" in done.is_one_sentence(1)
+
+
+@pytest.mark.system  # Linux alone has such a folder
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_where_the_system_makes_no_folders(limelight, command):
+    given = [a for a in RIGHT[command] if not a.startswith("--run")]
+    sentence = limelight(command, *given, "--run=/proc/new").is_one_sentence(1)
+    assert "/proc/new: no folder can be made there; choose another place (--run" in sentence
 
 
 @pytest.mark.system  # Linux alone has such a file

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limelight.disk import naming
 from limelight.errors import UserError
 from limelight.explain.origins import parts_of, sides
 from limelight.explain.trace import Trace, in_range
@@ -36,7 +37,7 @@ def save(trace: Trace, path: Path, layer: int | None = None, head: int | None = 
         raise UserError(f"cannot draw into {path.name!r}: it should end in {' or '.join(KINDS)}")
     # The same picture is the same file: an SVG would have the date in it.
     facts = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with look():
+    with look(), naming(path):
         draw(trace, layer, head).savefig(path, metadata=facts, dpi=160)
 
 

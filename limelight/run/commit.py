@@ -19,7 +19,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from limelight.disk import seize, sync, temporary
+from limelight.disk import naming, seize, sync, temporary
 from limelight.errors import UserError
 
 FORMAT = 1  # of the manifest
@@ -48,8 +48,9 @@ def create(folder: Path, write: Callable[[Path], None]) -> None:
     unfinished = temporary(folder)
     try:
         unfinished.mkdir()
-        write(unfinished)
-        seal(unfinished)
+        with naming(folder):
+            write(unfinished)
+            seal(unfinished)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

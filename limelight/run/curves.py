@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from limelight.disk import naming
 from limelight.run.log import read_log
 
 
@@ -37,5 +38,6 @@ def draw_curves(log: Path, picture: Path) -> None:
         for axes in (left, right):
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(picture, metadata={"Date": None})
+        with naming(picture):
+            figure.savefig(picture, metadata={"Date": None})
         plt.close(figure)

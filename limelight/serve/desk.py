@@ -18,6 +18,10 @@ from limelight.serve.counts import Counts
 from limelight.serve.frames import Message, packed, receive_from
 from limelight.serve.limits import Limits
 
+LOST = (
+    "the model could not be loaded: its process ended before it was ready, and the log says how; "
+    "is there enough memory for it?"
+)
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before a dead worker is started again
 LAST_BREATH = 3.0  # seconds for a worker that is told to end
 UNREAD = 4_000  # messages that wait for a client who does not read; then it has been too slow
@@ -57,7 +61,7 @@ class Desk:
             was_ready = await self.live()
             if self.facts is None:  # the very first: what is wrong now will be wrong later
                 if not self.closing:
-                    self.failed = self.failed or "the model could not be loaded"
+                    self.failed = self.failed or LOST
                 self.started.set()
                 return
             pause = FIRST_PAUSE if was_ready else min(2 * pause, LONGEST_PAUSE)

@@ -74,7 +74,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error  # an OverflowError has none
+        why = str(getattr(error, "strerror", None) or error)  # an OverflowError has none
+        why = why.partition(" (while attempting")[0]  # the address once more
         raise UserError(
             f"cannot listen on {host} port {port}: {why}; choose another with --host or --port"
         ) from error

@@ -35,10 +35,15 @@ from limelight.serve import journal
 from limelight.serve.frames import Message, packed, receive, send
 from limelight.serve.jobs import Job, code_of, job_for, searches, told_token
 from limelight.serve.traces import Album, Work, example_for
+from limelight.training.device import is_out_of_memory
 
 AT_ONCE = 2  # searches that take turns
 PATIENCE = 3  # tokens that newcomers wait for others to join with: a batch is read faster
 MOMENT = 0.02  # seconds
+NO_MEMORY = (
+    "there is not enough memory to load it: close other programs that use it, or serve fewer or "
+    "smaller models"
+)
 Owner = tuple[int, int]  # a job's number, and which of its texts
 
 
@@ -410,7 +415,11 @@ def main() -> None:
         loaded = load(run)
         say = partial(send, mouth)
         worker = Worker(loaded, limits["batch"], limits["texts"], limits["traced"], say)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            error = UserError(NO_MEMORY)
+        elif isinstance(error, RuntimeError):
+            raise
         send(mouth, packed({"failed": str(error)}))
         sys.exit(2)
     facts = facts_of(loaded)

@@ -248,24 +248,26 @@ def described(data: DataConfig) -> DataConfig:
     return replace(data, **ours)
 
 
-def resolve(data: DataConfig) -> DataConfig:
-    """The same with real files in place of a name."""
+def resolve(data: DataConfig, only: str = "") -> DataConfig:
+    """The same with real files in place of a name; of one split alone, only what that one needs."""
     if data.corpora:
-        each = [resolve(corpus) for corpus in data.corpora]
+        each = [resolve(corpus, only) for corpus in data.corpora]
         return replace(data, corpora=tuple(part for one in each for part in one.corpora or (one,)))
     if not data.name:
         return data
     data = described(data)
     corpus = NAMED[data.name]
+    cut_off = bool(data.hold_out or data.tail)  # then the other splits are parts of the first
 
-    def found(files: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(find(data.name, file)) for file in files)
+    def found(split: str, files: tuple[str, ...]) -> tuple[str, ...]:
+        wanted = only in ("", split) or (split == "train" and cut_off)
+        return tuple(str(find(data.name, file)) for file in files) if wanted else ()
 
     # What is small comes first: if it is not to be had, nobody waits for what is large.
-    splits: dict[str, Any] = {"valid": found(corpus.valid), "test": found(corpus.test)}
-    parts = tuple(map(found, corpus.parts))
+    splits: dict[str, Any] = {s: found(s, getattr(corpus, s)) for s in ("valid", "test")}
+    parts = tuple(found("train", files) for files in corpus.parts)
     data = replace(data, name="")
-    if len(parts) == 1:
+    if len(parts) == 1 or not parts[0]:
         return replace(data, train=parts[0], **splits)
     corpora = tuple(replace(data, train=part) for part in parts)
     return replace(data, corpora=corpora, **splits)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from limelight.errors import UserError
-from limelight.text.config import KEYS, DataConfig, files_of, hub_rows
+from limelight.text.config import KEYS, DataConfig, files_of, hub_rows, sides
 from limelight.text.tokenizer import valid_unicode
 
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
@@ -48,14 +48,14 @@ def find_examples(data: DataConfig, split: str, tally: Tally) -> Iterator[Found]
 
 def read_files(data: DataConfig, files: list[Path], split: str, tally: Tally) -> Iterator[Found]:
     """The same from files, by their endings."""
-    if data.kind == "pairs" and len(files) == 2:
+    if sides(data) == 2 and len(files) == 2:
         if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
             raise UserError(
                 f"{files[0]} and {files[1]}: a .tsv or .jsonl file holds both sides alone"
             )
         return read_parallel(files[0], files[1], tally)
     if len(files) != 1:
-        wanted = "two parallel files, or one" if data.kind == "pairs" else "one file"
+        wanted = "two parallel files, or one" if sides(data) == 2 else "one file"
         raise UserError(f"{data.kind} come from {wanted}, but {len(files)} are named")
     ending = [suffix for suffix in files[0].suffixes if suffix not in PACKED][-1:]
     if ending == [".jsonl"]:
@@ -67,7 +67,8 @@ def read_files(data: DataConfig, files: list[Path], split: str, tally: Tally) ->
     if data.kind == "texts":
         return read_documents(files[0], data.separator, tally)
     if data.kind == "dialogues":
-        return read_turn_lines(files[0], data.history, tally)
+        between = "\t" if ending == [".tsv"] else END_OF_TURN
+        return read_turn_lines(files[0], between, data.history, tally)
     raise UserError(f"{files[0]} must end in .tsv or .jsonl to hold {data.kind}")
 
 
@@ -241,13 +242,13 @@ def finish(document: list[str], tally: Tally) -> Iterator[Found]:
         document.clear()
 
 
-def read_turn_lines(path: Path, history: int, tally: Tally) -> Iterator[Found]:
-    """One dialogue a line, its turns ended by `__eou__`."""
+def read_turn_lines(path: Path, between: str, history: int, tally: Tally) -> Iterator[Found]:
+    """One dialogue a line, its turns ended by `__eou__`, or in a .tsv file with tabs between."""
     for line in lines(path, tally):
         if line is None:
             tally.read += 1
         else:
-            turns = [turn.strip() for turn in line.split(END_OF_TURN)]
+            turns = [turn.strip() for turn in line.split(between)]
             yield from answers([turn for turn in turns if turn], history, tally)
 
 

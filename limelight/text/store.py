@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from limelight.disk import replace_file, sync
-from limelight.errors import UserError
+from limelight.disk import naming, replace_file, sync
+from limelight.errors import UserError, place_from
 from limelight.text.config import DataConfig, files_of, hub_rows, parts_of, sides
 from limelight.text.corpora import read_split
 from limelight.text.readers import Example, Tally
@@ -88,7 +88,8 @@ def prepare(
     progress: Callable[[int], object] = lambda _: None,
 ) -> Store:
     """The store of this split, made now or found from before; `progress` hears of examples done."""
-    stores.mkdir(parents=True, exist_ok=True)
+    with place_from("LIMELIGHT_CACHE"):
+        stores.mkdir(parents=True, exist_ok=True)
     name = key(data, split, tokenizer, stores)
     folder = stores / name
     if not whole(folder):
@@ -96,7 +97,8 @@ def prepare(
         unfinished = stores / f"{name}.tmp-{secrets.token_hex(4)}"
         unfinished.mkdir()
         try:
-            write(data, split, tokenizer, unfinished, progress)
+            with naming(folder):
+                write(data, split, tokenizer, unfinished, progress)
             if key(data, split, tokenizer, stores) != name:
                 raise UserError(
                     f"the files of data.{split} changed while they were read: try again"

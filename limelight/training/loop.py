@@ -529,7 +529,8 @@ def save(trainer: Trainer, log: Log | None, must: bool) -> None:
         except NotFiniteError as error:
             raise FailedError(f"{error}; the last good checkpoint is kept") from error
         except OSError as error:
-            sentence = f"step {state.step} could not be saved: {error.strerror or error}"
+            why = f"{run.path}: {error.strerror or error}"
+            sentence = f"step {state.step} could not be saved: {why}"
             if must:
                 raise FailedError(f"{sentence}; free some space, and say the same again") from error
             trainer.report.warn(f"{sentence}. Training goes on; free some space")
@@ -557,7 +558,7 @@ def finish(trainer: Trainer) -> None:
             prune(run.finished, keep=1, written=[last.name])
         except OSError as error:
             raise FailedError(
-                f"training is done, but its weights could not be written: "
+                f"training is done, but its weights could not be written: {run.path}: "
                 f"{error.strerror or error}. Free some space, and say the same again"
             ) from error
     trainer.workers.wait()

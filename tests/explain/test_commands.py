@@ -102,7 +102,6 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--stop", "scoers"], "there is no stop 'scoers': did you mean 'scores'?"),
         (["--stop", "s"], "there is no stop 's'"),
         (["--figure", "picture.gif"], "it should end in .svg or .png or .pdf"),
-        (["--html", "nowhere/walk.html"], "cannot write nowhere/walk.html: No such file"),
         (["--model.layers", "3"], "only [decode] can"),
         (["--tag", "de"], "this model learned no tags"),
         (["--target", "e" * 3000], "tokens, and the model has room for 64: shorten it"),
@@ -113,6 +112,13 @@ def test_mistakes_are_answered_with_a_sentence(arguments, sentence, limelight):
     assert code == 2
     assert sentence in err
     assert out == ""
+
+
+@pytest.mark.parametrize(("option", "file"), [("--html", "walk.html"), ("--figure", "walk.svg")])
+def test_a_folder_that_is_not_there(option, file, limelight):
+    code, _, err = limelight("explain", "runs/chat", "Hi how are you", option, f"nowhere/{file}")
+    assert code == 1
+    assert err == f"limelight: nowhere/{file}: No such file or directory; is the name right?\n"
 
 
 def test_texts_that_cannot_be_explained(limelight):

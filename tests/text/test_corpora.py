@@ -123,6 +123,12 @@ def test_dialogues_become_history_and_answer(tmp_path):
     assert tally.refused == {"no dialogue of two turns": 1}
     lines = write(tmp_path / "d.txt", "Hi . __eou__ Hello ! __eou__\n")
     assert read(DataConfig(kind="dialogues", train=(lines,)))[0] == [("Hi .", "Hello !")]
+    turns = write(tmp_path / "d.tsv", "Hi\tHello\tBye\nalone\n")
+    examples, tally = read(DataConfig(kind="dialogues", train=(turns,), history=1))
+    assert examples == [("Hi", "Hello"), ("Hello", "Bye")]
+    assert tally.refused == {"no dialogue of two turns": 1}
+    both = (write(tmp_path / "asked", "Hi\n"), write(tmp_path / "said", "Hello\n"))
+    assert read(DataConfig(kind="dialogues", train=both))[0] == [("Hi", "Hello")]
 
 
 FAULTS = {

@@ -277,6 +277,16 @@ def test_parts_from_archives(wmt14, tmp_path):
     assert len(wmt14.requests) == 5
 
 
+def test_one_split_needs_no_file_of_the_others(wmt14, tmp_path, monkeypatch):
+    data = resolve(load_recipe("wmt14-en-de-base").data, "test")
+    assert [path for path, *_ in wmt14.requests] == ["/newstest2014.tgz"]
+    assert list(read_split(data, "test", Tally()))
+    assert data.train == data.valid == data.corpora == ()
+    monkeypatch.setattr(named, "find", lambda name, file: tmp_path / file)
+    held_out = resolve(DataConfig(name="tatoeba-en-de"), "test")
+    assert held_out.train == (f"{tmp_path}/tatoeba/anki.en-de.tsv",)  # of which it is a part
+
+
 def test_the_first_download_is_remembered_and_must_stay_the_same(wmt14, tmp_path):
     resolve(DataConfig(name="wmt14-en-de"))
     file = tmp_path / "cache/data/wmt/commoncrawl.de-en.de"

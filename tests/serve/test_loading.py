@@ -1,0 +1,69 @@
+"""A model that cannot be loaded: why is told in a sentence, and the port's owner too."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from limelight.errors import UserError
+from limelight.serve.counts import Counts
+from limelight.serve.desk import LOST, Desk
+from limelight.serve.limits import Limits
+from limelight.serve.server import listen
+
+BROKEN = """
+from limelight.serve import worker
+
+def load(run):
+    raise {error}
+
+worker.load = load
+worker.main()
+"""
+
+
+def start_worker(error):
+    """A worker to which this happens while it loads."""
+    limits = json.dumps({"batch": 1, "texts": 1, "traced": 1})
+    return subprocess.run(
+        [sys.executable, "-c", BROKEN.format(error=error), "run", limits],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "error", ["MemoryError", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory: you")']
+)
+def test_too_little_memory_is_a_sentence_and_no_traceback(error):
+    done = start_worker(error)
+    assert (done.returncode, done.stderr) == (2, b"")
+    assert b"there is not enough memory to load it: close other programs" in done.stdout
+
+
+def test_a_mistake_of_ours_is_seen_with_all_that_helps_to_find_it():
+    """The control."""
+    done = start_worker('RuntimeError("shapes do not fit")')
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"Traceback" in done.stderr
+
+
+def test_a_worker_that_says_nothing_more(monkeypatch):
+    """As when the system kills it, because it needs the memory."""
+    monkeypatch.setattr(sys, "executable", "false")
+    desk = Desk("lost", Path("runs/lost"), Limits(), Counts())
+    asyncio.run(desk.supervise())
+    assert desk.failed == LOST
+    assert desk.started.is_set()
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port {port}: Address already in use; choose anoth"):
+            listen("127.0.0.1", port)
