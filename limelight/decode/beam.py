@@ -20,7 +20,6 @@ from torch import Tensor
 
 from limelight.decode.choose import BANNED, discourage
 from limelight.decode.config import DecodeConfig
-from limelight.decode.highest import highest
 from limelight.decode.later import read_later, sent
 from limelight.decode.phrases import Excluded, Included
 from limelight.decode.request import (
@@ -33,6 +32,7 @@ from limelight.decode.request import (
     time_to_leave,
 )
 from limelight.errors import UserError
+from limelight.highest import highest
 from limelight.text.tokenizer import Tokenizer
 
 

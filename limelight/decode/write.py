@@ -23,7 +23,6 @@ from torch import Tensor
 
 from limelight.decode.choose import BANNED, discourage, draw, luck_of
 from limelight.decode.config import DecodeConfig
-from limelight.decode.highest import likeliest
 from limelight.decode.later import read_later, sent
 from limelight.decode.phrases import Excluded
 from limelight.decode.request import (
@@ -39,6 +38,7 @@ from limelight.decode.request import (
     room_for,
 )
 from limelight.errors import UserError
+from limelight.highest import likeliest
 from limelight.model.cache import padded
 from limelight.text.tokenizer import Tokenizer
 

@@ -29,7 +29,9 @@ def kept(shape: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_()
     coins = drawn.view(torch.int16)[:count].bitwise_and_(FACES - 1)
-    return (coins >= dropped).view(shape).to(dtype).mul_(FACES / (FACES - dropped))
+    # -1 where a coin shows `dropped` or more, else 0, by its sign: comparing takes twice as long
+    stays = coins.neg_().add_(dropped - 1).bitwise_right_shift_(15)
+    return stays.view(shape).to(dtype).mul_(-FACES / (FACES - dropped))
 
 
 def toss_quickly(model: nn.Module) -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from limelight.highest import likeliest
+
 IGNORED = -100  # what a position holds that nothing is asked of
 Judge = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -141,7 +143,7 @@ def judge_logits(
     """
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     asked, place = answers != IGNORED, answers.clamp(min=0)[:, None]
-    p, first = logits.softmax(dim=-1, dtype=kind), logits.argmax(dim=-1, keepdim=True)
+    p, first = logits.softmax(dim=-1, dtype=kind), likeliest(logits)[:, None]
     # log p = logit - total, and the largest p is never so small that its logarithm is inexact
     total = logits.gather(1, first).to(kind) - p.gather(1, first).log()
     right = (first[:, 0] == answers).sum()

@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 
-from limelight.decode.highest import highest, likeliest
 from limelight.decode.lean import Lean, lean
 from limelight.decode.past import LeanState, in_large_pages
 from limelight.errors import UserError
+from limelight.highest import highest, likeliest
 from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
 
 VARIED = {
