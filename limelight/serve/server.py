@@ -81,6 +81,13 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def address_of(host: str, port: int) -> str:
+    """Where a browser on this machine finds the page."""
+    anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    host = anywhere.get(host, host)
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
 class Service:
     """The models, the server, and the order in which they begin and end."""
 
@@ -111,8 +118,9 @@ class Service:
                 loop.add_signal_handler(number, self.drain)
         keepers = [asyncio.create_task(desk.supervise()) for desk in desks.values()]
         watcher = asyncio.create_task(self.give_up_on_failure())
-        address = self.listener.getsockname()
-        journal.note("listening", host=address[0], port=address[1], models=", ".join(desks))
+        host, port = self.listener.getsockname()[:2]
+        page = address_of(host, port)
+        journal.note("listening", page=page, host=host, port=port, models=", ".join(desks))
         await self.server.serve(sockets=[self.listener])
         await asyncio.gather(*(desk.close() for desk in desks.values()))
         for task in (*keepers, watcher):

@@ -423,7 +423,9 @@ def test_told_to_end_while_a_model_loads_it_ends_quietly(run, number):
     command = [sys.executable, "-m", "limelight", "serve", str(run("writer")), "--port=0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     lines = [process.stderr.readline()]
-    assert json.loads(lines[0])["event"] == "listening"
+    told = json.loads(lines[0])
+    assert told["event"] == "listening"
+    assert told["page"] == f"http://127.0.0.1:{told['port']}/"  # to click on
     time.sleep(0.3)  # by now the model's process has begun
     process.send_signal(number)
     lines += process.stderr.readlines()
