@@ -72,7 +72,7 @@ def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
             model = {"max_len": 32}
             return small(name, DataConfig(corpora=tuple(parts)), "encoder-decoder", model=model)
         case "writer":
-            return small(name, texts, "decoder-only", model={"max_len": 32})
+            return small(name, texts, "decoder-only", steps=250, model={"max_len": 32})
         case "babbler":  # it has learned next to nothing, not even to end
             return small(name, texts, "decoder-only", steps=3)
         case "rnn":
