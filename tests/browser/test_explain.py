@@ -361,10 +361,10 @@ def test_what_stands_beside_the_walk_is_calculated_with_the_models_numbers(page,
     losses = [-math.log(step.chosen.probability) for step in trace.steps]
     line = page.locator(".calculation").first
     assert line.locator("mfrac").count() == 1
-    above, below, mean = map(number, line.locator("mn").all_inner_texts())
+    above, below, mean = map(number, line.locator("mn").all_text_contents())
     assert above == pytest.approx(sum(losses), abs=6e-4)
     assert (below, mean) == (len(losses), pytest.approx(sum(losses) / len(losses), abs=6e-4))
     go(page, "beam")
-    total, five, length, six, *_ = map(number, page.locator(".calculation mn").all_inner_texts())
+    total, five, length, six, *_ = map(number, page.locator(".calculation mn").all_text_contents())
     assert (five, length, six) == (5, len(losses), 6)
     assert total == pytest.approx(-sum(losses), abs=6e-4)
