@@ -36,7 +36,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.strerror:  # without one, `str` would show nothing else
             error.filename = str(path)
         raise
 
