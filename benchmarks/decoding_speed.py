@@ -4,7 +4,8 @@
 
 One set of random weights (3 + 3 layers, 256, 1024, 4 heads, vocabulary 8,000) in everybody's form;
 64 sources of 10 to 30 tokens, 20 tokens for each: a bias keeps the end token away. Everybody's
-tokens are compared before anything is timed. They take turns, and each one's median round counts.
+tokens are compared before anything is timed. They take turns; each one's median round is told, and
+of two of them the median of what the rounds say: a machine's speed wavers.
 Ours and CTranslate2's texts come with their log-probabilities.
 """
 
@@ -28,11 +29,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch and CTranslate2 are loade
 
 import torch
 
-from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
-from limelight.decode.lean import lean
+from limelight.decode.engine import Engine
 from limelight.decode.request import Request, side_by_side
-from limelight.decode.write import write
 from limelight.model import ModelConfig, build
 
 try:
@@ -62,6 +61,11 @@ MARIAN_LAYER = {
     "fc2": "feed_forward.outer",
     "final_layer_norm": "feed_forward_residual.norm",
 }
+BESIDE = [
+    ("limelight, lean", "HF Marian generate"),
+    ("limelight, lean", "CTranslate2 float32"),
+    ("limelight, lean int8", "CTranslate2 int8"),
+]
 Rows = list[list[int]]
 Write = Callable[[Rows], Rows]  # sources in, texts out
 
@@ -150,13 +154,9 @@ def requests_for(sources: Rows) -> list[Request]:
     return [Request([START], LENGTH, source) for source in sources]
 
 
-def write_greedily(model: Any, sources: Rows) -> Rows:
-    written = write(model, requests_for(sources), DecodeConfig(beam=1), SPECIAL)
-    return [text.tokens for text in written]
-
-
-def write_with_beams(model: Any, sources: Rows) -> Rows:
-    found = beam_search(model, requests_for(sources), DecodeConfig(beam=BEAM), SPECIAL)
+def write_with_ours(engine: Engine, beam: int, sources: Rows) -> Rows:
+    """As `limelight translate` does."""
+    found = engine.answer(requests_for(sources), DecodeConfig(beam=beam))
     return [best.tokens for best, *_ in found]
 
 
@@ -187,11 +187,13 @@ def contestants(folder: str) -> dict[str, tuple[Write, Write]]:
     marian = make_marian()
     ours = ours_from(marian)
     everybody: dict[str, tuple[Write, Write]] = {}
-    forms = {"the model itself": ours, "lean": lean(ours), "lean int8": lean(ours, int8=True)}
-    for name, model in forms.items():
+    forms = {name: Engine([ours], SPECIAL, name == "lean int8") for name in ("lean", "lean int8")}
+    itself = Engine([ours], SPECIAL)
+    itself.model = ours
+    for name, engine in {"the model itself": itself, **forms}.items():
         everybody[f"limelight, {name}"] = (
-            lambda rows, model=model: write_greedily(model, rows),
-            lambda rows, model=model: write_with_beams(model, rows),
+            lambda rows, engine=engine: write_with_ours(engine, 1, rows),
+            lambda rows, engine=engine: write_with_ours(engine, BEAM, rows),
         )
     everybody["HF Marian generate"] = (
         lambda rows: write_with_marian(marian, 1, rows),
@@ -206,20 +208,25 @@ def contestants(folder: str) -> dict[str, tuple[Write, Write]]:
     return everybody
 
 
-def race(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Seconds of each one's median round; the first round warms up."""
+def race(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of everybody's rounds; they take turns, and the first round warms up."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats + 1):
         for name, work in works.items():
             began = time.perf_counter()
             work()
             times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    return {name: taken[1:] for name, taken in times.items()}
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """How many times as fast we are, in the middle of all rounds: a machine's speed wavers."""
+    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", nargs="+", default=[""], help="parts of contestants' names")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
@@ -259,12 +266,16 @@ def report(
     """Say who wrote the same, and how fast."""
     texts = {name: work() for name, work in works.items()}
     truth = next(iter(texts.values()))
-    seconds = race(works, repeats)
+    rounds = race(works, repeats)
+    seconds = {name: statistics.median(taken) for name, taken in rounds.items()}
     print(case)
     for name, taken in seconds.items():
         same = sum(a == b for a, b in zip(texts[name], truth, strict=True))
         print(f"  {name:30}{sentences / taken:9.1f} sentences/s", end="")
         print(f"   {same} of {sentences} texts as the first")
+    for ours, theirs in BESIDE:
+        if ours in rounds and theirs in rounds:
+            print(f"  {ours} is {ratio(rounds[ours], rounds[theirs]):.2f} x {theirs}")
     return {name: round(sentences / taken, 1) for name, taken in seconds.items()}
 
 

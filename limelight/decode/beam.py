@@ -32,7 +32,7 @@ from limelight.decode.request import (
     time_to_leave,
 )
 from limelight.errors import UserError
-from limelight.highest import highest
+from limelight.highest import highest, log_softmax_over
 from limelight.text.tokenizer import Tokenizer
 
 
@@ -177,7 +177,7 @@ class Search:
 
     def extend(self) -> None:
         """All texts by all tokens: the best take the places."""
-        own = self.logits.to(self.scores.dtype).log_softmax(dim=-1)
+        own = log_softmax_over(self.logits.to(self.scores.dtype))
         own = own.view(*self.scores.shape, -1)  # B K V
         judged = self.restrict(own)
         parents, tokens = self.pick(judged)

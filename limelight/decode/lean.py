@@ -12,6 +12,7 @@ A test holds the two equal.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from limelight.decode.folded import fold
 from limelight.decode.past import LeanState
 from limelight.decode.products import Product, choose_product
 from limelight.model.attention import may_see
@@ -31,6 +33,7 @@ from limelight.model.positions import LearnedPositions, positions_of, rotation
 from limelight.model.stack import Embedding, Stack
 
 Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
+SubLayer = Callable[[Tensor, Tensor], Tensor]  # x and what it is to read of it: x and what it adds
 
 
 def lean(model: Any, int8: bool = False) -> Any:
@@ -72,7 +75,7 @@ class Lean:
         if not one_each:
             return self.model.step(tokens, state.lend(tokens.size(1)), real)
         positions = state.open()
-        x = self.target(tokens[:, 0], positions)
+        x = self.target(tokens[:, 0], positions, state.cache.reach + 1)
         rotate = self.rotate(positions, x)
         for i, layer in enumerate(self.layers):
             x = layer.step(x, state, i, rotate)
@@ -113,44 +116,64 @@ class LeanEncoderDecoder(Lean):
         """The state from which `step` writes: the source is read once, its keys and values kept."""
         sources = Sources.of(source, source_real)
         positions = sources.pack(positions_of(source, source_real).expand(source.shape))
-        x = self.source(sources.pack(source), positions)
+        x = self.source(sources.pack(source), positions, source.size(1))
         rotate = self.rotate(positions, x)
         for layer in self.encoder:
             x = layer.encode(x, sources, rotate)
-        memory = sources.spread(self.keys_values(self.encoder_norm(x)))
-        layers, groups, d_head = self.config.layers, self.config.key_heads, self.config.d_head
-        memory = memory.view(*source.shape, layers, 2, groups, d_head).permute(2, 3, 0, 4, 1, 5)
+        memory = self.keys_values(self.encoder_norm(x)).view(
+            len(x), self.config.layers, 2, self.config.key_heads, self.config.d_head
+        )
         cache = Cache(self.config, 0, max_len or self.config.max_len, like=x)
-        return LeanState(cache, len(source), memory.contiguous(), sources.seen)
+        return LeanState(cache, len(source), sources.spread(memory), sources.hidden)
 
 
 @dataclass
 class Sources:
-    """Padded sources, B S, whose M tokens lie one behind the other while they are read."""
+    """Padded sources, B S, whose M tokens lie one behind the other while they are read.
 
-    shape: torch.Size
-    seen: Tensor | None = None  # B S: what may be looked at; None if that is all
-    places: Tensor | None = None  # M: where the tokens were, row after row
-    tokens: Tensor | None = None  # BS: the other way round; for padding, any token
+    Sources of the same length are neighbours, and look at themselves together: nothing is hidden.
+    """
+
+    rows: list[int]  # in which order they lie
+    lengths: list[int]  # in this order
+    places: Tensor | None = None  # M: where the tokens were; None if they lay like this
+    hidden: Tensor | None = None  # B S: what is behind each source, in the order of the batch
 
     @classmethod
     def of(cls, source: Tensor, real: Tensor | None) -> "Sources":
         """As the model sees them: a row that is all padding is read as it is."""
+        rows, longest = source.shape
         seen = None if real is None else may_see(real)[:, 0, 0]
         if seen is None or seen.all():
-            return cls(source.shape)
-        flat = seen.flatten()
-        return cls(source.shape, seen, flat.nonzero()[:, 0], (flat.cumsum(0) - 1).clamp(min=0))
+            return cls([*range(rows)], [longest] * rows)
+        count = seen.sum(dim=1)
+        lengths, order = count.sort()
+        row, column = seen[order].nonzero(as_tuple=True)
+        hidden = torch.arange(int(lengths[-1])) >= count[:, None]
+        return cls(order.tolist(), lengths.tolist(), order[row] * longest + column, hidden)
 
     def pack(self, x: Tensor) -> Tensor:
-        """B S ... -> M ..."""
-        x = x.flatten(0, 1)
-        return x if self.places is None else x.index_select(0, self.places)
+        """B S -> M"""
+        return x.flatten() if self.places is None else x.flatten()[self.places]
+
+    def alike(self, x: Tensor) -> list[Tensor]:
+        """M W -> sources of the same length, B' S' W, the shortest first."""
+        counts = Counter(self.lengths)  # in their order
+        parts = x.split_with_sizes([count * length for length, count in counts.items()])
+        return [
+            part.view(count, length, -1)
+            for part, (length, count) in zip(parts, counts.items(), strict=True)
+        ]
 
     def spread(self, x: Tensor) -> Tensor:
-        """M W -> B S W. Padding becomes a copy of some token, which nobody looks at."""
-        x = x if self.tokens is None else x.index_select(0, self.tokens)
-        return x.view(*self.shape, -1)
+        """Keys and values, M N 2 G K -> N 2 B G S K, with zeros behind the shorter sources."""
+        layers, two, groups, d_head = x.shape[1:]
+        spread = x.new_empty(layers, two, len(self.rows), groups, max(self.lengths), d_head)
+        for row, part in zip(self.rows, x.split_with_sizes(self.lengths), strict=True):
+            own = spread[:, :, row]
+            own[..., : len(part), :] = part.permute(1, 2, 3, 0, 4)
+            own[..., len(part) :, :] = 0
+        return spread
 
 
 class LeanEmbedding:
@@ -163,14 +186,14 @@ class LeanEmbedding:
         if isinstance(self.positions, LearnedPositions):
             self.places = self.positions.weight
 
-    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = torch.embedding(self.table, tokens)  # M D
+    def __call__(self, tokens: Tensor, positions: Tensor, beyond: int) -> Tensor:
+        """M D, of tokens at positions before `beyond`."""
+        x = torch.embedding(self.table, tokens)
         if self.positions is None:
             return x * self.scale
-        last = int(positions.max()) if len(positions) else 0
-        if last >= len(self.places):  # make more of them than needed now
-            self.places = self.positions(torch.arange(2 * last + 1), x.dtype)
-        return torch.add(self.places[positions], x, alpha=self.scale)
+        if beyond > self.places.size(0):  # make more of them than needed now
+            self.places = self.positions(torch.arange(2 * beyond), x.dtype)
+        return torch.add(self.places.index_select(0, positions), x, alpha=self.scale)
 
 
 class LeanLayer:
@@ -190,19 +213,20 @@ class LeanLayer:
             self.query = product(layer.cross_attention.query, shrink=self.d_head)
             self.cross_output = product(layer.cross_attention.output)
             self.cross_residual = residual_of(layer.cross_residual)
+        self.folds = product is Product  # others have forgotten their weights
         self.feed_forward = feed_forward_of(layer.feed_forward, product)
         self.feed_forward_residual = residual_of(layer.feed_forward_residual)
 
     def encode(self, x: Tensor, sources: Sources, rotate: Step | None) -> Tensor:
         """For all tokens of the sources."""
-        x = self.self_residual(x, lambda x: self.look_around(x, sources, rotate))
+        x = self.self_residual(x, lambda x, y: self.look_around(x, y, sources, rotate))
         return self.feed_forward_residual(x, self.feed_forward)
 
     def step(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
         """For one new token in every row."""
-        x = self.self_residual(x, lambda x: self.look_back(x, state, i, rotate))
+        x = self.self_residual(x, lambda x, y: self.look_back(x, y, state, i, rotate))
         if state.memory:
-            x = self.cross_residual(x, lambda x: self.look_across(x, state, i))
+            x = self.cross_residual(x, lambda x, y: self.look_across(x, y, state, i))
         return self.feed_forward_residual(x, self.feed_forward)
 
     def project(self, x: Tensor, rotate: Step | None) -> Tensor:
@@ -213,31 +237,39 @@ class LeanLayer:
         turning, values = all_heads[:, : -self.groups], all_heads[:, -self.groups :]
         return torch.cat([rotate(turning), values], dim=1)
 
-    def look_around(self, x: Tensor, sources: Sources, rotate: Step | None) -> Tensor:
+    def look_around(self, x: Tensor, y: Tensor, sources: Sources, rotate: Step | None) -> Tensor:
         """Self-attention of the encoder: tokens of one source see each other."""
-        all_heads = sources.spread(self.project(x, rotate).flatten(1))
-        all_heads = all_heads.view(*sources.shape, -1, self.d_head).transpose(1, 2)  # B H+2G S K
-        q, k, v = all_heads.split_with_sizes([self.heads, self.groups, self.groups], dim=1)
-        mask = None if sources.seen is None else sources.seen[:, None, None]
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=1.0, enable_gqa=self.heads != self.groups
-        )
-        return self.self_output(sources.pack(mixed.transpose(1, 2)).flatten(1))
+        mixed = []
+        for part in sources.alike(self.project(y, rotate).flatten(1)):
+            all_heads = part.view(*part.shape[:2], -1, self.d_head).transpose(1, 2)  # B' H+2G S' K
+            q, k, v = all_heads.split_with_sizes([self.heads, self.groups, self.groups], dim=1)
+            looked = F.scaled_dot_product_attention(
+                q, k, v, scale=1.0, enable_gqa=self.heads != self.groups
+            )
+            mixed.append(looked.transpose(1, 2).flatten(2).flatten(0, 1))
+        return self.self_output.onto(x, torch.cat(mixed) if len(mixed) > 1 else mixed[0])
 
-    def look_back(self, x: Tensor, state: LeanState, i: int, rotate: Step | None) -> Tensor:
+    def look_back(
+        self, x: Tensor, y: Tensor, state: LeanState, i: int, rotate: Step | None
+    ) -> Tensor:
         """Masked self-attention: the row's own past is all there is."""
-        q, new = self.project(x, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
+        q, new = self.project(y, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
         keys, values = state.append(i, new)
         q = q.reshape(len(keys), -1, self.d_head)  # BG H/G K
-        return self.self_output(gather(q, keys, values, state.hidden).view(x.shape))
+        return self.self_output.onto(x, gather(q, keys, values, state.hidden).view(x.shape))
 
-    def look_across(self, x: Tensor, state: LeanState, i: int) -> Tensor:
+    def look_across(self, x: Tensor, y: Tensor, state: LeanState, i: int) -> Tensor:
         """Cross-attention: the rows of one source ask it together, like several positions."""
         keys, values = state.memory[i]
-        q = self.query(x).view(-1, state.shared, self.groups, x.size(1) // self.groups)
+        if state.has_one_source and self.folds and self.heads * keys.size(1) <= 2 * x.size(1):
+            if i not in state.folded:
+                state.folded[i] = fold(self.query, self.cross_output, keys, values)
+            return state.folded[i].onto(x, y)
+        q = self.query(y).view(-1, state.shared, self.groups, x.size(1) // self.groups)
         q = q.transpose(1, 2)
         mixed = gather(q.reshape(len(keys), -1, self.d_head), keys, values, state.source_hidden)
-        return self.cross_output(mixed.view(q.shape).transpose(1, 2).reshape(x.shape))
+        mixed = mixed.view(q.shape).transpose(1, 2).reshape(x.shape)
+        return self.cross_output.onto(x, mixed)
 
 
 def gather(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
@@ -257,30 +289,30 @@ def norm_of(norm: nn.Module) -> Step:
     """A norm's formula with its weights."""
     if isinstance(norm, nn.LayerNorm):
         shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
-        return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+        return lambda x: torch.native_layer_norm(x, shape, weight, bias, eps)[0]
     return norm
 
 
-def residual_of(residual: Residual) -> Callable[[Tensor, Step], Tensor]:
+def residual_of(residual: Residual) -> Callable[[Tensor, SubLayer], Tensor]:
     """What surrounds a sub-layer, without dropout."""
     norm = norm_of(residual.norm)
     if residual.post:
-        return lambda x, sublayer: norm(sublayer(x).add_(x))
-    return lambda x, sublayer: sublayer(norm(x)).add_(x)
+        return lambda x, sublayer: norm(sublayer(x, x))
+    return lambda x, sublayer: sublayer(x, norm(x))
 
 
-def feed_forward_of(feed_forward: FeedForward, product: type[Product]) -> Step:
+def feed_forward_of(feed_forward: FeedForward, product: type[Product]) -> SubLayer:
     """Section 3.3; a gate, if there is one, is computed beside the inner layer."""
     activate, outer = feed_forward.activate, product(feed_forward.outer)
     if activate is F.relu:
         activate = torch.relu_  # in place
     if feed_forward.gate is None:
         inner = product(feed_forward.inner)
-        return lambda x: outer(activate(inner(x)))
+        return lambda x, y: outer.onto(x, activate(inner(y)))
     both = product(feed_forward.gate, feed_forward.inner)
 
-    def gated(x: Tensor) -> Tensor:
-        gate, value = both(x).chunk(2, dim=1)
-        return outer(activate(gate) * value)
+    def gated(x: Tensor, y: Tensor) -> Tensor:
+        gate, value = both(y).chunk(2, dim=1)
+        return outer.onto(x, activate(gate) * value)
 
     return gated

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from limelight.decode.folded import Folded
 from limelight.model.cache import Cache, padded
 
 
@@ -21,7 +22,7 @@ class LeanState:
     """
 
     def __init__(
-        self, cache: Cache, rows: int, source: Tensor | None = None, seen: Tensor | None = None
+        self, cache: Cache, rows: int, source: Tensor | None = None, hidden: Tensor | None = None
     ) -> None:
         self.cache = cache  # made for no rows at all: it counts, and the numbers are here
         self.cache.length = cache.length.new_zeros(rows)
@@ -29,7 +30,7 @@ class LeanState:
         _, groups, self.limit, d_head = self.empty[0].shape
         self.keep_past(self.empty[0].new_empty(len(self.empty), 2, rows, groups, 0, d_head))
         self.room = self.spare = self.past.flatten()  # where the past lies, and where it can move
-        self.keep_source(source, None if seen is None else ~seen[:, None])
+        self.keep_source(source, None if hidden is None else hidden[:, None])
         self.shared = 1
         self.even = True  # all rows are equally long, so nothing needs hiding
         self.hidden: Tensor | None = None  # B 1 S: slots behind the end of a row
@@ -43,6 +44,8 @@ class LeanState:
         """Keys and values of all layers, N 2 B/shared G S K, and what is padding in them."""
         self.source, self.source_hidden = source, hidden
         self.memory = [] if source is None else [tuple(layer.flatten(1, 2)) for layer in source]
+        self.has_one_source = source is not None and source.size(2) == 1 and hidden is None
+        self.folded: dict[int, Folded] = {}  # what layers have made of their one source
 
     def lend(self, count: int) -> Cache:
         """The cache as the model knows it, to read a prompt of so many tokens into."""
@@ -64,7 +67,7 @@ class LeanState:
         self.cache.open(count)  # which knows how many there may be
         needed = self.cache.reach + count
         if needed > self.past.size(4):
-            slots = min(needed + max(8, needed // 4), self.limit)
+            slots = min(needed + max(24, needed // 4), self.limit)
             self.move(torch.arange(len(self.cache.length)), slots)
 
     def move(self, rows: Tensor, slots: int) -> None:
@@ -107,8 +110,9 @@ class LeanState:
         return keys.narrow(1, 0, slot + 1), values.narrow(1, 0, slot + 1)
 
     def close(self) -> None:
-        """Count the tokens just read."""
-        self.cache.close()
+        """Count the token just read in every row."""
+        self.cache.reach += 1
+        self.cache.length = self.cache.length + 1
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be named again (beams) or not at all."""

@@ -38,7 +38,7 @@ from limelight.decode.request import (
     room_for,
 )
 from limelight.errors import UserError
-from limelight.highest import likeliest
+from limelight.highest import likeliest, log_softmax_over
 from limelight.model.cache import padded
 from limelight.text.tokenizer import Tokenizer
 
@@ -289,8 +289,11 @@ def choose_alike(logits: Tensor, texts: Sequence[Text]) -> Tensor:
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> list[Tensor]:
-    """The log-probability of one token of each row, B; then the `top` likeliest and theirs."""
-    precise = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+    """The log-probability of one token of each row, B; then the `top` likeliest and theirs.
+
+    The scores are not needed after this, and may be overwritten.
+    """
+    precise = log_softmax_over(logits.to(torch.promote_types(logits.dtype, torch.float32)))
     own = precise.gather(1, tokens[:, None])[:, 0]
     if not top:
         return [own]

@@ -43,7 +43,9 @@ class Cache:
                 f"{self.reach + count} tokens do not fit into a cache made for max_len={room}: "
                 "ask for a longer one, or stop earlier"
             )
-        self.positions = self.length[:, None] + torch.arange(count, device=self.length.device)
+        self.positions = self.length[:, None]
+        if count > 1:
+            self.positions = self.positions + torch.arange(count, device=self.length.device)
 
     def mask(self) -> Tensor:
         """B 1 T S: a token sees the slots up to its own."""
