@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.decode.folded import fold
+from limelight.decode.pages import in_large_pages
 from limelight.decode.past import LeanState
 from limelight.decode.products import Product, choose_product
 from limelight.model.attention import may_see
@@ -168,7 +169,8 @@ class Sources:
     def spread(self, x: Tensor) -> Tensor:
         """Keys and values, M N 2 G K -> N 2 B G S K, with zeros behind the shorter sources."""
         layers, two, groups, d_head = x.shape[1:]
-        spread = x.new_empty(layers, two, len(self.rows), groups, max(self.lengths), d_head)
+        shape = (layers, two, len(self.rows), groups, max(self.lengths), d_head)
+        spread = in_large_pages(x, math.prod(shape)).view(shape)
         for row, part in zip(self.rows, x.split_with_sizes(self.lengths), strict=True):
             own = spread[:, :, row]
             own[..., : len(part), :] = part.permute(1, 2, 3, 0, 4)

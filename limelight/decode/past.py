@@ -1,15 +1,13 @@
 """What lean decoding keeps between two tokens: the past of every row, and the sources."""
 
 import math
-import mmap
-import sys
-from contextlib import suppress
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from limelight.decode.folded import Folded
+from limelight.decode.pages import in_large_pages
 from limelight.model.cache import Cache, padded
 
 
@@ -77,6 +75,7 @@ class LeanState:
         size = math.prod(shape)
         if self.spare.numel() < size:  # take more than is needed now
             later = max(slots, min(2 * slots + 16, self.limit))
+            # A step writes to thousands of places, and to find a small page for each takes as long.
             self.spare = in_large_pages(self.past, size // slots * later)
         new = self.spare[:size].view(shape)
         filled = (..., slice(self.cache.reach), slice(None))
@@ -175,17 +174,3 @@ class LeanState:
         if self.shared == 1:
             return source, hidden
         return source.repeat_interleave(self.shared, 2), hidden.repeat_interleave(self.shared, 0)
-
-
-def in_large_pages(like: Tensor, count: int) -> Tensor:
-    """New memory for so many numbers, in large pages where the system has them.
-
-    A step writes to thousands of places, and to find a small page for each takes as long.
-    """
-    size = count * like.element_size()
-    if sys.platform == "win32" or size < 2**21 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return like.new_empty(count)
-    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without them
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(room, dtype=like.dtype)

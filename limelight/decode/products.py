@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from limelight.decode.pages import SHELF
 from limelight.errors import UserError
 from limelight.model.stack import Classifier
 
@@ -81,7 +82,7 @@ class Product:
         """In+1 out: the bias is what an input of 1 is multiplied by."""
         outputs, inputs = self.weight.shape
         # A cache line between two rows: 4,096 bytes apart they would drive each other out of it.
-        room = self.weight.new_empty(inputs + 1, outputs + 16)[:, :outputs]
+        room = SHELF.place(self.weight, inputs + 1, outputs + 16)[:, :outputs]
         room[:-1], room[-1] = self.weight.t(), self.bias
         return room
 
@@ -93,7 +94,9 @@ class Product:
     @cached_property
     def for_one(self) -> Tensor:
         """In out. A single row waits for memory alone, and that comes faster in long rows."""
-        return self.weight.t() if self.narrowing else self.turned
+        if not self.narrowing:
+            return self.turned
+        return SHELF.place(self.weight, *self.weight.shape).copy_(self.weight).t()
 
 
 class Int8Product(Product):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from limelight.decode.lean import Lean, lean
-from limelight.decode.past import LeanState, in_large_pages
+from limelight.decode.pages import AT_ONCE, Shelf, in_large_pages
+from limelight.decode.past import LeanState
 from limelight.errors import UserError
 from limelight.highest import highest, likeliest
 from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
@@ -23,10 +24,11 @@ VARIED = {
 @pytest.fixture(autouse=True)
 def _whatever_was_in_memory_before(monkeypatch):
     """New memory is full of NaN."""
-    monkeypatch.setattr(
-        "limelight.decode.past.in_large_pages",
-        lambda like, count: torch.full((count,), math.nan, dtype=like.dtype),
-    )
+    for module in ("lean", "past", "pages"):
+        monkeypatch.setattr(
+            f"limelight.decode.{module}.in_large_pages",
+            lambda like, count: torch.full((count,), math.nan, dtype=like.dtype),
+        )
 
 
 models = pytest.mark.parametrize(
@@ -235,7 +237,18 @@ def test_large_pages_are_ordinary_memory(count):
     assert torch.equal(numbers.fill_(3).view(-1, 1).sum(), torch.tensor(3.0 * count).double())
 
 
-@pytest.mark.parametrize("vocab", [1, 100, 128, 300, 8000])
+def test_matrices_on_a_shelf_do_not_touch_each_other():
+    shelf = Shelf()
+    kinds = [torch.empty(0), torch.empty(0, dtype=torch.float64)]
+    shapes = [(3, 5), (1, 1), (700, 700), (2, AT_ONCE // 2 + 1), (7, 9)] * 3
+    placed = [shelf.place(kinds[i % 2], *shape).fill_(i) for i, shape in enumerate(shapes)]
+    for i, (matrix, shape) in enumerate(zip(placed, shapes, strict=True)):
+        assert matrix.shape == shape
+        assert matrix.dtype == kinds[i % 2].dtype
+        assert matrix.eq(i).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 100, 128, 160, 300, 321, 8000])
 def test_likeliest_is_the_first_of_the_highest(vocab):
     for logits in (torch.randn(50, vocab), torch.randint(4, (50, vocab)).float()):
         logits[0] = -math.inf
