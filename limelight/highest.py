@@ -28,8 +28,8 @@ def highest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def log_softmax_over(logits: Tensor) -> Tensor:
-    """`log_softmax` of each row, B V, written over the scores themselves."""
-    return torch.log_softmax(logits, dim=-1, out=logits)
+    """`log_softmax` of each row, B V; on a CPU it is written over the scores themselves."""
+    return torch.log_softmax(logits, dim=-1, out=logits if logits.is_cpu else None)
 
 
 def peaks_of(logits: Tensor, block: int) -> Tensor:
@@ -41,20 +41,20 @@ def peaks_of(logits: Tensor, block: int) -> Tensor:
     return torch.cat([peaks, logits[:, -block:].amax(dim=1, keepdim=True)], dim=1)
 
 
-def shortlist(logits: Tensor, count: int, block: int = 128) -> tuple[Tensor, Tensor]:
+def shortlist(logits: Tensor, count: int, block: int = 64) -> tuple[Tensor, Tensor]:
     """Scores and indices of a few tokens, B C, among which are the highest `count` of each row.
 
     They are in the blocks whose highest scores are the highest. A processor finds the highest value
     of a block many times faster than the place of a value.
     """
-    whole = logits.size(1) // block
-    tokens = torch.arange(logits.size(1), device=logits.device)
+    rows, vocab = logits.shape
+    whole = vocab // block
     if whole <= count or not logits.is_cpu:
-        return logits, tokens.expand_as(logits)
-    blocks = logits[:, : whole * block].view(len(logits), whole, block)
-    peaks = blocks.amax(dim=2)
-    chosen = peaks.topk(count, dim=1).indices
-    inside = tokens[: whole * block].view(whole, block)[chosen].flatten(1)
-    rest = tokens[whole * block :].expand(len(logits), -1)
-    tokens = torch.cat([inside, rest], dim=1)
+        return logits, torch.arange(vocab, device=logits.device).expand_as(logits)
+    peaks = logits[:, : whole * block].view(rows, whole, block).amax(dim=2)
+    begin = peaks.topk(count, dim=1, sorted=False).indices[..., None] * block
+    tokens = (begin + torch.arange(block)).flatten(1)
+    if whole * block < vocab:
+        rest = torch.arange(whole * block, vocab).expand(rows, -1)
+        tokens = torch.cat([tokens, rest], dim=1)
     return logits.gather(1, tokens), tokens

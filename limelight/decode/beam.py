@@ -124,7 +124,7 @@ class Search:
         logits, self.state = begin(self.model, requests, self.tokenizer.pad)
         every = torch.arange(len(requests), device=logits.device).repeat_interleave(config.beam)
         self.state.select(every)
-        self.logits = logits[every]  # B*K V
+        self.logits = logits.index_select(0, every)  # B*K V
         precise = torch.promote_types(logits.dtype, torch.float32)
         shape = (len(requests), config.beam)
         self.scores = logits.new_full(shape, BANNED, dtype=precise)  # B K: BANNED where no text is
@@ -203,7 +203,8 @@ class Search:
         al. 2018).
         """
         beams, _, vocabulary = judged.shape
-        taken = judged.new_zeros(beams, 1, vocabulary)  # how often each token was chosen already
+        several = self.config.groups > 1
+        taken = judged.new_zeros(beams, 1, vocabulary if several else 0)  # how often each token was
         parents, tokens = [], []
         for first in range(0, self.config.beam, self.size):
             group = slice(first, first + self.size)
@@ -211,7 +212,7 @@ class Search:
             best, which = self.best_of_group(self.scores[:, group], fair)
             parents.append(best + first)
             tokens.append(which)
-            if self.config.groups > 1:
+            if several:
                 once = torch.ones_like(which, dtype=taken.dtype)
                 taken.scatter_add_(2, which[:, None], once[:, None])
         all_parents, all_tokens = torch.cat(parents, dim=1), torch.cat(tokens, dim=1)

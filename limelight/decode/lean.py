@@ -258,7 +258,7 @@ class LeanLayer:
         q, new = self.project(y, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
         keys, values = state.append(i, new)
         q = q.reshape(len(keys), -1, self.d_head)  # BG H/G K
-        return self.self_output.onto(x, gather(q, keys, values, state.hidden).view(x.shape))
+        return self.self_output.onto(x, gather(q, keys.mT, values, state.hidden).view(x.shape))
 
     def look_across(self, x: Tensor, y: Tensor, state: LeanState, i: int) -> Tensor:
         """Cross-attention: the rows of one source ask it together, like several positions."""
@@ -269,16 +269,17 @@ class LeanLayer:
             return state.folded[i].onto(x, y)
         q = self.query(y).view(-1, state.shared, self.groups, x.size(1) // self.groups)
         q = q.transpose(1, 2)
-        mixed = gather(q.reshape(len(keys), -1, self.d_head), keys, values, state.source_hidden)
+        turned = state.turned_keys(i) if state.shared > 1 else keys.mT
+        mixed = gather(q.reshape(len(keys), -1, self.d_head), turned, values, state.source_hidden)
         mixed = mixed.view(q.shape).transpose(1, 2).reshape(x.shape)
         return self.cross_output.onto(x, mixed)
 
 
-def gather(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
+def gather(q: Tensor, turned_keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
     """Equation 1; the queries are already divided by sqrt(d_k)."""
-    scores = torch.bmm(q, keys.transpose(1, 2))
+    scores = torch.bmm(q, turned_keys)
     if hidden is not None:
-        scores.view(len(hidden), -1, keys.size(1)).masked_fill_(hidden, -math.inf)
+        scores.view(len(hidden), -1, values.size(1)).masked_fill_(hidden, -math.inf)
     return torch.bmm(scores.softmax(dim=-1), values)
 
 
