@@ -23,7 +23,6 @@ class Recording:
     """A step on batches of one shape."""
 
     graph: torch.cuda.CUDAGraph
-    batch: Batch  # where it reads
     result: Tensor  # where it writes
 
 
@@ -32,35 +31,41 @@ class Repeater:
 
     def __init__(self, step: Callable[[Batch], Tensor], device: torch.device) -> None:
         self.step, self.device = step, device
-        self.recordings: dict[Shape, Recording | None] = {}
+        self.places: dict[Shape, Batch] = {}  # where recordings read
+        self.recordings: dict[Shape, Recording] = {}
         self.pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take a step; what it gives is to be read before the next one."""
+        if isinstance(batch, Masked):
+            return self.step(batch)  # how many blanks there are differs from batch to batch
         shape = shape_of(batch)
-        if isinstance(batch, Masked) or shape not in self.recordings:
-            # How many blanks there are differs from batch to batch, so those cannot be recorded.
-            # Others are seen once before: that compiles, and chooses and loads the kernels.
-            self.recordings[shape] = None
-            return self.step(batch)
-        recording = self.recordings[shape] or self.record(shape, batch)
-        for place, value in zip(recording.batch, batch, strict=True):
+        if shape not in self.places:
+            # Once it is taken as it is: that compiles, and chooses and loads the kernels; for a
+            # batch that lies in memory like the one which the recording will read.
+            self.places[shape] = copied(batch, self.device)
+            return self.step(self.places[shape])
+        for place, value in zip(self.places[shape], batch, strict=True):
             if isinstance(place, Tensor) and isinstance(value, Tensor):
                 place.copy_(value, non_blocking=True)
-        recording.graph.replay()
-        return recording.result
+        if shape not in self.recordings:
+            self.recordings[shape] = self.record(self.places[shape])
+        self.recordings[shape].graph.replay()
+        return self.recordings[shape].result
 
-    def record(self, shape: Shape, batch: Batch) -> Recording:
+    def record(self, place: Batch) -> Recording:
         """Watch a step without taking it. Steps follow each other, so all use the same memory."""
-        kind: Any = type(batch)
-        copies = (x.to(self.device, copy=True) if isinstance(x, Tensor) else x for x in batch)
-        place = cast(Batch, kind(*copies))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
             result = self.step(place)
-        recording = Recording(graph, place, result)
-        self.recordings[shape] = recording
-        return recording
+        return Recording(graph, result)
+
+
+def copied(batch: Batch, device: torch.device) -> Batch:
+    """The same numbers in memory of their own."""
+    kind: Any = type(batch)
+    copies = (x.to(device, copy=True) if isinstance(x, Tensor) else x for x in batch)
+    return cast(Batch, kind(*copies))
 
 
 def shape_of(batch: Batch) -> Shape:
