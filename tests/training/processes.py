@@ -31,8 +31,13 @@ TINY = [  # a model and a corpus to be learned from in a second
     "--model.heads=2",
     "--model.d-ff=32",
     "--model.layers=1",
+    "--model.dropout=0.1",
     "--train.batch-tokens=100",
+    "--train.schedule=paper",
+    "--train.learning-rate=0.5",
     "--train.warmup=5",
+    "--train.clip=0",
+    "--train.label-smoothing=0.1",
     "--train.accumulate=1",
     "--train.log-every=1",
 ]
