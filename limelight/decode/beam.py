@@ -204,7 +204,8 @@ class Search:
         """
         beams, _, vocabulary = judged.shape
         several = self.config.groups > 1
-        taken = judged.new_zeros(beams, 1, vocabulary if several else 0)  # how often each token was
+        # How often each token was chosen already: of interest to the next group alone.
+        taken = judged.new_zeros(beams, 1, vocabulary if several else 0)
         parents, tokens = [], []
         for first in range(0, self.config.beam, self.size):
             group = slice(first, first + self.size)

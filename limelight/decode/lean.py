@@ -138,7 +138,7 @@ class Sources:
     rows: list[int]  # in which order they lie
     lengths: list[int]  # in this order
     places: Tensor | None = None  # M: where the tokens were; None if they lay like this
-    hidden: Tensor | None = None  # B S: what is behind each source, in the order of the batch
+    hidden: Tensor | None = None  # B S: what is behind the shorter ones, in the order of the batch
 
     @classmethod
     def of(cls, source: Tensor, real: Tensor | None) -> "Sources":
@@ -150,7 +150,8 @@ class Sources:
         count = seen.sum(dim=1)
         lengths, order = count.sort()
         row, column = seen[order].nonzero(as_tuple=True)
-        hidden = torch.arange(int(lengths[-1])) >= count[:, None]
+        behind = torch.arange(int(lengths[-1])) >= count[:, None]
+        hidden = behind if behind.any() else None
         return cls(order.tolist(), lengths.tolist(), order[row] * longest + column, hidden)
 
     def pack(self, x: Tensor) -> Tensor:

@@ -5,14 +5,17 @@ import random
 
 import pytest
 import torch
+from torch import nn
 
 from limelight.decode.lean import Lean, lean
 from limelight.decode.pages import AT_ONCE, Shelf, in_large_pages
 from limelight.decode.past import LeanState
+from limelight.decode.products import Product
 from limelight.errors import UserError
 from limelight.highest import highest, likeliest
 from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
 
+ONEDNN_LINEAR = torch.ops.mkldnn._linear_pointwise.default
 VARIED = {
     **VARIANTS,
     "no bias, untied": {"bias": False, "tied": False, "norm": "rms"},
@@ -129,6 +132,29 @@ def test_beams_share_their_source():
     assert state.shared == 3
 
 
+@pytest.mark.parametrize("changes", VARIED.values(), ids=VARIED)
+@precisions
+@pytest.mark.parametrize("beams", [1, 3])
+def test_one_source_is_folded_into_the_weights(changes, dtype, within, beams):
+    model, fast, state, quick = sides("encoder-decoder", dtype, rows=1, **changes)
+    for new in (tokens(1, 1), tokens(beams, 1), tokens(beams, 1)):
+        for side in (state, quick):
+            side.select(torch.zeros(len(new), dtype=torch.long))
+        expected, got = model.step(new, state), fast.step(new, quick)
+        torch.testing.assert_close(got, expected, rtol=0, atol=within * expected.abs().max().item())
+    assert len(quick.folded) == model.config.layers
+
+
+def test_a_long_source_or_two_are_not_folded():
+    model = small("encoder-decoder")
+    fast = lean(model)
+    for source in (tokens(1, 9), tokens(2, 3)):  # 4 heads x 9 are more than 2 x 16
+        state = fast.start(source)
+        expected = model.step(source[:, :1], model.start(source))
+        torch.testing.assert_close(fast.step(source[:, :1], state), expected)
+        assert not state.folded
+
+
 def test_beams_of_unequal_number_get_copies():
     model, fast, state, quick = sides("encoder-decoder")
     rows = torch.tensor([0, 0, 0, 1, 3, 3])
@@ -235,6 +261,22 @@ def test_large_pages_are_ordinary_memory(count):
     assert numbers.shape == (count,)
     assert numbers.dtype == torch.float64
     assert torch.equal(numbers.fill_(3).view(-1, 1).sum(), torch.tensor(3.0 * count).double())
+
+
+@pytest.mark.parametrize("kernel", [ONEDNN_LINEAR, None], ids=["onednn", "torch"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 24), (24, 56), (40, 24), (24, 1000)])
+@pytest.mark.parametrize("rows", [1, 2, 7, 300])
+def test_a_product_is_a_linear_layer_with_any_kernel(monkeypatch, kernel, inputs, outputs, rows):
+    if kernel is None or torch._C._has_mkldnn:
+        monkeypatch.setattr("limelight.decode.products.ONEDNN", kernel)
+    layer = nn.Linear(inputs, outputs)
+    x, onto = torch.randn(rows, inputs), torch.randn(rows, outputs)
+    with torch.no_grad():
+        product, truth = Product(layer), layer(x)
+        torch.testing.assert_close(product(x), truth, rtol=1e-5, atol=1e-5)
+        before = onto.clone()
+        torch.testing.assert_close(product.onto(onto, x), onto + truth, rtol=1e-5, atol=1e-5)
+        assert torch.equal(onto, before)
 
 
 def test_matrices_on_a_shelf_do_not_touch_each_other():
