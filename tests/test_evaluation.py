@@ -29,6 +29,8 @@ def runs(tmp_path_factory):
     toy = [f"data.{name}={value}" for name, value in TOY.items()]
     size = ["model.layers=1", "model.d_model=32", "model.d_ff=64", "model.heads=2"]
     sooner = ["train.batch_tokens=256", "train.accumulate=1", "train.warmup=60", "train.average=0"]
+    sooner += ["train.schedule=paper", "train.learning_rate=0.5", "train.clip=0"]
+    sooner += ["train.label_smoothing=0.1", "model.dropout=0.1"]
     for name, steps in (("good", 200), ("bad", 20)):
         changes = [*toy, *size, *sooner, f"train.steps={steps}"]
         train("reverse", place / name, changes, silent=True)

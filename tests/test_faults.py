@@ -160,8 +160,8 @@ FAULTS = [
     Fault(
         "cache position off by one",
         "cache.py",
-        "self.length[:, None] + torch.arange(count,",
-        "self.length[:, None] - 1 + torch.arange(count,",
+        "self.positions = self.length[:, None]\n        if",
+        "self.positions = self.length[:, None] - 1\n        if",
         "model/test_cache.py",
     ),
     Fault(

@@ -571,7 +571,8 @@ def parses_as_pickle(data):
 
 
 def test_no_file_of_a_run_is_a_pickle(tmp_path):
-    settings = ["train.steps=3", "train.checkpoint_every=1", "data.toy_examples=20"]
+    few = ["train.steps=3", "train.warmup=1"]
+    settings = [*few, "train.checkpoint_every=1", "data.toy_examples=20"]
     with process(train_tiny, tmp_path / "run", settings, said=tmp_path / "said") as child:
         child.join(SECONDS)
         assert child.exitcode == 0, (tmp_path / "said").read_text()

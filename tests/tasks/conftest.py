@@ -19,6 +19,7 @@ TOY = ["data.toy_length=3", "data.toy_examples=1500", "train.warmup=20", "train.
 FAST = [  # what learns quickest
     *("model.norm_order=pre", "model.positions=rotary", "model.layers=1", "model.dropout=0"),
     *("train.schedule=inverse-sqrt", "train.learning_rate=0.01", "train.label_smoothing=0"),
+    "train.clip=0",
 ]
 LINES = [
     f"the {who} {does} {where}."

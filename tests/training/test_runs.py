@@ -33,7 +33,8 @@ def test_both_ends_are_to_be_had_from_the_package_itself():
 
 @pytest.mark.parametrize("given", ["name", "object"])
 def test_changes_are_made_to_a_recipe_however_it_is_given(tmp_path, given):
-    small = ["model.layers=1", "model.d_model=8", "model.heads=2", "train.steps=2"]
+    small = ["model.layers=1", "model.d_model=8", "model.heads=2"]
+    small += ["train.steps=2", "train.warmup=1"]
     recipe = "reverse" if given == "name" else load_recipe("reverse")
     train(recipe, tmp_path, changes=small, silent=True)
     used = load(tmp_path).recipe
