@@ -19,14 +19,14 @@ from limelight.decode.products import Product
 class Folded(NamedTuple):
     """One layer's A and B, for H heads and a source of S tokens."""
 
-    asking: Tensor  # HS D
-    asking_bias: Tensor  # HS
+    asking: Tensor  # D HS
+    asking_bias: Tensor  # 1 HS
     answering: Tensor  # HS D
     length: int  # S
 
     def onto(self, x: Tensor, normed: Tensor) -> Tensor:
         """M D: what a layer's cross-attention adds to x."""
-        scores = torch.addmm(self.asking_bias, normed, self.asking.t())
+        scores = torch.addmm(self.asking_bias, normed, self.asking)
         shares = scores.view(-1, self.length).softmax(dim=-1)  # MH S
         return torch.addmm(x, shares.view_as(scores), self.answering)
 
@@ -40,8 +40,8 @@ def fold(query: Product, output: Product, keys: Tensor, values: Tensor) -> Folde
     answering = output.weight.t().view(asking.shape)
     heads = groups * asking.size(1)
     return Folded(
-        (keys @ asking).flatten(0, 2),
-        (keys @ asking_bias).flatten(),
+        (keys @ asking).flatten(0, 2).t(),
+        (keys @ asking_bias).view(1, -1),
         # The shares of a head's tokens sum to one, so together they bring the bias once.
         (values @ answering).flatten(0, 2) + output.bias / heads,
         length,

@@ -69,19 +69,23 @@ class Lean:
         """The model's own."""
         return self.model.parameters()
 
-    @torch.no_grad()
     def step(self, tokens: Tensor, state: LeanState, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        """Read the next tokens (B T, padded on the right); score the one that follows them, B V.
+
+        The scores lie where those of the state's next step will lie: copy what is to be kept.
+        """
         one_each = tokens.size(1) == 1 and tokens.size(0) > 0 and (real is None or real.all())
         if not one_each:
-            return self.model.step(tokens, state.lend(tokens.size(1)), real)
+            with torch.no_grad():
+                return self.model.step(tokens, state.lend(tokens.size(1)), real)
         positions = state.open()
-        x = self.target(tokens[:, 0], positions, state.cache.reach + 1)
+        reach = state.cache.reach
+        x = self.target(tokens[:, 0], reach if state.even else positions, reach + 1)
         rotate = self.rotate(positions, x)
         for i, layer in enumerate(self.layers):
             x = layer.step(x, state, i, rotate)
         state.close()
-        return self.classifier(self.norm(x))
+        return self.classifier(self.norm(x), state.room_for_scores(self.config.vocab))
 
     def rotate(self, positions: Tensor, x: Tensor) -> Step | None:
         """Rotary positions of M tokens, if the model has them: turns M H K."""
@@ -110,7 +114,6 @@ class LeanEncoderDecoder(Lean):
         crosses = [layer.cross_attention for layer in cast(Iterable[Layer], model.decoder.layers)]
         self.keys_values = product(*(part for a in crosses for part in (a.key, a.value)))
 
-    @torch.no_grad()
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
     ) -> LeanState:
@@ -183,20 +186,20 @@ class LeanEmbedding:
     """A token's vector and its position's, the latter looked up."""
 
     def __init__(self, embedding: Embedding) -> None:
-        self.table, self.scale = embedding.tokens.weight, embedding.scale
+        self.table, self.scale = embedding.tokens.weight.detach(), embedding.scale
         self.positions = embedding.positions
         self.places: Tensor = self.table[:0]
         if isinstance(self.positions, LearnedPositions):
-            self.places = self.positions.weight
+            self.places = self.positions.weight.detach()
 
-    def __call__(self, tokens: Tensor, positions: Tensor, beyond: int) -> Tensor:
-        """M D, of tokens at positions before `beyond`."""
+    def __call__(self, tokens: Tensor, positions: Tensor | int, beyond: int) -> Tensor:
+        """M D, of tokens at positions before `beyond`, or all at one."""
         x = torch.embedding(self.table, tokens)
         if self.positions is None:
             return x * self.scale
         if beyond > self.places.size(0):  # make more of them than needed now
             self.places = self.positions(torch.arange(2 * beyond), x.dtype)
-        return torch.add(self.places.index_select(0, positions), x, alpha=self.scale)
+        return torch.add(self.places[positions], x, alpha=self.scale)
 
 
 class LeanLayer:
@@ -234,7 +237,7 @@ class LeanLayer:
 
     def project(self, x: Tensor, rotate: Step | None) -> Tensor:
         """Queries, keys and values side by side: M H+2G K."""
-        all_heads = self.query_key_value(x).view(len(x), -1, self.d_head)
+        all_heads = self.query_key_value(x).view(x.size(0), -1, self.d_head)
         if rotate is None:
             return all_heads
         turning, values = all_heads[:, : -self.groups], all_heads[:, -self.groups :]
@@ -257,9 +260,10 @@ class LeanLayer:
     ) -> Tensor:
         """Masked self-attention: the row's own past is all there is."""
         q, new = self.project(y, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
-        keys, values = state.append(i, new)
-        q = q.reshape(len(keys), -1, self.d_head)  # BG H/G K
-        return self.self_output.onto(x, gather(q, keys.mT, values, state.hidden).view(x.shape))
+        turned_keys, values = state.append(i, new)
+        q = q.reshape(values.size(0), -1, self.d_head)  # BG H/G K
+        mixed = gather(q, turned_keys, values, state.hidden)
+        return self.self_output.onto(x, mixed.view(x.shape))
 
     def look_across(self, x: Tensor, y: Tensor, state: LeanState, i: int) -> Tensor:
         """Cross-attention: the rows of one source ask it together, like several positions."""
@@ -291,10 +295,15 @@ def layers_of(stack: Stack, product: type[Product]) -> list[LeanLayer]:
 
 def norm_of(norm: nn.Module) -> Step:
     """A norm's formula with its weights."""
-    if isinstance(norm, nn.LayerNorm):
-        shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
-        return lambda x: torch.native_layer_norm(x, shape, weight, bias, eps)[0]
-    return norm
+    if isinstance(norm, nn.Identity):
+        return lambda x: x
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    weight, shape = norm.weight.detach(), norm.normalized_shape
+    if isinstance(norm, nn.RMSNorm):
+        own_eps = norm.eps
+        return lambda x: torch.rms_norm(x, shape, weight, own_eps)
+    bias, eps = norm.bias.detach(), norm.eps
+    return lambda x: torch.native_layer_norm(x, shape, weight, bias, eps)[0]
 
 
 def residual_of(residual: Residual) -> Callable[[Tensor, SubLayer], Tensor]:

@@ -3,6 +3,7 @@
 import math
 import mmap
 import sys
+import weakref
 from contextlib import suppress
 from threading import Lock
 
@@ -11,17 +12,48 @@ from torch import Tensor
 
 LARGE = 2**21  # bytes of a page
 AT_ONCE = 2**22  # numbers for which pages are taken together
+KEPT = 2**28  # bytes of used pages that are kept for the next who needs some
 
 
 def in_large_pages(like: Tensor, count: int) -> Tensor:
-    """New memory for so many numbers, in large pages where the system has them."""
+    """Memory for so many numbers, in large pages where the system has them."""
     size = count * like.element_size()
     if sys.platform == "win32" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(count)
-    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without them
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(room, dtype=like.dtype)
+    room = ROOMS.take(size)
+    held = memoryview(room)
+    weakref.finalize(held, ROOMS.give_back, room).atexit = False  # once no tensor lies there
+    return torch.frombuffer(held, dtype=like.dtype, count=count)
+
+
+class Rooms:
+    """Pages that are used again: a system empties new ones first, a tenth of a beam search."""
+
+    def __init__(self) -> None:
+        self.free: list[mmap.mmap] = []
+        self.lock = Lock()
+
+    def take(self, size: int) -> mmap.mmap:
+        """So many bytes, or more."""
+        with self.lock:
+            fitting = [room for room in self.free if size <= len(room) <= 4 * size]
+            if fitting:
+                room = min(fitting, key=len)
+                self.free.remove(room)
+                return room
+            del self.free[:1]  # what fits nobody must not stay for ever
+        room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a system without them
+            room.madvise(mmap.MADV_HUGEPAGE)
+        return room
+
+    def give_back(self, room: mmap.mmap) -> None:
+        """Nobody uses it any more. This may be called at any moment, so it waits for no lock."""
+        if sum(map(len, self.free)) + len(room) <= KEPT:
+            self.free.append(room)
+
+
+ROOMS = Rooms()
 
 
 class Shelf:

@@ -26,17 +26,13 @@ class LeanState:
         self.cache.length = cache.length.new_zeros(rows)
         self.empty = cache.keys
         _, groups, self.limit, d_head = self.empty[0].shape
-        self.keep_past(self.empty[0].new_empty(len(self.empty), 2, rows, groups, 0, d_head))
+        self.past = self.empty[0].new_empty(len(self.empty), 2, rows, groups, 0, d_head)
         self.room = self.spare = self.past.flatten()  # where the past lies, and where it can move
+        self.scores = self.past.flatten()  # where they lie
         self.keep_source(source, None if hidden is None else hidden[:, None])
         self.shared = 1
         self.even = True  # all rows are equally long, so nothing needs hiding
         self.hidden: Tensor | None = None  # B 1 S: slots behind the end of a row
-
-    def keep_past(self, past: Tensor) -> None:
-        """N 2 B G S K. Views are made here, once, and not at every step."""
-        self.past = past
-        self.slots = [(*layer.flatten(1, 2), layer) for layer in past]  # BG S K; BG S K; 2 B G S K
 
     def keep_source(self, source: Tensor | None, hidden: Tensor | None) -> None:
         """Keys and values of all layers, N 2 B/shared G S K, and what is padding in them."""
@@ -88,7 +84,7 @@ class LeanState:
         filled = (..., slice(self.cache.reach), slice(None))
         torch.index_select(self.past[filled], 2, rows, out=new[filled])
         self.room, self.spare = self.spare, self.room
-        self.keep_past(new)
+        self.past = new
 
     def clear(self, count: int) -> None:
         """The next slots; what was in memory could be NaN, which no mask can hide."""
@@ -103,17 +99,32 @@ class LeanState:
         if not self.even:
             self.clear(1)
             self.hidden = ~cache.mask()[:, 0]
+        self.open_slots()
         return cache.positions[:, 0]
 
+    def open_slots(self) -> None:
+        """Where each layer will write and look, found for all of them at once."""
+        slot = self.cache.reach
+        rows = self.past.select(4, slot) if self.even else self.past
+        keys, values = self.past.narrow(4, 0, slot + 1).flatten(2, 3).unbind(1)  # N BG S K
+        self.slots = [*zip(keys.mT, values, rows.transpose(1, 2), strict=True)]
+
     def append(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values (B 2G K); return them with the past, BG S K."""
-        keys, values, both = self.slots[layer]
-        slot, new = self.cache.reach, new.view(len(new), 2, -1, new.size(2))
+        """Write the new keys and values (B 2G K); return turned keys and values with the past."""
+        turned_keys, values, rows = self.slots[layer]  # BG K S, BG S K
+        new = new.view(new.size(0), 2, -1, new.size(2))
         if self.even:
-            both.select(3, slot).copy_(new.transpose(0, 1))
+            rows.copy_(new)
         else:
-            both[:, torch.arange(len(new)), :, self.cache.positions[:, 0]] = new
-        return keys.narrow(1, 0, slot + 1), values.narrow(1, 0, slot + 1)
+            rows[torch.arange(new.size(0)), :, :, self.cache.positions[:, 0]] = new
+        return turned_keys, values
+
+    def room_for_scores(self, vocab: int) -> Tensor:
+        """B V. To be given new memory at every step would take a tenth of a beam search's time."""
+        shape = self.cache.length.size(0), vocab
+        if self.scores.numel() < math.prod(shape):
+            self.scores = in_large_pages(self.past, math.prod(shape))
+        return self.scores[: math.prod(shape)].view(shape)
 
     def close(self) -> None:
         """Count the token just read in every row."""

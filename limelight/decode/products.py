@@ -44,10 +44,11 @@ class Product:
     """
 
     def __init__(self, *parts: nn.Linear | Classifier, shrink: int = 1) -> None:
-        weights: list[Tensor] = [part.weight for part in parts]
-        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
+        weights = [part.weight.detach() for part in parts]
+        biases = [part.bias.detach() for part in parts if part.bias is not None]
         self.weight = torch.cat(weights) if len(weights) > 1 or shrink > 1 else weights[0]  # out in
         self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
+        self.bias_row = self.bias[None]  # as wide as a result, which spares a step
         outputs, inputs = self.weight.shape
         self.narrowing = outputs < inputs
         self.widening = outputs > inputs
@@ -55,13 +56,15 @@ class Product:
             for values in (self.weight, self.bias):
                 values[: len(weights[0])] /= math.sqrt(shrink)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The result may be put into `out`, if there is one."""
         if x.size(0) == 1:
-            return torch.addmm(self.bias, x, self.for_one)
+            return torch.addmm(self.bias_row, x, self.for_one)
         if x.dtype == torch.float32 and ONEDNN is not None:
             return ONEDNN(x, self.packed, self.bias, "none", [], "")
         if self.widening and x.size(0) * self.bias.size(0) > MUCH:
-            return torch.mm(torch.cat([x, x.new_ones(x.size(0), 1)], dim=1), self.turned_with_bias)
+            with_one = torch.cat([x, x.new_ones(x.size(0), 1)], dim=1)
+            return torch.mm(with_one, self.turned_with_bias, out=out)
         return torch.addmm(self.bias, x, self.turned)
 
     def onto(self, x: Tensor, inner: Tensor) -> Tensor:
@@ -112,7 +115,7 @@ class Int8Product(Product):
         self.kernel = torch.ops.quantized.linear_prepack(rounded, self.bias)
         del self.weight
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         # Seven bits for x: older processors overflow with eight.
         return INT8(x, self.kernel, reduce_range=True)
 

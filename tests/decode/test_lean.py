@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+import limelight.decode.pages
 from limelight.decode.lean import Lean, lean
-from limelight.decode.pages import AT_ONCE, Shelf, in_large_pages
+from limelight.decode.pages import AT_ONCE, Rooms, Shelf, in_large_pages
 from limelight.decode.past import LeanState
 from limelight.decode.products import Product
 from limelight.errors import UserError
@@ -107,7 +108,7 @@ def test_a_forgotten_selection_is_noticed(monkeypatch, kept):
         before = self.past.clone(), self.cache.length, self.source
         select(self, rows)
         if kept == "past" and len(rows) <= before[0].size(2):
-            self.keep_past(before[0][:, :, : len(rows)])
+            self.past = before[0][:, :, : len(rows)]
         if kept == "length" and len(rows) <= len(before[1]):
             self.cache.length = before[1][: len(rows)]
         if kept == "source" and self.source.size(2) <= before[2].size(2):
@@ -263,6 +264,48 @@ def test_large_pages_are_ordinary_memory(count):
     assert torch.equal(numbers.fill_(3).view(-1, 1).sum(), torch.tensor(3.0 * count).double())
 
 
+@pytest.fixture
+def rooms(monkeypatch):
+    monkeypatch.setattr("limelight.decode.pages.ROOMS", Rooms())
+    return limelight.decode.pages.ROOMS
+
+
+def test_pages_are_used_again_once_no_tensor_lies_in_them(rooms):
+    like, count = torch.empty(1), 2**20
+    first = in_large_pages(like, count).fill_(1)
+    view, where = first.view(4, -1)[2], first.data_ptr()
+    del first
+    second = in_large_pages(like, count).fill_(2)
+    assert second.data_ptr() != where
+    assert view.eq(1).all()
+    del view
+    third = in_large_pages(like.double(), count // 2 - 7).fill_(3)
+    assert third.data_ptr() == where
+    assert third.numel() == count // 2 - 7
+    assert second.eq(2).all()
+
+
+def test_few_pages_are_kept_and_none_for_ever_that_fit_nobody(rooms, monkeypatch):
+    monkeypatch.setattr("limelight.decode.pages.KEPT", 2**23)
+    like = torch.empty(1)
+    small, large = in_large_pages(like, 2**19), in_large_pages(like, 2**22)
+    del small, large
+    assert [len(room) for room in rooms.free] == [2**21]
+    much = in_large_pages(like, 2**22)
+    assert much.numel() == 2**22
+    assert rooms.free == []
+
+
+def test_scores_are_a_states_own_until_its_next_step():
+    _, fast, _, state = sides("encoder-decoder")
+    other = begin(fast, tokens(4, 7), None)
+    new = tokens(4, 1)
+    scores = fast.step(new, state)
+    kept = scores.clone()
+    fast.step(new, other)
+    assert torch.equal(scores, kept)
+
+
 @pytest.mark.parametrize("kernel", [ONEDNN_LINEAR, None], ids=["onednn", "torch"])
 @pytest.mark.parametrize(("inputs", "outputs"), [(24, 24), (24, 56), (40, 24), (24, 1000)])
 @pytest.mark.parametrize("rows", [1, 2, 7, 300])
@@ -274,6 +317,8 @@ def test_a_product_is_a_linear_layer_with_any_kernel(monkeypatch, kernel, inputs
     with torch.no_grad():
         product, truth = Product(layer), layer(x)
         torch.testing.assert_close(product(x), truth, rtol=1e-5, atol=1e-5)
+        with_room = product(x, torch.full_like(truth, math.nan))
+        torch.testing.assert_close(with_room, truth, rtol=1e-5, atol=1e-5)
         before = onto.clone()
         torch.testing.assert_close(product.onto(onto, x), onto + truth, rtol=1e-5, atol=1e-5)
         assert torch.equal(onto, before)
