@@ -3,6 +3,8 @@
 And what scores have in common, their softmax, without a second place for so many numbers.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,17 @@ def likeliest(logits: Tensor) -> Tensor:
     rows, vocab = logits.shape
     if rows < 4 or vocab < 2 * BLOCK or not logits.is_cpu:
         return logits.argmax(dim=1)
-    starts = torch.arange(0, vocab, BLOCK).clamp(max=vocab - BLOCK)  # the last block may overlap
-    begin = starts[peaks_of(logits, BLOCK).argmax(dim=1)][:, None]
-    inside = logits.gather(1, begin + torch.arange(BLOCK))
-    return begin[:, 0] + inside.argmax(dim=1)
+    members = blocks_of(vocab).index_select(0, peaks_of(logits, BLOCK).argmax(dim=1))
+    inside = logits.gather(1, members).argmax(dim=1, keepdim=True)
+    return members.gather(1, inside)[:, 0]
+
+
+@lru_cache(maxsize=16)
+def blocks_of(vocab: int) -> Tensor:
+    """Which tokens are in which block, W BLOCK; the last one ends with the last token."""
+    with torch.inference_mode(mode=False):  # what is made in it could not be used outside of it
+        starts = torch.arange(0, vocab, BLOCK).clamp(max=vocab - BLOCK)
+        return starts[:, None] + torch.arange(BLOCK)
 
 
 def highest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

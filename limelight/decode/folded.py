@@ -25,10 +25,10 @@ class Folded(NamedTuple):
     length: int  # S
 
     def onto(self, x: Tensor, normed: Tensor) -> Tensor:
-        """M D: what a layer's cross-attention adds to x."""
+        """M D: what a layer's cross-attention adds to x; it is written over x."""
         scores = torch.addmm(self.asking_bias, normed, self.asking)
         shares = scores.view(-1, self.length).softmax(dim=-1)  # MH S
-        return torch.addmm(x, shares.view_as(scores), self.answering)
+        return x.addmm_(shares.view_as(scores), self.answering)
 
 
 def fold(query: Product, output: Product, keys: Tensor, values: Tensor) -> Folded:

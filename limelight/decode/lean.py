@@ -33,6 +33,10 @@ from limelight.model.layers import FeedForward, Layer, Residual
 from limelight.model.positions import LearnedPositions, positions_of, rotation
 from limelight.model.stack import Embedding, Stack
 
+# Torch's ways for short rows are slow, below 16 numbers in a softmax and 400 products in a `bmm`;
+# there are others, which pay for many rows.
+FEW, VERY_FEW, MANY = 16, 7, 64
+
 Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
 SubLayer = Callable[[Tensor, Tensor], Tensor]  # x and what it is to read of it: x and what it adds
 
@@ -284,7 +288,12 @@ def gather(q: Tensor, turned_keys: Tensor, values: Tensor, hidden: Tensor | None
     """Equation 1; the queries are already divided by sqrt(d_k)."""
     scores = torch.bmm(q, turned_keys)
     if hidden is not None:
-        scores.view(len(hidden), -1, values.size(1)).masked_fill_(hidden, -math.inf)
+        scores.view(hidden.size(0), -1, values.size(1)).masked_fill_(hidden, -math.inf)
+    if q.size(1) == 1 and values.size(1) < FEW and q.size(0) >= MANY:
+        shares = scores.mT.softmax(dim=1)  # the same numbers by another way through torch
+        if values.size(1) < VERY_FEW:
+            return (shares * values).sum(dim=1, keepdim=True)
+        return torch.bmm(shares.mT, values)
     return torch.bmm(scores.softmax(dim=-1), values)
 
 

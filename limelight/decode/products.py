@@ -68,12 +68,12 @@ class Product:
         return torch.addmm(self.bias, x, self.turned)
 
     def onto(self, x: Tensor, inner: Tensor) -> Tensor:
-        """x + inner W + b: what a sub-layer adds to what it was given."""
+        """x + inner W + b: what a sub-layer adds to what it was given; it is written over x."""
         if x.size(0) == 1:
-            return torch.add(x, self.bias).addmm_(inner, self.for_one)
+            return x.add_(self.bias).addmm_(inner, self.for_one)
         if x.dtype == torch.float32 and ONEDNN is not None:
-            return self(inner).add_(x)
-        return torch.add(x, self.bias).addmm_(inner, self.turned)
+            return x.add_(self(inner))
+        return x.add_(self.bias).addmm_(inner, self.turned)
 
     @cached_property
     def packed(self) -> Tensor:
@@ -120,8 +120,8 @@ class Int8Product(Product):
         return INT8(x, self.kernel, reduce_range=True)
 
     def onto(self, x: Tensor, inner: Tensor) -> Tensor:
-        """x + inner W + b."""
-        return self(inner).add_(x)
+        """x + inner W + b, written over x."""
+        return x.add_(self(inner))
 
 
 def choose_product(int8: bool, dtype: torch.dtype) -> type[Product]:

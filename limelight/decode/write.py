@@ -258,11 +258,11 @@ class Writing:
 
 def choose(logits: Tensor, texts: Sequence[Text]) -> Tensor:
     """The next token of each text, B; those with the same settings are chosen together."""
+    if len({id(text.config) for text in texts}) == 1:
+        return choose_alike(logits, texts)
     alike: dict[int, list[int]] = {}
     for place, text in enumerate(texts):
         alike.setdefault(id(text.config), []).append(place)
-    if len(alike) == 1:
-        return choose_alike(logits, texts)
     tokens = torch.zeros(len(texts), dtype=torch.long, device=logits.device)
     for places in alike.values():
         where = torch.tensor(places, device=logits.device)
@@ -277,7 +277,7 @@ def choose_alike(logits: Tensor, texts: Sequence[Text]) -> Tensor:
         history = history_of([text.read for text in texts], logits.device)
         logits = discourage(logits, history, config)
     for place, text in enumerate(texts):
-        if banned := text.excluded.banned(text.written):
+        if text.excluded.words and (banned := text.excluded.banned(text.written)):
             logits = logits.clone() if logits is own else logits
             logits[place, banned] = BANNED
     luck = [text.next_luck() for text in texts] if config.temperature else []
