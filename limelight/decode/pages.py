@@ -18,7 +18,7 @@ KEPT = 2**28  # bytes of used pages that are kept for the next who needs some
 def in_large_pages(like: Tensor, count: int) -> Tensor:
     """Memory for so many numbers, in large pages where the system has them."""
     size = count * like.element_size()
-    if sys.platform == "win32" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if sys.platform != "linux" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(count)
     room = ROOMS.take(size)
     held = memoryview(room)
@@ -42,6 +42,7 @@ class Rooms:
                 self.free.remove(room)
                 return room
             del self.free[:1]  # what fits nobody must not stay for ever
+        assert sys.platform == "linux"  # others have no such pages
         room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a system without them
             room.madvise(mmap.MADV_HUGEPAGE)
