@@ -42,7 +42,8 @@ class Rooms:
                 self.free.remove(room)
                 return room
             del self.free[:1]  # what fits nobody must not stay for ever
-        assert sys.platform == "linux"  # others have no such pages
+        if sys.platform != "linux":
+            raise AssertionError("no other system has such pages")
         room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a system without them
             room.madvise(mmap.MADV_HUGEPAGE)
