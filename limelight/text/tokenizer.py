@@ -33,7 +33,7 @@ Kind = Literal["bpe", "word", "char", "uncased"]
 SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
 SMALLEST = len(SPECIAL) + len(ALPHABET)  # no vocabulary can be smaller
-LARGEST = 7_000_000  # bytes of a `tokenizer.json`: some 200,000 tokens
+LARGEST = 6_000_000  # bytes of a `tokenizer.json`: some 170,000 tokens
 LONG = 5000  # characters: a longer text goes to the library in parts, so that time stays linear
 AT_ONCE = 300_000  # characters in one call: enough for all cores, little memory
 
@@ -87,7 +87,13 @@ class Tokenizer:
         vocabulary = {
             piece: i for i, piece in enumerate([*map(special, names), *ALPHABET, *pieces])
         }
-        return cls(assemble(kind, vocabulary, merges))
+        core = assemble(kind, vocabulary, merges)
+        if (size := len(core.to_str().encode())) > LARGEST:
+            raise UserError(
+                f"vocab={vocab} is too large: such a tokenizer.json of {size:,} bytes would not be "
+                f"read again, which is done up to {LARGEST:,}; ask for a smaller tokenizer.vocab"
+            )
+        return cls(core)
 
     @classmethod
     def load(cls, path: Path, most: int = LARGEST) -> "Tokenizer":

@@ -20,7 +20,7 @@ from limelight.recipe import parse_recipe, write_recipe
 from limelight.run.commit import MANIFEST, commit, seal
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS
-from limelight.text.tokenizer import Tokenizer
+from limelight.text.tokenizer import LARGEST, Tokenizer
 from tests.training.processes import ROOT, SECONDS, process
 
 RECIPE = """
@@ -289,7 +289,7 @@ TOKENIZER_CASES = {
     "another decoder": (edit_tokenizer(lambda told: told.update(decoder=REPLACE)), "other parts"),
     "a gigantic vocabulary": (
         edit_tokenizer(
-            lambda told: told["model"]["vocab"].update({f"ab{i}": i for i in range(300, 350_000)})
+            lambda told: told["model"]["vocab"].update({f"ab{i}": i for i in range(300, 250_000)})
         ),
         "may have only 300",
     ),
@@ -302,7 +302,7 @@ TOKENIZER_CASES = {
         "may have only 300",
     ),
     "a gigantic list": (
-        lambda run: (run / "tokenizer.json").write_text("[" + "[]," * 2_333_000 + "[]]"),
+        lambda run: (run / "tokenizer.json").write_text("[" + "[]," * (LARGEST // 3 - 2) + "[]]"),
         "is not a tokenizer",
     ),
     "a hundred megabytes of it": (

@@ -191,6 +191,19 @@ def test_the_vocabulary_is_bounded(kind):
         Tokenizer.train(kind, CORPUS, 260)
 
 
+@kinds
+def test_what_would_not_be_read_again_is_not_learned(kind, monkeypatch, tmp_path):
+    size = len(TOKENIZERS[kind].core.to_str().encode())
+    monkeypatch.setattr("limelight.text.tokenizer.LARGEST", size)
+    Tokenizer.train(kind, CORPUS, 400, tags=["de", "fr"]).save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path / "tokenizer.json").hash == TOKENIZERS[kind].hash
+    monkeypatch.setattr("limelight.text.tokenizer.LARGEST", size - 1)
+    with pytest.raises(UserError, match=f"vocab=400 is too large.*{size:,} bytes"):
+        Tokenizer.train(kind, CORPUS, 400, tags=["de", "fr"])
+    with pytest.raises(UserError, match="too large"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     for name, content in (("a.json", "{}"), ("b.json", "nonsense"), ("c.json", "")):
         (tmp_path / name).write_text(content)
