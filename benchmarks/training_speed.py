@@ -35,9 +35,9 @@ from limelight.run.folder import RunFolder
 from limelight.text.batches import Batches, EpochPlan
 from limelight.text.examples import Pairs, Rows, Texts
 from limelight.training.config import TrainConfig
-from limelight.training.loop import Trainer, Turn, take_step
 from limelight.training.objective import Learner, to_device
 from limelight.training.report import Report
+from limelight.training.step import Trainer, Turn, take_step
 from limelight.training.workers import Workers
 
 S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab": 8000}

@@ -38,9 +38,10 @@ from limelight.text.corpora import read_split
 from limelight.text.named import described, resolve
 from limelight.text.readers import Tally
 from limelight.training.device import choose_precision
-from limelight.training.loop import Trainer, evaluate
+from limelight.training.loop import evaluate
 from limelight.training.objective import Learner
 from limelight.training.report import Report
+from limelight.training.step import Trainer
 from limelight.training.workers import join
 
 SPLITS = ("train", "valid", "test")

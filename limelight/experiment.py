@@ -44,10 +44,11 @@ from limelight.training.fitting import (
     largest_that_fits,
     memory_of_machine,
 )
-from limelight.training.loop import Trainer, fit
+from limelight.training.loop import fit
 from limelight.training.objective import Learner, to_device
 from limelight.training.optimizer import freeze
 from limelight.training.report import Report
+from limelight.training.step import Trainer
 from limelight.training.workers import Workers, join
 
 ANSWERED_WHILE_TRAINING = 200  # of the validation sources; `evaluate` asks for all

@@ -13,8 +13,9 @@ from limelight.run.log import read_log, without_timing
 from limelight.text.config import DataConfig
 from limelight.text.tokenizer import TokenizerConfig
 from limelight.training.config import TrainConfig
-from limelight.training.loop import Trainer, fit
+from limelight.training.loop import fit
 from limelight.training.report import Report
+from limelight.training.step import Trainer
 from limelight.training.workers import join
 
 Settings = dict[str, Any]

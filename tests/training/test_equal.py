@@ -9,10 +9,11 @@ import torch
 from limelight.run.folder import RunFolder
 from limelight.text.examples import Pairs
 from limelight.training.config import TrainConfig
-from limelight.training.loop import Trainer, fit
+from limelight.training.loop import fit
 from limelight.training.loss import Score
 from limelight.training.objective import Learner
 from limelight.training.report import Report
+from limelight.training.step import Trainer
 from limelight.training.workers import Workers
 from tests.model.samples import VOCAB, small
 

@@ -12,10 +12,10 @@ from limelight.run.folder import RunFolder
 from limelight.text.examples import Masked, Pairs
 from limelight.training import repeater
 from limelight.training.config import TrainConfig
-from limelight.training.loop import Trainer, Turn, can_be_repeated, take_step
 from limelight.training.objective import Learner, write_out_attention
 from limelight.training.repeater import Repeater, shape_of
 from limelight.training.report import Report
+from limelight.training.step import Trainer, Turn, can_be_repeated, take_step
 from limelight.training.workers import Workers
 
 SIZES = {"vocab": 50, "layers": 2, "d_model": 32, "heads": 4}

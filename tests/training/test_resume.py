@@ -17,6 +17,7 @@ from limelight.run.commit import MANIFEST
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
 from limelight.training.checkpoint import OPTIMIZER, STATE, State, read_state
+from limelight.training.step import seed_dropout
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
 STEPS = 60
@@ -181,7 +182,7 @@ def test_asked_to_leave_before_the_first_step_it_can_still_go_on(tmp_path, monke
 
 def test_dropout_is_drawn_anew_for_every_seed_step_and_share():
     def drawn(*place):
-        loop.seed_dropout(torch.device("cpu"), *place)
+        seed_dropout(torch.device("cpu"), *place)
         return torch.rand(4).tolist()
 
     places = [(seed, step, share) for seed in (1, 2, 12) for step in (1, 2, 11) for share in (0, 1)]
@@ -239,7 +240,7 @@ def test_a_proof_is_refused_to_many_processes(tmp_path, monkeypatch):
 
 def test_a_proof_that_fails_says_so(tmp_path, monkeypatch):
     """The control: dropout that is drawn from where the process happens to stand."""
-    monkeypatch.setattr(loop, "seed_dropout", lambda *_: None)
+    monkeypatch.setattr("limelight.training.step.seed_dropout", lambda *_: None)
     with pytest.raises(FailedError, match="a resumed run differs"):
         verify_resume(tiny(), tmp_path)
     assert json.loads((tmp_path / "resume-certificate.json").read_text())["equal"] is False
