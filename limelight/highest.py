@@ -43,11 +43,16 @@ def log_softmax_over(logits: Tensor) -> Tensor:
 
 def peaks_of(logits: Tensor, block: int) -> Tensor:
     """The highest score of every block of tokens, B W; the last one ends with the last token."""
-    whole = logits.size(1) // block
-    peaks = logits[:, : whole * block].view(-1, whole, block).amax(dim=2)
-    if whole * block == logits.size(1):
+    peaks = peaks_of_whole(logits, block)
+    if logits.size(1) % block == 0:
         return peaks
     return torch.cat([peaks, logits[:, -block:].amax(dim=1, keepdim=True)], dim=1)
+
+
+def peaks_of_whole(logits: Tensor, block: int) -> Tensor:
+    """The same without the tokens behind the last whole block."""
+    whole = logits.size(1) // block
+    return logits[:, : whole * block].view(-1, whole, block).amax(dim=2)
 
 
 def shortlist(logits: Tensor, count: int, block: int = 64) -> tuple[Tensor, Tensor]:
@@ -60,7 +65,7 @@ def shortlist(logits: Tensor, count: int, block: int = 64) -> tuple[Tensor, Tens
     whole = vocab // block
     if whole <= count or not logits.is_cpu:
         return logits, torch.arange(vocab, device=logits.device).expand_as(logits)
-    peaks = logits[:, : whole * block].view(rows, whole, block).amax(dim=2)
+    peaks = peaks_of_whole(logits, block)
     begin = peaks.topk(count, dim=1, sorted=False).indices[..., None] * block
     tokens = (begin + torch.arange(block)).flatten(1)
     if whole * block < vocab:

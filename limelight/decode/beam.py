@@ -23,6 +23,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.later import read_later, sent
 from limelight.decode.phrases import Excluded, Included
 from limelight.decode.request import (
+    DAMAGED,
     Request,
     Stepper,
     Written,
@@ -294,6 +295,8 @@ class Search:
     def collect(self, step: Found) -> None:
         """Keep the texts that were found, and note what the others may come to."""
         found, texts, logprobs, hopes = step.read()
+        if hopes.isnan().any():
+            raise UserError(DAMAGED)
         penalty = length_penalty(step.length, self.config.length_penalty)
         for beam, place in found.nonzero().tolist():
             text, numbers = texts[beam, place].tolist(), logprobs[beam, place].tolist()

@@ -25,6 +25,7 @@ from limelight.decode.folded import fold
 from limelight.decode.pages import in_large_pages
 from limelight.decode.past import LeanState
 from limelight.decode.products import Product, choose_product
+from limelight.errors import UserError
 from limelight.model.attention import may_see
 from limelight.model.cache import Cache
 from limelight.model.decoder_only import DecoderOnly
@@ -33,8 +34,8 @@ from limelight.model.layers import FeedForward, Layer, Residual
 from limelight.model.positions import LearnedPositions, positions_of, rotation
 from limelight.model.stack import Embedding, Stack
 
-# Torch's ways for short rows are slow, below 16 numbers in a softmax and 400 products in a `bmm`;
-# there are others, which pay for many rows.
+# Torch's ways for short rows are slow, below 16 numbers in a softmax and 400 products in a `bmm`
+# (7 positions, where heads have 64 numbers); there are others, which pay for many rows.
 FEW, VERY_FEW, MANY = 16, 7, 64
 
 Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
@@ -50,6 +51,10 @@ def lean(model: Any, int8: bool = False) -> Any:
     kinds = {EncoderDecoder: LeanEncoderDecoder, DecoderOnly: LeanDecoderOnly}
     kind = kinds.get(type(model))
     if kind is None:
+        if int8:
+            raise UserError(
+                f"int8 is for Transformers, and this model is {model.config.family}: use float32"
+            )
         return model
     weight = model.classifier.weight
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.float64):
@@ -59,7 +64,7 @@ def lean(model: Any, int8: bool = False) -> Any:
 
 
 class Lean:
-    """A model that writes: what it has learned by now, without dropout."""
+    """A model that writes, with what it has learned by now. It is one in use: in `eval()`."""
 
     def __init__(self, model: EncoderDecoder | DecoderOnly, product: type[Product]) -> None:
         self.model = model
@@ -193,17 +198,20 @@ class LeanEmbedding:
         self.table, self.scale = embedding.tokens.weight.detach(), embedding.scale
         self.positions = embedding.positions
         self.places: Tensor = self.table[:0]
+        self.ahead = 2  # so many times what is needed now is made
         if isinstance(self.positions, LearnedPositions):
-            self.places = self.positions.weight.detach()
+            self.places, self.ahead = self.positions.weight.detach(), 1
 
     def __call__(self, tokens: Tensor, positions: Tensor | int, beyond: int) -> Tensor:
         """M D, of tokens at positions before `beyond`, or all at one."""
         x = torch.embedding(self.table, tokens)
         if self.positions is None:
             return x * self.scale
-        if beyond > self.places.size(0):  # make more of them than needed now
-            self.places = self.positions(torch.arange(2 * beyond), x.dtype)
-        return torch.add(self.places[positions], x, alpha=self.scale)
+        places = self.places  # other threads may put a new table there
+        if beyond > len(places):
+            places = self.positions(torch.arange(self.ahead * beyond), x.dtype)
+            self.places = places
+        return torch.add(places[positions], x, alpha=self.scale)
 
 
 class LeanLayer:

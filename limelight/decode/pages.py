@@ -42,9 +42,11 @@ class Rooms:
                 self.free.remove(room)
                 return room
             del self.free[:1]  # what fits nobody must not stay for ever
-        if sys.platform != "linux":
-            raise AssertionError("no other system has such pages")
-        room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            room = new_pages(size)
+        except MemoryError:
+            self.free.clear()
+            room = new_pages(size)
         with suppress(OSError):  # a system without them
             room.madvise(mmap.MADV_HUGEPAGE)
         return room
@@ -53,6 +55,16 @@ class Rooms:
         """Nobody uses it any more. This may be called at any moment, so it waits for no lock."""
         if sum(map(len, self.free)) + len(room) <= KEPT:
             self.free.append(room)
+
+
+def new_pages(size: int) -> mmap.mmap:
+    """So many bytes from the system."""
+    if sys.platform != "linux":  # a type checker does not know that nobody asks there
+        raise AssertionError("no other system has such pages")
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no {size:,} bytes are left") from error
 
 
 ROOMS = Rooms()

@@ -31,7 +31,7 @@ class LeanState:
         self.scores = self.past.flatten()  # where they lie
         self.keep_source(source, None if hidden is None else hidden[:, None])
         self.shared = 1
-        self.even = True  # all rows are equally long, so nothing needs hiding
+        self.even = True  # all rows are known to be equally long, so nothing needs hiding
         self.hidden: Tensor | None = None  # B 1 S: slots behind the end of a row
 
     def keep_source(self, source: Tensor | None, hidden: Tensor | None) -> None:
@@ -57,6 +57,7 @@ class LeanState:
         if self.source is not None:
             per_row = self.source.repeat_interleave(self.shared, dim=2)
             cache.memory = [(k, v) for k, v in per_row]
+        cache.memory_mask = None
         if self.source_hidden is not None:
             cache.memory_mask = ~self.source_hidden.repeat_interleave(self.shared, 0)[:, None]
         self.even = False  # not known; `open` will look
@@ -82,7 +83,8 @@ class LeanState:
             self.spare = in_large_pages(self.past, size // slots * later)
         new = self.spare[:size].view(shape)
         filled = (..., slice(self.cache.reach), slice(None))
-        torch.index_select(self.past[filled], 2, rows, out=new[filled])
+        if self.past.size(2):
+            torch.index_select(self.past[filled], 2, rows, out=new[filled])
         self.room, self.spare = self.spare, self.room
         self.past = new
 
@@ -151,14 +153,19 @@ class LeanState:
             self.keep_source(source[:, :, wanted], None if hidden is None else hidden[wanted])
 
     def put(self, other: "LeanState", places: Tensor) -> None:
-        """Put the rows of another state into these places: over a row, or behind the last one."""
+        """Put the rows of another state into these places: over a row, or behind the last one.
+
+        Memory is asked for first: if there is none, everything is as it was.
+        """
         cache, end = self.cache, other.cache.reach
         before, rows = cache.reach, len(cache.length)
         more = max(0, max(places.tolist(), default=-1) + 1 - rows)
+        sources = None if self.source is None else self.sources_with(other, places, more)
         if other.limit > self.limit:
             self.empty, self.limit = other.empty, other.limit
         if more or end > self.past.size(4):
-            every = torch.arange(rows + more).clamp(max=rows - 1)  # new places are filled below
+            every = torch.arange(rows + more)
+            every[rows:] = 0  # any: new places are filled below
             self.move(every, max(end, self.past.size(4)))
         cache.length = padded(cache.length, 0, more)
         cache.length[places] = other.cache.length
@@ -167,11 +174,14 @@ class LeanState:
         self.past[:, :, places, :, :end] = other.past[..., :end, :]
         self.past[:, :, places, :, end : cache.reach] = 0
         self.even = bool((cache.length == cache.reach).all())
-        if self.source is not None:
-            self.put_sources(other, places, more)
+        if sources is not None:
+            self.shared = 1
+            self.keep_source(*sources)
 
-    def put_sources(self, other: "LeanState", places: Tensor, more: int) -> None:
-        """The same for what the rows look at; the shorter sources get padding, which is hidden."""
+    def sources_with(
+        self, other: "LeanState", places: Tensor, more: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """What all rows will look at; the shorter sources get padding, which is hidden."""
         (mine, unseen), (new, new_unseen) = self.each_its_source(), other.each_its_source()
         length = max(mine.size(4), new.size(4))
         mine = padded(padded(mine, 4, length - mine.size(4)), 2, more)
@@ -180,8 +190,7 @@ class LeanState:
         hidden[: len(unseen), :, : unseen.size(2)] = unseen
         hidden[places] = True
         hidden[places, :, : new.size(4)] = new_unseen
-        self.shared = 1
-        self.keep_source(mine, hidden if hidden.any() else None)
+        return mine, hidden if hidden.any() else None
 
     def each_its_source(self) -> tuple[Tensor, Tensor]:
         """The sources with one copy for each row, N 2 B G S K, and what is padding there, B 1 S."""

@@ -4,7 +4,7 @@ import math
 import subprocess
 import sys
 import warnings
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from limelight.errors import UserError
 from limelight.model.stack import Classifier
 
 MUCH = 2**18  # numbers: to copy a bias into each row of a result first takes time then
-INT8 = torch.ops.quantized.linear_dynamic.default
 PROBE = """
 import torch
 weight, scales = torch.ones(256, 256), torch.ones(256)
@@ -112,16 +111,24 @@ class Int8Product(Product):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch will rename this some day
             rounded = torch.quantize_per_channel(self.weight, scales, zeros, 0, torch.qint8)
+        self.multiply = torch.ops.quantized.linear_dynamic.default
         self.kernel = torch.ops.quantized.linear_prepack(rounded, self.bias)
         del self.weight
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         # Seven bits for x: older processors overflow with eight.
-        return INT8(x, self.kernel, reduce_range=True)
+        return self.multiply(x, self.kernel, reduce_range=True)
 
     def onto(self, x: Tensor, inner: Tensor) -> Tensor:
         """x + inner W + b, written over x."""
         return x.add_(self(inner))
+
+
+@lru_cache
+def runs(program: str) -> bool:
+    """Whether it does, in a process of its own: what a processor announces and lacks ends one."""
+    tried = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    return tried.returncode == 0
 
 
 def choose_product(int8: bool, dtype: torch.dtype) -> type[Product]:
@@ -132,7 +139,6 @@ def choose_product(int8: bool, dtype: torch.dtype) -> type[Product]:
         raise UserError(
             f"int8 is made from float32, and this model is in {dtype}: convert it first"
         )
-    tried = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False)
-    if tried.returncode:  # processors that announce what they do not have end a process
+    if not runs(PROBE):
         raise UserError("int8 does not work on this CPU with this torch: choose float32")
     return Int8Product

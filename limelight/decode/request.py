@@ -36,7 +36,10 @@ class Stepper(Protocol):
         """The state from which `step` writes."""
 
     def step(self, tokens: Tensor, state: Any, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        """Read the next tokens (B T, padded on the right); score the one that follows them, B V.
+
+        A search may write over the scores, and the model may at its next step.
+        """
 
 
 @dataclass(frozen=True)

@@ -133,15 +133,16 @@ class Writing:
             logits, state = begin(self.model, requests, self.tokenizer.pad)
             tokens = choose(logits, texts)
         rows = range(self.joined, self.joined + len(texts))
+        first = [] if short else [tell(rows, texts, logits, tokens)]
+        self.take_in(rows, state, tokens, room_for(requests))
+        # Now nothing can fail any more: had there been no memory, all would be as it was.
         self.joined = rows.stop
         self.texts.update(zip(rows, texts, strict=True))
         self.active.update(rows)
+        self.first += first
         if short:
             for text in texts:
                 text.length = 0
-        else:
-            self.first.append(self.tell(rows, logits, tokens))
-        self.take_in(rows, state, tokens, room_for(requests))
         return rows
 
     def take_in(self, rows: range, state: Any, tokens: Tensor, room: int) -> None:
@@ -154,15 +155,15 @@ class Writing:
         free = [place for place, row in enumerate(self.rows) if row not in self.active]
         behind = range(len(self.rows), len(self.rows) + len(rows))
         places = [*free, *behind][: len(rows)]
+        where = torch.tensor(places, device=tokens.device)
+        self.state.put(state, where)
         self.forget(self.rows[place] for place in free[: len(rows)])
         self.rows += [0] * max(0, len(rows) - len(free))
         # A copy: they may lie where another batch will write, once this one has moved.
         self.tokens = padded(self.tokens.clone(), 0, len(self.rows) - len(self.tokens))
         for place, row in zip(places, rows, strict=True):
             self.rows[place] = row
-        where = torch.tensor(places, device=tokens.device)
         self.tokens[where] = tokens
-        self.state.put(state, where)
         self.room = max(self.room, room)
 
     def forget(self, rows: Iterable[int]) -> None:
@@ -198,7 +199,7 @@ class Writing:
             return
         logits = self.model.step(self.tokens[:, None], self.state)
         self.tokens = choose(logits, texts)
-        self.underway.append(self.tell([*self.rows], logits, self.tokens))
+        self.underway.append(tell([*self.rows], texts, logits, self.tokens))
 
     def take_likeliest(self, texts: Sequence[Text]) -> Told:
         """A step after which nobody needs the scores of all tokens."""
@@ -213,11 +214,6 @@ class Writing:
             return [tokens.long(), logprobs]
 
         return Told([*self.rows], read)
-
-    def tell(self, rows: Sequence[int], logits: Tensor, tokens: Tensor) -> Told:
-        """What has been chosen for these rows."""
-        top = max((self.texts[row].request.top for row in rows), default=0)
-        return Told(rows, read_later(tokens, *logprobs_of(logits, tokens, top)))
 
     def note(self, told: Told) -> list[Event]:
         """What was written, as far as somebody waits for it."""
@@ -286,6 +282,12 @@ def choose_alike(logits: Tensor, texts: Sequence[Text]) -> Tensor:
     if not luck:
         return likeliest(logits)
     return draw(logits, sent(torch.stack(luck), logits.device), config)
+
+
+def tell(rows: Sequence[int], texts: Sequence[Text], logits: Tensor, tokens: Tensor) -> Told:
+    """What has been chosen for these rows, which are of these texts."""
+    top = max((text.request.top for text in texts), default=0)
+    return Told(rows, read_later(tokens, *logprobs_of(logits, tokens, top)))
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> list[Tensor]:

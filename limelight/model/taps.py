@@ -195,6 +195,8 @@ class Recorder:
         self, name: str, _: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]
     ) -> None:
         value = output[0] if isinstance(output, tuple) else output
+        if name == "logits":
+            value = value.clone()  # whoever asked for them may write over them
         self.values[name] = self.keep(name, value)
 
     def _watch(self, names: dict[str, str]) -> Callable[[str, Tensor], Tensor]:

@@ -10,6 +10,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
 from limelight.decode.fixed import Fixed
 from limelight.decode.lean import lean
+from limelight.decode.past import LeanState
 from limelight.decode.write import Writing, write
 from tests.decode.samples import FAMILIES, Letters, Ranking, requests_for, tiny
 
@@ -41,6 +42,28 @@ def jobs_for(model, count, dice, configs=CONFIGS):
         limit, seed = dice.choice([1, 3, 12, 40]), dice.randrange(10**6)
         leaves = dice.randint(1, limit) if dice.random() < 0.2 else None
         yield replace(request, limit=limit, seed=seed), dice.choice(configs), leaves
+
+
+def test_who_cannot_join_changes_nothing(monkeypatch):
+    """There is no memory for a newcomer: the others go on as if nobody had come."""
+    model, letters = model_of("lean encoder-decoder"), Letters(20)
+    first, second, third = requests_for(model, 3, limit=12, seed=7)
+    alone = [text.tokens for text in write(model, [first, second], CONFIGS[0], letters)]
+
+    def fails(*_):
+        raise MemoryError
+
+    writing, texts = Writing(model, [first, second], CONFIGS[0], letters), {0: [], 1: []}
+    with torch.inference_mode():
+        while writing.active:
+            for event in writing.step():
+                texts[event.row] += [event.token] * (event.token != letters.end)
+            with monkeypatch.context() as patch:
+                patch.setattr(LeanState, "put", fails)
+                if len(writing.active) == 2:
+                    with pytest.raises(MemoryError):
+                        writing.join([third], CONFIGS[:1])
+    assert [*texts.values()] == alone
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *FAST, "ensemble"])

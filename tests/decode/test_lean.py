@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 import limelight.decode.pages
 from limelight.decode.lean import FEW, MANY, VERY_FEW, Lean, gather, lean
-from limelight.decode.pages import AT_ONCE, Rooms, Shelf, in_large_pages
+from limelight.decode.pages import AT_ONCE, Rooms, Shelf, in_large_pages, new_pages
 from limelight.decode.past import LeanState
 from limelight.decode.products import Product
 from limelight.errors import UserError
 from limelight.highest import highest, likeliest
 from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
 
-ONEDNN_LINEAR = torch.ops.mkldnn._linear_pointwise.default
+ONEDNN_LINEAR = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
 VARIED = {
     **VARIANTS,
     "no bias, untied": {"bias": False, "tied": False, "norm": "rms"},
@@ -62,7 +62,7 @@ def assert_walks_alike(*case, **named):
 
 
 def assert_walk_alike(family, dtype, within, changes, ragged):
-    """A prompt, then ten steps with random choices of rows between them."""
+    """A prompt, then ten steps with random choices of rows, and newcomers, between them."""
     model, fast, state, quick = sides(family, dtype, **changes)
     rows, width = 4, random.randint(1, 6)
     prompt = tokens(rows, width)
@@ -76,8 +76,25 @@ def assert_walk_alike(family, dtype, within, changes, ragged):
             rows = len(chosen)
             state.select(chosen)
             quick.select(chosen)
-        new = tokens(rows, 1)
+        if random.random() < 0.3:
+            rows = newcomers_join(model, fast, state, quick, rows)
+        new = tokens(rows, random.choice([1, 1, 1, 2]))
         expected, got = model.step(new, state), fast.step(new, quick)
+
+
+def newcomers_join(model, fast, state, quick, rows):
+    """One or two, with sources of their own, take places or come behind; how many there are now."""
+    count, longest = random.randint(1, 2), random.randint(1, 9)
+    source, prompt = tokens(count, longest), tokens(count, random.randint(1, 3))
+    real = torch.arange(longest) < torch.randint(1, longest + 1, (count, 1))
+    places = torch.tensor(random.sample(range(rows), min(count, rows)))
+    if len(places) < count or random.random() < 0.5:
+        places = torch.arange(rows, rows + count)
+    for writer, joined in ((model, state), (fast, quick)):
+        other = begin(writer, source, real)
+        writer.step(prompt, other)
+        joined.put(other, places)
+    return max(rows, int(places.max()) + 1)
 
 
 def choice_of(rows):
@@ -203,12 +220,13 @@ def test_a_longer_cache_may_be_asked_for():
         torch.testing.assert_close(scores, model(text[:, :room])[:, -1])
 
 
-def test_logits_are_the_callers_to_keep():
-    _, fast, _, state = sides("encoder-decoder")
-    first = fast.step(tokens(4, 1), state)
-    kept = first.clone()
-    fast.step(tokens(4, 1), state)
-    assert torch.equal(first, kept)
+def test_a_state_that_lost_all_its_rows_takes_new_ones():
+    model, fast, state, quick = sides("encoder-decoder")
+    for each in (state, quick):
+        each.select(torch.tensor([], dtype=torch.long))
+    rows = newcomers_join(model, fast, state, quick, 0)
+    new = tokens(rows, 1)
+    torch.testing.assert_close(fast.step(new, quick), model.step(new, state))
 
 
 @pytest.mark.parametrize("family", ["recurrent-encoder-decoder", "recurrent-decoder-only"])
@@ -248,6 +266,8 @@ def test_int8_is_near_and_is_refused_where_it_would_not_be_int8():
         assert (got - expected).std() < 0.1 * expected.std()
     with pytest.raises(UserError, match=r"this model is in torch\.float64"):
         lean(small("decoder-only"), int8=True)
+    with pytest.raises(UserError, match="for Transformers, and this model is recurrent-decoder"):
+        lean(small("recurrent-decoder-only"), int8=True)
 
 
 def test_a_processor_without_int8_is_told_in_a_sentence(monkeypatch):
@@ -312,14 +332,75 @@ def test_few_pages_are_kept_and_none_for_ever_that_fit_nobody(rooms, monkeypatch
     assert rooms.free == []
 
 
-def test_scores_are_a_states_own_until_its_next_step():
-    _, fast, _, state = sides("encoder-decoder")
+def test_when_memory_ends_kept_pages_are_given_up_before_anybody_is_refused(rooms, monkeypatch):
+    like = torch.empty(1)
+    both = [in_large_pages(like, 2**20) for _ in range(2)]
+    del both
+    assert len(rooms.free) == 2  # of which one is given up in any case
+
+    def while_nothing_is_kept(size):
+        if rooms.free:
+            raise MemoryError
+        return new_pages(size)
+
+    monkeypatch.setattr("limelight.decode.pages.new_pages", while_nothing_is_kept)
+    much = in_large_pages(like, 2**21)
+    assert rooms.free == []
+    assert much.numel() == 2**21
+
+
+def test_pages_that_the_system_has_not_are_missing_memory():
+    with pytest.raises(MemoryError, match="bytes are left"):
+        new_pages(2**62)
+
+
+@pytest.mark.parametrize("failing", ["past", "sources"])
+def test_a_state_without_memory_for_newcomers_is_as_it_was(monkeypatch, failing):
+    model, fast, state, quick = sides("encoder-decoder")
+    first, new = tokens(4, 1), tokens(4, 1)
+    model.step(first, state)
+    fast.step(first, quick)
+    other = begin(fast, tokens(3, 9), None)
+    fast.step(tokens(3, 5), other)
+
+    def fails(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LeanState, "move" if failing == "past" else "sources_with", fails)
+        with pytest.raises(MemoryError):
+            quick.put(other, torch.tensor([1, 4, 5]))
+    torch.testing.assert_close(fast.step(new, quick), model.step(new, state))
+
+
+def test_scores_are_a_states_own_until_its_next_step(monkeypatch):
+    monkeypatch.setattr("limelight.decode.products.ONEDNN", None)
+    monkeypatch.setattr("limelight.decode.products.MUCH", 0)
+    _, fast, _, state = sides("encoder-decoder", vocab=41)
     other = begin(fast, tokens(4, 7), None)
     new = tokens(4, 1)
     scores = fast.step(new, state)
     kept = scores.clone()
     fast.step(new, other)
     assert torch.equal(scores, kept)
+    assert fast.step(new, state).data_ptr() == scores.data_ptr()
+
+
+@models
+def test_the_ways_for_much_and_for_many_give_the_same(monkeypatch, family, changes):
+    """As with large vocabularies and many rows, which would take long to walk with."""
+    monkeypatch.setattr("limelight.decode.products.ONEDNN", None)
+    monkeypatch.setattr("limelight.decode.products.MUCH", 0)
+    monkeypatch.setattr("limelight.decode.lean.MANY", 1)
+    changes = {**changes, "vocab": 41}
+    assert_walks_alike(family, torch.float64, 1e-10, changes, ragged=True)
+
+
+def test_a_source_that_is_too_long_is_refused_with_its_length():
+    model = small("encoder-decoder", positions="learned", max_len=8)
+    for writer in (model, lean(model)):
+        with pytest.raises(UserError, match=r"^9 tokens are too many"):
+            writer.start(tokens(1, 9))
 
 
 @pytest.mark.parametrize("kernel", [ONEDNN_LINEAR, None], ids=["onednn", "torch"])

@@ -265,6 +265,18 @@ def test_damaged_weights_are_told():
         write(model, requests_for(model, 1, limit=3), GREEDY, Letters(4))
 
 
+@pytest.mark.parametrize("beam", [1, 4])
+def test_damage_that_shows_only_later_is_told_too(beam):
+    """The first tokens have sound scores, those after a letter have none."""
+    model = tiny("decoder-only", 1, vocab=9, tied=False)
+    with torch.no_grad():
+        model.target.tokens.weight[3:] = float("nan")
+    request = Request(prompt=[START], limit=10)
+    search = beam_search if beam > 1 else write
+    with pytest.raises(UserError, match="NaN"):
+        search(model, [request], DecodeConfig(beam=beam), Letters(9))
+
+
 # Leaving
 
 

@@ -281,6 +281,15 @@ class Wrapper(nn.Module):
         return self.module(*given)
 
 
+def test_logits_stay_what_they_were_when_a_search_writes_over_them():
+    model = small("decoder-only")
+    with Recorder(model, ["logits"]) as recorder, torch.no_grad():
+        given = recorder.model(tokens(2, 5))
+        truth = given.clone()
+        given.fill_(0)
+    assert torch.equal(recorder["logits"], truth)
+
+
 def test_compiled_and_wrapped_models_are_traced_underneath():
     model = small("decoder-only")
     given = inputs(model)
