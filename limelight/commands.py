@@ -5,11 +5,13 @@ has its own outcome, and does not stop the others.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from io import TextIOWrapper
+from itertools import count
 from pathlib import Path
 from select import select
 from typing import IO, TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ from limelight.tasks.translate import (
     Wishes,
     other_choices,
     translate,
+    wide_enough,
 )
 from limelight.tasks.write import write
 from limelight.text.tokenizer import valid_unicode
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
     from limelight.explain.trace import Trace
 
+BOM = b"\xef\xbb\xbf"  # with which some programs begin a file
 LONGEST = 1_000_000  # bytes of a line: enough for a book's chapter, and little memory
 TOGETHER = 4096  # lines that are read at once, at most
 
@@ -61,6 +65,8 @@ class Lines:
         if self.texts:
             yield [valid_unicode(text) for text in self.texts]
             return
+        if self.stream.isatty():
+            note("type a text, and Enter; Ctrl-D ends")
         at_a_terminal = self.stream.isatty() or sys.stdout.isatty()
         with nullcontext(ignore) if at_a_terminal else counting("answered") as progress:
             window, size = list[str | Unreadable](), 0
@@ -75,23 +81,30 @@ class Lines:
 
     def read(self, number: int, line: bytes) -> str | Unreadable:
         """A line as text, or why it is none."""
+        if number == 1:
+            line = line.removeprefix(BOM)
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(line) > LONGEST:
-            return Unreadable(f"line {number} is longer than {LONGEST:,} bytes")
+            return Unreadable(f"longer than {LONGEST:,} bytes")
         try:
             return line.decode()
         except UnicodeDecodeError as error:
-            return Unreadable(f"line {number} is not UTF-8 (byte {error.start + 1})")
+            return Unreadable(f"not UTF-8 (byte {error.start + 1})")
 
-    def complain(self, problem: str) -> None:
+    def note(self, number: int, text: str) -> None:
+        """Something worth knowing of a line, and of which, where there are several."""
+        kind = "text" if self.texts else "line"
+        note(text if len(self.texts) == 1 else f"{kind} {number}: {text}")
+
+    def complain(self, number: int, problem: str) -> None:
         """Say what is wrong with a line, and go on."""
         self.problems += 1
-        note(problem)
+        self.note(number, problem)
 
-    def refuse(self, line: Unreadable, as_json: bool) -> None:
+    def refuse(self, number: int, line: Unreadable, as_json: bool) -> None:
         """The outcome of a line that is no text."""
         say_json({"problem": line.why}) if as_json else say("")
-        self.complain(line.why)
+        self.complain(number, line.why)
 
     def finish(self) -> None:
         """Leave with 1 if there were lines that could not be answered."""
@@ -135,6 +148,11 @@ def say(text: str) -> None:
 def on_one_line(text: str) -> str:
     """A text that takes no other's line."""
     return text.replace("\n", " ").replace("\r", " ")
+
+
+def visible(piece: str) -> str:
+    """A piece that can be seen, even if it is nothing but a space or the end of a line."""
+    return piece.strip() or repr(piece)
 
 
 def say_json(facts: dict[str, Any]) -> None:
@@ -186,14 +204,16 @@ def translate_lines(
 ) -> None:
     """Every text's translation on a line of its own."""
     loaded, config = prepare("translate", run, changes, others)
-    lines = Lines(texts, sys.stdin.buffer)
+    config = wide_enough(config, nbest)
+    lines, numbers = Lines(texts, sys.stdin.buffer), count(1)
     for window in lines.windows():
         for done in translate(loaded, window, config, nbest, wishes):
+            number = next(numbers)
             if done.problem:
-                lines.complain(done.problem)
+                lines.complain(number, done.problem)
             if done.parts > 1:
-                note(f"a text that is too long for the model was translated in {done.parts} parts")
-            choices: list[list[Choice]] = []
+                lines.note(number, f"too long for the model, so translated in {done.parts} parts")
+            choices: Iterable[list[Choice]] = ()
             if alternatives and done.outputs and done.parts == 1:
                 choices = other_choices(loaded, done.source, config, wishes=wishes)
             show = show_translation_as_json if as_json else show_translation
@@ -201,25 +221,23 @@ def translate_lines(
     lines.finish()
 
 
-def show_translation(done: Translation, choices: list[list[Choice]], nbest: int) -> None:
+def show_translation(done: Translation, choices: Iterable[list[Choice]], nbest: int) -> None:
     """The text; or the n best with their scores; and below, for each token, what else could be."""
     if nbest == 1 or not done.outputs:
         say(done.text)
     for output in done.outputs if nbest > 1 else ():
         say(f"{output.score:.4f}\t{output.text}")
     for place in choices:
-        say(
-            "  "
-            + "   ".join(f"{c.piece.strip() or repr(c.piece)} {c.probability:.0%}" for c in place)
-        )
+        say("  " + "   ".join(f"{visible(c.piece)} {c.probability:.0%}" for c in place))
 
 
-def show_translation_as_json(done: Translation, choices: list[list[Choice]], _: int) -> None:
+def show_translation_as_json(done: Translation, choices: Iterable[list[Choice]], _: int) -> None:
     """All that is known of a translation."""
     told = {"source": done.source, "text": done.text, "parts": done.parts}
     told |= {"outputs": [asdict(output) for output in done.outputs]}
     told |= {"problem": done.problem} if done.problem else {}
-    told |= {"alternatives": [list(map(asdict, place)) for place in choices]} if choices else {}
+    if places := [list(map(asdict, place)) for place in choices]:
+        told["alternatives"] = places
     say_json(told)
 
 
@@ -230,14 +248,15 @@ def answer_lines(
     as_json: bool = True,
 ) -> None:
     """One outcome for every line: `show` shows what `answer` gives, and returns what is wrong."""
-    lines = Lines(texts, sys.stdin.buffer)
+    lines, numbers = Lines(texts, sys.stdin.buffer), count(1)
     for window in lines.windows():
         answers = answer([line for line in window if isinstance(line, str)])
         for line in window:
+            number = next(numbers)
             if isinstance(line, Unreadable):
-                lines.refuse(line, as_json)
+                lines.refuse(number, line, as_json)
             elif problem := show(next(answers)):
-                lines.complain(problem)
+                lines.complain(number, problem)
     lines.finish()
 
 
@@ -284,15 +303,15 @@ def score_lines(run: str, texts: tuple[str, ...], tag: str, as_json: bool) -> No
     answer_lines(texts, answer, show, as_json)
 
 
-def fill_text(run: str, text: str, count: int, as_json: bool) -> None:
+def fill_text(run: str, text: str, most: int, as_json: bool) -> None:
     """The text with its blanks filled in, and below it what could stand in each of them."""
-    filled = fill(ready("fill", run), valid_unicode(text), count)
+    filled = fill(ready("fill", run), text, most)
     if as_json:
         say_json(asdict(filled))
         return
     say(filled.text)
     for number, blank in enumerate(filled.blanks, start=1):
-        found = "   ".join(f"{candidate.text} {candidate.probability:.1%}" for candidate in blank)
+        found = "   ".join(f"{visible(one.text)} {one.probability:.1%}" for one in blank)
         say(f"  {number}: {found}")
 
 
@@ -394,20 +413,23 @@ def talk(
     """Answer the arguments, or the lines of a file, or a person at the terminal."""
     if texts or not sys.stdin.isatty():
         lines = Lines(texts, sys.stdin.buffer)
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if isinstance(line, Unreadable):
-                lines.refuse(line, as_json)
+                lines.refuse(number, line, as_json)
             else:
                 answer(line)
         lines.finish()
         return
     with suppress(ImportError):
         import readline  # noqa: F401  (the arrow keys bring back what was typed before)
-    note(f"{invitation}; /reset forgets all, /quit leaves, Ctrl-C stops an answer")
-    while (text := ask()) not in ("/quit", "/exit"):
-        if text == "/reset":
+    commands = "/reset forgets all, /quit leaves, Ctrl-C stops an answer"
+    note(f"{invitation}; {commands}")
+    while (command := (text := ask()).strip().lower()) not in ("/quit", "/exit"):
+        if command == "/reset":
             reset()
-        elif text.strip():
+        elif re.fullmatch(r"/[a-z]+", command):
+            note(f"there is no {command}: {commands}")
+        elif command:
             try:
                 answer(text)
             except KeyboardInterrupt:

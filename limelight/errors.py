@@ -49,6 +49,12 @@ def place_from(setting: str) -> Iterator[None]:
         raise FailedError(f"{refusal} ({setting} says where)") from error
 
 
+def check_count(name: str, value: object, most: int) -> None:
+    """Refuse what is no whole number from 1 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UserError(f"{name}={value!r} is out of range: ask for 1 to {most}")
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     choices = sorted(filter(None, known))  # an empty choice, "none of these", helps nobody

@@ -23,32 +23,47 @@ def alternatives(
     model: Stepper,
     request: Request,
     written: Sequence[int],
-    place: int,
+    places: Sequence[int],
     count: int,
     tokenizer: Tokenizer,
-) -> list[Alternative]:
-    """The likeliest tokens at a place of what was written, each with its likeliest continuation.
+) -> list[list[Alternative]]:
+    """The likeliest tokens at places of what was written, each with its likeliest continuation.
 
     The token that was written is among them; the end token counts as one.
     """
-    if not 0 <= place <= len(written):
-        raise UserError(f"there is no place {place} in a text of {len(written)} tokens")
-    here = replace(
-        request,
-        prompt=[*request.prompt, *written[:place]],
-        limit=max(1, request.limit - place),
-        include=(),
-    )
-    logits, _ = begin(model, [here], tokenizer.pad)
-    logprobs, tokens = logits[0].log_softmax(dim=-1).topk(min(count, logits.size(-1)))
-    chosen = list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+    if wrong := [place for place in places if not 0 <= place <= len(written)]:
+        raise UserError(f"there is no place {wrong[0]} in a text of {len(written)} tokens")
+    here = {place: up_to(request, written, place) for place in places}
+    logits, _ = begin(model, list(here.values()), tokenizer.pad)
+    best = logits.log_softmax(dim=-1).topk(min(count, logits.size(-1)), dim=-1)
+    chosen = [
+        (place, token, logprob)
+        for place, tokens, logprobs in zip(
+            here, best.indices.tolist(), best.values.tolist(), strict=True
+        )
+        for token, logprob in zip(tokens, logprobs, strict=True)
+    ]
     going_on = {
-        token: replace(here, prompt=[*here.prompt, token], limit=max(1, here.limit - 1))
-        for token, _ in chosen
-        if token != tokenizer.end and here.limit > 1
+        (place, token): up_to(here[place], [token], 1)
+        for place, token, _ in chosen
+        if token != tokenizer.end and here[place].limit > 1
     }
     greedy = DecodeConfig(beam=1)
     rests = write(model, list(going_on.values()), greedy, tokenizer) if going_on else []
     continued = dict(zip(going_on, rests, strict=True))
     nothing = Written([], [], False, 0.0)
-    return [Alternative(t, logprob, continued.get(t, nothing)) for t, logprob in chosen]
+    found: dict[int, list[Alternative]] = {place: [] for place in here}
+    for place, token, logprob in chosen:
+        rest = continued.get((place, token), nothing)
+        found[place].append(Alternative(token, logprob, rest))
+    return [found[place] for place in places]
+
+
+def up_to(request: Request, written: Sequence[int], place: int) -> Request:
+    """The same request, after so many of these tokens; no words are promised any more."""
+    return replace(
+        request,
+        prompt=[*request.prompt, *written[:place]],
+        limit=max(1, request.limit - place),
+        include=(),
+    )

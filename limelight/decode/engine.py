@@ -87,7 +87,8 @@ def batches_of(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:
     batch: list[int] = []
     for i in sorted(range(len(requests)), key=length, reverse=True):
         longest = length(batch[0] if batch else i)
-        if len(batch) == ROWS or (len(batch) + 1) * beam * sum(longest) > POSITIONS:
+        full = len(batch) == ROWS or (len(batch) + 1) * beam * sum(longest) > POSITIONS
+        if batch and full:
             yield batch
             batch = []
         batch.append(i)

@@ -43,13 +43,10 @@ class Rooms:
                 return room
             del self.free[:1]  # what fits nobody must not stay for ever
         try:
-            room = new_pages(size)
+            return new_pages(size)
         except MemoryError:
             self.free.clear()
-            room = new_pages(size)
-        with suppress(OSError):  # a system without them
-            room.madvise(mmap.MADV_HUGEPAGE)
-        return room
+            return new_pages(size)
 
     def give_back(self, room: mmap.mmap) -> None:
         """Nobody uses it any more. This may be called at any moment, so it waits for no lock."""
@@ -62,9 +59,12 @@ def new_pages(size: int) -> mmap.mmap:
     if sys.platform != "linux":  # a type checker does not know that nobody asks there
         raise AssertionError("no other system has such pages")
     try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no {size:,} bytes are left") from error
+    with suppress(OSError):  # a system without large ones
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 ROOMS = Rooms()

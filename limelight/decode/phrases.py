@@ -3,7 +3,15 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from limelight.errors import UserError
 from limelight.text.tokenizer import Tokenizer, valid_unicode
+
+
+def several(texts: Iterable[str], name: str) -> tuple[str, ...]:
+    """Texts, and not a single one, whose letters would be taken for texts."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise UserError(f"{name}={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
+    return tuple(valid_unicode(text) for text in texts)
 
 
 class Excluded:

@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Sequence
 
+from limelight.decode.phrases import several
 from limelight.text.tokenizer import Tokenizer
 
 
@@ -11,7 +12,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self.tokenizer = tokenizer
-        self.stops = [stop for stop in stops if stop]
+        self.stops = [stop for stop in several(stops, "stops") if stop]
         self.stopped = False  # a stop string has come; it and what follows are not shown
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # text that may turn out to be the beginning of a stop string

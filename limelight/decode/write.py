@@ -42,6 +42,7 @@ from limelight.highest import likeliest, log_softmax_over
 from limelight.model.cache import padded
 from limelight.text.tokenizer import Tokenizer
 
+NO_BEAM = "words that must appear need a beam: set beam to 2 or more, and temperature to 0"
 Watch = Callable[["Event"], bool]
 
 
@@ -59,7 +60,7 @@ class Text:
 
     def __init__(self, request: Request, config: DecodeConfig, tokenizer: Tokenizer) -> None:
         if request.include:
-            raise UserError("words that must appear need a beam: set beam to 2 or more")
+            raise UserError(NO_BEAM)
         self.request = request
         self.config = without_seed(config)
         self.excluded = Excluded(request.exclude, tokenizer)

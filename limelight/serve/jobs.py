@@ -18,7 +18,7 @@ from limelight.decode.beam import Tree
 from limelight.decode.config import DecodeConfig
 from limelight.decode.request import Request, Written
 from limelight.decode.stream import TextStream
-from limelight.decode.write import Event, wrap_up
+from limelight.decode.write import NO_BEAM, Event, wrap_up
 from limelight.errors import UserError
 from limelight.explain.passage import TooLongError
 from limelight.loaded import Loaded
@@ -296,7 +296,7 @@ def translate(loaded: Loaded, message: Message) -> Job:
     requests = requests_for(loaded, message["text"], config, wishes)
     loaded.tag(wishes.tag)
     if include and not searches(config):
-        raise UserError("words that must appear need a beam: set beam to 2 or more")
+        raise UserError(NO_BEAM)
     wanted = [name for name in ("alternatives", "alignment", "tree") if message[name]]
     if wanted and len(requests) != 1:
         raise UserError(f"{wanted[0]} can be told of a text that the model reads at once")
@@ -376,7 +376,8 @@ def suggest(loaded: Loaded, message: Message) -> Job:
         request = Request(read, limit)
         tokenizer = loaded.tokenizer
         with torch.inference_mode():
-            found = alternatives(loaded.engine.model, request, [], 0, message["count"], tokenizer)
+            count = message["count"]
+            (found,) = alternatives(loaded.engine.model, request, [], [0], count, tokenizer)
         return {
             "suggestions": [
                 {

@@ -8,6 +8,7 @@ from limelight.decode.stream import TextStream
 from limelight.decode.write import Event
 from limelight.tasks.trained import Trained
 from limelight.tasks.translate import longest_source, request_for
+from limelight.text.tokenizer import valid_unicode
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Conversation:
         interrupted leaves the conversation as it was.
         """
         trained, config = self.trained, self.config or self.trained.decode
-        turns = [*self.turns, " ".join(text.split())]
+        turns = [*self.turns, " ".join(valid_unicode(text).split())]
         request = request_for(trained, self.source(turns), config)
         stream, pieces = TextStream(trained.tokenizer), list[str]()
 

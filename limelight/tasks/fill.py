@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from limelight.errors import UserError
+from limelight.errors import UserError, check_count
 from limelight.tasks.trained import Trained, in_batches
-from limelight.text.tokenizer import Tokenizer
+from limelight.text.tokenizer import Tokenizer, valid_unicode
 
 BLANK = "___"
 HIDDEN = 0.15  # of all tokens, to see how well blanks are filled in
@@ -32,8 +32,8 @@ class Filled:
 def fill(trained: Trained, text: str, count: int = 5, blank: str = BLANK) -> Filled:
     """The text with the likeliest token in each blank; the blanks are filled independently."""
     trained.require("fill")
-    if not 1 <= count <= 1000:
-        raise UserError(f"{count} candidates for a blank: ask for 1 to 1000")
+    check_count("count", count, 1000)
+    text = valid_unicode(text)
     tokens = with_blanks(trained, text, blank)
     places = [i for i, token in enumerate(tokens) if token == trained.tokenizer.mask]
     if not places:

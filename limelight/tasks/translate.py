@@ -6,10 +6,14 @@ from dataclasses import dataclass, replace
 
 from limelight.decode.alternatives import alternatives
 from limelight.decode.config import DecodeConfig
+from limelight.decode.phrases import several
 from limelight.decode.request import LARGEST_LIMIT, Request, Written
-from limelight.errors import UserError
+from limelight.errors import UserError, check_count
 from limelight.tasks.sentences import in_parts
 from limelight.tasks.trained import Trained
+from limelight.text.tokenizer import valid_unicode
+
+TOGETHER = 8  # places whose alternatives are written at the same time
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Translation:
-    """What became of one text: translations, the best first, or the reason why there is none."""
+    """What became of one text: translations, the best first, and what is wrong with them."""
 
     source: str
     outputs: tuple[Output, ...] = ()
@@ -50,8 +54,18 @@ class Wishes:
 
     tag: str = ""  # what is asked of a model that learned several things
     prefix: str = ""  # how it begins
-    include: tuple[str, ...] = ()  # words it must have
-    exclude: tuple[str, ...] = ()  # words it must not have
+    include: tuple[str, ...] = ()  # what must stand in it somewhere, letter by letter
+    exclude: tuple[str, ...] = ()  # what must not
+
+    def __post_init__(self) -> None:
+        valid_unicode(self.prefix)
+        for name in ("include", "exclude"):
+            object.__setattr__(self, name, several(getattr(self, name), name))
+        for banned in filter(None, self.exclude):
+            if banned in self.prefix:
+                raise UserError(f"{banned!r} cannot be excluded: the prefix {self.prefix!r} has it")
+            if wanted := [word for word in self.include if banned in word]:
+                raise UserError(f"{wanted[0]!r} cannot be included, and {banned!r} excluded")
 
 
 NOTHING_SPECIAL = Wishes()
@@ -66,14 +80,24 @@ def translate(
 ) -> Iterator[Translation]:
     """The translations of texts, in order; a line that is no text has its own outcome."""
     trained.require("translate")
-    trained.tag(wishes.tag)  # whether there is such a tag is known before the first text
     config = wide_enough(config or trained.decode, nbest)
+    check_wishes(trained, config, wishes)
+    if isinstance(texts, str):
+        raise UserError(f"texts={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
     jobs = (job_for(trained, text, config, wishes) for text in texts)
     for text, found in trained.engine.answer_all(jobs, config, nbest):
-        if isinstance(text, Unreadable):
-            yield Translation("", problem=text.why)
+        if isinstance(text, Translation):
+            yield text
         else:
             yield translation_of(trained, text, found, wishes)
+
+
+def check_wishes(trained: Trained, config: DecodeConfig, wishes: Wishes) -> None:
+    """What no text could be given is refused before the first one."""
+    if not isinstance(wishes, Wishes):
+        raise UserError(f"wishes={wishes!r:.80} are none: write Wishes(prefix='...')")
+    trained.tag(wishes.tag)
+    request_for(trained, [], config, wishes)  # which has room for a prefix, or none
 
 
 def translation_of(
@@ -82,13 +106,14 @@ def translation_of(
     """What was found for the parts of a text, as its translations."""
     ways = zip(*found, strict=False)
     outputs = tuple(join(trained, way, wishes.prefix) for way in ways)
-    return Translation(text, outputs, max(1, len(found)))
+    missing = [word for word in wishes.include if outputs and word.strip() not in outputs[0].text]
+    problem = f"no translation with {missing[0]!r} was found" if missing else ""
+    return Translation(text, outputs, max(1, len(found)), problem)
 
 
 def wide_enough(config: DecodeConfig, nbest: int) -> DecodeConfig:
     """The settings, with a beam in which so many find room."""
-    if not 1 <= nbest <= 1000:
-        raise UserError(f"nbest={nbest} is out of range: ask for 1 to 1000 translations")
+    check_count("nbest", nbest, 1000)
     if nbest > 1 and config.temperature:
         raise UserError(
             f"nbest={nbest} needs a beam, but with temperature={config.temperature} every token is "
@@ -99,14 +124,15 @@ def wide_enough(config: DecodeConfig, nbest: int) -> DecodeConfig:
 
 def job_for(
     trained: Trained, text: str | Unreadable, config: DecodeConfig, wishes: Wishes
-) -> tuple[str | Unreadable, list[Request]]:
+) -> tuple[str | Translation, list[Request]]:
     """A text and what the model is asked for it; what cannot be asked does not stop the others."""
     if isinstance(text, Unreadable):
-        return text, []
+        return Translation("", problem=text.why), []
+    text = valid_unicode(text)
     try:
         return text, requests_for(trained, text, config, wishes)
     except UserError as error:
-        return Unreadable(str(error)), []
+        return Translation(text, problem=str(error)), []
 
 
 def requests_for(
@@ -158,7 +184,7 @@ def request_for(
         limit=max(1, limit),
         source=[*source, tokenizer.end] if two_sided else (),
         seed=config.seed,
-        include=wishes.include,
+        include=tuple(word for word in wishes.include if word not in wishes.prefix),
         exclude=wishes.exclude,
     )
 
@@ -193,7 +219,7 @@ def other_choices(
     config: DecodeConfig | None = None,
     count: int = 3,
     wishes: Wishes = NOTHING_SPECIAL,
-) -> list[list[Choice]]:
+) -> Iterator[list[Choice]]:
     """For every token of a translation, and for its end: what else could have come here."""
     trained.require("translate")
     config = config or trained.decode
@@ -201,7 +227,7 @@ def other_choices(
     if len(requests) != 1:
         raise UserError("alternatives are for a text that the model can read at once")
     ((written, *_),) = trained.engine.answer(requests, config)
-    return list(choices_along(trained, requests[0], written, count, wishes))
+    return choices_along(trained, requests[0], written, count, wishes)
 
 
 def choices_along(
@@ -210,15 +236,18 @@ def choices_along(
     """The same for what was written already, place by place."""
     tokenizer, model = trained.tokenizer, trained.engine.model
     given = tokenizer.encode(wishes.prefix)
-    for place in range(len(written.tokens) + (1 if written.ended else 0)):
-        found = alternatives(model, request, written.tokens, place, count, tokenizer)
-        before = [*given, *written.tokens[:place]]
-        yield [
-            Choice(
-                tokenizer.pieces([choice.token])[0],
-                math.exp(choice.logprob),
-                tokenizer.decode([*before, choice.token, *choice.rest.tokens]).strip(),
-                tokenizer.decode([*before, choice.token]),
-            )
-            for choice in found
-        ]
+    places = range(len(written.tokens) + (1 if written.ended else 0))
+    for first in places[::TOGETHER]:
+        some = places[first : first + TOGETHER]
+        found = alternatives(model, request, written.tokens, some, count, tokenizer)
+        for place, choices in zip(some, found, strict=True):
+            before = [*given, *written.tokens[:place]]
+            yield [
+                Choice(
+                    tokenizer.pieces([choice.token])[0],
+                    math.exp(choice.logprob),
+                    tokenizer.decode([*before, choice.token, *choice.rest.tokens]).strip(),
+                    tokenizer.decode([*before, choice.token]),
+                )
+                for choice in choices
+            ]

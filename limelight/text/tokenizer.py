@@ -245,6 +245,8 @@ def in_order(vocabulary: dict[str, int], specials: int) -> bool:
 
 def valid_unicode(text: str) -> str:
     """Lone surrogates are no characters and have no bytes: they become U+FFFD."""
+    if not isinstance(text, str):
+        raise UserError(f"a text is wanted, and not {text!r:.80}")
     try:
         text.encode()
     except UnicodeEncodeError:

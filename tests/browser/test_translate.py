@@ -100,7 +100,7 @@ def test_a_word_tells_where_it_looked_in_numbers(opened, known, service):
 def test_another_word_can_be_chosen_with_the_keyboard_alone(opened, known):
     page, model = opened, known["greetings"]
     config = model.settings()
-    places = other_choices(model, TEXT, config, count=6)
+    places = list(other_choices(model, TEXT, config, count=6))
     page.get_by_label("Text to translate").focus()
     while not page.evaluate("document.activeElement.classList.contains('word')"):
         page.keyboard.press("Tab")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from limelight.cli import gather_changes, main
+from limelight.tasks.fill import Candidate, Filled
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "limelight"]
@@ -120,10 +121,48 @@ def test_wishes_tags_and_ensembles(limelight, run):
     assert limelight("translate", run("reverse"), "a b", *ensemble)[0] == 0
 
 
+def test_alternatives_are_those_of_the_translation_shown(limelight, run, model):
+    """A larger n-best widens the beam, and may find another translation."""
+    for text in ("a b c", "x y z w", "m n o p q"):
+        options = ("--beam", "1", "--nbest", "4", "--alternatives", "--json")
+        told = json.loads(limelight("translate", run("reverse"), text, *options)[1][0])
+        tokens = told["outputs"][0]["tokens"]
+        assert told["alternatives"][-1][0]["begin"].startswith(told["text"])
+        for token, place in zip(tokens, told["alternatives"], strict=False):
+            assert token in [choice["piece"] for choice in place]
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_text(limelight, run):
+    marked = b"\xef\xbb\xbfa b\n\xef\xbb\xbfc\n"
+    _, lines, _ = limelight("translate", run("reverse"), "--json", stdin=marked)
+    assert [json.loads(line)["source"] for line in lines] == ["a b", "\ufeffc"]
+
+
+def test_what_is_wrong_with_a_line_is_told_with_its_number(limelight, run):
+    wish = ("--include", "x", "--beam", "2")
+    long = "a b. " * 30
+    code, lines, complaint = limelight(
+        "translate", run("reverse"), *wish, "--json", stdin=f"a\n{long}\n".encode()
+    )
+    assert code == 1
+    assert "limelight: line 2: a text in 3 parts, being too long" in complaint
+    assert json.loads(lines[1])["source"] == long
+    code, _, complaint = limelight("score", run("reverse"), stdin=b"a\ta\na\n")
+    assert (code, "limelight: line 2: a line to be scored has a source" in complaint) == (1, True)
+    code, _, complaint = limelight("score", run("reverse"), "a\ta", "b")
+    assert (code, "limelight: text 2: a line to be scored" in complaint) == (1, True)
+
+
+def test_candidates_can_be_seen(limelight, run, monkeypatch):
+    filled = Filled("a", ((Candidate("\n", 0.5), Candidate("b", 0.25)),))
+    monkeypatch.setattr("limelight.commands.fill", lambda *_: filled)
+    assert limelight("fill", run("bert"), "___")[1] == ["a", "  1: '\\n' 50.0%   b 25.0%"]
+
+
 def test_a_long_text_is_said_to_be_in_parts(limelight, run):
     code, lines, complaint = limelight("translate", run("reverse"), "a b. " * 30)
     assert (code, len(lines)) == (0, 1)
-    assert "a text that is too long for the model was translated in 3 parts" in complaint
+    assert "limelight: too long for the model, so translated in 3 parts" in complaint
 
 
 # Lines that are no texts
@@ -150,8 +189,8 @@ def test_one_line_out_for_one_line_in(limelight, run, command, name, as_json):
     code, lines, complaint = limelight(command, run(name), *options, stdin=ODD)
     assert code == 1
     assert len(lines) == 8
-    assert "limelight: line 3 is not UTF-8 (byte 1)\n" in complaint
-    assert "limelight: line 6 is longer than 1,000,000 bytes\n" in complaint
+    assert "limelight: line 3: not UTF-8 (byte 1)\n" in complaint
+    assert "limelight: line 6: longer than 1,000,000 bytes\n" in complaint
     assert complaint.endswith("limelight: lines that could not be answered: 2\n")
     if options[-1:] == ["--json"]:
         told = [json.loads(line) for line in lines]
@@ -375,7 +414,9 @@ def test_a_conversation_at_the_terminal(run):
     terminal.wait_for("\n> ")
     terminal.type("\n")  # nothing is said, nothing is answered
     terminal.wait_for("> ")
-    terminal.type("/reset\n")
+    terminal.type("/help\n")
+    assert "there is no /help: /reset forgets all" in terminal.wait_for("\n> ")
+    terminal.type(" /RESET \n")
     terminal.wait_for("> ")
     terminal.type("hello\n")
     assert terminal.wait_for("\n> ").split("\n")[-1] == "hello, who is there?"

@@ -103,8 +103,8 @@ def test_a_model_that_reads_small_letters_leaves_capitals_alone(model):
     ("text", "count", "sentence"),
     [
         ("no blank", 5, "there is no blank in the text: write ___"),
-        ("___", 0, "0 candidates for a blank: ask for 1 to 1000"),
-        ("___", 1001, "1001 candidates"),
+        ("___", 0, "count=0 is out of range: ask for 1 to 1000"),
+        ("___", 1001, "count=1001 is out of range"),
         ("the " * 100 + "___", 5, "the text has 103 tokens, and the model reads 64"),
     ],
 )

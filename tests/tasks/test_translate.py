@@ -5,9 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import limelight
 from limelight.decode.config import DecodeConfig
+from limelight.decode.engine import POSITIONS, ROWS, batches_of
+from limelight.decode.request import Request
 from limelight.errors import UserError
 from limelight.tasks.translate import Unreadable, Wishes, other_choices, requests_for, translate
 
@@ -65,6 +69,30 @@ def test_the_n_best_are_different_and_sorted(model, name):
     assert outputs[0] == model(name).translate("a b", beam=5).outputs[0]
 
 
+def test_a_beam_that_fills_a_batch_alone_stops_nobody(model):
+    """The longest text has more places to be written in than a batch should have."""
+    texts = ["a b", "c " * 20, "d"]
+    wide = list(model("reverse").translate_all(texts, beam=1000, max_tokens=3))
+    assert [done.source for done in wide] == texts
+    assert all(len(done.outputs) == 1 for done in wide)
+    assert len(model("reverse").translate("a b", nbest=1000).outputs) == 1000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300)), max_size=200),
+    st.integers(1, 1000),
+)
+def test_every_request_is_in_one_batch_and_none_is_empty(sizes, beam):
+    requests = [Request([1], limit, source=[3] * length) for length, limit in sizes]
+    batches = list(batches_of(requests, beam))
+    assert sorted(i for batch in batches for i in batch) == [*range(len(requests))]
+    assert all(1 <= len(batch) <= ROWS for batch in batches)
+    for batch in batches:
+        first = requests[batch[0]]
+        size = len(batch) * beam * (len(first.source) + 1 + first.limit)
+        assert len(batch) == 1 or size <= POSITIONS
+
+
 @pytest.mark.parametrize("nbest", [0, -1, 1001, 10**9])
 def test_an_impossible_number_of_translations_is_refused(model, nbest):
     with pytest.raises(UserError, match=rf"nbest={nbest} is out of range"):
@@ -90,6 +118,72 @@ def test_wishes_are_kept(model, name):
     for beam in (1, 4):
         banned = wish(beam=beam)[0]
         assert banned not in wish(beam=beam, exclude=(banned,))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ({"include": ("a b",), "exclude": ("b",)}, "'a b' cannot be included, and 'b' excluded"),
+        ({"prefix": "x y", "exclude": ("y",)}, "'y' cannot be excluded: the prefix 'x y' has it"),
+        ({"include": "abc"}, r"include='abc' is not a list of texts: write \['abc'\]"),
+        ({"exclude": "abc"}, "exclude='abc' is not a list"),
+        ({"exclude": None}, "exclude=None is not a list"),
+        ({"include": (3,)}, "a text is wanted, and not 3"),
+        ({"prefix": None}, "a text is wanted, and not None"),
+    ],
+)
+def test_wishes_that_nobody_can_keep_are_refused(wishes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Wishes(**wishes)
+
+
+def test_words_of_the_beginning_need_not_come_again(model):
+    wishes = Wishes(prefix="x y", include=("y",))
+    assert model("reverse").translate("a b", wishes=wishes, beam=4).text.count("y") == 1
+
+
+def test_a_promise_that_could_not_be_kept_is_told(model):
+    wishes, config = Wishes(include=("x y z",)), DecodeConfig(beam=4, max_tokens=2)
+    (done,) = translate(model("reverse"), ["a b"], config, wishes=wishes)
+    assert done.problem == "no translation with 'x y z' was found"
+    with pytest.raises(UserError, match="'x y z'"):
+        model("reverse").translate("a b", wishes=wishes, beam=4, max_tokens=2)
+    (kept,) = translate(model("reverse"), ["a b"], DecodeConfig(beam=4), wishes=wishes)
+    assert (kept.problem, "x y z" in kept.text) == ("", True)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"a b", ["a b"]])
+def test_what_is_no_text_is_refused_everywhere(model, wrong):
+    asked = [
+        lambda: model("reverse").translate(wrong),
+        lambda: model("reverse").score("a", wrong),
+        lambda: model("chat").chat().reply(wrong),
+        lambda: model("writer").write(wrong),
+        lambda: model("bert").fill(wrong),
+        lambda: model("bert").embed(wrong),
+        lambda: model("classifier").classify(wrong),
+    ]
+    for ask in asked:
+        with pytest.raises(UserError, match="a text is wanted, and not"):
+            ask()
+
+
+@pytest.mark.parametrize("count", ["3", None, 2.5, True, 0, 1001])
+def test_what_is_no_number_of_answers_is_refused(model, count):
+    with pytest.raises(UserError, match=f"nbest={count!r} is out of range"):
+        model("reverse").translate("a", nbest=count)
+    with pytest.raises(UserError, match=f"count={count!r} is out of range"):
+        model("bert").fill("___", count=count)
+
+
+def test_a_text_in_the_place_of_a_list_is_refused(model):
+    with pytest.raises(UserError, match="texts='abc' is not a list of texts"):
+        next(model("reverse").translate_all("abc"))
+    for stops in ("END", None):
+        with pytest.raises(UserError, match=f"stops={stops!r} is not a list of texts"):
+            model("writer").write("a", stops)
+    with pytest.raises(UserError, match="wishes='x' are none"):
+        model("reverse").translate("a", wishes="x")
 
 
 def test_a_beginning_that_leaves_no_room_is_refused(model):
@@ -231,7 +325,7 @@ def test_other_choices_begin_with_what_was_written(model):
     learned = model("reverse")
     config = replace(learned.decode, beam=1)
     (output,) = learned.translate("a b").outputs
-    places = other_choices(learned, "a b", config, count=3)
+    places = list(other_choices(learned, "a b", config, count=3))
     assert [place[0].piece for place in places] == [*output.tokens, "⟨end⟩"]
     for place, logprob in zip(places, output.logprobs, strict=True):
         chances = [choice.probability for choice in place]
@@ -241,11 +335,23 @@ def test_other_choices_begin_with_what_was_written(model):
     assert places[0][1].text.startswith(places[0][1].piece.strip())
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_choices_are_the_same_whether_places_are_looked_at_together_or_alone(
+    model, name, monkeypatch
+):
+    together = list(other_choices(model(name), "a b c d"))
+    monkeypatch.setattr("limelight.tasks.translate.TOGETHER", 1)
+    for place, alone in zip(together, other_choices(model(name), "a b c d"), strict=True):
+        assert [choice.text for choice in place] == [choice.text for choice in alone]
+        chances = [choice.probability for choice in alone]
+        assert [choice.probability for choice in place] == pytest.approx(chances, abs=1e-5)
+
+
 def test_the_beginning_of_a_choice_makes_it(model):
     """As a prefix it leads where the choice said it would, and back to what was written."""
     learned = model("reverse")
     config = replace(learned.decode, beam=1)
-    for i, place in enumerate(other_choices(learned, "a b", config, count=3)[:-1]):
+    for i, place in enumerate(list(other_choices(learned, "a b", config, count=3))[:-1]):
         assert place[0].begin == "".join(learned.translate("a b").outputs[0].tokens[: i + 1])
         for choice in place:
             if choice.piece == "⟨end⟩":  # no beginning makes a text end
