@@ -109,7 +109,7 @@ class Search:
         self.found: list[list[Written]] = [[] for _ in requests]
         self.trees: list[Tree] = [[] for _ in requests]
         self.given_up: set[int] = set()
-        self.excluded = [Excluded(request.exclude, tokenizer) for request in requests]
+        self.excluded = [Excluded(r.exclude, tokenizer, r.prompt) for r in requests]
         self.included = [Included(request.include, tokenizer) for request in requests]
         self.length = 0  # N
         self.underway: deque[Found] = deque()  # what steps have found, and nobody has seen yet

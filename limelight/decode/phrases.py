@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import takewhile
 
 from limelight.errors import UserError
 from limelight.text.tokenizer import Tokenizer, valid_unicode
@@ -18,18 +19,22 @@ class Excluded:
     """Words that no output contains, however its tokens might spell them.
 
     Tokens are compared by their bytes: a token is banned if it would complete the word, whatever
-    part of the word stands there already.
+    part of the word stands there already, at the end of the prompt too.
     """
 
-    def __init__(self, words: Iterable[str], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, words: Iterable[str], tokenizer: Tokenizer, prompt: Sequence[int] = ()
+    ) -> None:
         self.words = [valid_unicode(word).encode() for word in words if word]
         self.tokenizer = tokenizer
+        plain = takewhile(lambda i: i >= tokenizer.first, reversed(prompt))
+        self.given = [*plain][::-1]  # after the last special token, which no word spans
 
     def banned(self, written: Sequence[int]) -> list[int]:
         """The tokens that must not follow these."""
         if not self.words:
             return []
-        visible = [i for i in written if i >= self.tokenizer.first]
+        visible = [i for i in (*self.given, *written) if i >= self.tokenizer.first]
         tail = b"".join(map(self.tokenizer.raw, visible[-max(map(len, self.words)) :]))
         return [
             token

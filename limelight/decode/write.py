@@ -63,7 +63,7 @@ class Text:
             raise UserError(NO_BEAM)
         self.request = request
         self.config = without_seed(config)
-        self.excluded = Excluded(request.exclude, tokenizer)
+        self.excluded = Excluded(request.exclude, tokenizer, request.prompt)
         self.written: list[int] = []
         self.length = len(request.prompt)  # of what the model has read
         self.chosen = 0  # tokens; the last of them may not be known here yet

@@ -308,6 +308,8 @@ def translate(loaded: Loaded, message: Message) -> Job:
     def result(job: Job) -> Work:
         found = [part.found for part in job.texts]
         told = translation_of(loaded, message["text"], found, wishes)
+        if told.problem:
+            raise UserError(told.problem)
         answer: Message = {"text": told.text, "parts": told.parts}
         answer["outputs"] = [asdict(output) for output in told.outputs]
         if message["alternatives"]:

@@ -43,6 +43,16 @@ def text_of(response):
     return choice["text"] if "text" in choice else choice["message"]["content"]
 
 
+def test_words_are_kept_or_their_lack_is_told(service):
+    wish = {"model": "reverse", "text": "a b", "beam": 4, "include": ["e d"]}
+    assert "e d" in service.ask("/api/translate", **wish)["text"]
+    refused = service.post("/api/translate", **wish, max_tokens=2)
+    assert refused.status_code == 400
+    assert "no translation with 'e d' was found" in refused.text
+    refused = service.post("/api/translate", **wish, exclude=["d"])
+    assert (refused.status_code, "and 'd' excluded" in refused.text) == (400, True)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_alone_it_is_what_python_says(service, known, way):
     for path, asked, answer in list(python_answers(known, way))[::4]:

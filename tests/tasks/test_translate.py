@@ -137,6 +137,15 @@ def test_wishes_that_nobody_can_keep_are_refused(wishes, sentence):
         Wishes(**wishes)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_beginning_is_not_made_a_word_that_is_excluded(model, name, beam):
+    free = model(name).translate("a b c", beam=1, wishes=Wishes(prefix="c")).text
+    assert len(free) >= 3
+    wishes = Wishes(prefix="c", exclude=(free[:3],))
+    assert free[:3] not in model(name).translate("a b c", beam=beam, wishes=wishes).text
+
+
 def test_words_of_the_beginning_need_not_come_again(model):
     wishes = Wishes(prefix="x y", include=("y",))
     assert model("reverse").translate("a b", wishes=wishes, beam=4).text.count("y") == 1
