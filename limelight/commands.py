@@ -29,10 +29,12 @@ from limelight.tasks.score import Scored, score
 from limelight.tasks.translate import (
     NOTHING_SPECIAL,
     Choice,
+    Likely,
     Translation,
     Unreadable,
     Wishes,
     other_choices,
+    other_pieces,
     translate,
     wide_enough,
 )
@@ -213,25 +215,27 @@ def translate_lines(
                 lines.complain(number, done.problem)
             if done.parts > 1:
                 lines.note(number, f"too long for the model, so translated in {done.parts} parts")
-            choices: Iterable[list[Choice]] = ()
-            if alternatives and done.outputs and done.parts == 1:
-                choices = other_choices(loaded, done.source, config, wishes=wishes)
-            show = show_translation_as_json if as_json else show_translation
-            show(done, choices, nbest)
+            source = done.source if alternatives and done.outputs and done.parts == 1 else ""
+            if as_json:
+                choices = other_choices(loaded, source, config, wishes=wishes) if source else ()
+                show_translation_as_json(done, choices)
+            else:
+                pieces = other_pieces(loaded, source, config, wishes=wishes) if source else ()
+                show_translation(done, pieces, nbest)
     lines.finish()
 
 
-def show_translation(done: Translation, choices: Iterable[list[Choice]], nbest: int) -> None:
+def show_translation(done: Translation, pieces: Iterable[list[Likely]], nbest: int) -> None:
     """The text; or the n best with their scores; and below, for each token, what else could be."""
     if nbest == 1 or not done.outputs:
         say(done.text)
     for output in done.outputs if nbest > 1 else ():
         say(f"{output.score:.4f}\t{output.text}")
-    for place in choices:
+    for place in pieces:
         say("  " + "   ".join(f"{visible(c.piece)} {c.probability:.0%}" for c in place))
 
 
-def show_translation_as_json(done: Translation, choices: Iterable[list[Choice]], _: int) -> None:
+def show_translation_as_json(done: Translation, choices: Iterable[list[Choice]]) -> None:
     """All that is known of a translation."""
     told = {"source": done.source, "text": done.text, "parts": done.parts}
     told |= {"outputs": [asdict(output) for output in done.outputs]}

@@ -19,6 +19,27 @@ class Alternative:
     rest: Written
 
 
+def likeliest_at(
+    model: Stepper,
+    request: Request,
+    written: Sequence[int],
+    places: Sequence[int],
+    count: int,
+    tokenizer: Tokenizer,
+) -> list[list[tuple[int, float]]]:
+    """The likeliest tokens at places of what was written, and their log-probabilities.
+
+    The token that was written is among them; the end token counts as one.
+    """
+    if wrong := [place for place in places if not 0 <= place <= len(written)]:
+        raise UserError(f"there is no place {wrong[0]} in a text of {len(written)} tokens")
+    here = [up_to(request, written, place) for place in places]
+    logits, _ = begin(model, here, tokenizer.pad)
+    best = logits.log_softmax(dim=-1).topk(min(count, logits.size(-1)), dim=-1)
+    both = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [list(zip(tokens, logprobs, strict=True)) for tokens, logprobs in both]
+
+
 def alternatives(
     model: Stepper,
     request: Request,
@@ -27,36 +48,22 @@ def alternatives(
     count: int,
     tokenizer: Tokenizer,
 ) -> list[list[Alternative]]:
-    """The likeliest tokens at places of what was written, each with its likeliest continuation.
-
-    The token that was written is among them; the end token counts as one.
-    """
-    if wrong := [place for place in places if not 0 <= place <= len(written)]:
-        raise UserError(f"there is no place {wrong[0]} in a text of {len(written)} tokens")
-    here = {place: up_to(request, written, place) for place in places}
-    logits, _ = begin(model, list(here.values()), tokenizer.pad)
-    best = logits.log_softmax(dim=-1).topk(min(count, logits.size(-1)), dim=-1)
-    chosen = [
-        (place, token, logprob)
-        for place, tokens, logprobs in zip(
-            here, best.indices.tolist(), best.values.tolist(), strict=True
-        )
-        for token, logprob in zip(tokens, logprobs, strict=True)
-    ]
-    going_on = {
-        (place, token): up_to(here[place], [token], 1)
-        for place, token, _ in chosen
-        if token != tokenizer.end and here[place].limit > 1
-    }
+    """The same, each token with its likeliest continuation."""
+    found = likeliest_at(model, request, written, places, count, tokenizer)
+    going_on: dict[tuple[int, int], Request] = {}
+    for place, tokens in zip(places, found, strict=True):
+        here = up_to(request, written, place)
+        for token, _ in tokens:
+            if token != tokenizer.end and here.limit > 1:
+                going_on[place, token] = up_to(here, [token], 1)
     greedy = DecodeConfig(beam=1)
     rests = write(model, list(going_on.values()), greedy, tokenizer) if going_on else []
     continued = dict(zip(going_on, rests, strict=True))
     nothing = Written([], [], False, 0.0)
-    found: dict[int, list[Alternative]] = {place: [] for place in here}
-    for place, token, logprob in chosen:
-        rest = continued.get((place, token), nothing)
-        found[place].append(Alternative(token, logprob, rest))
-    return [found[place] for place in places]
+    return [
+        [Alternative(token, lp, continued.get((place, token), nothing)) for token, lp in tokens]
+        for place, tokens in zip(places, found, strict=True)
+    ]
 
 
 def up_to(request: Request, written: Sequence[int], place: int) -> Request:

@@ -13,7 +13,14 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import POSITIONS, ROWS, batches_of
 from limelight.decode.request import Request
 from limelight.errors import UserError
-from limelight.tasks.translate import Unreadable, Wishes, other_choices, requests_for, translate
+from limelight.tasks.translate import (
+    Unreadable,
+    Wishes,
+    other_choices,
+    other_pieces,
+    requests_for,
+    translate,
+)
 
 FAMILIES = ("reverse", "gpt", "lstm")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -354,6 +361,15 @@ def test_choices_are_the_same_whether_places_are_looked_at_together_or_alone(
         assert [choice.text for choice in place] == [choice.text for choice in alone]
         chances = [choice.probability for choice in alone]
         assert [choice.probability for choice in place] == pytest.approx(chances, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pieces_are_those_of_the_choices(model, name):
+    both = zip(
+        other_pieces(model(name), "a b c d"), other_choices(model(name), "a b c d"), strict=True
+    )
+    for pieces, choices in both:
+        assert pieces == [(choice.piece, choice.probability) for choice in choices]
 
 
 def test_the_beginning_of_a_choice_makes_it(model):
