@@ -4,6 +4,7 @@ model = limelight.load("runs/en-de")
 model.translate("A man sleeps.").text
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -160,14 +161,30 @@ def load(path: str | Path, *others: str | Path) -> Loaded:
 def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
     """The model as it is now, and its step. What a trainer prunes meanwhile is asked for again."""
     while True:
-        folder, _ = run.weights()
+        folder, passed_over = run.weights()
         try:
             model = build_from(config, folder / WEIGHTS)
         except UserError:
             if folder.is_dir():
                 raise
         else:
+            if passed_over:
+                used = f"{folder.parent.name}/{folder.name} is used"
+                warn_plainly("; ".join([f"{run.path}: {passed_over[0]}", *passed_over[1:], used]))
             return model, step_of(folder)
+
+
+def warn_plainly(sentence: str) -> None:
+    """A warning like any other of Python's, but shown as a line for people, without file and line.
+
+    It is the same place for all, so that a run that is loaded twice is told of once.
+    """
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_: f"limelight: {message}\n"
+    try:
+        warnings.warn(sentence, stacklevel=1)
+    finally:
+        warnings.formatwarning = usual
 
 
 def build_from(config: AnyConfig, path: Path) -> nn.Module:
