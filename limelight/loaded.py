@@ -57,10 +57,11 @@ class Loaded(Trained):
 
         With int8 it stays on the CPU, and writes with weights rounded to bytes.
         """
-        self.int8 = precision == "int8"
-        place = choose_device("cpu" if self.int8 else device)
-        plain: Any = "float32" if self.int8 else precision
+        int8 = precision == "int8"
+        place = choose_device("cpu" if int8 else device)
+        plain: Any = "float32" if int8 else precision
         kind = getattr(torch, choose_precision(TrainConfig(precision=plain), place))
+        self.int8 = int8  # now that all is known to be there: a refusal leaves it as it was
         if place.type != "cpu" or precision != "auto":
             for model in (self.model, *self.others):
                 model.to(place, kind)
