@@ -84,6 +84,7 @@ def score_run(
     """All scores of a run on a split, as one JSON document has them."""
     changes = list(changes)
     recipe = recipe_for(path, split, changes)
+    find_run(path).weights()  # that there are any is known before a corpus is downloaded
     lines = read_lines(recipe, split)
     lines.tell_unusable(Report(silent))
     losses = evaluate_run(path, split, changes, silent)
@@ -98,8 +99,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = recipe_for(path, split, changes)
-    data = data_of(recipe, split)
     loaded = load(path)
+    data = data_of(recipe, split)
     with join(recipe.train) as workers:
         telling = Report(silent or not workers.first)
         store = tokenise(data, split, loaded.tokenizer, workers, telling)

@@ -326,6 +326,16 @@ def test_where_a_corpus_is_not_to_be_had_your_own_texts_are_proposed(tmp_path, m
     assert str(told.value).endswith(f"texts of your own instead: --data.{split} FILE ...")
 
 
+def test_a_run_without_weights_is_refused_before_texts_are_looked_for(runs, tmp_path):
+    run = with_data(runs / "bad", tmp_path / "run", 'name = "multi30k-en-de"')
+    for folder in ("finished", "checkpoints"):
+        shutil.rmtree(run / folder, ignore_errors=True)
+    with pytest.raises(UserError, match="has no weights yet"):
+        score_run(run)
+    with pytest.raises(UserError, match="has no weights yet"):
+        compare_runs((run, run))
+
+
 def test_two_runs_are_compared_on_texts_of_your_own(runs, tmp_path):
     """Also if they learned from different ones."""
     files = put(tmp_path, OWN["good"][0])
