@@ -6,7 +6,7 @@ others can do the same.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from limelight.answers import exact
-from limelight.errors import UserError
+from limelight.errors import UserError, unknown
 from limelight.evaluate import report
 from limelight.evaluate.compare import Comparison, compare_examples, compare_translations
 from limelight.evaluate.labels import score_labels
@@ -45,6 +45,9 @@ from limelight.training.step import Trainer
 from limelight.training.workers import join
 
 SPLITS = ("train", "valid", "test")
+COMPUTING = ("batch_tokens", "compile", "device", "precision", "shard", "workers")  # of the loss
+HIDING = ("mask_rate", "seed", "whole_words")  # which tokens a model that fills in has to find
+NO_FAULT = ("header", "in another split")  # why a line is not scored although it is as it should be
 
 
 @dataclass(frozen=True)
@@ -53,29 +56,51 @@ class Lines:
 
     columns: list[list[str]]
     tags: list[str]  # what is asked of the model for each line, if it learned several things
+    tally: Tally  # what became of all that was read
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The tally as `limelight data check` has it."""
+        reasons = {"refused": dict(self.tally.refused), "mended": dict(self.tally.mended)}
+        return {"read": self.tally.read, "used": self.tally.used, **reasons}
+
+    def tell_unusable(self, report: Report) -> None:
+        """Say how many lines are not scored because something is wrong with them, and what."""
+        wrong = {why: n for why, n in self.tally.refused.items() if why not in NO_FAULT}
+        if wrong:
+            bad = sum(wrong.values())
+            lines = f"{bad:,} of {self.tally.used + bad:,} lines cannot be used"
+            report.warn(f"{lines} ({count_reasons(wrong)}) and are not scored")
+
+
+def count_reasons(refused: Mapping[str, int]) -> str:
+    """`2 empty, 1 invalid UTF-8`."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in refused.items())
 
 
 def score_run(
     path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
-    losses = evaluate_run(path, split, changes, silent)
-    loaded, recipe = load(path), recipe_for(path, split, changes)
+    changes = list(changes)
+    recipe = recipe_for(path, split, changes)
+    find_run(path).weights()  # that there are any is known before a corpus is downloaded
     lines = read_lines(recipe, split)
-    scores = score_task(loaded, recipe, lines, silent)
+    lines.tell_unusable(Report(silent))
+    losses = evaluate_run(path, split, changes, silent)
+    scores = score_task(load(path), recipe, lines, silent)
     settings = asdict(recipe.decode)
-    return {**losses, **report.report_scores(str(path), split, lines.columns, scores, settings)}
+    told = report.report_scores(str(path), split, lines.columns, scores, settings)
+    return {**losses, "tally": lines.counts, **told}
 
 
 def evaluate_run(
     path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
-    loaded = load(path)
     recipe = recipe_for(path, split, changes)
-    data = resolve(recipe.data, split)
-    if not parts_of(data, split):
-        raise UserError(f"there is no {split} split: say --data.{split} FILE ..., or --split")
+    loaded = load(path)
+    data = data_of(recipe, split)
     with join(recipe.train) as workers:
         telling = Report(silent or not workers.first)
         store = tokenise(data, split, loaded.tokenizer, workers, telling)
@@ -105,12 +130,15 @@ def evaluate_run(
 
 def recipe_for(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
     """A run's recipe with these changes; texts that they name are read instead of the recipe's."""
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
     changes = list(changes)
     named = {change.partition("=")[0].replace("-", "_") for change in changes}
     for other in SPLITS:
         if other != split and f"data.{other}" in named:
             raise UserError(f"--data.{other} names texts of another split: say --split {other}")
     recipe = recipe_of(find_run(path))
+    refuse_others(recipe, changes)
     if f"data.{split}" in named:
         recipe = replace(recipe, data=only_how(described(recipe.data)))
     elif named & {"data.name", "data.hub", "data.toy"}:
@@ -120,24 +148,50 @@ def recipe_for(path: str | Path, split: str, changes: Iterable[str] = ()) -> Rec
     return changed(recipe, changes)
 
 
+def refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
+    """A trained model is what it is; a setting that would change nothing is refused."""
+    fills = recipe.model.family == "encoder-only" and not getattr(recipe.model, "classes", 0)
+    usable = (*COMPUTING, *HIDING) if fills else COMPUTING
+    for change in changes:
+        table, _, setting = change.partition("=")[0].replace("-", "_").partition(".")
+        useless = table == "train" and setting not in usable
+        if useless or table in ("model", "tokenizer", "published"):
+            raise UserError(
+                f"{change!r} cannot be changed any more: only [data], [decode] and, of [train], "
+                f"{', '.join(usable)} can, when a trained model is scored"
+            )
+
+
 def only_how(data: DataConfig) -> DataConfig:
     """How texts are read, without where they come from."""
     data = replace(data, name="", hub="", toy="", corpora=(), hold_out=0.0, tail=0.0)
     return replace(data, train=(), valid=(), test=())
 
 
+def data_of(recipe: Recipe, split: str) -> DataConfig:
+    """The data with its files; if there are none to be had, what to do about it."""
+    own = f"--data.{split} FILE ..."
+    try:
+        data = resolve(recipe.data, split)
+    except UserError as error:
+        raise UserError(f"{error}. You can give texts of your own instead: {own}") from error
+    if not parts_of(data, split):
+        raise UserError(f"there is no {split} split: say {own}, or --split")
+    return data
+
+
 def read_lines(recipe: Recipe, split: str) -> Lines:
     """The lines of a split, of one corpus after the other."""
     examples, tags, tally = [], [], Tally()
-    for part in parts_of(resolve(recipe.data, split), split):
+    for part in parts_of(data_of(recipe, split), split):
         read = list(read_split(part, split, tally))
         examples += read
         tags += [part.tag] * len(read)
     if not examples:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in tally.refused.items())
+        reasons = count_reasons(tally.refused)
         why = f"no line of {tally.read:,} can be used ({reasons})" if reasons else "it is empty"
         raise UserError(f"there is nothing to score in the {split} split: {why}")
-    return Lines([list(column) for column in zip(*examples, strict=True)], tags)
+    return Lines([list(column) for column in zip(*examples, strict=True)], tags, tally)
 
 
 def score_task(loaded: Loaded, recipe: Recipe, lines: Lines, silent: bool = False) -> list[Measure]:
@@ -200,8 +254,8 @@ def compare_runs(
 ) -> dict[str, Any]:
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
     changes = list(changes)
-    both = [load(path) for path in paths]
     recipes = [recipe_for(path, split, changes) for path in paths]
+    both = [load(path) for path in paths]
     lines, others = (read_lines(recipe, split) for recipe in recipes)
     if lines.columns != others.columns:
         raise UserError(
@@ -211,10 +265,12 @@ def compare_runs(
     if both[0].abilities != both[1].abilities:
         told = [", ".join(loaded.abilities) for loaded in both]
         raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
+    lines.tell_unusable(Report(silent))
     names = (str(paths[0]), str(paths[1]))
     found = compare_task(names, both, recipes, lines, silent)
     settings = (asdict(recipes[0].decode), asdict(recipes[1].decode))
-    return report.report_comparison(names, split, lines.columns, found, settings)
+    compared = report.report_comparison(names, split, lines.columns, found, settings)
+    return {"tally": lines.counts, **compared}
 
 
 def compare_task(

@@ -4,6 +4,7 @@ model = limelight.load("runs/en-de")
 model.translate("A man sleeps.").text
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -56,10 +57,11 @@ class Loaded(Trained):
 
         With int8 it stays on the CPU, and writes with weights rounded to bytes.
         """
-        self.int8 = precision == "int8"
-        place = choose_device("cpu" if self.int8 else device)
-        plain: Any = "float32" if self.int8 else precision
+        int8 = precision == "int8"
+        place = choose_device("cpu" if int8 else device)
+        plain: Any = "float32" if int8 else precision
         kind = getattr(torch, choose_precision(TrainConfig(precision=plain), place))
+        self.int8 = int8  # now that all is known to be there: a refusal leaves it as it was
         if place.type != "cpu" or precision != "auto":
             for model in (self.model, *self.others):
                 model.to(place, kind)
@@ -160,14 +162,30 @@ def load(path: str | Path, *others: str | Path) -> Loaded:
 def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
     """The model as it is now, and its step. What a trainer prunes meanwhile is asked for again."""
     while True:
-        folder, _ = run.weights()
+        folder, passed_over = run.weights()
         try:
             model = build_from(config, folder / WEIGHTS)
         except UserError:
             if folder.is_dir():
                 raise
         else:
+            if passed_over:
+                used = f"{folder.parent.name}/{folder.name} is used"
+                warn_plainly("; ".join([f"{run.path}: {passed_over[0]}", *passed_over[1:], used]))
             return model, step_of(folder)
+
+
+def warn_plainly(sentence: str) -> None:
+    """A warning like any other of Python's, but shown as a line for people, without file and line.
+
+    It is the same place for all, so that a run that is loaded twice is told of once.
+    """
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_: f"limelight: {message}\n"
+    try:
+        warnings.warn(sentence, stacklevel=1)
+    finally:
+        warnings.formatwarning = usual
 
 
 def build_from(config: AnyConfig, path: Path) -> nn.Module:

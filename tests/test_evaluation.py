@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -201,6 +202,138 @@ def test_texts_that_cannot_be_used_are_told_with_the_reason(tmp_path):
     files = put(tmp_path, {"own.txt": "no conversation\nat all\n"})
     with pytest.raises(UserError, match=r"no line of 2 can be used \(2 no dialogue of two turns\)"):
         score_run("chat", changes=files)
+
+
+BAD_LINES = b"a b\tb a\nno tab\n\xff\xfe\tx\nalone\n"
+TOLD = "warning: 3 of 4 lines cannot be used (2 not two columns, 1 invalid UTF-8) and are not"
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_lines_that_cannot_be_used_are_told_and_counted(runs, tmp_path, capsys, many):
+    """Of one run and of two compared."""
+    (tmp_path / "own.tsv").write_bytes(BAD_LINES)
+
+    def told_of(silent):
+        files = [f"data.test={tmp_path / 'own.tsv'}"]
+        if many == 1:
+            return score_run(runs / "bad", changes=files, silent=silent)
+        return compare_runs((runs / "bad", runs / "bad"), changes=files, silent=silent)
+
+    told = told_of(silent=False)
+    said = capsys.readouterr()
+    assert said.err.count(TOLD) == 1
+    assert said.out == ""
+    assert told["lines"] == 1
+    refused = {"not two columns": 2, "invalid UTF-8": 1}
+    assert told["tally"] == {"read": 4, "used": 1, "refused": refused, "mended": {}}
+    assert json.loads(json.dumps(told)) == told
+    assert told_of(silent=True) == told
+    assert capsys.readouterr().err == ""
+
+
+def test_of_lines_that_are_as_they_should_be_nothing_is_told(runs, tmp_path, capsys):
+    """The control: a header, and lines that are held out for another split, are no faults."""
+    files = put(tmp_path, OWN["judge"][0])
+    told = score_run(runs / "judge", changes=[*files, "data.header=true"])
+    assert told["tally"]["refused"] == {"header": 1}
+    parts = [f"train = ['{runs / 'labels.tsv'}']", 'kind = "labelled"', "hold_out = 0.2"]
+    told = score_run(with_data(runs / "judge", tmp_path / "parts", *parts))
+    assert told["tally"]["refused"] == {"in another split": 60 - told["lines"]}
+    assert "cannot be used" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["good", "writer", "judge"])
+def test_an_empty_file_is_called_empty(runs, tmp_path, name):
+    files = put(tmp_path, {"own.tsv": ""})
+    with pytest.raises(UserError, match=r"nothing to score in the test split: it is empty$"):
+        score_run(runs / name, changes=files)
+
+
+# Settings that would be ignored
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "model.layers=3",
+        "model.max-len=5",
+        "tokenizer.vocab=300",
+        "train.steps=5",
+        "train.learning-rate=2",
+        "train.repeat=true",
+        "train.seed=2",
+        "train.mask-rate=0.5",
+        "train.devise=cpu",
+        "published.source=us",
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(runs, setting):
+    refused = f"^'{setting}' cannot be changed any more: only .* batch_tokens, compile, device, "
+    with pytest.raises(UserError, match=refused):
+        score_run(runs / "judge", changes=[setting])
+    with pytest.raises(UserError, match=refused):
+        compare_runs((runs / "judge", runs / "judge"), changes=[setting])
+
+
+@pytest.mark.parametrize(
+    "setting", ["train.batch-tokens=32", "train.device=cpu", "train.workers=1", "data.longest=99"]
+)
+def test_a_setting_that_says_how_the_loss_is_computed_is_taken(runs, setting):
+    """The control: they change what they should, and no score."""
+    plain, told = (score_run(runs / "bad", changes=c, silent=True) for c in ([], [setting]))
+    assert told["loss"] == pytest.approx(plain.pop("loss"), rel=1e-5)
+    assert told["scores"] == plain["scores"]
+
+
+def test_settings_that_say_what_is_hidden_are_for_models_that_fill_in(tmp_path):
+    text = "Once upon a time there was a king who had a daughter, and she was very fair.\n"
+    files = put(tmp_path, {"own.txt": text * 3})
+    losses = [
+        score_run("fill", changes=[*files, *more], silent=True)["loss"]
+        for more in ([], ["train.seed=7"], ["train.mask_rate=0.5"])
+    ]
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["nonsense"], "'nonsense' is no change: write table.setting=value"),
+        (["modle.layers=3"], "there is no table 'modle': did you mean 'model'?"),
+        (["data.tset=x"], "there is no setting 'tset': did you mean 'test'?"),
+    ],
+)
+def test_what_is_no_setting_is_answered_as_everywhere(runs, changes, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        score_run(runs / "judge", changes=changes)
+
+
+def test_what_is_no_split_is_answered_with_the_nearest(runs):
+    with pytest.raises(UserError, match="there is no split 'tset': did you mean 'test'"):
+        score_run(runs / "judge", "tset")
+
+
+# Texts that are not here
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_where_a_corpus_is_not_to_be_had_your_own_texts_are_proposed(tmp_path, monkeypatch, split):
+    monkeypatch.setenv("LIMELIGHT_DATA", str(tmp_path))
+    monkeypatch.setenv("LIMELIGHT_CACHE", str(tmp_path))
+    with pytest.raises(UserError) as told:
+        score_run("en-de", split)
+    assert f"needs everyday/en-de.{split}.tsv" in str(told.value)
+    assert str(told.value).endswith(f"texts of your own instead: --data.{split} FILE ...")
+
+
+def test_a_run_without_weights_is_refused_before_texts_are_looked_for(runs, tmp_path):
+    run = with_data(runs / "bad", tmp_path / "run", 'name = "multi30k-en-de"')
+    for folder in ("finished", "checkpoints"):
+        shutil.rmtree(run / folder, ignore_errors=True)
+    with pytest.raises(UserError, match="has no weights yet"):
+        score_run(run)
+    with pytest.raises(UserError, match="has no weights yet"):
+        compare_runs((run, run))
 
 
 def test_two_runs_are_compared_on_texts_of_your_own(runs, tmp_path):

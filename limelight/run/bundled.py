@@ -6,6 +6,7 @@ run folder is asked for, such a name will do. A run folder of your own with the 
 first: what lies where you stand is what you mean.
 """
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,16 +29,32 @@ def model_names() -> list[str]:
 
 def find_run(run: str | Path) -> RunFolder:
     """The run folder at a path, or else the model of that name; a misspelt one is answered."""
-    own, name = RunFolder(Path(run)), str(run)
+    name = typed(run)
+    own = RunFolder(Path(name))
     if own.begun:
         return own
     if name in model_names():
         return RunFolder(MODELS / name)
-    if own.path.exists() or own.path.name != name:  # a path and no name: it is looked at later
-        return own
+    if own.path.name != name or own.path.exists():  # a path and no name
+        bare = own.path.name
+        known = f"; limelight's own model is called {bare}" if bare in model_names() else ""
+        raise UserError(f"{name} is no run folder: it has no run.json{known}")
     near = get_close_matches(name, model_names(), n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "there are " + ", ".join(model_names())
     raise UserError(f"{name} is no run folder here, and no model that comes with limelight: {hint}")
+
+
+def typed(run: str | Path) -> str:
+    """A run's name as it was given: a path would forget how it was written."""
+    name = os.fspath(run) if isinstance(run, os.PathLike) else run
+    if not isinstance(name, str):
+        raise UserError(f"a run is named by a str or a Path, and not by {run!r:.80}")
+    if not name:  # as of a variable that is not set; the path would be the folder that one is in
+        there = ", ".join(model_names())
+        raise UserError(
+            f"the name of the run is empty: name a run folder (. for this one), or one of {there}"
+        )
+    return name
 
 
 def is_run(run: str | Path) -> bool:

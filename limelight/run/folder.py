@@ -121,7 +121,7 @@ class RunFolder:
         warnings: list[str] = []
         for parent in (self.finished, self.checkpoints):
             folder, passed_over = newest(parent)
-            warnings += passed_over
+            warnings += [f"{parent.name}/{sentence}" for sentence in passed_over]
             if folder is not None:
                 return folder, warnings
         raise UserError("; ".join([f"{self.path} has no weights yet", *warnings]))

@@ -149,7 +149,10 @@ class Blocks:
         self.stops = self.column.offsets[1:] + np.arange(1, len(store) + 1)  # of text and end token
         self.total = int(self.stops[-1]) if len(self.stops) else 0
         if self.total < 2:
-            raise UserError(f"{self.total} tokens of text are too few to learn from")
+            raise UserError(
+                f"{self.total} tokens of text are too few: one is read and the next predicted, so "
+                "at least 2 are needed"
+            )
         self.length = min(length, self.total - 1)
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
 """A model's name is taken where a run folder is, and a run folder of your own comes first."""
 
 import json
+import os
 
 import pytest
 
@@ -54,9 +55,48 @@ def test_a_misspelt_name_is_answered_with_the_nearest(models, name, sentence):
 
 
 def test_a_path_is_no_name(models):
-    assert bundled.find_run("runs/parot") == RunFolder(bundled.Path("runs/parot"))
-    with pytest.raises(UserError, match="runs/parot is no run folder: it has no run"):
-        bundled.find_run("runs/parot").check()
+    with pytest.raises(UserError, match=r"^runs/parot is no run folder: it has no run.json$"):
+        bundled.find_run("runs/parot")
+
+
+@pytest.mark.parametrize("way", ["./parrot", "parrot/", "runs/parrot", "./parrot//"])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_path_is_named_as_it_was_typed_and_a_model_of_that_name_is_remembered(models, way, there):
+    bundled.Path(way).mkdir(parents=True) if there else None
+    with pytest.raises(UserError) as told:
+        bundled.find_run(way)
+    assert str(told.value) == (
+        f"{way} is no run folder: it has no run.json; limelight's own model is called parrot"
+    )
+
+
+def test_a_path_to_a_run_is_taken_however_it_is_typed(models):
+    """The control."""
+    bundled.Path("parrot").mkdir()
+    bundled.Path("parrot/run.json").write_text("{}")
+    for way in ("parrot", "./parrot", "parrot/", bundled.Path("parrot")):
+        assert bundled.find_run(way) == RunFolder(bundled.Path("parrot"))
+
+
+def test_an_empty_name_is_not_the_folder_that_one_is_in(models):
+    bundled.Path("run.json").write_text("{}")
+    with pytest.raises(UserError, match=r"name of the run is empty: .* or one of parrot, pirate"):
+        bundled.find_run("")
+    assert bundled.find_run(".").begun
+
+
+class Bytes(os.PathLike):
+    """A path as some systems have it."""
+
+    def __fspath__(self):
+        return b"parrot"
+
+
+@pytest.mark.parametrize("run", [None, 5, b"parrot", ["parrot"], Bytes(), 0])
+def test_what_is_no_name_at_all_is_refused(models, run):
+    with pytest.raises(UserError, match="a run is named by a str or a Path, and not by ") as told:
+        bundled.find_run(run)
+    assert f"{run!r:.80}" in str(told.value)
 
 
 def test_how_large_a_model_is(models):

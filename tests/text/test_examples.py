@@ -66,9 +66,9 @@ def test_blocks_are_never_longer_than_the_text(texts):
     assert blocks.gather(0, np.array([0]))[0].tolist() == stream_of(texts)
 
 
-def test_no_text_is_nothing_to_learn_from(tmp_path):
+def test_no_text_is_nothing_to_read_and_predict(tmp_path):
     store = store_of(tmp_path, "", kind="texts")
-    with pytest.raises(UserError, match="0 tokens of text are too few"):
+    with pytest.raises(UserError, match=r"0 tokens of text are too few: .* at least 2 are needed"):
         Blocks(store, TOKENIZER.end, 5, seed=0)
 
 

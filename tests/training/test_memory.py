@@ -7,6 +7,7 @@ import torch
 
 import limelight
 from limelight import cli
+from limelight.errors import UserError
 from limelight.training import device
 from limelight.training.objective import Learner
 from tests.training.processes import TINY
@@ -105,3 +106,24 @@ def test_a_device_that_is_not_there_is_refused(train, monkeypatch):
     code, said = train("--train.device=tpu")
     assert code == 2
     assert "there is no device 'tpu'" in said
+
+
+@pytest.mark.parametrize("wanted", ["xyz", "", None, ["cpu"], 0])
+def test_what_is_no_device_is_answered_with_those_that_are(wanted):
+    with pytest.raises(UserError) as told:
+        device.choose_device(wanted)
+    sentence = f"there is no device {wanted!r}: "
+    assert str(told.value).startswith(sentence)
+    if wanted != ["cpu"]:  # for that one the nearest is told
+        assert str(told.value) == sentence + "choose one of: auto, cpu, cuda, mps"
+    assert device.choose_device("cpu").type == "cpu"
+
+
+def test_a_refused_device_leaves_a_model_as_it_was():
+    model = limelight.load("chat").on(precision="int8")
+    with pytest.raises(UserError, match="there is no device 'gpu'"):
+        model.on("gpu")
+    with pytest.raises(UserError, match="there is no precision 'float128'"):
+        model.on("cpu", precision="float128")
+    assert model.int8
+    assert not model.on("cpu", precision="float32").int8
