@@ -50,6 +50,8 @@ class Loaded(Trained):
 
     def settings(self, **changes: Any) -> DecodeConfig:
         """How to write: the recipe's settings with these changes."""
+        for name in changes.keys() & Wishes.__dataclass_fields__.keys():
+            raise UserError(f"{name} is no setting: write wishes=Wishes({name}={changes[name]!r})")
         return replace(self.decode, **changes)
 
     def on(self, device: str = "auto", precision: Precision = "auto") -> "Loaded":

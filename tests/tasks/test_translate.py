@@ -210,6 +210,8 @@ def test_a_beginning_that_leaves_no_room_is_refused(model):
 def test_unknown_settings_are_refused_with_the_nearest(model):
     with pytest.raises(UserError, match="no setting 'beem': did you mean 'beam'"):
         model("reverse").translate("a", beem=3)
+    with pytest.raises(UserError, match=r"tag is no setting: write wishes=Wishes\(tag='en'\)"):
+        model("reverse").translate("a", tag="en")
 
 
 def test_a_model_with_tags_is_told_what_to_do(model):
