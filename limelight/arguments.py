@@ -249,7 +249,7 @@ def read_value(argument: Argument, text: str) -> Any:
 def shortened(text: str) -> str:
     """A value in a sentence."""
     text = text if len(text) <= 40 else f"{text[:37]}..."
-    return text if text and " " not in text else repr(text)
+    return text if text and text.isprintable() and " " not in text else repr(text)
 
 
 def read_places(name: str, places: list[Argument], standing: list[str]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 import tyro
+from hypothesis import given
+from hypothesis import strategies as st
 
 from limelight.arguments import arguments_of, gather_changes, read_arguments
 from limelight.cli import COMMANDS, run_command
@@ -52,8 +54,8 @@ def test_every_option_is_read_as_tyro_reads_it_whose_help_people_see(command):
         if parameter.default is not Parameter.empty
     }
     options = [argument for argument in arguments_of(call) if argument.flag != "--set"]
-    for given in [[], *(way for option in options if option.flag for way in ways(option))]:
-        for arguments in ([*least, *given], [*given, *least]):
+    for option in [[], *(way for known in options if known.flag for way in ways(known))]:
+        for arguments in ([*least, *option], [*option, *least]):
             read = defaults | read_arguments(command, call, arguments)
             assert read == as_tyro_reads(call, arguments), arguments
 
@@ -130,3 +132,30 @@ def test_the_help_speaks_to_people_and_fits(command, monkeypatch, capsys):
     assert not re.search(r"None|STR|INT|FLOAT|False|default: \)|default: ''", told)
     for argument in arguments_of(COMMANDS[command]):
         assert argument.flag in told
+
+
+WORDS = [
+    "",
+    "-",
+    "--",
+    "---",
+    "-h",
+    "--set",
+    "a.b=1",
+    "--no-json",
+    "--decode.beam",
+    "--train.shard",
+]
+FLAGS = sorted({a.flag for command in COMMANDS.values() for a in arguments_of(command) if a.flag})
+ANYTHING = st.sampled_from([*WORDS, *FLAGS, *(f"{flag}=x" for flag in FLAGS)]) | st.text(max_size=9)
+
+
+@given(st.sampled_from(sorted(COMMANDS)), st.lists(ANYTHING, max_size=6))
+def test_whatever_is_typed_is_read_or_refused_with_a_sentence(command, words):
+    sentence = ""
+    try:
+        signature(COMMANDS[command]).bind(**read_arguments(command, COMMANDS[command], words))
+    except UserError as refused:
+        sentence = str(refused)
+    assert sentence.isprintable()  # and so on one line
+    assert not sentence or len(sentence.split()) > 3
