@@ -3,32 +3,51 @@
 Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
 """
 
+import io
 import json
 import os
+import shutil
 import sys
+import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from textwrap import fill as fill_line
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TextIO
 
 import tyro
 
 from limelight import __version__
-from limelight.errors import FailedError, UserError, explain_refusal, unknown
+from limelight.arguments import (
+    Changes,
+    Folder,
+    Name,
+    NumberOrRecipes,
+    Phrases,
+    Recipe,
+    Run,
+    Switch,
+    Text,
+    Texts,
+    Whole,
+    WholeOrRecipes,
+    before_and_from_dashes,
+    by_place,
+    read_arguments,
+    shown,
+)
+from limelight.errors import FailedError, OlderWeightsWarning, UserError, explain_refusal, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
-Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-
-
 def info(
-    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|RUN")],
-    devices: int = 1,
-    batch_tokens: int = 0,
-    json: bool = False,
-    set: tuple[str, ...] = (),
+    recipe: Annotated[str, tyro.conf.Positional, by_place("RECIPE|RUN")],
+    devices: Whole = 1,
+    batch_tokens: Whole = 0,
+    json: Switch = False,
+    set: Changes = (),
 ) -> None:
     """Sizes of a model: parameters by part, multiply-adds per token, memory. Nothing is allocated.
 
@@ -62,8 +81,8 @@ def info(
 def data(
     action: Annotated[Literal["check"], tyro.conf.Positional],
     recipe: Recipe,
-    json: bool = False,
-    set: tuple[str, ...] = (),
+    json: Switch = False,
+    set: Changes = (),
 ) -> None:
     """Look at a recipe's data: counts, lengths, bad lines by reason, duplicates, leaks, alignment.
 
@@ -88,10 +107,10 @@ def data(
 
 def train(
     recipe: Recipe,
-    run: str,
-    from_: Annotated[str, tyro.conf.arg(name="from", metavar="RUN")] = "",
-    verify_resume: bool = False,
-    set: tuple[str, ...] = (),
+    run: Folder,
+    from_: Annotated[str, tyro.conf.arg(name="from", metavar="RUN", help_behavior_hint="")] = "",
+    verify_resume: Switch = False,
+    set: Changes = (),
 ) -> None:
     """Train what a recipe describes. Say the same again to go on after an interruption.
 
@@ -124,10 +143,10 @@ def train(
 
 def evaluate(
     run: Run,
-    other: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN2]")] = "",
+    other: Annotated[str, tyro.conf.Positional, by_place("[RUN2]")] = "",
     split: Literal["train", "valid", "test"] = "test",
-    json: bool = False,
-    set: tuple[str, ...] = (),
+    json: Switch = False,
+    set: Changes = (),
 ) -> None:
     """How good a trained model is on texts it has not seen, or whether it beats another one.
 
@@ -149,42 +168,42 @@ def evaluate(
     tell(told, show, json)
 
 
-Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")]
-
-
 def translate(
     run: Run,
     text: Texts = (),
-    beam: int | None = None,
-    nbest: int = 1,
-    alternatives: bool = False,
-    temperature: float | None = None,
-    seed: int | None = None,
-    prefix: str = "",
-    include: tuple[str, ...] = (),
-    exclude: tuple[str, ...] = (),
-    tag: str = "",
-    ensemble: tuple[str, ...] = (),
-    json: bool = False,
-    set: tuple[str, ...] = (),
+    beam: WholeOrRecipes = None,
+    nbest: Whole = 1,
+    alternatives: Switch = False,
+    temperature: NumberOrRecipes = None,
+    seed: WholeOrRecipes = None,
+    prefix: Annotated[str, shown("TEXT")] = "",
+    include: Phrases = (),
+    exclude: Phrases = (),
+    tag: Name = "",
+    ensemble: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, shown("RUN")] = (),
+    json: Switch = False,
+    set: Changes = (),
 ) -> None:
-    """Translate texts: from the arguments, or line by line from standard input, in order.
+    """Translate texts: the arguments, or the lines of standard input, in order.
 
-    Leaves with 1 if some lines could not be read.
+    What is to be included or excluded may be a word, a part of one or several; capitals count.
+
+    What is not said here is as the recipe's [decode] says. Leaves with 1 if some lines could not be
+    read.
 
     Args:
         run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what to translate; without any, the lines of standard input.
         beam: how many translations are tried at once; 1 takes the likeliest token at every step.
-        nbest: so many translations of each text, with their scores.
+        nbest: so many translations of each text, with their scores; widens the beam to as many.
         alternatives: show what else could have come at every place.
-        temperature: above 0 draws every token, the freer the higher.
-        seed: of what is drawn.
+        temperature: above 0 draws every token, the freer the higher, without a beam; 0 draws none.
+        seed: of what is drawn; the same seed gives the same text.
         prefix: how the translation begins.
-        include: words that it must have.
-        exclude: words that it must not have.
+        include: what it must have; may be repeated, and needs a beam, so no temperature.
+        exclude: what it must not have; may be repeated.
         tag: what is asked of a model that learned several things, such as a direction.
-        ensemble: run folders that translate together with the first.
+        ensemble: a run that translates together with the first; may be repeated.
         json: print one JSON document per line.
         set: changes to the recipe's [decode]; --decode.length-penalty 1.0 says the same.
     """
@@ -199,23 +218,24 @@ def translate(
 def chat(
     run: Run,
     text: Texts = (),
-    beam: int | None = None,
-    temperature: float | None = None,
-    seed: int | None = None,
-    tag: str = "",
-    json: bool = False,
-    set: tuple[str, ...] = (),
+    beam: WholeOrRecipes = None,
+    temperature: NumberOrRecipes = None,
+    seed: WholeOrRecipes = None,
+    tag: Name = "",
+    json: Switch = False,
+    set: Changes = (),
 ) -> None:
     """Talk with a model: at the terminal, or with arguments or lines as one side of it.
 
-    At the terminal, /reset forgets what was said, /quit leaves, and Ctrl-C stops an answer.
+    At the terminal, /reset forgets what was said, /quit leaves, and Ctrl-C stops an answer. What is
+    not said here is as the recipe's [decode] says.
 
     Args:
         run: a run folder, or the name of a bundled model (see `limelight models`).
         text: what is said, turn by turn.
-        beam: how many answers are tried at once.
-        temperature: above 0 draws every token, and shows it as it comes.
-        seed: of what is drawn.
+        beam: how many answers are tried at once; 1 takes the likeliest token at every step.
+        temperature: above 0 draws every token, without a beam, and shows it at once; 0 draws none.
+        seed: of what is drawn; the same seed gives the same text.
         tag: what is asked of a model that learned several things.
         json: print one JSON document per turn.
         set: changes to the recipe's [decode]; --decode.top-p 0.9 says the same.
@@ -228,29 +248,29 @@ def chat(
 
 def write(
     run: Run,
-    prompt: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT ...]")
-    ] = (),
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: tuple[str, ...] = (),
-    json: bool = False,
-    set: tuple[str, ...] = (),
+    prompt: Annotated[tuple[str, ...], tyro.conf.Positional, by_place("[PROMPT ...]")] = (),
+    max_tokens: Annotated[int | None, shown("N", "the recipe's, or 200")] = None,
+    temperature: NumberOrRecipes = None,
+    top_k: WholeOrRecipes = None,
+    top_p: NumberOrRecipes = None,
+    seed: WholeOrRecipes = None,
+    stop: Phrases = (),
+    json: Switch = False,
+    set: Changes = (),
 ) -> None:
     """Go on with a text, as a model that read many texts would.
+
+    What is not said here is as the recipe's [decode] says.
 
     Args:
         run: a run folder, or the name of a bundled model (see `limelight models`).
         prompt: texts to go on with; without any, the lines of standard input, or a terminal.
-        max_tokens: write so many tokens at most.
+        max_tokens: write so many tokens at most; 0 means 200.
         temperature: above 0 draws every token, the freer the higher; 0 takes the likeliest.
-        top_k: draw among so many tokens.
-        top_p: draw among the likeliest tokens, which have this chance together.
-        seed: of what is drawn.
-        stop: texts at which to stop.
+        top_k: draw among so many tokens; 0 means all.
+        top_p: draw among the likeliest tokens, which have this chance together; 1 means all.
+        seed: of what is drawn; the same seed gives the same text.
+        stop: a text at which to stop; may be repeated.
         json: print one JSON document per prompt.
         set: changes to the recipe's [decode]; --decode.min-p 0.05 says the same.
     """
@@ -264,9 +284,9 @@ def write(
 
 def fill(
     run: Run,
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
-    count: int = 5,
-    json: bool = False,
+    text: Text,
+    count: Whole = 5,
+    json: Switch = False,
 ) -> None:
     """Fill in the blanks of a text, written ___, with what could stand there.
 
@@ -281,7 +301,7 @@ def fill(
     fill_text(run, text, count, json)
 
 
-def classify(run: Run, text: Texts = (), json: bool = False) -> None:
+def classify(run: Run, text: Texts = (), json: Switch = False) -> None:
     """Which class each text belongs to, and how probably.
 
     Args:
@@ -306,7 +326,7 @@ def embed(run: Run, text: Texts = ()) -> None:
     embed_lines(run, text)
 
 
-def score(run: Run, text: Texts = (), tag: str = "", json: bool = False) -> None:
+def score(run: Run, text: Texts = (), tag: Name = "", json: Switch = False) -> None:
     """The log-probability of each text; of a source, a tab and a target, that of the target.
 
     Args:
@@ -321,12 +341,12 @@ def score(run: Run, text: Texts = (), tag: str = "", json: bool = False) -> None
 
 
 def serve(
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")],
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    hosts: tuple[str, ...] = (),
-    origins: tuple[str, ...] = (),
-    set: tuple[str, ...] = (),
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, by_place("RUN [RUN ...]")],
+    host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1",
+    port: Whole = 8000,
+    hosts: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, shown("NAME")] = (),
+    origins: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, shown("URL")] = (),
+    set: Changes = (),
 ) -> None:
     """The page for your browser, and answers for programs, as OpenAI's interface gives them.
 
@@ -339,32 +359,30 @@ def serve(
         runs: run folders, each a model called as its folder; or names of bundled models.
         host: the address to listen on.
         port: the port; 0 for any that is free.
-        hosts: further names that the service is reached by, such as that of a proxy.
-        origins: web pages elsewhere that may ask, as https://example.com.
+        hosts: a further name that the service is reached by, as a proxy's; may be repeated.
+        origins: web pages elsewhere that may ask, as https://example.com; may be repeated.
         set: changes to the limits, as limits.queue=50; --limits.queue 50 says the same.
     """
     from limelight.serve.limits import limits_with
     from limelight.serve.server import serve
 
-    if not runs:
-        raise UserError("say which runs to serve: limelight serve RUN [RUN ...]")
     serve(runs, host, port, limits_with(set), hosts, origins)
 
 
 def explain(
     run: Run,
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
-    target: str | None = None,
-    stop: str = "",
-    layer: int | None = None,
-    head: int | None = None,
-    word: str | None = None,
-    follow: bool = False,
-    figure: str = "",
-    html: str = "",
-    tag: str = "",
-    json: bool = False,
-    set: tuple[str, ...] = (),
+    text: Text,
+    target: Annotated[str | None, shown("TEXT")] = None,
+    stop: Name = "",
+    layer: Annotated[int | None, shown("N")] = None,
+    head: Annotated[int | None, shown("N")] = None,
+    word: Annotated[str | None, shown("WORD")] = None,
+    follow: Switch = False,
+    figure: Annotated[str, shown("FILE")] = "",
+    html: Annotated[str, shown("FILE")] = "",
+    tag: Name = "",
+    json: Switch = False,
+    set: Changes = (),
 ) -> None:
     """Walk through a trained model with a text of your own; every number is the model's.
 
@@ -393,7 +411,7 @@ def explain(
     explain_text(terminal(), run, text, list(set), target, asked, place, files, json, tag)
 
 
-def models(json: bool = False) -> None:
+def models(json: Switch = False) -> None:
     """The models that come with Limelight; wherever a command asks for a RUN, their names will do.
 
     A run folder of your own with such a name comes first.
@@ -412,7 +430,10 @@ def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:
     return [*changes, *(f"decode.{name}={value}" for name, value in given.items())]
 
 
-def demo(quick: bool = False, run: str = "runs/demo") -> None:
+def demo(
+    quick: Switch = False,
+    run: Folder = "runs/demo",
+) -> None:
     """A tour of a few minutes: it translates, writes, learns to chat, and explains itself.
 
     Say the same again to go on after an interruption.
@@ -440,16 +461,22 @@ def completion(
 ) -> None:
     """Print a script with which your shell completes commands and options when you press Tab.
 
-    bash:  limelight completion bash > ~/.local/share/bash-completion/completions/limelight
+    For bash:
 
-    zsh:   limelight completion zsh > FOLDER/_limelight, where FOLDER is one of your $fpath
+    limelight completion bash > ~/.local/share/bash-completion/completions/limelight
 
-    fish:  limelight completion fish > ~/.config/fish/completions/limelight.fish
+    For zsh, where FOLDER is one of your $fpath:
+
+    limelight completion zsh > FOLDER/_limelight
+
+    For fish:
+
+    limelight completion fish > ~/.config/fish/completions/limelight.fish
 
     Args:
         shell: bash, zsh or fish.
     """
-    run_command(["--tyro-write-completion", shell, "-"])
+    ask_tyro(["--tyro-write-completion", shell, "-"])
 
 
 def tell(
@@ -493,33 +520,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze")
-
-
-def gather_changes(arguments: list[str]) -> list[str]:
-    """`--train.steps 500` becomes `--set train.steps=500`: any setting of a recipe is an option.
-
-    A setting takes one value, a list of files all that follow, and a bare one means true. What
-    follows a bare `--` is text, whatever it looks like.
-    """
-    others: list[str] = []
-    changes: list[str] = []
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    left, texts = arguments[:end], arguments[end:]
-    while left:
-        argument = left.pop(0)
-        name, equals, value = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--") or ("." not in name and name != "set"):
-            others.append(argument)
-            continue
-        values = [value] if equals else []
-        many = name in ("set", *LISTS)
-        while not equals and left and not left[0].startswith("--") and (many or not values):
-            values.append(left.pop(0))
-        changes += values if name == "set" else [f"{name}={v}" for v in values or ["true"]]
-    return [*others, *(["--set", *changes] if changes else []), *texts]
-
-
 def run_command(arguments: list[str]) -> None:
     """The command that the arguments name."""
     name = arguments[0] if arguments else "--help"
@@ -529,9 +529,47 @@ def run_command(arguments: list[str]) -> None:
     if name == "--version":
         print(f"limelight {__version__}")
         return
-    if not name.startswith("-") and name not in COMMANDS:
+    if name.startswith("-"):
+        raise UserError(f"limelight has no option {name}: see limelight --help")
+    if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
-    tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="limelight", args=gather_changes(arguments))
+    if {"-h", "--help"} & set(before_and_from_dashes(arguments)[0]):
+        show_help(name)
+    else:
+        COMMANDS[name](**read_arguments(name, COMMANDS[name], arguments[1:]))
+
+
+def show_help(name: str) -> None:
+    """The help of a command. tyro folds its lines, but not what the command says of itself."""
+    with suppress(SystemExit), redirect_stdout(Drawn(sys.stdout)) as drawn:
+        ask_tyro([name, "--help"])
+    width = shutil.get_terminal_size().columns
+    for line in drawn.getvalue().splitlines():
+        drawn_by_tyro = any(sign in line for sign in "│─\x1b")
+        print(line if drawn_by_tyro else fill_line(line, width, break_on_hyphens=False))
+
+
+class Drawn(io.StringIO):
+    """What goes to a stream, kept; with the colours and lines that would be seen there."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def isatty(self) -> bool:
+        """Whether a person looks on."""
+        return self.stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Which characters there are."""
+        return self.stream.encoding
+
+
+def ask_tyro(arguments: list[str]) -> None:
+    """Have tyro draw the help of a command, or write a script that completes all of them."""
+    short = (tyro.conf.FlagCreatePairsOff,)  # --no-json is understood, but helps nobody
+    tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="limelight", args=arguments, config=short)
 
 
 def show_commands(console: "Console") -> None:
@@ -560,12 +598,31 @@ def open_what_is_closed() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+def tell_warnings_plainly() -> None:
+    """Our own warnings are sentences like all others; those of libraries stay Python's."""
+    usual = warnings.formatwarning
+
+    def plainly(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if issubclass(category, OlderWeightsWarning):
+            return f"limelight: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = plainly
+
+
 def main() -> None:
     """Run the command; what goes wrong is told in a sentence, and in the exit code.
 
     2: something impossible was asked for. 1: it was possible, but the work failed.
     """
     open_what_is_closed()
+    tell_warnings_plainly()
     try:
         run_command(sys.argv[1:])
         sys.stdout.flush()

@@ -14,6 +14,10 @@ class FailedError(Exception):
     """What was asked for is possible, but the work cannot go on. Exit code 1."""
 
 
+class OlderWeightsWarning(UserWarning):
+    """The newest weights of a run are damaged, and older ones are used."""
+
+
 WHAT_TO_DO = {  # when the system refuses, by its own name for why
     errno.ENOSPC: "make room on this disk, or choose a folder on another one",
     errno.EDQUOT: "make room on this disk, or choose a folder on another one",

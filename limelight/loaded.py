@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from limelight.decode.config import DecodeConfig, Precision
-from limelight.errors import UserError
+from limelight.errors import OlderWeightsWarning, UserError
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_of
 from limelight.run.bundled import find_run
@@ -173,21 +173,9 @@ def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
         else:
             if passed_over:
                 used = f"{folder.parent.name}/{folder.name} is used"
-                warn_plainly("; ".join([f"{run.path}: {passed_over[0]}", *passed_over[1:], used]))
+                told = "; ".join([f"{run.path}: {passed_over[0]}", *passed_over[1:], used])
+                warnings.warn(told, OlderWeightsWarning, stacklevel=1)  # once for each run
             return model, step_of(folder)
-
-
-def warn_plainly(sentence: str) -> None:
-    """A warning like any other of Python's, but shown as a line for people, without file and line.
-
-    It is the same place for all, so that a run that is loaded twice is told of once.
-    """
-    usual = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_: f"limelight: {message}\n"
-    try:
-        warnings.warn(sentence, stacklevel=1)
-    finally:
-        warnings.formatwarning = usual
 
 
 def build_from(config: AnyConfig, path: Path) -> nn.Module:

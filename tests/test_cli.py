@@ -5,11 +5,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from limelight import __version__
 from limelight.cli import COMMANDS
+from tests.pages import ROOT
 
 
 def limelight(*arguments, **environment):
@@ -43,17 +45,45 @@ def test_help_answers_without_torch(arguments):
         (["info", "gpt2-123m"], "'gpt2-123m': did you mean 'gpt2-124m'?"),
         (["info", "nowhere.toml"], "cannot read the recipe nowhere.toml: No such file"),
         (["info", "reverse", "--devices", "0"], "--devices 0 is out of range"),
-        (["info", "reverse", "--devices", "many"], "invalid"),
-        (["info", "reverse", "--device", "2"], "--devices"),
-        (["info"], "required"),
+        (["info", "reverse", "--devices", "many"], "--devices many: not a whole number"),
+        (["info", "reverse", "--devices", "9" * 5000], "9...: not a whole number"),
+        (["info", "reverse", "--device", "2"], "info has no option --device: did you mean --devi"),
+        (["info", "reverse", "--json=yes"], "--json takes no value"),
+        (["info", "reverse", "--devices"], "--devices needs a value: write --devices N"),
+        (["info", "reverse", "--devices", "--json"], "--devices needs a value: write --devices N"),
+        (["info", "reverse", "--set"], "--set needs a value: write --set TABLE.SETTING=VALUE"),
+        (["info", "reverse", "--model.layers"], "--model.layers needs a value: write --model.lay"),
+        (["info", "reverse", "gpt2-124m"], "info takes RECIPE|RUN and nothing else, but there is"),
+        (["info", ""], "RECIPE|RUN is empty: is it a variable that is not set?"),
+        (["info"], "info needs RECIPE|RUN: see limelight info --help"),
+        (["write", "writer", "Hi", "--beam", "3"], "write has no option --beam: see limelight wri"),
+        (["write", "writer", "Hi", "--top-p", "all"], "--top-p all: not a number"),
+        (["write", "writer", "-x"], "write has no option -x"),
+        (["translate"], "translate needs RUN: see limelight translate --help"),
+        (["translate", "", "hi"], "RUN is empty: is it a variable that is not set?"),
+        (["translate", "en-de", "hi", "--ensemble", ""], "--ensemble is empty: is it a variable"),
+        (["translate", "en-de", "hi", "--prefix"], "--prefix needs a value: write --prefix TEXT"),
+        (["evaluate", "runs/a", "--data.test"], "--data.test needs a value: write --data.test"),
+        (["evaluate", "runs/a", "--split", "foo"], "there is no split 'foo': choose one of: "),
+        (["fill", "fill"], "fill needs TEXT: see limelight fill --help"),
+        (["fill", "fill", "a ___", "b ___"], "fill takes RUN TEXT and nothing else, but there is"),
+        (["fill", "fill", "a ___", "--decode.beam", "3"], "no settings that --decode.beam=3 could"),
+        (["train", "reverse"], "train needs --run FOLDER: see limelight train --help"),
+        (["train", "reverse", "--run", "x", "--from", ""], "--from is empty: is it a variable"),
+        (["serve"], "serve needs RUN [RUN ...]: see limelight serve --help"),
+        (["serve", "x", "--limits.queue"], "--limits.queue needs a value: write --limits.queue V"),
+        (["data", "chek", "reverse"], "there is no action 'chek': did you mean 'check'?"),
+        (["completion", "csh"], "there is no shell 'csh': did you mean"),
+        (["--helpp"], "limelight has no option --helpp: see limelight --help"),
         (["inform", "reverse"], "info"),
     ],
 )
 def test_mistakes_are_answered_with_a_sentence(arguments, sentence):
     done = limelight(*arguments)
     assert done.returncode == 2
-    assert sentence in re.sub(r"[\s│]+", " ", done.stderr)
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("limelight: ")
+    assert done.stderr.count("\n") == 1
+    assert sentence in done.stderr
     assert done.stdout == ""
 
 
@@ -135,3 +165,30 @@ def test_other_shells_get_a_script_of_their_own(shell):
     assert "translate" in done.stdout
     own = {"zsh": "#compdef limelight", "fish": "complete --no-files --command"}
     assert own[shell] in done.stdout
+
+
+def test_ctrl_c_before_the_command_is_read_is_no_crash():
+    """Whoever is quick meets Python while it still imports."""
+    code = """
+import runpy, sys
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == "limelight.errors":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+sys.argv[1:] = ["models"]
+"""
+    for start in ("runpy.run_module('limelight', run_name='__main__')", CONSOLE_SCRIPT):
+        done = subprocess.run(
+            [sys.executable, "-c", code + start], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (130, "")
+        assert done.stderr == "limelight: interrupted\n"
+
+
+CONSOLE_SCRIPT = "from limelight.__main__ import main; sys.exit(main())"  # as installers write it
+
+
+def test_the_console_script_is_the_one_above():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"limelight": "limelight.__main__:main"}

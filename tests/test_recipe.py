@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from limelight.cli import gather_changes, main
+from limelight.arguments import gather_changes
+from limelight.cli import main
 from limelight.errors import UserError
 from limelight.model import ModelConfig
 from limelight.recipe import (

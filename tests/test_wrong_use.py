@@ -47,6 +47,7 @@ COMPUTE = [
     "translate",
     "write",
 ]
+MANY_TEXTS = {"chat", "classify", "embed", "score", "serve", "translate", "write"}
 SERVING = {"serve"}  # it goes on until it is told to end
 
 
@@ -123,9 +124,20 @@ def test_a_model_or_recipe_that_is_not_there_is_named(limelight, command):
 @pytest.mark.parametrize("command", sorted(RIGHT))
 def test_a_misspelt_option_is_named(limelight, command):
     done = limelight(command, *RIGHT[command], "--helpp")
-    assert done.code == 2
-    assert "--helpp" in done.err
-    assert "Traceback" not in done.err
+    sentence = f"{command} has no option --helpp: did you mean --help?"
+    assert done.is_one_sentence(2).endswith(sentence)
+
+
+@pytest.mark.parametrize("command", sorted(RIGHT))
+def test_an_argument_too_many_or_too_few_is_told(limelight, command):
+    """What stands behind a command is either taken or refused, and never left out silently."""
+    if command not in MANY_TEXTS:
+        too_many = limelight(command, *RIGHT[command], "one", "two").is_one_sentence(2)
+        assert "and nothing else, but there is" in too_many
+    if RIGHT[command] and command != "demo":
+        too_few = limelight(command).is_one_sentence(2)
+        assert too_few.endswith(f": see limelight {command} --help")
+        assert f"{command} needs " in too_few
 
 
 # Places

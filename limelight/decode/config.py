@@ -21,7 +21,7 @@ class DecodeConfig:
     groups: Beams = 1  # of beams that avoid each other's words
     diversity: Weight = 0.5  # how much they do
     extra_tokens: Count = 50  # the output may be longer than the input by so many
-    max_tokens: Count = 0  # of the output, whatever the input; 0: no other limit
+    max_tokens: Count = 0  # of the output, whatever the input; 0: no other limit, but 200 to write
 
     temperature: Weight = 0.0  # above 0 every token is drawn, and there is no beam
     top_k: Count = 0  # draw among so many; 0: among all

@@ -73,18 +73,6 @@ def test_of_a_whole_run_there_is_nothing_to_warn(whole):
         assert load(whole.path).step == 7
 
 
-def test_how_other_warnings_look_stays_as_it_was(damaged):
-    before = warnings.formatwarning
-    with pytest.warns(UserWarning, match="is damaged"):
-        load(damaged.path)
-    assert warnings.formatwarning is before
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="is damaged"):
-            load(damaged.path)
-    assert warnings.formatwarning is before
-
-
 def test_with_no_whole_weights_at_all_each_is_named(damaged):
     cut_short(damaged.checkpoints / "step-000003")
     with pytest.raises(UserError, match=r"no weights yet; finished/.*; checkpoints/.*000003 is"):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from limelight.cli import gather_changes, main
+from limelight.arguments import gather_changes
+from limelight.cli import main
 from limelight.tasks.fill import Candidate, Filled
 
 ROOT = Path(__file__).parent.parent.parent
@@ -110,8 +111,8 @@ def test_alternatives_stand_below_the_translation(limelight, run):
 
 def test_wishes_tags_and_ensembles(limelight, run):
     assert limelight("translate", run("reverse"), "a b", "--prefix", "x")[1][0].startswith("x")
-    wished = ("--include", "k", "q", "--exclude", "b", "--beam", "4")
-    (text,) = limelight("translate", run("reverse"), "a b", *wished)[1]
+    wished = ("--include", "k", "--include", "q", "--exclude", "b", "--beam", "4")
+    (text,) = limelight("translate", run("reverse"), *wished, "a b")[1]
     assert {"k", "q"} <= set(text)
     assert "b" not in text
     assert limelight("translate", run("tagged"), "a b", "--tag", "back")[0] == 0
@@ -234,7 +235,7 @@ def test_what_looks_like_an_option_can_be_a_text(limelight, run):
     [
         ("--beam 0", "beam=0 is out of range"),
         ("--beam -1", "beam=-1 is out of range"),
-        ("--beam nan", "invalid literal for int"),
+        ("--beam nan", "--beam nan: not a whole number"),
         ("--beam 1000000", "beam=1000000 is out of range"),
         ("--temperature nan", "temperature=nan must be a number, and finite"),
         ("--temperature -1", "temperature=-1.0 is out of range"),
@@ -250,7 +251,7 @@ def test_what_looks_like_an_option_can_be_a_text(limelight, run):
         ("--tag german", "this model learned no tags"),
         ("--include x", "words that must appear need a beam"),
         ("--ensemble nowhere", "nowhere is no run folder"),
-        ("--beams 3", "--beam"),
+        ("--beams 3", "translate has no option --beams: did you mean --beam?"),
     ],
 )
 def test_impossible_requests_are_answered_with_a_sentence(limelight, run, arguments, sentence):
