@@ -6,7 +6,7 @@ others can do the same.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -47,7 +47,6 @@ from limelight.training.workers import join
 SPLITS = ("train", "valid", "test")
 COMPUTING = ("batch_tokens", "compile", "device", "precision", "shard", "workers")  # of the loss
 HIDING = ("mask_rate", "seed", "whole_words")  # which tokens a model that fills in has to find
-NO_FAULT = ("header", "in another split")  # why a line is not scored although it is as it should be
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,8 @@ class Lines:
 
     def tell_unusable(self, report: Report) -> None:
         """Say how many lines are not scored because something is wrong with them, and what."""
-        wrong = {why: n for why, n in self.tally.refused.items() if why not in NO_FAULT}
-        if wrong:
-            bad = sum(wrong.values())
-            lines = f"{bad:,} of {self.tally.used + bad:,} lines cannot be used"
-            report.warn(f"{lines} ({count_reasons(wrong)}) and are not scored")
-
-
-def count_reasons(refused: Mapping[str, int]) -> str:
-    """`2 empty, 1 invalid UTF-8`."""
-    return ", ".join(f"{count:,} {reason}" for reason, count in refused.items())
+        if self.tally.unusable:
+            report.warn(f"{self.tally.unusable} and are not scored")
 
 
 def score_run(
@@ -188,8 +179,7 @@ def read_lines(recipe: Recipe, split: str) -> Lines:
         examples += read
         tags += [part.tag] * len(read)
     if not examples:
-        reasons = count_reasons(tally.refused)
-        why = f"no line of {tally.read:,} can be used ({reasons})" if reasons else "it is empty"
+        why = tally.unusable or "it is empty"
         raise UserError(f"there is nothing to score in the {split} split: {why}")
     return Lines([list(column) for column in zip(*examples, strict=True)], tags, tally)
 

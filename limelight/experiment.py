@@ -22,7 +22,17 @@ from limelight.errors import UserError, place_from
 from limelight.lessons import batches_of, classes_of, tokenise
 from limelight.loaded import Loaded, load
 from limelight.model import build
-from limelight.plan import check_origin, check_plan, check_same_meaning, metrics_of, settle
+from limelight.plan import (
+    check_origin,
+    check_place,
+    check_plan,
+    check_same_meaning,
+    check_same_tokenizer,
+    check_steps,
+    check_unvalidated,
+    metrics_of,
+    settle,
+)
 from limelight.recipe import Recipe, changed, load_recipe, write_recipe
 from limelight.run.commit import lock, make_folder, sweep
 from limelight.run.curves import draw_curves
@@ -80,6 +90,7 @@ def train(
 def locked(run: RunFolder, workers: Workers) -> Iterator[None]:
     """The first process keeps others out of the folder, and clears away what dead ones left."""
     if workers.first:
+        check_place(run)
         with place_from("--run"):
             make_folder(run.path)
     with lock(run.path) if workers.first else nullcontext():
@@ -105,10 +116,11 @@ def set_up(
     origin = load(start_from) if start_from else None
     data = resolve(recipe.data)
     check_plan(recipe, data)
+    check_steps(recipe, run)
     tokenizer = find_tokenizer(recipe, data, run, workers, origin, report)
     recipe = settle(recipe, tokenizer, run)
     stores = find_stores(data, tokenizer, workers, report)
-    classes = classes_of(recipe, stores["train"])
+    classes = classes_of(recipe, data, stores["train"])
     model = begin_model(recipe, origin, report)
     make = partial(batches_of, data=data, tokenizer=tokenizer, classes=classes, workers=workers)
     if recipe.train.batch_tokens == "auto":
@@ -117,6 +129,8 @@ def set_up(
         report.say(f"batches of {size:,} tokens fit")
         recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
     batches = make(recipe, stores["train"], "train")
+    valid = make(recipe, stores["valid"], "valid") if "valid" in stores else None
+    check_examples(recipe, batches, valid, report)
     warn(recipe, batches, report)
     told = environment(recipe, tokenizer, stores, workers) | {"from": begun_from}
     write_run(recipe, classes, told, run, workers)
@@ -128,7 +142,7 @@ def set_up(
         run=run,
         workers=workers,
         report=report,
-        valid=make(recipe, stores["valid"], "valid") if "valid" in stores else None,
+        valid=valid,
         d_model=recipe.model.d_model,
         widths=(int(batches.examples.lengths.min()), int(batches.examples.lengths.max())),
         precision=precision,
@@ -149,7 +163,25 @@ def find_stores(
     }
     if "train" not in stores:
         raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
+    for split, store in stores.items():
+        if store.tally.unusable and len(store):
+            report.warn(f"{split}: {store.tally.unusable}")
+    if not len(stores["train"]):
+        why = stores["train"].tally.unusable or "there is none"
+        raise UserError(f"there is no example to train on: {why}")
     return stores
+
+
+def check_examples(recipe: Recipe, batches: Batches, valid: Batches | None, report: Report) -> None:
+    """Refuse a training for which nothing is left of its data."""
+    longest = recipe.model.max_len
+    if not len(batches.readable):
+        raise UserError(
+            f"there is nothing to train on: no example fits the model, whose max_len is {longest}"
+        )
+    if valid is not None and not len(valid.readable):
+        check_unvalidated(recipe.train)
+        report.warn(f"no validation text can be used, or fits the model's max_len={longest}")
 
 
 def begin_model(recipe: Recipe, origin: Loaded | None, report: Report) -> nn.Module:
@@ -171,7 +203,8 @@ def warn(recipe: Recipe, batches: Batches, report: Report) -> None:
             f"{config.steps} steps: what is finished will have learned little"
         )
     if batches.too_long:
-        report.warn(f"{batches.too_long} examples are longer than max_len={recipe.model.max_len}")
+        many = f"{batches.too_long:,} of {len(batches.examples.lengths):,} examples"
+        report.warn(f"{many} are longer than max_len={recipe.model.max_len}, and left out")
 
 
 def watch_answers(
@@ -204,6 +237,7 @@ def find_tokenizer(
     """The run's own tokenizer, the one of the model it starts from, or one learned now."""
     if workers.first and not run.begun:  # what a failed start left may be of another recipe
         if origin is not None:
+            check_same_tokenizer(recipe, origin)
             tokenizer = origin.tokenizer
         else:
             report.say(f"learning a tokenizer of {recipe.tokenizer.vocab} tokens")
@@ -290,7 +324,7 @@ def write_run(
 ) -> None:
     """Write down what this run is, and on resuming check that its data is still the same."""
     if run.begun:
-        before = run.read_json("environment.json")
+        before = run.environment()
         if before.get("data") != told["data"]:
             raise UserError(
                 f"the data of {run.path} has changed since it was begun: its files have another "

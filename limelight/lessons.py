@@ -33,11 +33,16 @@ def tokenise(
     return prepare(data, split, tokenizer, stores)
 
 
-def classes_of(recipe: Recipe, store: Store) -> tuple[str, ...]:
+def classes_of(recipe: Recipe, data: DataConfig, store: Store) -> tuple[str, ...]:
     """The names of the classes, if texts are to be classified."""
     wanted = getattr(recipe.model, "classes", 0)
     if not wanted:
         return ()
+    if data.kind != "labelled":
+        raise UserError(
+            f"model.classes is {wanted}, which is for labelled texts, and the data are "
+            f"{data.kind}: set --data.kind labelled"
+        )
     found = tuple(sorted(set(store.facts["labels"])))
     if len(found) != wanted:
         raise UserError(

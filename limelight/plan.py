@@ -12,8 +12,9 @@ from limelight.errors import UserError, unknown
 from limelight.loaded import Loaded
 from limelight.recipe import Recipe, recipe_of
 from limelight.run.bundled import find_run, place_of
-from limelight.run.commit import newest
-from limelight.run.folder import RunFolder
+from limelight.run.commit import is_ours, newest, numbered
+from limelight.run.folder import PARTS, RunFolder
+from limelight.run.weights import step_of
 from limelight.text.config import DataConfig, parts_of, sides
 from limelight.text.tokenizer import Tokenizer
 from limelight.training.config import TrainConfig
@@ -26,6 +27,27 @@ CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a 
 FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
 }
+
+
+def check_place(run: RunFolder) -> None:
+    """Refuse a folder with files that a run would write over, and that no run of ours has left."""
+    if run.begun or is_ours(run.path):
+        return
+    if foreign := [name for name in PARTS if (run.path / name).exists()]:
+        raise UserError(
+            f"{run.path} is no run, and has a {foreign[0]} that would be lost: choose another "
+            "folder"
+        )
+
+
+def check_steps(recipe: Recipe, run: RunFolder) -> None:
+    """A run cannot go back to fewer steps than it has taken."""
+    taken = max(map(step_of, numbered(run.checkpoints)), default=0) if run.begun else 0
+    if taken > recipe.train.steps:
+        raise UserError(
+            f"{run.path} has taken {taken} steps already, and --train.steps is "
+            f"{recipe.train.steps}: ask for at least {taken}, or choose another folder"
+        )
 
 
 def check_plan(recipe: Recipe, data: DataConfig) -> None:
@@ -76,7 +98,7 @@ def check_origin(run: RunFolder, start_from: str | Path | None) -> str:
     said = place_of(find_run(start_from)) if start_from else ""
     if not run.begun:
         return said
-    before = str(run.read_json("environment.json").get("from", said))
+    before = str(run.environment().get("from", said))
     if said and said != before:
         raise UserError(
             f"{run.path} was begun from {before or 'no other run'}, and this is from {said}: go on "
@@ -116,6 +138,16 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
                     f"{new.get(key)}: resume it as it was, or choose another folder"
                 )
     return recipe
+
+
+def check_same_tokenizer(recipe: Recipe, origin: Loaded) -> None:
+    """A model goes on with the tokenizer that it learned with."""
+    ours, theirs = recipe.tokenizer.kind, origin.recipe.tokenizer.kind
+    if ours != theirs:
+        raise UserError(
+            f"tokenizer.kind is {ours!r} in this recipe and {theirs!r} in the model to start from "
+            f"({origin.recipe.name}), which cannot learn another: set --tokenizer.kind {theirs}"
+        )
 
 
 def check_same_meaning(ours: dict[str, Any], origin: Loaded) -> None:

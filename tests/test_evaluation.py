@@ -200,7 +200,9 @@ def test_texts_of_another_split_are_not_taken_for_those_asked_for(runs, tmp_path
 
 def test_texts_that_cannot_be_used_are_told_with_the_reason(tmp_path):
     files = put(tmp_path, {"own.txt": "no conversation\nat all\n"})
-    with pytest.raises(UserError, match=r"no line of 2 can be used \(2 no dialogue of two turns\)"):
+    with pytest.raises(
+        UserError, match=r"2 of 2 lines cannot be used \(2 no dialogue of two turns\)"
+    ):
         score_run("chat", changes=files)
 
 

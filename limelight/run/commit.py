@@ -26,6 +26,7 @@ FORMAT = 1  # of the manifest
 MANIFEST = "MANIFEST.json"
 LARGEST_MANIFEST = 2**20  # bytes; ours have a few hundred
 NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
+LOCK = ".lock"
 TEMPORARY = "*.tmp-" + "[0-9a-f]" * 8
 Told = dict[str, tuple[Any, Any]]  # of each file its size and hash, as a manifest tells them
 
@@ -207,11 +208,16 @@ def sweep(parent: Path) -> None:
         remove(path)
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether a training was here before, even one that could not begin."""
+    return (folder / LOCK).exists()
+
+
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Keep other processes from training here; the kernel frees it however this one ends."""
     make_folder(folder)
-    with (folder / ".lock").open("a", encoding="utf-8") as file:
+    with (folder / LOCK).open("a", encoding="utf-8") as file:
         try:
             seize(file)
         except (BlockingIOError, PermissionError):  # on Unix, on Windows

@@ -22,6 +22,10 @@ from limelight.errors import UserError
 from limelight.run.commit import newest
 
 FORMAT = 1
+PARTS = (  # all that a training writes
+    *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
+    *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
+)
 LARGEST_RECIPE = 2**16  # bytes
 LONGEST_LINE = 2**12  # characters: with "a.a.a. ..." one line can keep TOML's reader busy for hours
 
@@ -108,10 +112,18 @@ class RunFolder:
 
     def read_json(self, name: str) -> Any:
         """A small file as plain data."""
+        text = read_small(self.path / name)
         try:
-            return json.loads(read_small(self.path / name))
+            return json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{self.path / name} is not JSON: {error}") from error
+
+    def environment(self) -> dict[str, Any]:
+        """What the run was begun with."""
+        told = self.read_json("environment.json")
+        if not isinstance(told, dict):
+            raise UserError(f"{self.path / 'environment.json'} is not what a run writes")
+        return told
 
     def weights(self) -> tuple[Path, list[str]]:
         """The folder with the weights to use: finished ones, or else the newest checkpoint's.

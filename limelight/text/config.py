@@ -11,6 +11,7 @@ from limelight.text.hub import hub_splits
 from limelight.text.tokenizer import SPECIAL
 
 Kind = Literal["pairs", "texts", "labelled", "dialogues"]
+PLACES = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
@@ -77,11 +78,11 @@ class DataConfig:
         if self.toy and self.kind != "pairs":
             raise UserError(f"toy={self.toy!r} makes pairs, not kind={self.kind!r}")
         for own in ("name", "hub"):
-            others = {"name", "hub", "toy", "train", "valid", "test"} - {own}
-            if getattr(self, own) and any(getattr(self, other) for other in others):
+            others = [other for other in PLACES if other != own and getattr(self, other)]
+            if getattr(self, own) and others:
                 raise UserError(
-                    f"{own}={getattr(self, own)!r} has its own files: leave "
-                    f"{', '.join(sorted(others))} out"
+                    f"{own}={getattr(self, own)!r} has its own files: leave {', '.join(others)} "
+                    f"out, or set --data.{own} '' and, with --data.kind, what your files hold"
                 )
 
     def check_splits(self) -> None:

@@ -24,6 +24,9 @@ PACKED = (".gz", ".xz")
 END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
 
 
+NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
+
+
 @dataclass
 class Tally:
     """What became of the lines of one split."""
@@ -32,6 +35,15 @@ class Tally:
     used: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     mended: Counter[str] = field(default_factory=Counter)  # used, after a harmless repair
+
+    @property
+    def unusable(self) -> str:
+        """`2 of 3 lines cannot be used (1 empty, 1 invalid UTF-8)`, or nothing if all can."""
+        wrong = {why: n for why, n in self.refused.items() if why not in NO_FAULT}
+        bad = sum(wrong.values())
+        reasons = ", ".join(f"{count:,} {why}" for why, count in wrong.items())
+        all_lines = f"{bad:,} of {self.used + bad:,} lines"
+        return f"{all_lines} cannot be used ({reasons})" if bad else ""
 
     def check(self) -> None:
         """Nothing is lost: what was read was used or refused."""

@@ -65,7 +65,9 @@ def finish(trainer: Trainer) -> None:
             if damage(last) is None and not same_tensors(read_tensors(last / WEIGHTS), weights):
                 discard(last)  # it was made when the recipe asked for something else
             commit(last, lambda f: write_tensors(f / WEIGHTS, weights))
-            prune(run.finished, keep=1, written=[last.name])
+            for older in numbered(run.finished):
+                if older != last:  # even one of more steps: a training that was begun again
+                    discard(older)
         except OSError as error:
             raise FailedError(
                 f"training is done, but its weights could not be written: {run.path}: "

@@ -16,7 +16,7 @@ import torch
 from limelight.errors import UserError
 from limelight.run.board import Board
 from limelight.run.commit import newest
-from limelight.run.log import Log, cut_log
+from limelight.run.log import Log, cut_log, read_log
 from limelight.text.batches import Batches
 from limelight.training.checkpoint import State, restore
 from limelight.training.config import TrainConfig
@@ -78,10 +78,13 @@ def resume(trainer: Trainer) -> None:
     folder, passed_over = newest(trainer.run.checkpoints)
     for sentence in passed_over:
         trainer.report.warn(sentence)
+    if folder is None and (passed_over or any(read_log(trainer.run.log))):
+        trainer.report.warn("no checkpoint is left to go on from: beginning again")
     if folder is not None:
         restored = restore(folder, trainer.learner.model, trainer.optimizer, trainer.average)
         vars(trainer.state).update(vars(restored))
-        trainer.report.say(f"resuming from step {trainer.state.step}")
+        done = trainer.state.step >= trainer.config.steps
+        trainer.report.say(f"resuming from step {trainer.state.step}{', the last' if done else ''}")
     before, metric = trainer.state.metric, trainer.config.metric
     if trainer.state.judge_by(metric) and before:
         trainer.report.say(f"the best so far was by {before}, and is now looked for by {metric}")

@@ -93,7 +93,8 @@ def tell_skipped(trainer: Trainer, log: Log | None, taken: Taken) -> None:
     if trainer.state.skipped >= PATIENCE_WITH_NAN:
         raise FailedError(
             f"{trainer.state.skipped} steps in a row were not finite, so training stops; the last "
-            "good checkpoint is kept. A smaller --train.learning-rate or --train.clip 1 may help"
+            "good checkpoint, if there is one, is kept. Begin again in another folder, with a "
+            "smaller --train.learning-rate or --train.clip 1"
         )
 
 

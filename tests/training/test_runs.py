@@ -166,7 +166,7 @@ def test_a_model_that_knows_too_few_tokens_is_refused(tmp_path):
 )
 def test_what_a_family_cannot_learn_from_is_refused(tmp_path, family, kind, model):
     data = {"pairs": lambda _: None, "texts": texts, "labelled": labelled}[kind](tmp_path)
-    sentence = "model.classes is 2, but the data has 0 labels" if model else "cannot learn from"
+    sentence = "model.classes is 2, which is for labelled texts" if model else "cannot learn from"
     with pytest.raises(UserError, match=sentence):
         train_in(tmp_path / "run", tiny(family, data, model))
     assert not RunFolder(tmp_path / "run").begun
@@ -180,8 +180,112 @@ def test_a_language_model_may_be_asked_for_more_than_its_positions_hold(tmp_path
 
 
 def test_nothing_that_fits_is_nothing_to_train_on(tmp_path):
-    with pytest.raises(UserError, match="no example fits the model"):
+    """And nothing is begun, so that the mistake can be mended."""
+    with pytest.raises(UserError, match="no example fits the model, whose max_len is 1"):
         train_in(tmp_path, tiny(model={"max_len": 1}))
+    assert train_in(tmp_path, tiny()).state.step == 10
+
+
+UNUSABLE = {
+    "empty": (b"", "there is none"),
+    "one column": (b"a\nb\n", r"2 of 2 lines cannot be used \(2 not two columns\)"),
+    "three columns": (b"a\tb\tc\n", "1 not two columns"),
+    "no UTF-8": (b"\xff\xfe\n", "1 invalid UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_data_without_one_usable_line_is_refused_and_can_be_mended(tmp_path, name):
+    content, sentence = UNUSABLE[name]
+    file = tmp_path / "pairs.tsv"
+    file.write_bytes(content)
+    recipe = tiny(data=DataConfig(train=(str(file),)))
+    with pytest.raises(UserError, match=f"there is no example to train on: .*{sentence}"):
+        train_in(tmp_path / "run", recipe)
+    file.write_text("a b\tb a\nc\tc\n")
+    assert train_in(tmp_path / "run", recipe).state.step == 10
+
+
+def test_lines_that_are_not_learned_from_are_told(tmp_path, capsys):
+    good, bad = tmp_path / "good.tsv", tmp_path / "bad.tsv"
+    good.write_text("a b\tb a\n" * 4)
+    bad.write_text("a b\tb a\n" * 4 + "alone\n")
+    for file, warned in ((good, False), (bad, True)):
+        data = DataConfig(train=(str(file),), valid=(str(file),))
+        train(tiny(data=data), tmp_path / file.stem)
+        told = " ".join(capsys.readouterr().err.split())
+        for split in ("train", "valid"):
+            sentence = f"{split}: 1 of 5 lines cannot be used (1 not two columns)"
+            assert (sentence in told) is warned
+
+
+def test_patience_needs_a_validation_text_that_can_be_used(tmp_path, capsys):
+    (tmp_path / "train.tsv").write_text("a b\tb a\n" * 4)
+    (tmp_path / "valid.tsv").write_text("alone\n")
+    data = DataConfig(train=(str(tmp_path / "train.tsv"),), valid=(str(tmp_path / "valid.tsv"),))
+    with pytest.raises(UserError, match="patience=2 looks at validation texts"):
+        train_in(tmp_path / "run", tiny(data=data, patience=2))
+    train(tiny(data=data), tmp_path / "run")
+    assert "no validation text can be used" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "tokenizer.json", "log.jsonl", "checkpoints"])
+def test_files_that_are_no_runs_are_not_written_over(tmp_path, name):
+    if name == "checkpoints":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"is no run, and has a {name} that would be lost"):
+            train_in(tmp_path, tiny())
+    assert sorted(tmp_path.iterdir()) == before
+    assert name == "checkpoints" or (tmp_path / name).read_text() == "mine"
+
+
+def test_what_a_failed_start_left_is_in_nobodys_way(tmp_path, monkeypatch):
+    def fails(*_):
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "begin", fails)
+        with pytest.raises(PermissionError):
+            train_in(tmp_path, tiny())
+    assert (tmp_path / "recipe.toml").exists()
+    assert not RunFolder(tmp_path).begun
+    assert train_in(tmp_path, tiny()).state.step == 10
+
+
+def test_fewer_steps_than_were_taken_are_refused(tmp_path):
+    train_in(tmp_path, tiny(steps=6))
+    recipe = (tmp_path / "recipe.toml").read_text()
+    with pytest.raises(UserError, match=r"has taken 6 steps already, and --train\.steps is 5"):
+        train_in(tmp_path, tiny(steps=5))
+    assert (tmp_path / "recipe.toml").read_text() == recipe
+    assert train_in(tmp_path, tiny(steps=6)).state.step == 6
+    assert train_in(tmp_path, tiny(steps=7)).state.step == 7
+
+
+def test_what_is_finished_last_counts_even_with_fewer_steps(tmp_path, capsys):
+    """Somebody took the checkpoints away, and began again."""
+    train(tiny(steps=6), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    capsys.readouterr()
+    train(tiny(steps=4), tmp_path)
+    assert "no checkpoint is left to go on from: beginning again" in capsys.readouterr().err
+    assert [folder.name for folder in (tmp_path / "finished").iterdir()] == ["step-000004"]
+    assert load(tmp_path).step == 4
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"a"'])
+def test_a_damaged_environment_is_told(tmp_path, content):
+    train_in(tmp_path, tiny(steps=2))
+    (tmp_path / "environment.json").write_text(content)
+    with pytest.raises(UserError, match=r"environment\.json is not what a run writes"):
+        train_in(tmp_path, tiny(steps=3))
+    (tmp_path / "environment.json").unlink()
+    with pytest.raises(UserError, match=r"cannot read .*environment\.json: No such file"):
+        train_in(tmp_path, tiny(steps=3))
 
 
 # Fine-tuning
