@@ -6,7 +6,9 @@ R, r + 2R, ..., and to go on after an interruption is to begin the list further 
 """
 
 import signal
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +126,7 @@ class Batches:
         """
         plan = self.plan(epoch)
         mine = range(position + self.rank, len(plan), self.ranks)
-        yield from DataLoader(
+        loader = DataLoader(
             EpochPlan(self, epoch, plan),
             batch_size=None,
             sampler=mine,
@@ -133,8 +135,24 @@ class Batches:
             generator=torch.Generator(),  # or it would draw from torch's own, and dropout with it
             worker_init_fn=leave_signals_to_the_trainer,
         )
+        with signals_held_back():
+            made = iter(loader)
+        yield from made
         turns = -(-(len(plan) - position) // self.ranks)
         yield from [None] * (turns - len(mine))
+
+
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """They come when this is over; to processes that are started meanwhile they never come."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def leave_signals_to_the_trainer(_: int) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -175,8 +176,18 @@ def test_batches_leave_torchs_random_numbers_alone(store, workers):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_makes_batches_goes_on_when_all_processes_are_signalled(store, number):
-    """`timeout`, Slurm and Ctrl-C do so; the trainer needs its batches until it has saved."""
+@pytest.mark.parametrize("hesitating", [0, 1])
+def test_who_makes_batches_goes_on_when_all_processes_are_signalled(
+    store, number, hesitating, monkeypatch
+):
+    """`timeout`, Slurm and Ctrl-C do so; the trainer needs its batches until it has saved.
+
+    Also those who have only just been started, and get to nothing yet.
+    """
+    monkeypatch.setattr(
+        "limelight.text.batches.leave_signals_to_the_trainer",
+        lambda i: time.sleep(i * hesitating),
+    )
     before = {child.pid for child in multiprocessing.active_children()}
     epoch = batches(store, workers=2).epoch(0)
     seen = [next(epoch)]

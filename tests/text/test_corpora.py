@@ -276,7 +276,7 @@ def complaint_of(data, split):
         ({"corpora": (DataConfig(kind="texts"),)}, "of one kind"),
         ({"corpora": (DataConfig(),), "train": ("a.tsv",)}, "leave those out"),
         ({"corpora": (DataConfig(corpora=(DataConfig(),)),)}, "none of its own"),
-        ({"hub": "x", "name": "multi30k-en-de"}, "leave hub, "),
+        ({"hub": "x", "name": "multi30k-en-de"}, "leave hub out, or set --data.name ''"),
         ({"hub": "x", "train": ("a.tsv",)}, "has its own files"),
         ({"swap": True, "kind": "texts"}, "turns pairs around"),
         ({"tag": "end"}, "must be of letters"),
