@@ -246,15 +246,15 @@ def compare_runs(
     changes = list(changes)
     recipes = [recipe_for(path, split, changes) for path in paths]
     both = [load(path) for path in paths]
+    if both[0].abilities != both[1].abilities:
+        told = [", ".join(loaded.abilities) for loaded in both]
+        raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
     lines, others = (read_lines(recipe, split) for recipe in recipes)
     if lines.columns != others.columns:
         raise UserError(
             f"{paths[0]} and {paths[1]} have other {split} texts: name the same for both, with "
             f"--data.{split} FILE ..."
         )
-    if both[0].abilities != both[1].abilities:
-        told = [", ".join(loaded.abilities) for loaded in both]
-        raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
     lines.tell_unusable(Report(silent))
     names = (str(paths[0]), str(paths[1]))
     found = compare_task(names, both, recipes, lines, silent)

@@ -114,12 +114,20 @@ def test_a_run_is_no_better_than_itself(runs, name):
     assert {c["p_value"] for c in told["comparisons"].values()} == {1.0}
 
 
-def test_runs_of_different_kinds_or_texts_are_not_compared(runs):
-    with pytest.raises(UserError, match="have other test texts"):
-        compare_runs((runs / "good", runs / "writer"), silent=True)
-    same = [f"data.test={runs / 'texts.txt'}"]
-    with pytest.raises(UserError, match="test"):
-        compare_runs((runs / "good", runs / "writer"), changes=same, silent=True)
+def test_runs_of_different_kinds_or_texts_are_not_compared(runs, tmp_path):
+    for same in ([], [f"data.test={runs / 'texts.txt'}"]):
+        with pytest.raises(UserError, match=r"can translate.*, and .* write.*: no comparison"):
+            compare_runs((runs / "good", runs / "writer"), changes=same, silent=True)
+    shutil.copytree(runs / "writer", tmp_path / "other")
+    recipe = (tmp_path / "other" / "recipe.toml").read_text()
+    (tmp_path / "own.txt").write_text("a text of its own\n")
+    texts = str(runs / "texts.txt")
+    assert texts in recipe
+    (tmp_path / "other" / "recipe.toml").write_text(
+        recipe.replace(texts, str(tmp_path / "own.txt"))
+    )
+    with pytest.raises(UserError, match="have other test texts: name the same for both"):
+        compare_runs((runs / "writer", tmp_path / "other"), silent=True)
 
 
 # Texts of one's own
