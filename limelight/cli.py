@@ -403,12 +403,22 @@ def explain(
         json: print the manifest: tokens, steps, every value's shape and range, checks.
         set: changes to the recipe's [decode]; --decode.beam 1 says the same.
     """
+    one_way_to_look({"--follow": follow, "--stop": stop, "--json": json, "--html": html})
+    one_way_to_look({"--follow": follow, "--stop": stop, "--json": json, "--figure": figure})
+
     from limelight.commands import explain_text
 
     place = {"layer": layer, "head": head, "word": word}
     asked = "follow" if follow else stop
     files = {"figure": figure, "html": html}
     explain_text(terminal(), run, text, list(set), target, asked, place, files, json, tag)
+
+
+def one_way_to_look(ways: dict[str, object]) -> None:
+    """Nothing that was asked for is dropped without a word."""
+    given = [option for option, value in ways.items() if value]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} are two ways to look: choose one")
 
 
 def models(json: Switch = False) -> None:
