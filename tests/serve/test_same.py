@@ -188,6 +188,22 @@ def test_what_a_model_cannot_do_is_said(service):
         assert response.json()["error"]["code"] == "not_for_this_model"
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "the"}),
+        ("/api/trace", {"text": "the"}),
+        ("/api/teacher", {"source": "the", "target": " cat"}),
+        ("/api/score", {"texts": [["the"]]}),
+    ],
+)
+def test_a_tag_is_refused_by_a_model_that_learned_none(path, asked, service):
+    response = service.post(path, model="writer", tag="de", **asked)
+    assert response.status_code == 400
+    said = response.json()["error"]["message"]
+    assert said == "this model learned no tags, so there is no 'de'"
+
+
 def test_the_official_client_works_unchanged(service, known):
     client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
     assert {"reverse", "writer", "chat"} == {model.id for model in client.models.list()}
