@@ -355,7 +355,26 @@ def test_names_are_looked_up_in_a_list_and_nowhere_else(front, name):
     assert front.post(body={"prompt": "a", "model": name}).status_code == 404
     assert front.raw("GET", f"/api/runs/{name}/metrics") == 404
     assert front.raw("GET", f"/v1/models/{name}") == 404
-    assert front.send("GET", "/api/model", params={"name": name}).status_code == 404
+    for path in ("/api/model", "/api/vocabulary", "/api/example"):
+        assert front.send("GET", path, params={"model": name}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/api/model?name=model", "there is model"),
+        ("/api/vocabulary?modell=model", "there is model"),
+        ("/api/runs?model=model", "leave it out"),
+        ("/api/trace/abc/tensor/logits?kind=u8", "there is head, rows, as"),
+    ],
+)
+def test_what_an_address_asks_and_its_route_does_not_know_is_refused(front, path, hint):
+    response = front.send("GET", path)
+    name = path.partition("?")[2].partition("=")[0]
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == f"{name}: there is no such parameter"
+    assert response.json()["error"]["hint"] == hint
+    assert front.desk.reached == 0
 
 
 def test_limits_of_texts_hold_before_anything_is_done(front):
