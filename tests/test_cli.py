@@ -72,6 +72,8 @@ def test_help_answers_without_torch(arguments):
         (["train", "reverse", "--run", "x", "--from", ""], "--from is empty: is it a variable"),
         (["serve"], "serve needs RUN [RUN ...]: see limelight serve --help"),
         (["serve", "x", "--limits.queue"], "--limits.queue needs a value: write --limits.queue V"),
+        (["serve", "chat", "--hosts", "http://x"], "--hosts takes a name, as example.com, and not"),
+        (["serve", "chat", "--origins", "foo"], "--origins takes an address, as https://example.c"),
         (["data", "chek", "reverse"], "there is no action 'chek': did you mean 'check'?"),
         (["completion", "csh"], "there is no shell 'csh': did you mean"),
         (["--helpp"], "limelight has no option --helpp: see limelight --help"),

@@ -17,7 +17,7 @@ from limelight.serve.desk import Desk, RefusedError
 from limelight.serve.files import POLICY
 from limelight.serve.house import House
 from limelight.serve.limits import Limits, limits_with
-from limelight.serve.server import named
+from limelight.serve.server import check_let_in, named
 from limelight.serve.shapes import Ticket
 from limelight.serve.tickets import LARGEST, LONGEST, name_of, ticket_of
 
@@ -284,6 +284,32 @@ def test_pages_of_other_origins_are_refused(front, origin):
 def test_pages_of_our_own_and_of_those_named_are_not():
     front = Front(origins=["https://friend.example"])
     for origin in ("http://localhost", "https://friend.example"):
+        assert front.send("GET", "/v1/models", headers={"origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["http://x", "example.com:80", "x/", "*.example.com", "a b", ""])
+def test_a_host_that_nobody_could_send_is_told(host):
+    with pytest.raises(UserError, match="--hosts takes a name, as example.com, and not"):
+        check_let_in([host], [])
+
+
+@pytest.mark.parametrize("origin", ["foo", "example.com", "https://x/", "https://x/y", "*", ""])
+def test_an_origin_that_nobody_could_send_is_told(origin):
+    with pytest.raises(UserError, match="--origins takes an address, as https://example.com, with"):
+        check_let_in([], [origin])
+
+
+def test_hosts_and_origins_that_can_be_sent_are_taken():
+    hosts, origins = (
+        ["api.Example.com", "10.0.0.7", "[fe80::1]"],
+        ["https://x.org", "http://[::1]:3"],
+    )
+    check_let_in(hosts, [*origins, "null"])
+    front = Front(hosts=hosts, origins=origins)
+    for host in hosts:
+        sent = {"host": f"{host.lower()}:8000"}
+        assert front.send("GET", "/v1/models", headers=sent).status_code == 200
+    for origin in origins:
         assert front.send("GET", "/v1/models", headers={"origin": origin}).status_code == 200
 
 
