@@ -56,7 +56,7 @@ def info(
         devices: share the training state out over so many devices (full sharding).
         batch_tokens: tokens in each device's batch; 0 for one text of full length.
         json: print one JSON document.
-        set: changes to the recipe, as model.layers=3; --model.layers 3 says the same.
+        set: changes to a recipe, as model.layers=3; --model.layers 3 says the same.
     """
     from limelight.errors import unknown
     from limelight.recipe import load_recipe, recipe_names, recipe_of
@@ -67,7 +67,10 @@ def info(
     trained = {}
     if is_run(recipe):
         run = find_run(recipe)
-        loaded, trained = recipe_of(run, set), {"trained": summary(run.log)}
+        if set:  # it would be told next to a training that it had no part in
+            file = run.path / "recipe.toml"
+            raise UserError(f"{set[0]!r} cannot be changed any more in a run: try it with {file}")
+        loaded, trained = recipe_of(run), {"trained": summary(run.log)}
     elif recipe.endswith(".toml") or Path(recipe).is_file() or recipe in recipe_names():
         loaded = load_recipe(recipe, set)
     else:

@@ -56,6 +56,7 @@ def test_help_answers_without_torch(arguments):
         (["info", "reverse", "gpt2-124m"], "info takes RECIPE|RUN and nothing else, but there is"),
         (["info", ""], "RECIPE|RUN is empty: is it a variable that is not set?"),
         (["info"], "info needs RECIPE|RUN: see limelight info --help"),
+        (["info", "chat", "--model.layers", "9"], "'model.layers=9' cannot be changed any more in"),
         (["write", "writer", "Hi", "--beam", "3"], "write has no option --beam: see limelight wri"),
         (["write", "writer", "Hi", "--top-p", "all"], "--top-p all: not a number"),
         (["write", "writer", "-x"], "write has no option -x"),
