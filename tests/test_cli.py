@@ -11,6 +11,7 @@ import pytest
 
 from limelight import __version__
 from limelight.cli import COMMANDS
+from limelight.recipe import recipe_names
 from tests.pages import ROOT
 
 
@@ -97,6 +98,20 @@ def test_info_for_people_and_for_programs():
     assert max(map(len, done.stdout.splitlines())) <= 80
     facts = json.loads(limelight("info", "wmt14-en-de-base", "--json").stdout)
     assert facts["parameters"] == 63_119_496
+
+
+def test_all_recipes_are_listed_with_what_they_are_for():
+    listed = limelight("recipes").stdout
+    told = json.loads(limelight("recipes", "--json").stdout)["recipes"]
+    assert [recipe["name"] for recipe in told] == recipe_names()
+    for recipe in told:
+        assert recipe["about"]
+        assert any(recipe["name"] in line.split() for line in listed.splitlines())
+
+
+def test_the_help_of_data_says_that_check_comes_first():
+    first = limelight("data", "--help").stdout.splitlines()[0]
+    assert first.startswith("usage: limelight data [-h] check RECIPE")
 
 
 def test_info_shares_gpt3_out():
