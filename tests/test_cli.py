@@ -70,6 +70,10 @@ def test_help_answers_without_torch(arguments):
         (["fill", "fill"], "fill needs TEXT: see limelight fill --help"),
         (["fill", "fill", "a ___", "b ___"], "fill takes RUN TEXT and nothing else, but there is"),
         (["fill", "fill", "a ___", "--decode.beam", "3"], "no settings that --decode.beam=3 could"),
+        (
+            ["classify", "x", "--set", "a\nb"],
+            r"classify has no settings that --'a\nb' could change",
+        ),
         (["train", "reverse"], "train needs --run FOLDER: see limelight train --help"),
         (["train", "reverse", "--run", "x", "--from", ""], "--from is empty: is it a variable"),
         (["serve"], "serve needs RUN [RUN ...]: see limelight serve --help"),
