@@ -370,6 +370,51 @@ def test_every_field_has_bounds(front, change):
     assert front.desk.reached == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"stop": ["a"] * 6}, "stop: should have 4 entries at most"),
+        ({"stop": ["a", ""]}, "stop.1: should have 1 or more characters"),
+        ({"stop": ""}, "stop: should have 1 or more characters"),
+        ({"stop": 5}, "stop: should be a text or a list"),
+        ({"prompt": []}, "prompt: should have 1 or more entries"),
+        ({"prompt": ["a", 3]}, "prompt.1: should be a text"),
+        ({"n": "3"}, "n: should be a whole number"),
+        ({"n": 99, "zz": 1}, "n: should be 16 at most"),
+        ({"temperature": -1}, "temperature: should be 0 or more"),
+        ({"top_p": 0}, "top_p: should be above 0"),
+        ({"stream": "yes"}, "stream: should be true or false"),
+        ({"stream_options": {"x": 1}}, "stream_options.x: there is no such field"),
+        ({"a-b": 1}, "a-b: there is no such field"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_field_is_one_true_sentence(front, change, sentence):
+    response = front.post(body={"prompt": "a", **change})
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == sentence
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "sentence"),
+    [
+        ("POST", "/v1/completions", b"{}", "prompt: this is missing"),
+        ("POST", "/v1/completions", b"[1]", "the body: should be an object"),
+        ("POST", "/v1/completions", b'"x"', "the body: should be an object"),
+        ("POST", "/v1/chat/completions",
+         b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+         "messages.0.content.0.type: should be 'text'"),
+        ("GET", "/api/runs/model/metrics?after=x", b"", "after: should be a whole number"),
+        ("GET", "/api/trace/abc/logits", b"", "row: this is missing"),
+    ],
+)  # fmt: skip
+def test_so_it_is_wherever_it_stands(front, method, path, body, sentence):
+    headers = {"content-type": "application/json"} if body else {}
+    response = front.send(method, path, content=body, headers=headers)
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == sentence
+
+
 NAMES = [
     "../model", "..", "model/../model", "/etc/passwd", "model\x00", "%2e%2e", "..\\model", "C:\\",
     "model.", " model", "MODEL", "m\u2215odel", "\uff0e\uff0e/", "file:///etc", "~", "$HOME",
