@@ -45,6 +45,7 @@ GUIDES = {  # where each command is told at length
     "fill": "use.md",
     "info": "info.md",
     "models": "models.md",
+    "recipes": "recipes.md",
     "score": "use.md",
     "serve": "serve.md",
     "train": "training.md",
@@ -60,6 +61,7 @@ EXAMPLES = {  # run by a test, like all of the docs
     "fill": ["limelight fill fill 'Once upon a ___ there was a king.' --count 3"],
     "info": ["limelight info gpt2-124m --model.layers 24"],
     "models": ["limelight models"],
+    "recipes": ["limelight recipes"],
     "score": ["printf 'I am hungry.\\tIch habe Hunger.\\n' | limelight score en-de --tag de"],
     "translate": ["printf 'Good morning.\\nGood night.\\n' | limelight translate en-de --json"],
     "write": ["limelight write writer 'The door opened slowly, and' --seed 3 --max-tokens 30"],
@@ -84,7 +86,8 @@ A misspelt one is refused with the nearest right name.
 
 ## Recipes that come along
 
-`limelight info NAME` tells what each weighs and what it would take to train it.
+`limelight recipes` lists them; `limelight info NAME` tells what each weighs and what it would take
+to train it.
 
 | name | | family | layers x width | learns from | parameters |
 |---|---|---|---|---|---|

@@ -207,7 +207,9 @@ def find_option(
     if option and (dashed == option.flag or option.kind is bool):
         return option
     if flag == "--set":
-        raise UserError(f"{name} has no settings that --{behind[0]} could change: {see(name)}")
+        raise UserError(
+            f"{name} has no settings that --{shortened(behind[0])} could change: {see(name)}"
+        )
     bare = {known.removeprefix("--"): known for known in [*options, "--help"]}
     near = get_close_matches(dashed.lstrip("-"), bare, n=1)
     hint = f"did you mean {bare[near[0]]}?" if near else see(name)

@@ -56,7 +56,7 @@ def info(
         devices: share the training state out over so many devices (full sharding).
         batch_tokens: tokens in each device's batch; 0 for one text of full length.
         json: print one JSON document.
-        set: changes to the recipe, as model.layers=3; --model.layers 3 says the same.
+        set: changes to a recipe, as model.layers=3; --model.layers 3 says the same.
     """
     from limelight.errors import unknown
     from limelight.recipe import load_recipe, recipe_names, recipe_of
@@ -67,7 +67,10 @@ def info(
     trained = {}
     if is_run(recipe):
         run = find_run(recipe)
-        loaded, trained = recipe_of(run, set), {"trained": summary(run.log)}
+        if set:  # it would be told next to a training that it had no part in
+            file = run.path / "recipe.toml"
+            raise UserError(f"{set[0]!r} cannot be changed any more in a run: try it with {file}")
+        loaded, trained = recipe_of(run), {"trained": summary(run.log)}
     elif recipe.endswith(".toml") or Path(recipe).is_file() or recipe in recipe_names():
         loaded = load_recipe(recipe, set)
     else:
@@ -79,7 +82,7 @@ def info(
 
 
 def data(
-    action: Annotated[Literal["check"], tyro.conf.Positional],
+    action: Annotated[Literal["check"], tyro.conf.Positional, by_place("check")],
     recipe: Recipe,
     json: Switch = False,
     set: Changes = (),
@@ -87,8 +90,8 @@ def data(
     """Look at a recipe's data: counts, lengths, bad lines by reason, duplicates, leaks, alignment.
 
     Args:
-        action: check.
-        recipe: the name of a recipe, or a TOML file.
+        action: what to do with it.
+        recipe: the name of a recipe (see `limelight recipes`), or a TOML file.
         json: print one JSON document.
         set: changes to the recipe, as data.train=FILE; --data.train FILE ... says the same.
     """
@@ -118,7 +121,7 @@ def train(
     has saved everything, with 1 when it cannot go on.
 
     Args:
-        recipe: the name of a recipe, or a TOML file.
+        recipe: the name of a recipe (see `limelight recipes`), or a TOML file.
         run: the folder for all that comes of it.
         from_: begin with the weights and the tokenizer of this run, or of a bundled model.
         verify_resume: prove with a few steps that a resumed run equals an uninterrupted one.
@@ -403,12 +406,22 @@ def explain(
         json: print the manifest: tokens, steps, every value's shape and range, checks.
         set: changes to the recipe's [decode]; --decode.beam 1 says the same.
     """
+    one_way_to_look({"--follow": follow, "--stop": stop, "--json": json, "--html": html})
+    one_way_to_look({"--follow": follow, "--stop": stop, "--json": json, "--figure": figure})
+
     from limelight.commands import explain_text
 
     place = {"layer": layer, "head": head, "word": word}
     asked = "follow" if follow else stop
     files = {"figure": figure, "html": html}
     explain_text(terminal(), run, text, list(set), target, asked, place, files, json, tag)
+
+
+def one_way_to_look(ways: dict[str, object]) -> None:
+    """Nothing that was asked for is dropped without a word."""
+    given = [option for option, value in ways.items() if value]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} are two ways to look: choose one")
 
 
 def models(json: Switch = False) -> None:
@@ -422,6 +435,28 @@ def models(json: Switch = False) -> None:
     from limelight.run.bundled import facts_of, model_names, show
 
     tell({"models": [facts_of(name) for name in model_names()]}, show, json)
+
+
+def recipes(json: Switch = False) -> None:
+    """The recipes that come with Limelight; `train` and `info` take their names.
+
+    Args:
+        json: print one JSON document.
+    """
+    from limelight.recipe import load_recipe, recipe_names
+
+    shipped = [load_recipe(name) for name in recipe_names()]
+    facts = [{"name": r.name, "about": r.about, "family": r.model.family} for r in shipped]
+    tell({"recipes": facts}, show_recipes, json)
+
+
+def show_recipes(facts: dict[str, Any], console: "Console") -> None:
+    """Each with a line, and how to learn more."""
+    in_columns({recipe["name"]: recipe["about"] for recipe in facts["recipes"]}, console)
+    console.print(
+        "\nlimelight info NAME tells what one weighs, "
+        "and limelight train NAME --run FOLDER trains it."
+    )
 
 
 def decoding(changes: tuple[str, ...], **options: float | None) -> list[str]:
@@ -512,6 +547,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fill": fill,
     "info": info,
     "models": models,
+    "recipes": recipes,
     "score": score,
     "serve": serve,
     "train": train,
@@ -574,21 +610,27 @@ def ask_tyro(arguments: list[str]) -> None:
 
 def show_commands(console: "Console") -> None:
     """All commands, each with the first line of what it says of itself."""
-    from rich.table import Table
-    from rich.text import Text
-
     console.print(
         "usage: limelight COMMAND ...\n\n"
         "The Transformer of 'Attention Is All You Need', whole and in the open.\n"
     )
-    table = Table.grid(padding=(0, 2))
-    for name, command in COMMANDS.items():
-        table.add_row(Text(f"  {name}", "bold"), Text((command.__doc__ or "").splitlines()[0]))
-    console.print(table)
+    first_lines = {name: (call.__doc__ or "").splitlines()[0] for name, call in COMMANDS.items()}
+    in_columns(first_lines, console)
     console.print(
         "\nNew here? limelight demo is a tour of a few minutes. limelight COMMAND --help tells all "
         "about a command, and limelight completion teaches your shell to complete them."
     )
+
+
+def in_columns(lines: dict[str, str], console: "Console") -> None:
+    """Names, and what each is."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for name, line in lines.items():
+        table.add_row(Text(f"  {name}", "bold"), Text(line))
+    console.print(table)
 
 
 def open_what_is_closed() -> None:

@@ -105,10 +105,10 @@ def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     return replace(made, name=recipe.name)
 
 
-def recipe_of(run: RunFolder, changes: Iterable[str] = ()) -> Recipe:
+def recipe_of(run: RunFolder) -> Recipe:
     """The recipe as a run used it."""
     name = run.check()
-    recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe(), changes)
+    recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe())
     return replace(recipe, name=name)
 
 

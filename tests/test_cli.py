@@ -11,6 +11,7 @@ import pytest
 
 from limelight import __version__
 from limelight.cli import COMMANDS
+from limelight.recipe import recipe_names
 from tests.pages import ROOT
 
 
@@ -56,6 +57,7 @@ def test_help_answers_without_torch(arguments):
         (["info", "reverse", "gpt2-124m"], "info takes RECIPE|RUN and nothing else, but there is"),
         (["info", ""], "RECIPE|RUN is empty: is it a variable that is not set?"),
         (["info"], "info needs RECIPE|RUN: see limelight info --help"),
+        (["info", "chat", "--model.layers", "9"], "'model.layers=9' cannot be changed any more in"),
         (["write", "writer", "Hi", "--beam", "3"], "write has no option --beam: see limelight wri"),
         (["write", "writer", "Hi", "--top-p", "all"], "--top-p all: not a number"),
         (["write", "writer", "-x"], "write has no option -x"),
@@ -68,10 +70,16 @@ def test_help_answers_without_torch(arguments):
         (["fill", "fill"], "fill needs TEXT: see limelight fill --help"),
         (["fill", "fill", "a ___", "b ___"], "fill takes RUN TEXT and nothing else, but there is"),
         (["fill", "fill", "a ___", "--decode.beam", "3"], "no settings that --decode.beam=3 could"),
+        (
+            ["classify", "x", "--set", "a\nb"],
+            r"classify has no settings that --'a\nb' could change",
+        ),
         (["train", "reverse"], "train needs --run FOLDER: see limelight train --help"),
         (["train", "reverse", "--run", "x", "--from", ""], "--from is empty: is it a variable"),
         (["serve"], "serve needs RUN [RUN ...]: see limelight serve --help"),
         (["serve", "x", "--limits.queue"], "--limits.queue needs a value: write --limits.queue V"),
+        (["serve", "chat", "--hosts", "http://x"], "--hosts takes a name, as example.com, and not"),
+        (["serve", "chat", "--origins", "foo"], "--origins takes an address, as https://example.c"),
         (["data", "chek", "reverse"], "there is no action 'chek': did you mean 'check'?"),
         (["completion", "csh"], "there is no shell 'csh': did you mean"),
         (["--helpp"], "limelight has no option --helpp: see limelight --help"),
@@ -94,6 +102,20 @@ def test_info_for_people_and_for_programs():
     assert max(map(len, done.stdout.splitlines())) <= 80
     facts = json.loads(limelight("info", "wmt14-en-de-base", "--json").stdout)
     assert facts["parameters"] == 63_119_496
+
+
+def test_all_recipes_are_listed_with_what_they_are_for():
+    listed = limelight("recipes").stdout
+    told = json.loads(limelight("recipes", "--json").stdout)["recipes"]
+    assert [recipe["name"] for recipe in told] == recipe_names()
+    for recipe in told:
+        assert recipe["about"]
+        assert any(recipe["name"] in line.split() for line in listed.splitlines())
+
+
+def test_the_help_of_data_says_that_check_comes_first():
+    first = limelight("data", "--help").stdout.splitlines()[0]
+    assert first.startswith("usage: limelight data [-h] check RECIPE")
 
 
 def test_info_shares_gpt3_out():

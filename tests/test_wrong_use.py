@@ -30,6 +30,7 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
     "fill": ["{bert}", "the ___ sleeps here."],
     "info": ["gpt2-124m"],
     "models": [],
+    "recipes": [],
     "score": ["{writer}", "the cat sleeps"],
     "serve": ["{reverse}", "--port={busy}"],
     "train": ["reverse", "--run={new}", *TINY, "--train.steps=6"],
@@ -112,7 +113,9 @@ def test_a_misspelt_command_gets_the_right_one(limelight, command):
     assert done.is_one_sentence(2).endswith(f"no command '{wrong}': did you mean '{command}'?")
 
 
-@pytest.mark.parametrize("command", sorted(RIGHT.keys() - {"completion", "demo", "models"}))
+@pytest.mark.parametrize(
+    "command", sorted(RIGHT.keys() - {"completion", "demo", "models", "recipes"})
+)
 def test_a_model_or_recipe_that_is_not_there_is_named(limelight, command):
     wrong = [a if i or a == "check" else "nowhere" for i, a in enumerate(RIGHT[command])]
     wrong = ["check", "nowhere"] if command == "data" else wrong

@@ -61,6 +61,7 @@ def passage_in_steps(
     """The same token by token, for those who have others to look after in between."""
     refuse_what_cannot_be_walked(trained, target)
     if trained.family == "encoder-only":
+        trained.refuse_tag(tag)
         plain = bool(trained.classes)
         tokens = framed(trained, text) if plain else with_blanks(trained, text, BLANK)
         within(len(tokens), trained.max_len)
@@ -104,6 +105,7 @@ def request_of(trained: Trained, text: str, config: DecodeConfig, tag: str) -> R
     """What the model is asked, as `translate`, `chat` and `write` ask it."""
     tokenizer = trained.tokenizer
     if trained.kind == "texts":
+        trained.refuse_tag(tag)
         read = beginning(trained, text)
         within(len(read) + 1, trained.max_len)  # one more is to be written
         most = config.max_tokens or USUAL

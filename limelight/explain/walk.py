@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from limelight.errors import unknown
+from limelight.errors import UserError, unknown
 from limelight.explain import aside, attending, entering, layering, writing
 from limelight.explain.stop import Stop
 from limelight.explain.trace import Trace
@@ -62,9 +62,9 @@ def walk(
 def stop_at(trace: Trace, name: str, view: View) -> Stop:
     """One stop, by its name or the beginning of it."""
     known = stations(trace) | asides(trace)
-    matches = [known[k] for k in known if k == name] or [
-        known[k] for k in known if k.startswith(name)
-    ]
-    if len(matches) != 1 or not name:
+    begin_so = [stop for stop in known if name and stop.startswith(name)]
+    if name not in known and len(begin_so) > 1:
+        raise UserError(f"{name!r} could be {' or '.join(begin_so)}: write more of the name")
+    if not begin_so:
         raise unknown("stop", name, known)
-    return matches[0](view)
+    return known[name if name in known else begin_so[0]](view)

@@ -38,7 +38,7 @@ export function onKeyWanted(ask) {
 export const api = {
   /** All about a model; the first one without a name. */
   model(name = "") {
-    return api.get(`/api/model${name ? `?name=${encodeURIComponent(name)}` : ""}`);
+    return api.get(`/api/model${name ? `?model=${encodeURIComponent(name)}` : ""}`);
   },
 
   /** JSON. */

@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from limelight.serve import inside, openai, own, pages
+from limelight.serve.complaints import complaint
 from limelight.serve.desk import RefusedError
 from limelight.serve.files import add_files, page_files
 from limelight.serve.gate import Gate, error_body, error_headers
@@ -113,10 +114,7 @@ async def tell_invalid(_: Request, error: Exception) -> Response:
     """A field that is wrong: which, and why, but not its value."""
     if not isinstance(error, RequestValidationError):
         raise error
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:]) or "the body"
-    words = first["msg"] if first["type"] != "extra_forbidden" else "there is no such field"
-    message = f"{place[:100]}: {words[:200]}"
+    message = complaint(error.errors(), error.body)
     return told(RefusedError(422, "invalid_field", message, "see /docs for what can be asked"))
 
 

@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
+from fastapi import Request
+
 from limelight.serve.counts import Counts
 from limelight.serve.desk import Desk, RefusedError
 from limelight.serve.frames import Message
@@ -87,3 +89,13 @@ class House:
         # A beam of another size may not be divisible into the recipe's groups.
         groups = {} if asked.beam is None else {"groups": 1}
         return {**given, **groups, "max_tokens": max_tokens}
+
+
+async def refuse_unknown_questions(request: Request) -> None:
+    """What stands behind the ? of an address is known to its route: a slip is not ignored."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            hint = f"there is {', '.join(known)}" if known else "leave it out"
+            message = f"{name[:100]}: there is no such parameter"
+            raise RefusedError(422, "invalid_field", message, hint)

@@ -9,11 +9,11 @@ import gzip
 import json
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from limelight.serve.desk import Desk, RefusedError
 from limelight.serve.frames import Message
-from limelight.serve.house import House
+from limelight.serve.house import House, refuse_unknown_questions
 from limelight.serve.shapes import (
     Example,
     Name,
@@ -46,7 +46,8 @@ Word = Annotated[str | None, Query(min_length=1, max_length=200)]
 
 def routes(house: House) -> APIRouter:
     """All under /api."""
-    router = APIRouter(prefix="/api", tags=["Looking inside"])
+    checks = [Depends(refuse_unknown_questions)]
+    router = APIRouter(prefix="/api", tags=["Looking inside"], dependencies=checks)
 
     @router.post("/trace", response_model=Traced)
     async def trace(asked: TraceAsked, request: Request) -> Response:

@@ -214,6 +214,7 @@ def complete(loaded: Loaded, message: Message) -> Job:
         for i in range(message["n"]):
             own = replace(config, seed=config.seed + i)
             if "write" in loaded.abilities:
+                loaded.refuse_tag(message["tag"])
                 texts.append(GoingOn(Continuation(loaded, prompt, own, stops), top))
             else:
                 loaded.require("translate")

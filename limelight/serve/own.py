@@ -3,12 +3,12 @@
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
 from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
 from limelight.serve.desk import Desk
-from limelight.serve.house import House
+from limelight.serve.house import House, refuse_unknown_questions
 from limelight.serve.shapes import (
     Classified,
     FillAsked,
@@ -34,11 +34,12 @@ MOST_ENTRIES = 1000  # lines of a log that are told at a time
 
 def routes(house: House) -> APIRouter:
     """All under /api."""
-    router = APIRouter(prefix="/api", tags=["Our own"])
+    checks = [Depends(refuse_unknown_questions)]
+    router = APIRouter(prefix="/api", tags=["Our own"], dependencies=checks)
 
     @router.get("/model", summary="All about a model")
-    async def model(name: Annotated[Name, Query()] = "") -> ModelDescription:
-        desk = house.find(name)
+    async def describe(model: Annotated[Name, Query()] = "") -> ModelDescription:
+        desk = house.find(model)
         if desk.facts is None:
             desk.check()
         return ModelDescription(name=desk.name, **(desk.facts or {}))

@@ -24,6 +24,8 @@ from limelight.serve.house import House
 from limelight.serve.limits import Limits
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # as browsers name it, less the port
+ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://({HOST.pattern})(:[0-9]+)?")
 KEY = "LIMELIGHT_API_KEY"  # in the environment: what stands in a command can be seen by everybody
 
 
@@ -36,6 +38,7 @@ def serve(
     origins: Sequence[str] = (),
 ) -> None:
     """Until it is told to end."""
+    check_let_in(hosts, origins)
     paths = named(runs)
     key = os.environ.get(KEY, "")
     if not is_loopback(host) and not key:
@@ -61,6 +64,19 @@ def named(runs: Sequence[str]) -> dict[str, Path]:
             raise UserError(f"two runs are called {path.name!r}: rename a folder")
         paths[path.name] = path
     return paths
+
+
+def check_let_in(hosts: Sequence[str], origins: Sequence[str]) -> None:
+    """What no browser ever sends would be waited for in vain."""
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            raise UserError(f"--hosts takes a name, as example.com, and not {host!r}")
+    for origin in origins:
+        if not ORIGIN.fullmatch(origin):
+            raise UserError(
+                f"--origins takes an address, as https://example.com, with nothing behind the "
+                f"name but a port, and not {origin!r}"
+            )
 
 
 def is_loopback(host: str) -> bool:

@@ -67,8 +67,7 @@ class Trained:
     def tag(self, wanted: str) -> list[int]:
         """The token that says what is asked for, if the model learned several things."""
         if not self.tags:
-            if wanted:
-                raise UserError(f"this model learned no tags, so there is no {wanted!r}")
+            self.refuse_tag(wanted)
             return []
         wanted = wanted or self.usual_tag
         if not wanted and len(self.tags) > 1:
@@ -76,6 +75,11 @@ class Trained:
         if wanted and wanted not in self.tags:
             raise unknown("tag", wanted, self.tags)
         return [self.tokenizer.tag(wanted or self.tags[0])]
+
+    def refuse_tag(self, wanted: str) -> None:
+        """Where there is no source that a tag could go before, none may be asked for."""
+        if wanted:
+            raise UserError(f"this model learned no tags, so there is no {wanted!r}")
 
 
 Thing = TypeVar("Thing")

@@ -100,10 +100,17 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--head", "5"], "there is no head 5"),
         (["--word", "giraffe"], "there is no word 'giraffe' here, but: Hi"),
         (["--stop", "scoers"], "there is no stop 'scoers': did you mean 'scores'?"),
-        (["--stop", "s"], "there is no stop 's'"),
+        (["--stop", "c"], "'c' could be cross or classifier: write more of the name"),
+        (["--stop", "zz"], "there is no stop 'zz': choose one of"),
         (["--figure", "picture.gif"], "it should end in .svg or .png or .pdf"),
         (["--model.layers", "3"], "only [decode] can"),
         (["--tag", "de"], "this model learned no tags"),
+        (["--follow", "--stop", "scores"], "--follow and --stop are two ways to look: choose one"),
+        (["--follow", "--json"], "--follow and --json are two ways to look: choose one"),
+        (["--json", "--stop", "cross"], "--stop and --json are two ways to look: choose one"),
+        (["--html", "a.html", "--json"], "--json and --html are two ways to look: choose one"),
+        (["--figure", "a.svg", "--follow"], "--follow and --figure are two ways to look"),
+        (["--html", "a.html", "--figure", "a.svg", "--stop", "cross"], "--stop and --html are two"),
         (["--target", "e" * 3000], "tokens, and the model has room for 64: shorten it"),
     ],
 )
@@ -112,6 +119,15 @@ def test_mistakes_are_answered_with_a_sentence(arguments, sentence, limelight):
     assert code == 2
     assert sentence in err
     assert out == ""
+    assert not list(Path().glob("a.*"))  # and nothing was done of it
+
+
+def test_a_page_and_a_figure_are_written_together(limelight):
+    files = ["--html", "both.html", "--figure", "both.svg"]
+    code, out, _ = limelight("explain", "runs/chat", "Hi how are you", *files)
+    assert (code, out) == (0, "")
+    assert Path("both.html").is_file()
+    assert Path("both.svg").is_file()
 
 
 @pytest.mark.parametrize(("option", "file"), [("--html", "walk.html"), ("--figure", "walk.svg")])

@@ -186,6 +186,8 @@ def test_a_target_that_is_too_long_is_refused():
         ("paper", "  ", {}, "nothing to explain in an empty text"),
         ("bert", "Hi", {"target": "Hello"}, "--target is for models that write"),
         ("paper", "Hi", {"names": "encoder.9.*"}, "there is no tap"),
+        ("gpt", "Hi", {"tag": "fr"}, "this model learned no tags, so there is no 'fr'"),
+        ("bert", "Hi ___", {"tag": "fr"}, "this model learned no tags, so there is no 'fr'"),
     ],
 )
 def test_what_cannot_be_explained_is_refused(kind, text, settings, sentence):

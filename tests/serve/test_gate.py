@@ -17,7 +17,7 @@ from limelight.serve.desk import Desk, RefusedError
 from limelight.serve.files import POLICY
 from limelight.serve.house import House
 from limelight.serve.limits import Limits, limits_with
-from limelight.serve.server import named
+from limelight.serve.server import check_let_in, named
 from limelight.serve.shapes import Ticket
 from limelight.serve.tickets import LARGEST, LONGEST, name_of, ticket_of
 
@@ -287,6 +287,32 @@ def test_pages_of_our_own_and_of_those_named_are_not():
         assert front.send("GET", "/v1/models", headers={"origin": origin}).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["http://x", "example.com:80", "x/", "*.example.com", "a b", ""])
+def test_a_host_that_nobody_could_send_is_told(host):
+    with pytest.raises(UserError, match=r"--hosts takes a name, as example.com, and not"):
+        check_let_in([host], [])
+
+
+@pytest.mark.parametrize("origin", ["foo", "example.com", "https://x/", "https://x/y", "*", ""])
+def test_an_origin_that_nobody_could_send_is_told(origin):
+    with pytest.raises(UserError, match=r"--origins takes an address, as https://example.com"):
+        check_let_in([], [origin])
+
+
+def test_hosts_and_origins_that_can_be_sent_are_taken():
+    hosts, origins = (
+        ["api.Example.com", "10.0.0.7", "[fe80::1]"],
+        ["https://x.org", "http://[::1]:3"],
+    )
+    check_let_in(hosts, [*origins, "null"])
+    front = Front(hosts=hosts, origins=origins)
+    for host in hosts:
+        sent = {"host": f"{host.lower()}:8000"}
+        assert front.send("GET", "/v1/models", headers=sent).status_code == 200
+    for origin in origins:
+        assert front.send("GET", "/v1/models", headers={"origin": origin}).status_code == 200
+
+
 @pytest.mark.parametrize(
     "kind", ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
 )
@@ -344,6 +370,51 @@ def test_every_field_has_bounds(front, change):
     assert front.desk.reached == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"stop": ["a"] * 6}, "stop: should have 4 entries at most"),
+        ({"stop": ["a", ""]}, "stop.1: should have 1 or more characters"),
+        ({"stop": ""}, "stop: should have 1 or more characters"),
+        ({"stop": 5}, "stop: should be a text or a list"),
+        ({"prompt": []}, "prompt: should have 1 or more entries"),
+        ({"prompt": ["a", 3]}, "prompt.1: should be a text"),
+        ({"n": "3"}, "n: should be a whole number"),
+        ({"n": 99, "zz": 1}, "n: should be 16 at most"),
+        ({"temperature": -1}, "temperature: should be 0 or more"),
+        ({"top_p": 0}, "top_p: should be above 0"),
+        ({"stream": "yes"}, "stream: should be true or false"),
+        ({"stream_options": {"x": 1}}, "stream_options.x: there is no such field"),
+        ({"a-b": 1}, "a-b: there is no such field"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_field_is_one_true_sentence(front, change, sentence):
+    response = front.post(body={"prompt": "a", **change})
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == sentence
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "sentence"),
+    [
+        ("POST", "/v1/completions", b"{}", "prompt: this is missing"),
+        ("POST", "/v1/completions", b"[1]", "the body: should be an object"),
+        ("POST", "/v1/completions", b'"x"', "the body: should be an object"),
+        ("POST", "/v1/chat/completions",
+         b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+         "messages.0.content.0.type: should be 'text'"),
+        ("GET", "/api/runs/model/metrics?after=x", b"", "after: should be a whole number"),
+        ("GET", "/api/trace/abc/logits", b"", "row: this is missing"),
+    ],
+)  # fmt: skip
+def test_so_it_is_wherever_it_stands(front, method, path, body, sentence):
+    headers = {"content-type": "application/json"} if body else {}
+    response = front.send(method, path, content=body, headers=headers)
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == sentence
+
+
 NAMES = [
     "../model", "..", "model/../model", "/etc/passwd", "model\x00", "%2e%2e", "..\\model", "C:\\",
     "model.", " model", "MODEL", "m\u2215odel", "\uff0e\uff0e/", "file:///etc", "~", "$HOME",
@@ -355,7 +426,26 @@ def test_names_are_looked_up_in_a_list_and_nowhere_else(front, name):
     assert front.post(body={"prompt": "a", "model": name}).status_code == 404
     assert front.raw("GET", f"/api/runs/{name}/metrics") == 404
     assert front.raw("GET", f"/v1/models/{name}") == 404
-    assert front.send("GET", "/api/model", params={"name": name}).status_code == 404
+    for path in ("/api/model", "/api/vocabulary", "/api/example"):
+        assert front.send("GET", path, params={"model": name}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/api/model?name=model", "there is model"),
+        ("/api/vocabulary?modell=model", "there is model"),
+        ("/api/runs?model=model", "leave it out"),
+        ("/api/trace/abc/tensor/logits?kind=u8", "there is head, rows, as"),
+    ],
+)
+def test_what_an_address_asks_and_its_route_does_not_know_is_refused(front, path, hint):
+    response = front.send("GET", path)
+    name = path.partition("?")[2].partition("=")[0]
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == f"{name}: there is no such parameter"
+    assert response.json()["error"]["hint"] == hint
+    assert front.desk.reached == 0
 
 
 def test_limits_of_texts_hold_before_anything_is_done(front):

@@ -170,7 +170,7 @@ def test_a_choice_can_be_made_and_its_prefix_is_aligned_too(service, known):
     assert forced["alignment"]["target"] == [*given, *forced["outputs"][0]["tokens"]]
     # What a token looks at depends on what comes before it, and on nothing after it.
     assert forced["alignment"]["weights"][0] == told["alignment"]["weights"][0]
-    assert service.client.get("/api/model", params={"name": "chat"}).json()["history"] == 3
+    assert service.client.get("/api/model", params={"model": "chat"}).json()["history"] == 3
 
 
 def test_what_a_model_cannot_do_is_said(service):
@@ -186,6 +186,22 @@ def test_what_a_model_cannot_do_is_said(service):
         response = service.post(path, **asked)
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "not_for_this_model"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "the"}),
+        ("/api/trace", {"text": "the"}),
+        ("/api/teacher", {"source": "the", "target": " cat"}),
+        ("/api/score", {"texts": [["the"]]}),
+    ],
+)
+def test_a_tag_is_refused_by_a_model_that_learned_none(path, asked, service):
+    response = service.post(path, model="writer", tag="de", **asked)
+    assert response.status_code == 400
+    said = response.json()["error"]["message"]
+    assert said == "this model learned no tags, so there is no 'de'"
 
 
 def test_the_official_client_works_unchanged(service, known):
@@ -230,7 +246,7 @@ def test_runs_and_models_are_told(service):
     entries = service.client.get("/api/runs/writer/metrics", params={"after": 10}).json()["entries"]
     assert entries
     assert all(entry["step"] > 10 for entry in entries)
-    facts = service.client.get("/api/model", params={"name": "chat"}).json()
+    facts = service.client.get("/api/model", params={"model": "chat"}).json()
     assert facts["kind"] == "dialogues"
     page = service.client.get("/about")
     assert page.status_code == 200
