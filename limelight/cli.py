@@ -89,6 +89,8 @@ def data(
 ) -> None:
     """Look at a recipe's data: counts, lengths, bad lines by reason, duplicates, leaks, alignment.
 
+    Leaves with 1 when there is nothing that can be used in one of its parts.
+
     Args:
         action: what to do with it.
         recipe: the name of a recipe (see `limelight recipes`), or a TOML file.
@@ -105,7 +107,11 @@ def data(
     tokens = loaded.train.batch_tokens
     batch_tokens = tokens if isinstance(tokens, int) else 4096
     data = resolve(loaded.data)
-    tell(check(data, loaded.tokenizer, batch_tokens, loaded.model.max_len), show, json)
+    report = check(data, loaded.tokenizer, batch_tokens, loaded.model.max_len)
+    tell(report, show, json)
+    if not all(facts["tally"]["used"] for facts in report["splits"].values()):
+        sys.stdout.flush()
+        sys.exit(1)
 
 
 def train(
@@ -408,10 +414,13 @@ def explain(
     """
     one_way_to_look({"--follow": follow, "--stop": stop, "--json": json, "--html": html})
     one_way_to_look({"--follow": follow, "--stop": stop, "--json": json, "--figure": figure})
+    place = {"layer": layer, "head": head, "word": word}
+    asked_place = [f"--{name}" for name, value in place.items() if value is not None]
+    if json and asked_place:
+        raise UserError(f"--json tells of all layers, heads and words: leave {asked_place[0]} out")
 
     from limelight.commands import explain_text
 
-    place = {"layer": layer, "head": head, "word": word}
     asked = "follow" if follow else stop
     files = {"figure": figure, "html": html}
     explain_text(terminal(), run, text, list(set), target, asked, place, files, json, tag)

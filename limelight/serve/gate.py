@@ -27,6 +27,7 @@ App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 WATCHED = ("/healthz", "/readyz")  # for whoever watches over the service
 LEFT = 499  # what a request is counted as whose client has left
+USUAL_PORTS = {"http": ":80", "https": ":443"}  # which browsers leave out
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 SAFE = {  # headers of every answer that has no others of its own
     b"x-content-type-options": b"nosniff",
@@ -58,7 +59,7 @@ class Gate:
         self.public = frozenset(public)  # what has no secrets: the page that asks for the key
         self.key = sha256(key.encode()).digest() if key else b""
         self.hosts = {host.lower() for host in (*LOOPBACK, *hosts)}
-        self.origins = {origin.lower() for origin in origins}
+        self.origins = {as_sent(origin.lower()) for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -110,6 +111,12 @@ def without_port(host: str) -> str:
     """The name alone."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isascii() and port.isdigit() else host
+
+
+def as_sent(origin: str) -> str:
+    """An origin as browsers name it: without the port that its scheme has anyway."""
+    scheme, _, _ = origin.partition("://")
+    return origin.removesuffix(USUAL_PORTS.get(scheme, ""))
 
 
 class Visit:

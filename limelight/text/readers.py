@@ -120,9 +120,18 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 def open_packed(path: Path) -> IO[Any]:
     """A file for reading bytes, unpacked by its ending."""
+    check_stays(path)
     if path.suffix == ".gz":
         return cast(IO[Any], gzip.open(path))
     return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+
+
+def check_stays(path: Path) -> None:
+    """Files of data are read more than once, which a pipe waits for forever."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(
+            f"{path} is a pipe or a device, and data is read more than once: write it into a file"
+        )
 
 
 def read_parallel(source: Path, target: Path, tally: Tally) -> Iterator[Found]:

@@ -26,7 +26,7 @@ from limelight.disk import naming, replace_file, sync
 from limelight.errors import UserError, place_from
 from limelight.text.config import DataConfig, files_of, hub_rows, parts_of, sides
 from limelight.text.corpora import read_split
-from limelight.text.readers import Example, Tally
+from limelight.text.readers import Example, Tally, check_stays
 from limelight.text.tokenizer import Tokenizer
 
 FORMAT = 2  # a store written by another version of this file has another name
@@ -236,6 +236,7 @@ def content_of(data: DataConfig, split: str, stores: Path) -> list[Any]:
 def content_hash(path: Path, stores: Path) -> str:
     """SHA-256 of a file. A file whose size and time have not changed since is not read again."""
     try:
+        check_stays(path)
         stat = path.stat()
         seen = sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
         note = stores / "hashes" / seen

@@ -314,6 +314,23 @@ def test_hosts_and_origins_that_can_be_sent_are_taken():
 
 
 @pytest.mark.parametrize(
+    ("named", "sent"),
+    [
+        ("https://x.org:443", "https://x.org"),
+        ("http://X.org:80", "http://x.org"),
+        ("https://x.org:80", "https://x.org:80"),
+        ("https://x.org:8443", "https://x.org:8443"),
+    ],
+)
+def test_the_usual_port_is_left_out_as_browsers_do(named, sent):
+    check_let_in([], [named])
+    front = Front(origins=[named])
+    assert front.send("GET", "/v1/models", headers={"origin": sent}).status_code == 200
+    other = sent.replace("https", "ftp")
+    assert front.send("GET", "/v1/models", headers={"origin": f"{other}:1"}).status_code == 403
+
+
+@pytest.mark.parametrize(
     "kind", ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
 )
 def test_only_json_is_read(front, kind):

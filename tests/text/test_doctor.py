@@ -156,6 +156,16 @@ def test_the_command():
     assert report["leaks"] == {"valid in train": 0, "test in train": 0, "test in valid": 0}
 
 
+def test_a_part_of_which_nothing_can_be_used_is_told_and_leaves_with_1(tmp_path):
+    (tmp_path / "good.tsv").write_text("a\tb\n" * 20)
+    (tmp_path / "bad.tsv").write_text("no columns\n")
+    files = ["--data.train", str(tmp_path / "good.tsv"), "--data.valid", str(tmp_path / "bad.tsv")]
+    told = run("text-to-text", *files)
+    assert told.returncode == 1, told.stderr
+    assert "valid has no example that can be used" in told.stdout
+    assert run("text-to-text", *files[:2], "--data.valid", files[1]).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

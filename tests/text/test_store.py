@@ -168,6 +168,15 @@ def test_an_empty_corpus_is_an_empty_store(tmp_path):
     assert store.tally.refused == {"not two columns": 1}
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tsv")
+    data = DataConfig(train=(str(tmp_path / "pipe.tsv"),))
+    with pytest.raises(UserError, match=r"pipe.tsv is a pipe or a device, .* write it into a file"):
+        list(read_split(data, "train", Tally()))
+    with pytest.raises(UserError, match=r"pipe.tsv is a pipe or a device"):
+        prepare(data, "train", TOKENIZER, tmp_path)
+
+
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*nothing.tsv: No such file"):
         prepare(DataConfig(train=("nothing.tsv",)), "train", TOKENIZER, tmp_path)
