@@ -1,6 +1,7 @@
 """Every test starts from the same random state, in one thread: xdist uses the other cores."""
 
 import os
+import signal
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # other people's models are built here, never fetched
@@ -15,6 +16,13 @@ from tests.pages import elsewhere
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is written into the home of whoever runs the tests."""
     os.environ["LIMELIGHT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_is_heard() -> None:
+    """Tests press Ctrl-C; a shell has what runs in the background ignore it, and its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
