@@ -52,6 +52,9 @@ class Loaded(Trained):
         """How to write: the recipe's settings with these changes."""
         for name in changes.keys() & Wishes.__dataclass_fields__.keys():
             raise UserError(f"{name} is no setting: write wishes=Wishes({name}={changes[name]!r})")
+        if "precision" in changes:  # of the model, and not of one text
+            wanted = changes["precision"]
+            raise UserError(f"precision is no setting of one text: write .on(precision={wanted!r})")
         return replace(self.decode, **changes)
 
     def on(self, device: str = "auto", precision: Precision = "auto") -> "Loaded":
@@ -63,11 +66,13 @@ class Loaded(Trained):
         place = choose_device("cpu" if int8 else device)
         plain: Any = "float32" if int8 else precision
         kind = getattr(torch, choose_precision(TrainConfig(precision=plain), place))
-        self.int8 = int8  # now that all is known to be there: a refusal leaves it as it was
-        if place.type != "cpu" or precision != "auto":
-            for model in (self.model, *self.others):
-                model.to(place, kind)
-            vars(self).pop("engine", None)  # it was made for where the model was before
+        # Now that all is known to be there: a refusal leaves it as it was.
+        moves = place.type != "cpu" or precision != "auto"
+        if moves or int8 != self.int8:
+            vars(self).pop("engine", None)  # it was made for how the model was before
+        self.int8 = int8
+        for model in (self.model, *self.others) if moves else ():
+            model.to(place, kind)
         return self
 
     def translate(

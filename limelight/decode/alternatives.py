@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from limelight.decode.choose import BANNED
 from limelight.decode.config import DecodeConfig
+from limelight.decode.phrases import Excluded
 from limelight.decode.request import Request, Stepper, Written, begin
 from limelight.decode.write import write
 from limelight.errors import UserError
@@ -29,15 +33,24 @@ def likeliest_at(
 ) -> list[list[tuple[int, float]]]:
     """The likeliest tokens at places of what was written, and their log-probabilities.
 
-    The token that was written is among them; the end token counts as one.
+    The token that was written is among them, and none that was not allowed.
     """
     if wrong := [place for place in places if not 0 <= place <= len(written)]:
         raise UserError(f"there is no place {wrong[0]} in a text of {len(written)} tokens")
     here = [up_to(request, written, place) for place in places]
     logits, _ = begin(model, here, tokenizer.pad)
-    best = logits.log_softmax(dim=-1).topk(min(count, logits.size(-1)), dim=-1)
-    both = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [list(zip(tokens, logprobs, strict=True)) for tokens, logprobs in both]
+    precise = torch.promote_types(logits.dtype, torch.float32)
+    logprobs = logits.to(precise).log_softmax(dim=-1)
+    excluded = Excluded(request.exclude, tokenizer, request.prompt, request.spaced)
+    found = []
+    for place, row in zip(places, logprobs, strict=True):
+        allowed = row.clone()
+        allowed[excluded.banned(written[:place])] = BANNED
+        best = allowed.topk(min(count, int((allowed > BANNED).sum()))).indices.tolist()
+        if place < len(written) and written[place] not in best:
+            best[-1:] = [written[place]]
+        found.append([(token, row[token].item()) for token in best])
+    return found
 
 
 def alternatives(
@@ -73,4 +86,5 @@ def up_to(request: Request, written: Sequence[int], place: int) -> Request:
         prompt=[*request.prompt, *written[:place]],
         limit=max(1, request.limit - place),
         include=(),
+        spaced=request.spaced and not place,
     )

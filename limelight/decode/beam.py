@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -73,7 +74,7 @@ def beam_search(
 
 def is_plain(requests: Sequence[Request], config: DecodeConfig) -> bool:
     """Whether nothing counts but what the model itself finds likely, and the beam is narrow."""
-    wishes = any(request.include or request.exclude for request in requests)
+    wishes = any(request.include or request.exclude or request.spaced for request in requests)
     discouraged = config.repetition_penalty != 1 or config.no_repeat
     return not wishes and not discouraged and config.groups == 1 and config.beam <= WIDEST_RANKED
 
@@ -109,13 +110,13 @@ class Search:
         self.found: list[list[Written]] = [[] for _ in requests]
         self.trees: list[Tree] = [[] for _ in requests]
         self.given_up: set[int] = set()
-        self.excluded = [Excluded(r.exclude, tokenizer, r.prompt) for r in requests]
-        self.included = [Included(request.include, tokenizer) for request in requests]
+        self.excluded = [Excluded(r.exclude, tokenizer, r.prompt, r.spaced) for r in requests]
+        self.included = [Included(r.include, tokenizer, r.prompt) for r in requests]
         self.length = 0  # N
         self.underway: deque[Found] = deque()  # what steps have found, and nobody has seen yet
         self.hopes = dict.fromkeys(self.rows, math.inf)  # no text can come to more than this
         self.closed_rows: set[int] = set()
-        plain = not keep_trees and not any(r.include or r.exclude for r in requests)
+        plain = not keep_trees and not any(self.excluded) and not any(self.included)
         self.runs_ahead = plain and device_of(model).type == "cuda"
         self.begin()
 
@@ -178,9 +179,10 @@ class Search:
 
     def extend(self) -> None:
         """All texts by all tokens: the best take the places."""
-        own = log_softmax_over(self.logits.to(self.scores.dtype))
-        own = own.view(*self.scores.shape, -1)  # B K V
-        judged = self.restrict(own)
+        logits = self.logits.to(self.scores.dtype)
+        fair = self.discouraged(logits)  # before the scores are written over
+        own = log_softmax_over(logits).view(*self.scores.shape, -1)  # B K V
+        judged = self.restrict(own if fair is None else fair.view_as(own))
         parents, tokens = self.pick(judged)
         beams = torch.arange(len(self.rows), device=own.device)[:, None]
         totals = self.scores[beams, parents] + judged[beams, parents, tokens]
@@ -215,11 +217,12 @@ class Search:
             parents.append(best + first)
             tokens.append(which)
             if several:
-                once = torch.ones_like(which, dtype=taken.dtype)
-                taken.scatter_add_(2, which[:, None], once[:, None])
+                written = self.scores[:, group].gather(1, best) > BANNED
+                written &= ~self.closed()[:, group]
+                taken.scatter_add_(2, which[:, None], written.to(taken.dtype)[:, None])
         all_parents, all_tokens = torch.cat(parents, dim=1), torch.cat(tokens, dim=1)
         for beam, row in enumerate(self.rows):
-            if self.included[row].words:
+            if self.included[row]:
                 totals = self.scores[beam, :, None] + judged[beam]
                 all_parents[beam], all_tokens[beam] = self.pick_towards_words(beam, totals)
         return all_parents, all_tokens
@@ -246,29 +249,33 @@ class Search:
         for place, text in enumerate(texts):
             candidates |= {(place, token) for token in words.progress(text)[1]}
         banks: dict[int, list[tuple[int, int]]] = {}
+        impossible = []
         for place, token in sorted(candidates, key=lambda pair: -totals[pair].item()):
+            if totals[place, token].item() == BANNED:
+                impossible.append((place, token))
+                continue
             there, _ = words.progress([*texts[place], token])
-            possible = totals[place, token].item() > BANNED
-            banks.setdefault(there if possible else -1, []).append((place, token))
-        chosen: list[tuple[int, int]] = []
-        while len(chosen) < self.config.beam:
-            for there in sorted(banks, reverse=True):
-                chosen += banks[there][:1]
-                del banks[there][:1]
+            banks.setdefault(there, []).append((place, token))
+        fullest_first = [banks[there] for there in sorted(banks, reverse=True)]
+        rounds = zip_longest(*fullest_first)
+        chosen = [pair for turn in rounds for pair in turn if pair is not None]
+        chosen += impossible  # where nothing else is left
         pairs = torch.tensor(chosen[: self.config.beam], device=totals.device)
         return pairs[:, 0], pairs[:, 1]
 
-    def restrict(self, own: Tensor) -> Tensor:
-        """What may be written, B K V: less for repetitions, nothing for what is banned."""
-        judged = own
-        if self.config.repetition_penalty != 1 or self.config.no_repeat:
-            read = torch.cat([self.prompts(), self.tokens], dim=-1)
-            judged = discourage(own.flatten(0, 1), read.flatten(0, 1), self.config)
-            judged = judged.log_softmax(dim=-1).view_as(own)
-        for beam, row in enumerate(self.rows):
-            if not (self.excluded[row].words or self.included[row].words):
-                continue
-            judged = judged.clone() if judged is own else judged
+    def discouraged(self, logits: Tensor) -> Tensor | None:
+        """Log-probabilities with less for repetitions, B*K V, if that is wanted."""
+        if self.config.repetition_penalty == 1 and not self.config.no_repeat:
+            return None
+        read = torch.cat([self.prompts(), self.tokens], dim=-1).flatten(0, 1)
+        return discourage(logits, read, self.config, self.tokenizer.first).log_softmax(dim=-1)
+
+    def restrict(self, judged: Tensor) -> Tensor:
+        """The same, B K V, with nothing for what must not be written now."""
+        wished = [i for i, row in enumerate(self.rows) if self.excluded[row] or self.included[row]]
+        judged = judged.clone() if wished else judged
+        for beam in wished:
+            row = self.rows[beam]
             for place, text in enumerate(self.tokens[beam].tolist()):
                 judged[beam, place, self.excluded[row].banned(text)] = BANNED
                 if not self.included[row].complete(text):
@@ -277,7 +284,7 @@ class Search:
 
     def prompts(self) -> Tensor:
         """What the beams began with, B K P, -1 before the first token."""
-        given = [self.requests[row].prompt for row in self.rows]
+        given = [self.requests[row].text for row in self.rows]
         read = history_of(given, self.tokens.device)
         return read[:, None].expand(-1, self.config.beam, -1)
 
@@ -301,9 +308,10 @@ class Search:
         for beam, place in found.nonzero().tolist():
             text, numbers = texts[beam, place].tolist(), logprobs[beam, place].tolist()
             done = text[-1] == self.tokenizer.end
-            self.found[step.rows[beam]].append(
-                Written(text[:-1] if done else text, numbers, done, sum(numbers) / penalty)
-            )
+            text, known = (text[:-1] if done else text), self.found[step.rows[beam]]
+            if any(text == other.tokens and done == other.ended for other in known):
+                continue  # by another group
+            known.append(Written(text, numbers, done, sum(numbers) / penalty))
         self.hopes.update(zip(step.rows, hopes.tolist(), strict=True))
 
     def leave(self) -> None:

@@ -10,11 +10,13 @@ from limelight.decode.config import DecodeConfig
 BANNED = -math.inf
 
 
-def discourage(logits: Tensor, history: Tensor, config: DecodeConfig) -> Tensor:
+def discourage(logits: Tensor, history: Tensor, config: DecodeConfig, first: int) -> Tensor:
     """Less for tokens that were there already (CTRL's penalty), nothing for a repeated n-gram.
 
-    `history`, B T, is all that the decoder has read, -1 where a row has nothing yet.
+    `history`, B T, is all that the decoder has read, -1 where a row has nothing yet. Special
+    tokens, those before the `first` other one, are no repetition: a text may always end.
     """
+    history = history.masked_fill(history < first, -1)
     if config.repetition_penalty != 1:
         there = torch.zeros_like(logits, dtype=torch.bool)
         there.scatter_(1, history.clamp(min=0), True)

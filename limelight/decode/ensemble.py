@@ -34,10 +34,10 @@ class Ensemble:
 
     def step(self, tokens: Tensor, state: "States", real: Tensor | None = None) -> Tensor:
         """The logarithm of the mean of their probabilities, B V."""
-        told = [
-            model.step(tokens, own, real).log_softmax(dim=-1)
-            for model, own in zip(self.models, state.states, strict=True)
-        ]
+        both = zip(self.models, state.states, strict=True)
+        scores = [model.step(tokens, own, real) for model, own in both]
+        precise = torch.promote_types(scores[0].dtype, torch.float32)
+        told = [logits.log_softmax(dim=-1, dtype=precise) for logits in scores]
         return torch.stack(told).logsumexp(dim=0) - math.log(len(told))
 
 

@@ -19,9 +19,10 @@ PROBE = """
 import torch
 weight, scales = torch.ones(256, 256), torch.ones(256)
 rounded = torch.quantize_per_channel(weight, scales, torch.zeros(256).long(), 0, torch.qint8)
-kernel = torch.ops.quantized.linear_prepack(rounded, scales)
+kernel = torch.ops.quantized.linear_prepack(rounded, None)
+multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 for rows in (1, 64):
-    torch.ops.quantized.linear_dynamic(torch.ones(rows, 256), kernel).sum().item()
+    multiply(torch.ones(rows, 256), 1 / 63, 64, kernel).sum().item()
 """
 
 
@@ -102,7 +103,10 @@ class Product:
 
 
 class Int8Product(Product):
-    """The same with weights of one byte, and rows rounded to one byte on the way: not exact."""
+    """The same with weights of one byte, and rows rounded to one byte on the way: not exact.
+
+    Every row is rounded by its own largest number, so that no text depends on its neighbours.
+    """
 
     def __init__(self, *parts: nn.Linear | Classifier, shrink: int = 1) -> None:
         super().__init__(*parts, shrink=shrink)
@@ -111,13 +115,15 @@ class Int8Product(Product):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch will rename this some day
             rounded = torch.quantize_per_channel(self.weight, scales, zeros, 0, torch.qint8)
-        self.multiply = torch.ops.quantized.linear_dynamic.default
-        self.kernel = torch.ops.quantized.linear_prepack(rounded, self.bias)
+        self.multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        self.kernel = torch.ops.quantized.linear_prepack(rounded, None)
         del self.weight
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        largest = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True).clamp_(min=1e-30)
         # Seven bits for x: older processors overflow with eight.
-        return self.multiply(x, self.kernel, reduce_range=True)
+        product = self.multiply(x / largest, 1 / 63, 64, self.kernel)
+        return torch.addcmul(self.bias, product, largest)
 
     def onto(self, x: Tensor, inner: Tensor) -> Tensor:
         """x + inner W + b, written over x."""

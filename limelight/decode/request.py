@@ -53,6 +53,13 @@ class Request:
     include: tuple[str, ...] = ()  # words that must appear (beam search)
     exclude: tuple[str, ...] = ()  # words that must not
     top: int = 0  # tell so many of the likeliest tokens at every place (not of beams)
+    before: Sequence[int] = ()  # what stood before the prompt, and is read no more
+    spaced: bool = False  # what is written begins with a space, or with nothing
+
+    @property
+    def text(self) -> list[int]:
+        """All that is there already, for those who look for repetitions."""
+        return [*self.before, *self.prompt]
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= LARGEST_LIMIT:

@@ -10,16 +10,21 @@ from limelight.text.tokenizer import Tokenizer
 class TextStream:
     """Takes tokens and gives back the text that is certain; joined, it is what `decode` gives."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), spaced: bool = False
+    ) -> None:
         self.tokenizer = tokenizer
         self.stops = [stop for stop in several(stops, "stops") if stop]
         self.stopped = False  # a stop string has come; it and what follows are not shown
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._spaced = spaced  # the space that comes first is there already
         self._held = ""  # text that may turn out to be the beginning of a stop string
 
     def feed(self, token: int) -> str:
         """The text that has become certain with this token."""
-        return self._show(self._bytes.decode(self.tokenizer.raw(token)))
+        raw = self.tokenizer.raw(token)
+        raw, self._spaced = (raw.removeprefix(b" ") if self._spaced else raw), False
+        return self._show(self._bytes.decode(raw))
 
     def finish(self) -> str:
         """What was held back, when nothing more comes."""

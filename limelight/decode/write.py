@@ -63,19 +63,20 @@ class Text:
             raise UserError(NO_BEAM)
         self.request = request
         self.config = without_seed(config)
-        self.excluded = Excluded(request.exclude, tokenizer, request.prompt)
+        self.excluded = Excluded(request.exclude, tokenizer, request.prompt, request.spaced)
+        self.first = tokenizer.first  # the tokens before it are no text
         self.written: list[int] = []
         self.length = len(request.prompt)  # of what the model has read
         self.chosen = 0  # tokens; the last of them may not be known here yet
         self.luck = luck_of(request.seed, request.limit) if config.temperature else None
-        looks_back = config.repetition_penalty != 1 or config.no_repeat or self.excluded.words
+        looks_back = config.repetition_penalty != 1 or config.no_repeat or self.excluded
         self.needs_nothing = not (looks_back or request.top)  # known of one token for the next one
         self.takes_likeliest = self.needs_nothing and not config.temperature
 
     @property
     def read(self) -> list[int]:
         """All that it consists of."""
-        return [*self.request.prompt, *self.written]
+        return [*self.request.text, *self.written]
 
     def next_luck(self) -> Tensor:
         """The number that the next token is drawn with; who has ended may draw on, unseen."""
@@ -272,9 +273,9 @@ def choose_alike(logits: Tensor, texts: Sequence[Text]) -> Tensor:
     config, own = texts[0].config, logits
     if config.repetition_penalty != 1 or config.no_repeat:
         history = history_of([text.read for text in texts], logits.device)
-        logits = discourage(logits, history, config)
+        logits = discourage(logits, history, config, texts[0].first)
     for place, text in enumerate(texts):
-        if text.excluded.words and (banned := text.excluded.banned(text.written)):
+        if text.excluded and (banned := text.excluded.banned(text.written)):
             logits = logits.clone() if logits is own else logits
             logits[place, banned] = BANNED
     luck = [text.next_luck() for text in texts] if config.temperature else []

@@ -39,6 +39,7 @@ class Passage:
     tree: Tree = field(default_factory=list)  # of a beam
     seed: int = 1  # of what was drawn
     limit: int = 0  # on how much was written
+    spaced: bool = False  # a space had to come first
 
 
 def passage_for(
@@ -81,7 +82,7 @@ def passage_in_steps(
 
 def given_passage(trained: Trained, request: Request, target: str) -> Passage:
     """As in training: what follows is known."""
-    wanted = trained.tokenizer.encode(target)
+    wanted = trained.tokenizer.encode(f" {target}" if request.spaced else target)
     found = passage(request, Written(wanted, [], True, 0.0), "given", trained.tokenizer.end)
     within(len(found.target), trained.max_len)
     return found
@@ -106,11 +107,11 @@ def request_of(trained: Trained, text: str, config: DecodeConfig, tag: str) -> R
     tokenizer = trained.tokenizer
     if trained.kind == "texts":
         trained.refuse_tag(tag)
-        read = beginning(trained, text)
+        read, spaced = beginning(trained, text)
         within(len(read) + 1, trained.max_len)  # one more is to be written
         most = config.max_tokens or USUAL
         limit = max(1, min(most, trained.max_len - len(read)))
-        return Request(read, limit, seed=config.seed)
+        return Request(read, limit, seed=config.seed, spaced=spaced)
     if not text.strip():
         raise UserError("there is nothing to explain in an empty text: give a sentence")
     source = [*trained.tag(tag), *tokenizer.encode(text)]
@@ -164,6 +165,7 @@ def passage(request: Request, found: Written, how: How, end: int) -> Passage:
         found.ended,
         seed=request.seed,
         limit=request.limit,
+        spaced=request.spaced,
     )
 
 

@@ -15,8 +15,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from limelight.decode.choose import discourage, draw, luck_of
+from limelight.decode.choose import BANNED, discourage, draw, luck_of
 from limelight.decode.config import DecodeConfig
+from limelight.decode.phrases import without_space
 from limelight.decode.request import history_of
 from limelight.errors import UserError, unknown
 from limelight.explain.origins import axes_of, sides
@@ -319,8 +320,12 @@ class Trace:
         config, read = self.decode, list(self.passage.target)
         if config.repetition_penalty != 1 or config.no_repeat:
             history = [history_of([read[: row + 1]], logits.device) for row in rows]
-            judged = [discourage(logits[i : i + 1], h, config) for i, h in enumerate(history)]
+            first = self.trained.tokenizer.first
+            both = zip(logits[:, None], history, strict=True)
+            judged = [discourage(row, before, config, first) for row, before in both]
             logits = torch.cat(judged)
+        if self.passage.spaced and rows:
+            logits[0, without_space(self.trained.tokenizer)] = BANNED
         if not config.temperature:
             return logits.argmax(dim=-1).tolist()
         luck = luck_of(self.passage.seed, self.passage.limit + 1)  # as many as writing has

@@ -115,7 +115,7 @@ function translatedPieces(told, word, at, show) {
 function translatedList(told, choices, place, { pop, leave }) {
   const options = choices.map((choice) => {
     const ends = /^⟨.+⟩$/.test(choice.piece);
-    const half = choice.begin.endsWith("\ufffd"); // of a character: no text begins like this
+    const half = choice.begin.includes("\ufffd"); // of a character: no text begins like this
     return {
       piece: choice.piece,
       share: choice.probability,

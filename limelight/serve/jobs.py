@@ -38,6 +38,7 @@ from limelight.tasks.translate import (
     wide_enough,
 )
 from limelight.tasks.write import Continuation, beginning
+from limelight.text.tokenizer import Tokenizer
 
 
 class Text(Protocol):
@@ -78,7 +79,7 @@ class GoingOn:
 
     def __init__(self, text: Continuation, top: int) -> None:
         self.text, self.config, self.top = text, text.config, top
-        self.read = len(text.read)
+        self.read = len(text.text)
         self.tokens: list[Event] = []
         self.pieces: list[str] = []
 
@@ -368,6 +369,12 @@ def alignment(loaded: Loaded, request: Request, written: Written) -> Message:
     }
 
 
+def following(tokenizer: Tokenizer, tokens: list[int], spaced: bool) -> str:
+    """What tokens add to a text, which may have the space before them already."""
+    text = tokenizer.decode(tokens)
+    return text.removeprefix(" ") if spaced else text
+
+
 def suggest(loaded: Loaded, message: Message) -> Job:
     """The likeliest next tokens, each with its likeliest continuation."""
     loaded.require("write")
@@ -375,8 +382,8 @@ def suggest(loaded: Loaded, message: Message) -> Job:
     def result(_: Job) -> Work:
         yield from ()
         limit = min(message["tokens"], max(1, loaded.max_len // 2))
-        read = beginning(loaded, message["text"])[-max(1, loaded.max_len - limit) :]
-        request = Request(read, limit)
+        read, spaced = beginning(loaded, message["text"])
+        request = Request(read[-max(1, loaded.max_len - limit) :], limit, spaced=spaced)
         tokenizer = loaded.tokenizer
         with torch.inference_mode():
             count = message["count"]
@@ -384,7 +391,7 @@ def suggest(loaded: Loaded, message: Message) -> Job:
         return {
             "suggestions": [
                 {
-                    "text": tokenizer.decode([choice.token, *choice.rest.tokens]),
+                    "text": following(tokenizer, [choice.token, *choice.rest.tokens], spaced),
                     "probability": math.exp(choice.logprob),
                 }
                 for choice in found

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from limelight.decode.phrases import spaces_are_joined
 from limelight.errors import UserError, check_count
 from limelight.tasks.trained import Trained, in_batches
-from limelight.text.tokenizer import Tokenizer, valid_unicode
+from limelight.text.tokenizer import valid_unicode
 
 BLANK = "___"
 HIDDEN = 0.15  # of all tokens, to see how well blanks are filled in
@@ -74,12 +75,6 @@ def with_blanks(trained: Trained, text: str, blank: str) -> list[int]:
     for piece in before:
         tokens += [*tokenizer.encode(piece), tokenizer.mask]
     return [*tokens, *tokenizer.encode(last), tokenizer.end]
-
-
-def spaces_are_joined(tokenizer: Tokenizer) -> bool:
-    """Whether words have the space before them in their tokens; single characters have not."""
-    pieces = map(tokenizer.raw, range(tokenizer.first, len(tokenizer)))
-    return any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)
 
 
 def ranks_of_hidden(trained: Trained, texts: Sequence[str], seed: int = 1) -> list[list[int]]:

@@ -46,7 +46,8 @@ def score_some(trained: Trained, texts: list[tuple[str, ...]], tag: list[int]) -
             told[i] = Scored(problem=str(error))
     places = list(read)
     with torch.inference_mode():
-        for batch, tokens, real in in_batches(trained, [r.whole for r in read.values()], 1024):
+        wholes, sources = [r.whole for r in read.values()], [r.source for r in read.values()]
+        for batch, tokens, real in in_batches(trained, wholes, 1024, sources):
             own = [read[places[i]] for i in batch]
             logprobs = logprobs_of(trained, [r.source for r in own], tokens, real)
             for i, row, r in zip(batch, logprobs.tolist(), own, strict=True):

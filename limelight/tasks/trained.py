@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -94,20 +94,27 @@ def windows(things: Iterable[Thing]) -> Iterator[list[Thing]]:
 
 
 def in_batches(
-    trained: Trained, rows: Sequence[Sequence[int]], positions: int = 4096
+    trained: Trained,
+    rows: Sequence[Sequence[int]],
+    positions: int = 4096,
+    sources: Sequence[Sequence[int]] = (),
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Rows of tokens side by side, those of like length together: which rows, tokens, and real."""
+    """Rows of tokens side by side, those of like length together: which rows, tokens, and real.
+
+    The sources that belong to them take room as well.
+    """
     device = next(trained.model.parameters()).device
-    for batch in alike(rows, positions):
+    sizes = [sum(map(len, parts)) for parts in zip_longest(rows, sources, fillvalue=())]
+    for batch in alike(sizes, positions):
         tokens, real = side_by_side([rows[i] for i in batch], trained.tokenizer.pad)
         yield batch, tokens.to(device), real.to(device)
 
 
-def alike(rows: Sequence[Sequence[int]], positions: int) -> Iterator[list[int]]:
+def alike(sizes: Sequence[int], positions: int) -> Iterator[list[int]]:
     """Which rows to put side by side, the longest first, in at most so many positions."""
     batch: list[int] = []
-    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
-        if batch and (len(batch) + 1) * len(rows[batch[0]]) > positions:
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if batch and (len(batch) + 1) * sizes[batch[0]] > positions:
             yield batch
             batch = []
         batch.append(i)

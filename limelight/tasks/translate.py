@@ -1,18 +1,19 @@
 """Translate: a text in, its translation out; or a summary, an answer, whatever pairs can teach."""
 
+import codecs
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from limelight.decode.alternatives import alternatives, likeliest_at
+from limelight.decode.alternatives import Alternative, alternatives, likeliest_at
 from limelight.decode.config import DecodeConfig
-from limelight.decode.phrases import several
+from limelight.decode.phrases import encode_beginning, several
 from limelight.decode.request import LARGEST_LIMIT, Request, Written
 from limelight.errors import UserError, check_count
 from limelight.tasks.sentences import in_parts
 from limelight.tasks.trained import Trained
-from limelight.text.tokenizer import valid_unicode
+from limelight.text.tokenizer import Tokenizer, valid_unicode
 
 TOGETHER = 8  # places whose alternatives are looked at together
 
@@ -120,7 +121,11 @@ def wide_enough(config: DecodeConfig, nbest: int) -> DecodeConfig:
             f"nbest={nbest} needs a beam, but with temperature={config.temperature} every token is "
             "drawn: set temperature to 0, or ask again with another seed"
         )
-    return replace(config, beam=nbest, groups=1) if nbest > config.beam else config
+    if nbest > config.beam and config.groups > 1:
+        raise UserError(
+            f"nbest={nbest} of a beam of {config.beam} in {config.groups} groups: widen the beam"
+        )
+    return replace(config, beam=max(nbest, config.beam))
 
 
 def job_for(
@@ -169,7 +174,7 @@ def request_for(
 ) -> Request:
     """An encoder reads the source; a language model has it before it, and a separator."""
     tokenizer = trained.tokenizer
-    begun = tokenizer.encode(wishes.prefix)
+    begun, spaced = encode_beginning(tokenizer, wishes.prefix)
     two_sided = trained.family == "encoder-decoder"
     prompt = [tokenizer.start, *begun]
     if not two_sided:
@@ -185,15 +190,16 @@ def request_for(
         limit=max(1, limit),
         source=[*source, tokenizer.end] if two_sided else (),
         seed=config.seed,
-        include=tuple(word for word in wishes.include if word not in wishes.prefix),
+        include=wishes.include,
         exclude=wishes.exclude,
+        spaced=spaced,
     )
 
 
 def join(trained: Trained, parts: Iterable[Written], begun: str = "", strip: bool = True) -> Output:
     """The parts of a translation as one text, with the beginning that was given."""
     parts, tokenizer = list(parts), trained.tokenizer
-    given = [tokenizer.encode(begun), *([] for _ in parts[1:])]
+    given = [encode_beginning(tokenizer, begun)[0], *([] for _ in parts[1:])]
     texts = [tokenizer.decode([*g, *part.tokens]) for g, part in zip(given, parts, strict=True)]
     texts = [text.strip() for text in texts] if strip else texts
     return Output(
@@ -218,7 +224,7 @@ class Choice:
     piece: str
     probability: float
     text: str  # the whole translation, had this been chosen
-    begin: str  # up to this piece: as `Wishes.prefix` it makes the choice
+    begin: str  # up to this piece, and a whole character: as `Wishes.prefix` it makes the choice
 
 
 def other_choices(
@@ -244,7 +250,7 @@ def other_pieces(
     request, written = written_at_once(trained, text, config or trained.decode, wishes)
     tokenizer, model = trained.tokenizer, trained.engine.model
     for some in places_of(written):
-        for found in likeliest_at(model, request, written.tokens, some, count, tokenizer):
+        for found in likeliest_at(model, request, written, some, count, tokenizer):
             pieces = tokenizer.pieces(token for token, _ in found)
             chances = (math.exp(logprob) for _, logprob in found)
             yield [Likely(*pair) for pair in zip(pieces, chances, strict=True)]
@@ -252,38 +258,55 @@ def other_pieces(
 
 def written_at_once(
     trained: Trained, text: str, config: DecodeConfig, wishes: Wishes
-) -> tuple[Request, Written]:
-    """The translation of a text that the model reads at once."""
+) -> tuple[Request, list[int]]:
+    """The translation of a text that the model reads at once, its end among the tokens."""
     trained.require("translate")
     requests = requests_for(trained, text, config, wishes)
     if len(requests) != 1:
         raise UserError("alternatives are for a text that the model can read at once")
     ((written, *_),) = trained.engine.answer(requests, config)
-    return requests[0], written
+    return requests[0], with_end(trained, written)
 
 
-def places_of(written: Written) -> Iterator[range]:
-    """The place of every token, and of the end if it came, some at a time."""
-    places = range(len(written.tokens) + (1 if written.ended else 0))
+def with_end(trained: Trained, written: Written) -> list[int]:
+    """All tokens that a model wrote."""
+    return [*written.tokens, trained.tokenizer.end] if written.ended else written.tokens
+
+
+def places_of(written: list[int]) -> Iterator[range]:
+    """The place of every token, some at a time."""
+    places = range(len(written))
     return (places[first : first + TOGETHER] for first in places[::TOGETHER])
 
 
 def choices_along(
-    trained: Trained, request: Request, written: Written, count: int, wishes: Wishes
+    trained: Trained, request: Request, written: list[int], count: int, wishes: Wishes
 ) -> Iterator[list[Choice]]:
     """The same for what was written already, place by place."""
     tokenizer, model = trained.tokenizer, trained.engine.model
-    given = tokenizer.encode(wishes.prefix)
+    given, _ = encode_beginning(tokenizer, wishes.prefix)
     for some in places_of(written):
-        found = alternatives(model, request, written.tokens, some, count, tokenizer)
+        found = alternatives(model, request, written, some, count, tokenizer)
         for place, choices in zip(some, found, strict=True):
-            before = [*given, *written.tokens[:place]]
-            yield [
-                Choice(
-                    tokenizer.pieces([choice.token])[0],
-                    math.exp(choice.logprob),
-                    tokenizer.decode([*before, choice.token, *choice.rest.tokens]).strip(),
-                    tokenizer.decode([*before, choice.token]),
-                )
-                for choice in choices
-            ]
+            before = [*given, *written[:place]]
+            yield [choice_of(tokenizer, before, choice) for choice in choices]
+
+
+def choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> Choice:
+    """An alternative behind these tokens, as text."""
+    whole = [*before, choice.token, *choice.rest.tokens]
+    ends = range(len(before) + 1, len(whole) + 1)
+    begin = next((end for end in ends if is_whole(tokenizer, whole[:end])), len(whole))
+    return Choice(
+        tokenizer.pieces([choice.token])[0],
+        math.exp(choice.logprob),
+        tokenizer.decode(whole).strip(),
+        tokenizer.decode(whole[:begin]),
+    )
+
+
+def is_whole(tokenizer: Tokenizer, tokens: list[int]) -> bool:
+    """Whether tokens do not end within a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(b"".join(map(tokenizer.raw, tokens)))
+    return not decoder.getstate()[0]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from limelight.decode.config import DecodeConfig
+from limelight.decode.phrases import encode_beginning
 from limelight.decode.request import Request
 from limelight.decode.stream import TextStream
 from limelight.decode.write import Writing
@@ -40,9 +41,11 @@ class Continuation:
         trained.require("write")
         self.trained = trained
         self.config = replace(config, beam=1, groups=1)  # texts come token by token
-        self.read, self.most = beginning(trained, prompt), config.max_tokens or USUAL
+        self.text, self.spaced = beginning(trained, prompt)
+        self.most = config.max_tokens or USUAL
+        self.read_from = 0  # what is before this place has no room in the model's context any more
         self.written: list[int] = []
-        self.stream = TextStream(trained.tokenizer, stops)
+        self.stream = TextStream(trained.tokenizer, stops, self.spaced)
 
     @property
     def ended(self) -> bool:
@@ -54,16 +57,31 @@ class Continuation:
         if len(self.written) >= self.most or self.ended or self.stream.stopped:
             return None
         room = self.trained.max_len
-        if len(self.read) >= room:
-            self.read = self.read[-max(1, room // 2) :]
-        limit = min(self.most - len(self.written), max(1, room - len(self.read)))
-        return Request(list(self.read), limit, seed=self.config.seed + len(self.written))
+        if len(self.text) - self.read_from >= room:
+            self.read_from = len(self.text) - max(1, room // 2)
+        before, read = self.text[: self.read_from], self.text[self.read_from :]
+        return Request(
+            read,
+            limit=min(self.most - len(self.written), max(1, room - len(read))),
+            seed=self.config.seed + len(self.written),
+            before=before,
+            spaced=self.spaced and not self.written,
+        )
 
     def take(self, token: int) -> str:
         """A token has come: the text that is certain now."""
-        self.read.append(token)
+        self.text.append(token)
         self.written.append(token)
         return self.stream.feed(token)
+
+
+def beginning(trained: Trained, prompt: str) -> tuple[list[int], bool]:
+    """What the model reads first, and whether a space follows that is not among it.
+
+    Between two texts it has always seen an end token.
+    """
+    begun, spaced = encode_beginning(trained.tokenizer, prompt)
+    return [trained.tokenizer.end, *begun], spaced
 
 
 def tokens_of(trained: Trained, request: Request, config: DecodeConfig) -> Iterator[int]:
@@ -72,8 +90,3 @@ def tokens_of(trained: Trained, request: Request, config: DecodeConfig) -> Itera
     while writing.active:
         for event in writing.step():
             yield event.token
-
-
-def beginning(trained: Trained, prompt: str) -> list[int]:
-    """What the model reads first. Between two texts it has always seen an end token."""
-    return [trained.tokenizer.end, *trained.tokenizer.encode(prompt)]

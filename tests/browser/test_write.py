@@ -100,11 +100,10 @@ def test_temperature_zero_takes_the_likeliest(opened, known):
 def suggested(model, text, count):
     """As Python's own search for alternatives finds them."""
     limit = min(8, max(1, model.max_len // 2))
-    read = beginning(model, text)[-max(1, model.max_len - limit) :]
+    read, _ = beginning(model, text)
+    request = Request(read[-max(1, model.max_len - limit) :], limit)
     with torch.inference_mode():
-        found = alternatives(
-            model.engine.model, Request(read, limit), [], 0, count, model.tokenizer
-        )
+        (found,) = alternatives(model.engine.model, request, [], [0], count, model.tokenizer)
     texts = [model.tokenizer.decode([choice.token, *choice.rest.tokens]) for choice in found]
     return [
         (text, torch.tensor(c.logprob).exp().item()) for text, c in zip(texts, found, strict=True)

@@ -194,6 +194,27 @@ def test_groups_differ_more_than_one_beam_does():
     assert first_tokens(groups=6, diversity=100.0) == 60  # all of them begin differently
 
 
+def test_groups_that_find_the_same_text_tell_it_once():
+    double = 0
+    for seed in range(10):
+        model = tiny("encoder-decoder", seed, vocab=12)
+        requests = requests_for(model, 4, limit=8, seed=seed)
+        config = DecodeConfig(beam=4, groups=4, diversity=0.3)
+        for texts in beam_search(model, requests, config, Letters(12), nbest=4):
+            kinds = {(*text.tokens, text.ended) for text in texts}
+            assert len(kinds) == len(texts) >= 1
+            double += 4 - len(texts)
+    assert double  # there were some
+
+
+def test_groups_avoid_what_others_write_and_not_what_nobody_does():
+    """The first group has ended; what would be likely behind its end (`_`) is nobody's token."""
+    likely = {"b": {"c": 0.9}, "bc": {"$": 0.9}, "_": {"c": 0.9}, "__": {"c": 0.9}}
+    table = {"": {"$": 0.9, "b": 0.05}, **likely}
+    settings = {"beam": 2, "groups": 2, "diversity": 5.0}
+    assert [text for text, _ in scripted(table, limit=3, **settings)] == ["", "bc"]
+
+
 def test_one_group_without_diversity_is_a_beam():
     model = tiny("encoder-decoder", 2, vocab=12)
     requests = requests_for(model, 5, limit=8, seed=2)
@@ -217,6 +238,15 @@ def test_the_tree_leads_to_what_was_found():
     wanted = [*best.tokens, *[END] * best.ended]
     assert (wanted, pytest.approx(best.score)) in paths
     assert max(score for _, score in paths) == pytest.approx(best.score)
+
+
+def test_what_cannot_be_written_takes_no_place_from_what_can():
+    """Unless there is nothing else; then the places stay empty."""
+    model = tiny("encoder-decoder", 3, vocab=30)
+    (request,) = requests_for(model, 1, limit=9, seed=3, include=("xy",))
+    search = Search(model, [request], DecodeConfig(beam=4), Letters(30), 1, keep_trees=True)
+    search.run()
+    assert [len(step) for step in search.trees[0][:3]] == [4, 4, 4]
 
 
 @given(

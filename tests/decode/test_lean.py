@@ -12,7 +12,7 @@ import limelight.decode.pages
 from limelight.decode.lean import FEW, MANY, VERY_FEW, Lean, gather, lean
 from limelight.decode.pages import AT_ONCE, Rooms, Shelf, in_large_pages, new_pages
 from limelight.decode.past import LeanState
-from limelight.decode.products import Product
+from limelight.decode.products import Int8Product, Product
 from limelight.errors import UserError
 from limelight.highest import highest, likeliest
 from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
@@ -268,6 +268,16 @@ def test_int8_is_near_and_is_refused_where_it_would_not_be_int8():
         lean(small("decoder-only"), int8=True)
     with pytest.raises(UserError, match="for Transformers, and this model is recurrent-decoder"):
         lean(small("recurrent-decoder-only"), int8=True)
+
+
+@pytest.mark.parametrize("louder", [1, 100])
+def test_int8_rounds_every_row_by_itself(louder):
+    product = Int8Product(nn.Linear(24, 40))
+    x = torch.randn(5, 24)
+    x[1:] *= louder
+    x[4] = 0  # nothing to round
+    for row, together in zip(x, product(x), strict=True):
+        torch.testing.assert_close(product(row[None])[0], together, rtol=0, atol=1e-6)
 
 
 def test_a_processor_without_int8_is_told_in_a_sentence(monkeypatch):

@@ -199,7 +199,8 @@ def test_a_penalty_by_hand():
     logits = torch.tensor([[1.0, -1.0, 2.0, 0.5]])
     history = torch.tensor([[-1, 1, 2]])
     config = DecodeConfig(repetition_penalty=2.0)
-    assert discourage(logits, history, config).tolist() == [[1.0, -2.0, 1.0, 0.5]]
+    assert discourage(logits, history, config, 0).tolist() == [[1.0, -2.0, 1.0, 0.5]]
+    assert discourage(logits, history, config, 2).tolist() == [[1.0, -1.0, 1.0, 0.5]]
 
 
 @pytest.mark.parametrize("beam", [0, 1, 3])
@@ -219,11 +220,47 @@ def test_no_sequence_of_n_tokens_comes_twice(beam, n):
             read = [*request.prompt, *text]
             seen = [tuple(read[i : i + n]) for i in range(len(read) - n + 1)]
             given = len(request.prompt) - n + 1  # what was given may repeat itself
-            count += sum(s in seen[: given + i] for i, s in enumerate(seen[given:]))
+            again = (s in seen[: given + i] for i, s in enumerate(seen[given:]))
+            plain = (min(s) >= tokenizer.first for s in seen[given:])  # no special token in it
+            count += sum(map(min, again, plain))
         return count
 
     assert repeats(no_repeat=n) == 0
     assert repeats() > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.7}, {"no_repeat": 2}])
+def test_repetitions_are_the_same_to_a_beam_of_one(family, settings):
+    model = tiny(family, 5, vocab=12, sharp=2.0)
+    requests, config = requests_for(model, 20, 8, seed=5), DecodeConfig(beam=1, **settings)
+    found = beam_search(model, requests, config, Letters(12))
+    assert [best.tokens for (best,) in found] == texts_of(model, requests, config, Letters(12))
+    plain = texts_of(model, requests, DecodeConfig(beam=1), Letters(12))
+    changed = sum(a.tokens != b for (a,), b in zip(found, plain, strict=True))
+    assert changed > 2  # it has an effect
+
+
+@pytest.mark.parametrize("beam", [0, 1, 3])
+def test_a_text_may_end_when_nothing_new_is_left(beam):
+    """Also where an end stands before it, as it does between two texts."""
+    model, tokenizer = tiny("decoder-only", 3, vocab=8, sharp=1.0), Letters(8)
+    config = DecodeConfig(beam=max(1, beam), temperature=0.0 if beam else 1.0, no_repeat=1)
+    for text in texts_of(model, [Request([END, 4], 40), Request([END], 40)], config, tokenizer):
+        plain = [token for token in text if token >= tokenizer.first]
+        assert len(plain) == len(set(plain))
+        assert len(text) < 40
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_what_is_read_no_more_is_still_a_repetition(beam):
+    model, tokenizer = tiny("decoder-only", 3, vocab=8, sharp=1.0), Letters(8)
+    config = DecodeConfig(beam=beam, no_repeat=1)
+    request = Request([START, 4], 9)
+    (plain,) = texts_of(model, [request], config, tokenizer)
+    gone = next(token for token in plain if token >= tokenizer.first)
+    (text,) = texts_of(model, [replace(request, before=[gone])], config, tokenizer)
+    assert gone not in text
 
 
 # All settings

@@ -277,7 +277,8 @@ def kill_workers(run, known, times):
         for thread in threads:
             thread.start()
         for _ in range(times):
-            time.sleep(0.3)
+            known_before = len(seen)
+            until(lambda n=known_before: 200 in [r.status_code for _, r in seen[n:]], 30)
             killed = next(pid for pid in service.worker() if b"/writer" in command_of(pid))
             os.kill(killed, signal.SIGKILL)
             until(lambda: service.client.get("/readyz").status_code == 503, 2)

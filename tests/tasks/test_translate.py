@@ -158,6 +158,34 @@ def test_words_of_the_beginning_need_not_come_again(model):
     assert model("reverse").translate("a b", wishes=wishes, beam=4).text.count("y") == 1
 
 
+def test_a_word_that_is_begun_by_the_beginning_is_gone_on_with():
+    """Subwords: `Hund` begins with the `H` that is there, and does not come again behind it."""
+    wishes = Wishes(prefix="Der H", include=("Hund",))
+    text = limelight.load("en-de").translate("The dog sleeps on the sofa.", wishes=wishes).text
+    assert text.startswith("Der Hund")
+    assert text.count("Hund") == 1
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_beginning_may_end_with_a_space(beam):
+    """The space belongs to the word that follows, whichever that is."""
+    model = limelight.load("en-de")
+    for begin in ("Der", "Die", "Auf"):
+        free, spaced = (
+            model.translate("The dog sleeps on the sofa.", wishes=Wishes(prefix=p), beam=beam).text
+            for p in (begin, f"{begin} ")
+        )
+        assert spaced.startswith(f"{begin} ")
+        assert len(set(spaced.split())) == len(spaced.split())  # no `Der Der`
+        if free.startswith(f"{begin} "):
+            assert spaced == free
+
+
+def test_more_translations_than_a_beam_of_groups_has_places_are_refused(model):
+    with pytest.raises(UserError, match="nbest=8 of a beam of 4 in 2 groups: widen the beam"):
+        model("reverse").translate("a b", nbest=8, beam=4, groups=2)
+
+
 def test_a_promise_that_could_not_be_kept_is_told(model):
     wishes, config = Wishes(include=("x y z",)), DecodeConfig(beam=4, max_tokens=2)
     (done,) = translate(model("reverse"), ["a b"], config, wishes=wishes)
@@ -387,6 +415,31 @@ def test_the_beginning_of_a_choice_makes_it(model):
             assert forced.text == choice.text
 
 
+@pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 1}, {"temperature": 3.0, "beam": 1}])
+def test_what_was_written_is_among_the_choices_and_what_is_excluded_is_not(model, settings):
+    learned, wishes = model("reverse"), Wishes(exclude=("b", "c"))
+    config = learned.settings(**settings)
+    (done,) = translate(learned, ["a b c"], config, wishes=wishes)
+    places = list(other_choices(learned, "a b c", config, 2, wishes))
+    for place, piece in zip(places, done.outputs[0].tokens, strict=False):
+        assert piece in [choice.piece for choice in place]
+        assert len(place) == 2
+        for choice in place:
+            assert not {"b", "c"} & {*choice.piece, *choice.text, *choice.begin}
+    pieces = list(other_pieces(learned, "a b c", config, 2, wishes))
+    assert pieces == [[(c.piece, c.probability) for c in place] for place in places]
+
+
+def test_a_choice_within_a_character_begins_with_the_whole_of_it():
+    model = limelight.load("en-de")
+    config, text = model.settings(beam=1), "The café of André is in Korea, near the Müller house."
+    places = list(other_choices(model, text, config, count=8))
+    halves = [c for place in places for c in place if c.piece.startswith("<")]
+    assert halves  # bytes that are no characters
+    assert [c.begin for c in halves if "\ufffd" not in c.text]
+    assert not [c.begin for c in halves if "\ufffd" in c.begin and "\ufffd" not in c.text]
+
+
 @pytest.mark.parametrize("precision", ["float64", "int8"])
 def test_more_or_fewer_bits_say_the_same_with_other_scores(run, precision):
     """A model that is sure of itself; int8 moves its scores a little, float64 hardly."""
@@ -399,3 +452,21 @@ def test_more_or_fewer_bits_say_the_same_with_other_scores(run, precision):
         abs(a.outputs[0].score - b.outputs[0].score) for a, b in zip(found, plain, strict=True)
     )
     assert 0 < moved < (1e-3 if precision == "float64" else 1.0)
+
+
+def test_int8_gives_the_same_alone_and_among_others_until_it_is_taken_back(run):
+    model = limelight.load(run("reverse"))
+    plain = model.translate("a b c").outputs[0].score
+    model.on(precision="int8")
+    texts = sources(20, longest=3)
+    for together, text in zip(model.translate_all(texts), texts, strict=True):
+        alone = model.translate(text)
+        assert alone.text == together.text
+        assert alone.outputs[0].score == pytest.approx(together.outputs[0].score, abs=1e-4)
+    rounded = model.translate("a b c").outputs[0].score
+    assert model.on().translate("a b c").outputs[0].score == plain != rounded
+
+
+def test_precision_is_of_the_model_and_not_of_one_text(model):
+    with pytest.raises(UserError, match=r"write \.on\(precision='int8'\)"):
+        model("reverse").translate("a b", precision="int8")

@@ -1,8 +1,12 @@
 """Writing on and talking: piece by piece, beyond what a model can see at once, and interrupted."""
 
+from itertools import pairwise
+
 import pytest
 
+import limelight
 from limelight.tasks.chat import Conversation
+from limelight.tasks.write import Continuation, tokens_of
 
 WRITERS = ("writer", "rnn")
 WILD = {"temperature": 1.0, "seed": 5}
@@ -29,6 +33,41 @@ def test_it_goes_on_beyond_its_context(model, name):
 @pytest.mark.parametrize("prompt", ["", "the", "the cat sleeps here. " * 30, "🍌\x00"])
 def test_any_prompt_can_be_gone_on_with(model, name, prompt):
     assert isinstance(model(name).write(prompt, max_tokens=40, **WILD), str)
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_no_repetition_beyond_the_context_either(model, n):
+    babbler = model("babbler")
+    text = Continuation(babbler, "the", babbler.settings(max_tokens=300, no_repeat=n))
+    while (request := text.request()) is not None:
+        for token in tokens_of(babbler, request, text.config):
+            text.take(token)
+    assert len(text.text) > babbler.max_len
+    pairs = list(pairwise(text.text))
+    assert (len(set(pairs)) == len(pairs)) == bool(n)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "seed": 3}])
+def test_a_prompt_may_end_with_a_space(settings):
+    """The space belongs to the next word, and is not written a second time."""
+    writer = limelight.load("writer")
+    for prompt in ("Once upon a", "The old man looked at"):
+        with_space = writer.write(f"{prompt} ", max_tokens=8, **settings)
+        assert not with_space.startswith(" ")
+        without = writer.write(prompt, max_tokens=8, **settings)
+        if without.startswith(" "):
+            assert without == f" {with_space}"
+    tokens = Continuation(writer, "Once upon a ", writer.decode).request()
+    assert (tokens.spaced, tokens.prompt) == (
+        True,
+        Continuation(writer, "Once upon a", writer.decode).request().prompt,
+    )
+
+
+def test_characters_keep_their_spaces(model):
+    """Where a space is a token of its own, it is read like any other."""
+    request = Continuation(model("writer"), "the ", model("writer").decode).request()
+    assert (len(request.prompt), request.spaced) == (5, False)
 
 
 def test_a_model_sees_the_end_of_a_long_prompt(model):
