@@ -418,6 +418,8 @@ def explain(
     asked_place = [f"--{name}" for name, value in place.items() if value is not None]
     if json and asked_place:
         raise UserError(f"--json tells of all layers, heads and words: leave {asked_place[0]} out")
+    if figure and not html and word is not None:
+        raise UserError("--figure draws all words: leave --word out")
 
     from limelight.commands import explain_text
 

@@ -38,7 +38,7 @@ from limelight.tasks.translate import (
     translate,
     wide_enough,
 )
-from limelight.tasks.write import write
+from limelight.tasks.write import refuse_beam, write
 from limelight.text.tokenizer import valid_unicode
 
 if TYPE_CHECKING:
@@ -214,7 +214,9 @@ def translate_lines(
             if done.problem:
                 lines.complain(number, done.problem)
             if done.parts > 1:
-                lines.note(number, f"too long for the model, so translated in {done.parts} parts")
+                without = ", without alternatives" if alternatives else ""
+                told = f"too long for the model, so translated in {done.parts} parts{without}"
+                lines.note(number, told)
             source = done.source if alternatives and done.outputs and done.parts == 1 else ""
             if as_json:
                 choices = other_choices(loaded, source, config, wishes=wishes) if source else ()
@@ -324,6 +326,7 @@ def write_on(
 ) -> None:
     """Go on with each prompt, showing the text as it is written."""
     loaded, config = prepare("write", run, changes)
+    refuse_beam(None if config.beam == loaded.recipe.decode.beam else config.beam)
 
     def go_on(prompt: str) -> None:
         pieces = write(loaded, prompt, config, stops)
@@ -346,12 +349,13 @@ def chat_on(run: str, texts: tuple[str, ...], changes: list[str], tag: str, as_j
     def answer(text: str) -> None:
         if as_json:
             say_json({"text": text, "answer": conversation.reply(text)})
-            return
-        if not sys.stdout.isatty():
+        elif not sys.stdout.isatty():
             say(conversation.reply(text))
-            return
-        conversation.reply(text, lambda piece: print(on_one_line(piece), end="", flush=True))
-        print(flush=True)
+        else:
+            conversation.reply(text, lambda piece: print(on_one_line(piece), end="", flush=True))
+            print(flush=True)
+        if conversation.cut:
+            note("too long for the model, so only its end was read")
 
     talk(texts, answer, "say something", as_json, conversation.reset)
 

@@ -27,7 +27,7 @@ from limelight.tasks.fill import Filled, fill
 from limelight.tasks.score import Scored, score
 from limelight.tasks.trained import Trained
 from limelight.tasks.translate import Translation, Wishes, translate
-from limelight.tasks.write import write
+from limelight.tasks.write import refuse_beam, write
 from limelight.text.config import tags_of
 from limelight.text.named import described
 from limelight.text.tokenizer import Tokenizer
@@ -97,6 +97,7 @@ class Loaded(Trained):
 
     def stream(self, prompt: str = "", stops: Sequence[str] = (), **settings: Any) -> Iterator[str]:
         """The same piece by piece, as it is written."""
+        refuse_beam(settings.get("beam"))
         return write(self, prompt, self.settings(**settings), stops)
 
     def fill(self, text: str, count: int = 5) -> Filled:

@@ -12,7 +12,10 @@ def several(texts: Iterable[str], name: str) -> tuple[str, ...]:
     """Texts, and not a single one, whose letters would be taken for texts."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise UserError(f"{name}={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
-    return tuple(valid_unicode(text) for text in texts)
+    found = tuple(valid_unicode(text) for text in texts)
+    if "" in found:
+        raise UserError(f"{name} has an empty text: is it a variable that is not set?")
+    return found
 
 
 def given_in(prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:

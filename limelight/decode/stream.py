@@ -14,7 +14,7 @@ class TextStream:
         self, tokenizer: Tokenizer, stops: Sequence[str] = (), spaced: bool = False
     ) -> None:
         self.tokenizer = tokenizer
-        self.stops = [stop for stop in several(stops, "stops") if stop]
+        self.stops = several(stops, "stops")
         self.stopped = False  # a stop string has come; it and what follows are not shown
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._spaced = spaced  # the space that comes first is there already

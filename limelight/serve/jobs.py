@@ -36,8 +36,9 @@ from limelight.tasks.translate import (
     requests_for,
     translation_of,
     wide_enough,
+    with_end,
 )
-from limelight.tasks.write import Continuation, beginning
+from limelight.tasks.write import Continuation, beginning, refuse_beam
 from limelight.text.tokenizer import Tokenizer
 
 
@@ -216,6 +217,7 @@ def complete(loaded: Loaded, message: Message) -> Job:
             own = replace(config, seed=config.seed + i)
             if "write" in loaded.abilities:
                 loaded.refuse_tag(message["tag"])
+                refuse_beam(message.get("settings", {}).get("beam"))
                 texts.append(GoingOn(Continuation(loaded, prompt, own, stops), top))
             else:
                 loaded.require("translate")
@@ -317,7 +319,8 @@ def translate(loaded: Loaded, message: Message) -> Job:
         if message["alternatives"]:
             answer["alternatives"] = places = []
             part, count = job.texts[0], message["alternatives"]
-            for place in choices_along(loaded, part.asked, part.found[0], count, wishes):
+            written = with_end(loaded, part.found[0])
+            for place in choices_along(loaded, part.asked, written, count, wishes):
                 places.append([asdict(choice) for choice in place])
                 yield
         if message["alignment"]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from limelight.decode.config import DecodeConfig
+from limelight.decode.phrases import without_space
 from limelight.errors import UserError
 from limelight.explain import manifest
 from limelight.explain.explanation import Explanation
@@ -42,6 +43,7 @@ Work = Generator[None, None, Message]  # something that lets others have their t
 ROOM = 2**27  # bytes of values that are kept: all of the paper's base model on 64 tokens
 PASSAGES = 256  # texts whose continuation is remembered
 LARGEST = 2**24  # bytes of numbers in one answer
+IMPOSSIBLE = -1e9  # as a score: infinity is no number for a page to calculate with
 BYTES = {"f32": 4, "f16": 2, "u8": 1}
 
 
@@ -235,9 +237,12 @@ def teacher(loaded: Loaded, message: Message) -> Message:
 def next_scores(loaded: Loaded, text: str) -> Message:
     """The scores of all tokens that could come next, so that any temperature is exact."""
     loaded.require("write")
-    read = beginning(loaded, text)[-max(1, loaded.max_len - 1) :]
+    read, spaced = beginning(loaded, text)
+    read = read[-max(1, loaded.max_len - 1) :]
     device = next(loaded.model.parameters()).device
     logits = loaded.model(torch.tensor([read], device=device))[0, -1].cpu()
+    if spaced:
+        logits[without_space(loaded.tokenizer)] = IMPOSSIBLE
     return told_blob(manifest.blob({"logits": logits}, "f32"))
 
 

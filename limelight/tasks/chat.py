@@ -22,6 +22,7 @@ class Conversation:
     config: DecodeConfig | None = None
     tag: str = ""  # what is asked of a model that learned several things
     turns: list[str] = field(default_factory=list)  # as many as the model may look at
+    cut: bool = field(default=False, init=False)  # the last one was too long: its end was read
 
     def __post_init__(self) -> None:
         self.trained.require("chat")
@@ -62,6 +63,7 @@ class Conversation:
             tokens = self.trained.tokenizer.encode("\n".join(turns[first:]))
             if len(tokens) <= longest:
                 break
+        self.cut = len(tokens) > longest
         return [*tag, *tokens[-longest:]]
 
     def reset(self) -> None:

@@ -63,7 +63,7 @@ class Wishes:
         valid_unicode(self.prefix)
         for name in ("include", "exclude"):
             object.__setattr__(self, name, several(getattr(self, name), name))
-        for banned in filter(None, self.exclude):
+        for banned in self.exclude:
             if banned in self.prefix:
                 raise UserError(f"{banned!r} cannot be excluded: the prefix {self.prefix!r} has it")
             if wanted := [word for word in self.include if banned in word]:

@@ -8,6 +8,7 @@ from limelight.decode.phrases import encode_beginning
 from limelight.decode.request import Request
 from limelight.decode.stream import TextStream
 from limelight.decode.write import Writing
+from limelight.errors import UserError
 from limelight.tasks.trained import Trained
 
 USUAL = 200  # tokens, where nobody says how many
@@ -73,6 +74,12 @@ class Continuation:
         self.text.append(token)
         self.written.append(token)
         return self.stream.feed(token)
+
+
+def refuse_beam(wanted: int | None) -> None:
+    """A recipe's beam is for other uses, and does not count; one that is asked for is refused."""
+    if wanted not in (None, 1):
+        raise UserError(f"beam={wanted} is not for writing: a text is shown as it comes")
 
 
 def beginning(trained: Trained, prompt: str) -> tuple[list[int], bool]:

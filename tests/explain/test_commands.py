@@ -111,6 +111,7 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--html", "a.html", "--json"], "--json and --html are two ways to look: choose one"),
         (["--json", "--layer", "1"], "--json tells of all layers, heads and words: leave --layer"),
         (["--json", "--word", "Hi"], "--json tells of all layers, heads and words: leave --word"),
+        (["--figure", "a.svg", "--word", "Hi"], "--figure draws all words: leave --word out"),
         (["--figure", "a.svg", "--follow"], "--follow and --figure are two ways to look"),
         (["--html", "a.html", "--figure", "a.svg", "--stop", "cross"], "--stop and --html are two"),
         (["--target", "e" * 3000], "tokens, and the model has room for 64: shorten it"),

@@ -163,7 +163,15 @@ def test_candidates_can_be_seen(limelight, run, monkeypatch):
 def test_a_long_text_is_said_to_be_in_parts(limelight, run):
     code, lines, complaint = limelight("translate", run("reverse"), "a b. " * 30)
     assert (code, len(lines)) == (0, 1)
-    assert "limelight: too long for the model, so translated in 3 parts" in complaint
+    assert "limelight: too long for the model, so translated in 3 parts\n" in complaint
+    *_, told = limelight("translate", run("reverse"), "a b. " * 30, "--alternatives")
+    assert "translated in 3 parts, without alternatives\n" in told
+
+
+def test_a_long_turn_is_said_to_be_read_in_part(limelight, run):
+    code, lines, complaint = limelight("chat", run("chat"), "hello " * 300, "hello")
+    assert (code, len(lines)) == (0, 2)
+    assert complaint.count("limelight: too long for the model, so only its end was read\n") == 1
 
 
 # Lines that are no texts

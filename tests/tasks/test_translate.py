@@ -135,6 +135,8 @@ def test_wishes_are_kept(model, name):
         ({"include": "abc"}, r"include='abc' is not a list of texts: write \['abc'\]"),
         ({"exclude": "abc"}, "exclude='abc' is not a list"),
         ({"exclude": None}, "exclude=None is not a list"),
+        ({"include": ("a", "")}, "include has an empty text: is it a variable that is not set?"),
+        ({"exclude": ("",)}, "exclude has an empty text"),
         ({"include": (3,)}, "a text is wanted, and not 3"),
         ({"prefix": None}, "a text is wanted, and not None"),
     ],

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 import limelight
+from limelight.errors import UserError
 from limelight.tasks.chat import Conversation
 from limelight.tasks.write import Continuation, tokens_of
 
@@ -13,7 +14,7 @@ WILD = {"temperature": 1.0, "seed": 5}
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("settings", [{}, WILD, {"beam": 4}])
+@pytest.mark.parametrize("settings", [{}, WILD, {"beam": 1}])
 def test_pieces_are_the_whole(model, name, settings):
     pieces = list(model(name).stream("the", max_tokens=60, **settings))
     assert "".join(pieces) == model(name).write("the", max_tokens=60, **settings)
@@ -94,7 +95,15 @@ def test_it_stops_where_it_should(model):
     assert len(middle) == 3
     assert writer.write("the cat", [middle], max_tokens=30) == whole.split(middle)[0]
     assert writer.write("the cat", ["never", "e"], max_tokens=30) == whole.split("e")[0]
-    assert writer.write("the cat", ["never", ""], max_tokens=30) == whole
+    assert writer.write("the cat", ["never"], max_tokens=30) == whole
+    with pytest.raises(UserError, match="stops has an empty text"):
+        writer.write("the cat", ["never", ""])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_beam_that_is_asked_for_is_not_dropped_without_a_word(model, name):
+    with pytest.raises(UserError, match="beam=7 is not for writing"):
+        model(name).write("the", beam=7)
 
 
 def test_it_stops_at_the_end_of_a_text(model):
@@ -138,6 +147,9 @@ def test_the_oldest_turns_leave_first_where_room_is_short(model):
     endless = conversation.source(["bye" * 500 + " well"])
     assert len(endless) == room
     assert talker.tokenizer.decode(endless).endswith(" well")
+    assert conversation.cut
+    conversation.source(["bye", "well"])
+    assert not conversation.cut
 
 
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 4}, {"temperature": 1.0}])
