@@ -26,6 +26,7 @@ from limelight.evaluate.translation import score_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
 from limelight.lessons import batches_of, tokenise
 from limelight.loaded import Loaded, load
+from limelight.plan import check_compiler
 from limelight.progress import counting
 from limelight.recipe import Recipe, changed, recipe_of
 from limelight.run.bundled import find_run
@@ -93,6 +94,7 @@ def evaluate_run(
     loaded = load(path)
     data = data_of(recipe, split)
     with join(recipe.train) as workers:
+        check_compiler(recipe.train, workers.device)
         telling = Report(silent or not workers.first)
         store = tokenise(data, split, loaded.tokenizer, workers, telling)
         batches = batches_of(recipe, store, split, data, loaded.tokenizer, loaded.classes, workers)
@@ -136,6 +138,8 @@ def recipe_for(path: str | Path, split: str, changes: Iterable[str] = ()) -> Rec
         recipe = replace(recipe, data=only_how(recipe.data))
     elif recipe.data.corpora and (files := getattr(recipe.data, split)):  # for all of them together
         recipe = replace(recipe, data=replace(only_how(recipe.data), **{split: files}))
+    # What pays in a long training takes longer here than all the rest: only if it is asked for.
+    recipe = replace(recipe, train=replace(recipe.train, compile=False))
     return changed(recipe, changes)
 
 

@@ -23,6 +23,7 @@ from limelight.lessons import batches_of, classes_of, tokenise
 from limelight.loaded import Loaded, load
 from limelight.model import build
 from limelight.plan import (
+    check_compiler,
     check_origin,
     check_place,
     check_plan,
@@ -117,6 +118,7 @@ def set_up(
     data = resolve(recipe.data)
     check_plan(recipe, data)
     check_steps(recipe, run)
+    check_compiler(recipe.train, workers.device)
     tokenizer = find_tokenizer(recipe, data, run, workers, origin, report)
     recipe = settle(recipe, tokenizer, run)
     stores = find_stores(data, tokenizer, workers, report)

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from limelight.errors import UserError, unknown
 from limelight.loaded import Loaded
 from limelight.recipe import Recipe, recipe_of
@@ -74,6 +76,23 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
             "mask_rate=0 hides no token, so there is nothing to fill in and nothing to learn: "
             "set --train.mask-rate 0.15"
         )
+
+
+def check_compiler(config: TrainConfig, device: torch.device) -> None:
+    """On a CPU a compiled model is C++; that nothing here can compile it is known beforehand."""
+    if not config.compile or device.type != "cpu":
+        return
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+    except ImportError:  # torch's own affair: where another version has moved it, torch will tell
+        return
+    try:
+        get_cpp_compiler()
+    except RuntimeError as error:
+        raise UserError(
+            "compile=true needs a C++ compiler, and there is none here: install g++, name yours in "
+            "the environment variable CXX, or set --train.compile false"
+        ) from error
 
 
 def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import sys
 import pytest
 import sacrebleu
 import torch
+from torch._inductor import config as inductor
 
 from limelight.errors import UserError
 from limelight.evaluation import compare_runs, score_run
@@ -293,6 +294,27 @@ def test_a_setting_that_says_how_the_loss_is_computed_is_taken(runs, setting):
     plain, told = (score_run(runs / "bad", changes=c, silent=True) for c in ([], [setting]))
     assert told["loss"] == pytest.approx(plain.pop("loss"), rel=1e-5)
     assert told["scores"] == plain["scores"]
+
+
+@pytest.fixture
+def nothing_to_compile_with():
+    """As on a machine without g++."""
+    with inductor.patch({"cpp.cxx": ("/nowhere/g++",)}):
+        yield
+
+
+@pytest.mark.usefixtures("nothing_to_compile_with")
+def test_nothing_is_compiled_unless_it_is_asked_for(runs, tmp_path):
+    """Also if the recipe had it compiled for its training."""
+    shutil.copytree(runs / "writer", tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.toml"
+    assert "\ncompile = false" in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace("\ncompile = false", "\ncompile = true"))
+    told = score_run(tmp_path / "run", silent=True)
+    assert told == {**score_run(runs / "writer", silent=True), "run": str(tmp_path / "run")}
+    for run in (runs / "writer", tmp_path / "run"):
+        with pytest.raises(UserError, match=r"^compile=true needs a C\+\+ compiler"):
+            score_run(run, changes=["train.compile=true"], silent=True)
 
 
 def test_settings_that_say_what_is_hidden_are_for_models_that_fill_in(tmp_path):

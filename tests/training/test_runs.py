@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._inductor import config as inductor
 
 import limelight
 from limelight import answers, experiment, loaded
@@ -177,6 +178,14 @@ def test_a_language_model_may_be_asked_for_more_than_its_positions_hold(tmp_path
     toy = DataConfig(toy="reverse", toy_examples=60, toy_length=7)
     recipe = tiny("decoder-only", toy, {"positions": "learned"}, validate_every=5)
     assert train_in(tmp_path, recipe).state.step == 10
+
+
+def test_a_compiler_that_is_not_there_is_missed_before_anything_is_begun(tmp_path):
+    sentence = r"compile=true needs a C\+\+ compiler, .* set --train.compile false"
+    nothing = inductor.patch({"cpp.cxx": ("/nowhere/g++",)})
+    with nothing, pytest.raises(UserError, match=sentence):
+        train_in(tmp_path, tiny(compile=True))
+    assert train_in(tmp_path, tiny()).state.step == 10
 
 
 def test_nothing_that_fits_is_nothing_to_train_on(tmp_path):
