@@ -253,29 +253,32 @@ def compare_runs(
     if both[0].abilities != both[1].abilities:
         told = [", ".join(loaded.abilities) for loaded in both]
         raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
-    lines, others = (read_lines(recipe, split) for recipe in recipes)
-    if lines.columns != others.columns:
+    lines = [read_lines(recipe, split) for recipe in recipes]  # each with what is asked of its run
+    if lines[0].columns != lines[1].columns:
         raise UserError(
             f"{paths[0]} and {paths[1]} have other {split} texts: name the same for both, with "
             f"--data.{split} FILE ..."
         )
-    lines.tell_unusable(Report(silent))
+    lines[0].tell_unusable(Report(silent))
     names = (str(paths[0]), str(paths[1]))
     found = compare_task(names, both, recipes, lines, silent)
     settings = (asdict(recipes[0].decode), asdict(recipes[1].decode))
-    compared = report.report_comparison(names, split, lines.columns, found, settings)
-    return {"tally": lines.counts, **compared}
+    compared = report.report_comparison(names, split, lines[0].columns, found, settings)
+    return {"tally": lines[0].counts, **compared}
 
 
 def compare_task(
-    names: tuple[str, str], both: list[Loaded], recipes: list[Recipe], lines: Lines, silent: bool
+    names: tuple[str, str],
+    both: list[Loaded],
+    recipes: list[Recipe],
+    lines: list[Lines],
+    silent: bool,
 ) -> list[Comparison]:
     """The comparison for the task that both were trained for."""
-    texts, *rest = lines.columns
+    texts, *rest = lines[0].columns
     if "translate" in both[0].abilities:
         first, second = (
-            translations_of(loaded, recipe, lines, silent)
-            for loaded, recipe in zip(both, recipes, strict=True)
+            translations_of(*asked, silent) for asked in zip(both, recipes, lines, strict=True)
         )
         return compare_translations(names, (first, second), rest[0])
     if "classify" in both[0].abilities:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import sacrebleu
@@ -17,6 +18,7 @@ from limelight.errors import UserError
 from limelight.evaluation import compare_runs, score_run
 from limelight.experiment import train
 from limelight.loaded import load
+from limelight.recipe import load_recipe
 from limelight.text.config import DataConfig
 from limelight.text.corpora import read_split
 from limelight.text.readers import Tally
@@ -374,6 +376,31 @@ def test_two_runs_are_compared_on_texts_of_your_own(runs, tmp_path):
     one = with_data(runs / "good", tmp_path / "one", 'name = "multi30k-en-de"')
     told = compare_runs((one, runs / "bad"), changes=files, silent=True)
     assert told["lines"] == 2
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory):
+    """A run that writes a text as it is or backwards, as its tag says; its recipe asks for that."""
+    toys = [DataConfig(**{**TOY, "toy": toy}, tag=toy) for toy in ("copy", "reverse")]
+    recipe = replace(load_recipe("reverse"), data=DataConfig(tag="reverse", corpora=tuple(toys)))
+    size = ["tokenizer.vocab=263", "model.vocab=263", "model.layers=1", "model.d_model=32"]
+    place = tmp_path_factory.mktemp("tagged")
+    train(recipe, place, [*size, "train.steps=20", "train.warmup=10"], silent=True)
+    return place
+
+
+def test_each_of_two_runs_is_asked_with_its_own_tags(runs, tagged, tmp_path):
+    """So that it does not matter which is named first, and if only one of them has learned any."""
+    files = put(tmp_path, OWN["good"][0])
+    there, back = (
+        compare_runs(pair, changes=files, silent=True)["comparisons"]
+        for pair in ((tagged, runs / "good"), (runs / "good", tagged))
+    )
+    for name, alone in score_run(tagged, changes=files, silent=True)["scores"].items():
+        assert there[name]["first"]["score"] == alone["score"]
+        assert there[name]["first"] == back[name]["second"]
+        assert there[name]["second"] == back[name]["first"]
+        assert there[name]["p_value"] == back[name]["p_value"]
 
 
 def test_the_command_prints_one_document(runs):
