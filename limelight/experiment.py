@@ -24,6 +24,7 @@ from limelight.loaded import Loaded, load
 from limelight.model import build
 from limelight.plan import (
     check_compiler,
+    check_data,
     check_origin,
     check_place,
     check_plan,
@@ -77,6 +78,7 @@ def train(
     0: done. Otherwise a signal asked to leave, and this is its number; everything is saved.
     """
     recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else changed(recipe, changes)
+    check_data(recipe.data)
     folder = RunFolder(Path(run))
     with join(recipe.train) as workers, locked(folder, workers):
         report = Report(silent or not workers.first)
@@ -163,14 +165,14 @@ def find_stores(
         for split in ("train", "valid")
         if parts_of(data, split)
     }
-    if "train" not in stores:
-        raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
     for split, store in stores.items():
         if store.tally.unusable and len(store):
             report.warn(f"{split}: {store.tally.unusable}")
     if not len(stores["train"]):
-        why = stores["train"].tally.unusable or "there is none"
-        raise UserError(f"there is no example to train on: {why}")
+        tally = stores["train"].tally
+        held = "all are held out for other splits"
+        none = held if tally.refused["in another split"] else "data.train holds none"
+        raise UserError(f"there is no example to train on: {tally.unusable or none}")
     return stores
 
 

@@ -18,6 +18,7 @@ from limelight.run.commit import is_ours, newest, numbered
 from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.text.config import DataConfig, parts_of, sides
+from limelight.text.readers import raw_lines
 from limelight.text.tokenizer import Tokenizer
 from limelight.training.config import TrainConfig
 from limelight.training.loop import MEASURED
@@ -26,6 +27,7 @@ CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a 
     *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
     *("average", "workers", "device"),
 }
+NO_DATA = "the recipe names no data to train on: say --data.train FILE ..., or --data.name"
 FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
 }
@@ -42,6 +44,21 @@ def check_place(run: RunFolder) -> None:
         )
 
 
+def check_data(data: DataConfig) -> None:
+    """Refuse data that is not there, or empty, before there is a folder for what comes of it."""
+    corpora = data.corpora or (data,)
+    elsewhere = any(part.name or part.hub or part.toy for part in corpora)
+    train, valid = (
+        [Path(file) for part in (data, *data.corpora) for file in getattr(part, split)]
+        for split in ("train", "valid")
+    )
+    if not train and not elsewhere:
+        raise UserError(NO_DATA)
+    empty = [file for file in (*train, *valid) if next(raw_lines(file), None) is None]
+    if not elsewhere and set(train) <= set(empty):
+        raise UserError(f"there is no example to train on: {train[0]} is empty")
+
+
 def check_steps(recipe: Recipe, run: RunFolder) -> None:
     """A run cannot go back to fewer steps than it has taken."""
     taken = max(map(step_of, numbered(run.checkpoints)), default=0) if run.begun else 0
@@ -55,6 +72,8 @@ def check_steps(recipe: Recipe, run: RunFolder) -> None:
 def check_plan(recipe: Recipe, data: DataConfig) -> None:
     """Refuse, before anything is made, a training that could not do what its recipe says."""
     config, model = recipe.train, recipe.model
+    if not parts_of(data, "train"):  # a dataset of the hub may have none
+        raise UserError(NO_DATA)
     measured = metrics_of(recipe, data)
     if config.metric not in measured:
         raise unknown("metric", config.metric, measured)

@@ -18,6 +18,7 @@ from limelight.loaded import load
 from limelight.recipe import changed, load_recipe
 from limelight.run.folder import RunFolder
 from limelight.text.config import DataConfig
+from limelight.text.corpora import held_in
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer, TokenizerConfig
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
@@ -196,7 +197,7 @@ def test_nothing_that_fits_is_nothing_to_train_on(tmp_path):
 
 
 UNUSABLE = {
-    "empty": (b"", "there is none"),
+    "empty": (b"", "data.train holds none"),
     "one column": (b"a\nb\n", r"2 of 2 lines cannot be used \(2 not two columns\)"),
     "three columns": (b"a\tb\tc\n", "1 not two columns"),
     "no UTF-8": (b"\xff\xfe\n", "1 invalid UTF-8"),
@@ -213,6 +214,56 @@ def test_data_without_one_usable_line_is_refused_and_can_be_mended(tmp_path, nam
         train_in(tmp_path / "run", recipe)
     file.write_text("a b\tb a\nc\tc\n")
     assert train_in(tmp_path / "run", recipe).state.step == 10
+
+
+NOT_THERE = {  # the files that are named, and what is said of them
+    "none": ({}, "the recipe names no data to train on: say --data.train FILE ..., or --data.name"),
+    "only to validate with": ({"valid": ["good.tsv"]}, "the recipe names no data to train on"),
+    "missing": ({"train": ["nowhere.tsv"]}, "cannot read nowhere.tsv: No such file or directory"),
+    "missing on one side": ({"train": ["good.en", "no.de"]}, "cannot read no.de: No such file"),
+    "missing to validate with": (
+        {"train": ["good.tsv"], "valid": ["nowhere.tsv"]},
+        "cannot read nowhere.tsv: No such file or directory",
+    ),
+    "empty": ({"train": ["empty.tsv"]}, "there is no example to train on: empty.tsv is empty"),
+    "empty on both sides": ({"train": ["empty.en", "empty.de"]}, "to train on: empty.en is empty"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_THERE)
+@pytest.mark.parametrize("among", [False, True])
+def test_data_that_is_not_there_is_told_before_anything_is_made(
+    tmp_path, monkeypatch, capsys, name, among
+):
+    """Neither a folder nor a tokenizer; also among several corpora."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("good.tsv", "good.en", "empty.tsv", "empty.en", "empty.de"):
+        (tmp_path / file).write_text("a b\tb a\n" * 4 if "good" in file else "")
+    files, sentence = NOT_THERE[name]
+    data = DataConfig(**{split: tuple(names) for split, names in files.items()})
+    data = DataConfig(corpora=(data, data)) if among else data
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        train(tiny(data=data), "runs/new")
+    assert not (tmp_path / "runs").exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_an_empty_file_among_others_is_in_nobodys_way(tmp_path):
+    """The control: there is something to learn from, though less than there could be."""
+    (tmp_path / "good.tsv").write_text("a b\tb a\n" * 4)
+    (tmp_path / "empty.tsv").write_text("")
+    good, empty = (DataConfig(train=(str(tmp_path / f"{n}.tsv"),)) for n in ("good", "empty"))
+    train(tiny(data=DataConfig(corpora=(good, empty))), tmp_path / "corpora", silent=True)
+    no_valid = replace(good, valid=empty.train)
+    train(tiny(data=no_valid), tmp_path / "valid", silent=True)
+
+
+def test_that_all_is_held_out_is_told(tmp_path):
+    line = next(f"{i}" for i in range(100) if held_in(f"{i}", 0.4) == "valid")
+    (tmp_path / "one.tsv").write_text(f"{line}\tb\n")
+    data = DataConfig(train=(str(tmp_path / "one.tsv"),), hold_out=0.4)
+    with pytest.raises(UserError, match="to train on: all are held out for other splits"):
+        train(tiny(data=data), tmp_path / "run", silent=True)
 
 
 def test_lines_that_are_not_learned_from_are_told(tmp_path, capsys):
