@@ -26,7 +26,7 @@ from limelight.evaluate.translation import score_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
 from limelight.lessons import batches_of, tokenise
 from limelight.loaded import Loaded, load
-from limelight.plan import check_compiler
+from limelight.plan import check_compiler, listed
 from limelight.progress import counting
 from limelight.recipe import Recipe, changed, recipe_of
 from limelight.run.bundled import find_run
@@ -74,7 +74,7 @@ def score_run(
     path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
-    changes = list(changes)
+    changes = listed(changes)
     recipe = recipe_for(path, split, changes)
     find_run(path).weights()  # that there are any is known before a corpus is downloaded
     lines = read_lines(recipe, split)
@@ -125,7 +125,7 @@ def recipe_for(path: str | Path, split: str, changes: Iterable[str] = ()) -> Rec
     """A run's recipe with these changes; texts that they name are read instead of the recipe's."""
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    changes = list(changes)
+    changes = listed(changes)
     named = {change.partition("=")[0].replace("-", "_") for change in changes}
     for other in SPLITS:
         if other != split and f"data.{other}" in named:
@@ -247,7 +247,7 @@ def compare_runs(
     silent: bool = False,
 ) -> dict[str, Any]:
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
-    changes = list(changes)
+    changes = listed(changes)
     recipes = [recipe_for(path, split, changes) for path in paths]
     both = [load(path) for path in paths]
     if both[0].abilities != both[1].abilities:

@@ -32,7 +32,9 @@ from limelight.plan import (
     check_same_tokenizer,
     check_steps,
     check_unvalidated,
+    listed,
     metrics_of,
+    named_folder,
     settle,
 )
 from limelight.recipe import Recipe, changed, load_recipe, write_recipe
@@ -77,9 +79,9 @@ def train(
 
     0: done. Otherwise a signal asked to leave, and this is its number; everything is saved.
     """
+    folder, changes = named_folder(run), listed(changes)
     recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else changed(recipe, changes)
     check_data(recipe.data)
-    folder = RunFolder(Path(run))
     with join(recipe.train) as workers, locked(folder, workers):
         report = Report(silent or not workers.first)
         experiment = set_up(recipe, folder, workers, report, start_from)

@@ -4,6 +4,8 @@ Whether a recipe can be trained at all, whether it fits the run that it shall go
 model that it shall begin from.
 """
 
+import os
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,22 @@ NO_DATA = "the recipe names no data to train on: say --data.train FILE ..., or -
 FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
 }
+
+
+def listed(changes: Iterable[str]) -> list[str]:
+    """Changes as a list; one alone would be taken for as many as it has letters."""
+    if isinstance(changes, str):
+        raise UserError(f"changes={changes!r} is a str, and no list of them: write [{changes!r}]")
+    return list(changes)
+
+
+def named_folder(run: str | Path) -> RunFolder:
+    """The folder of this name; an empty one, as of a variable that is not set, is none."""
+    if not isinstance(run, str | os.PathLike):
+        raise UserError(f"run={run!r:.80} is no folder: name it with a str or a Path")
+    if not os.fspath(run):  # the path would be the folder that one is in
+        raise UserError("run is empty: name a folder, or . for this one")
+    return RunFolder(Path(run))
 
 
 def check_place(run: RunFolder) -> None:

@@ -342,6 +342,14 @@ def test_what_is_no_setting_is_answered_as_everywhere(runs, changes, sentence):
         score_run(runs / "judge", changes=changes)
 
 
+def test_a_change_that_is_in_no_list_is_told_what_to_write(runs):
+    sentence = re.escape("write ['data.header=true']")
+    with pytest.raises(UserError, match=sentence):
+        score_run(runs / "judge", changes="data.header=true")
+    with pytest.raises(UserError, match=sentence):
+        compare_runs((runs / "judge", runs / "judge"), changes="data.header=true")
+
+
 def test_what_is_no_split_is_answered_with_the_nearest(runs):
     with pytest.raises(UserError, match="there is no split 'tset': did you mean 'test'"):
         score_run(runs / "judge", "tset")

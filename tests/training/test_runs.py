@@ -45,6 +45,31 @@ def test_changes_are_made_to_a_recipe_however_it_is_given(tmp_path, given):
         train(recipe, tmp_path, changes=["train.stepps=3"])
 
 
+CALLED_WRONGLY = {
+    "a change alone": (("run", "train.steps=2"), "write ['train.steps=2']"),
+    "no name": (("",), "run is empty: name a folder, or . for this one"),
+    "no name at all": ((None,), "run=None is no folder: name it with a str or a Path"),
+}
+
+
+@pytest.mark.parametrize("name", CALLED_WRONGLY)
+@pytest.mark.parametrize("given", ["name", "object"])
+def test_what_python_would_take_for_something_else_is_refused(tmp_path, monkeypatch, name, given):
+    """A str for a list of its letters, an empty name for the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    arguments, sentence = CALLED_WRONGLY[name]
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        train("reverse" if given == "name" else tiny(), *arguments, silent=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_this_folder_can_be_named(tmp_path, monkeypatch):
+    """The control."""
+    monkeypatch.chdir(tmp_path)
+    train(tiny(), ".", ["train.log-every=5"], silent=True)
+    assert RunFolder(tmp_path).begun
+
+
 def test_a_recipe_without_changes_is_what_it_was(tmp_path):
     """Even with files, corpora and a name that a path would cut."""
     corpora = DataConfig(kind="texts", corpora=(texts(tmp_path), texts(tmp_path)))
