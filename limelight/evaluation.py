@@ -26,6 +26,7 @@ from limelight.evaluate.translation import score_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
 from limelight.lessons import batches_of, tokenise
 from limelight.loaded import Loaded, load
+from limelight.plan import check_compiler, listed
 from limelight.progress import counting
 from limelight.recipe import Recipe, changed, recipe_of
 from limelight.run.bundled import find_run
@@ -73,7 +74,7 @@ def score_run(
     path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
-    changes = list(changes)
+    changes = listed(changes)
     recipe = recipe_for(path, split, changes)
     find_run(path).weights()  # that there are any is known before a corpus is downloaded
     lines = read_lines(recipe, split)
@@ -93,6 +94,7 @@ def evaluate_run(
     loaded = load(path)
     data = data_of(recipe, split)
     with join(recipe.train) as workers:
+        check_compiler(recipe.train, workers.device)
         telling = Report(silent or not workers.first)
         store = tokenise(data, split, loaded.tokenizer, workers, telling)
         batches = batches_of(recipe, store, split, data, loaded.tokenizer, loaded.classes, workers)
@@ -123,7 +125,7 @@ def recipe_for(path: str | Path, split: str, changes: Iterable[str] = ()) -> Rec
     """A run's recipe with these changes; texts that they name are read instead of the recipe's."""
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    changes = list(changes)
+    changes = listed(changes)
     named = {change.partition("=")[0].replace("-", "_") for change in changes}
     for other in SPLITS:
         if other != split and f"data.{other}" in named:
@@ -136,6 +138,8 @@ def recipe_for(path: str | Path, split: str, changes: Iterable[str] = ()) -> Rec
         recipe = replace(recipe, data=only_how(recipe.data))
     elif recipe.data.corpora and (files := getattr(recipe.data, split)):  # for all of them together
         recipe = replace(recipe, data=replace(only_how(recipe.data), **{split: files}))
+    # What pays in a long training takes longer here than all the rest: only if it is asked for.
+    recipe = replace(recipe, train=replace(recipe.train, compile=False))
     return changed(recipe, changes)
 
 
@@ -243,35 +247,38 @@ def compare_runs(
     silent: bool = False,
 ) -> dict[str, Any]:
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
-    changes = list(changes)
+    changes = listed(changes)
     recipes = [recipe_for(path, split, changes) for path in paths]
     both = [load(path) for path in paths]
     if both[0].abilities != both[1].abilities:
         told = [", ".join(loaded.abilities) for loaded in both]
         raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
-    lines, others = (read_lines(recipe, split) for recipe in recipes)
-    if lines.columns != others.columns:
+    lines = [read_lines(recipe, split) for recipe in recipes]  # each with what is asked of its run
+    if lines[0].columns != lines[1].columns:
         raise UserError(
             f"{paths[0]} and {paths[1]} have other {split} texts: name the same for both, with "
             f"--data.{split} FILE ..."
         )
-    lines.tell_unusable(Report(silent))
+    lines[0].tell_unusable(Report(silent))
     names = (str(paths[0]), str(paths[1]))
     found = compare_task(names, both, recipes, lines, silent)
     settings = (asdict(recipes[0].decode), asdict(recipes[1].decode))
-    compared = report.report_comparison(names, split, lines.columns, found, settings)
-    return {"tally": lines.counts, **compared}
+    compared = report.report_comparison(names, split, lines[0].columns, found, settings)
+    return {"tally": lines[0].counts, **compared}
 
 
 def compare_task(
-    names: tuple[str, str], both: list[Loaded], recipes: list[Recipe], lines: Lines, silent: bool
+    names: tuple[str, str],
+    both: list[Loaded],
+    recipes: list[Recipe],
+    lines: list[Lines],
+    silent: bool,
 ) -> list[Comparison]:
     """The comparison for the task that both were trained for."""
-    texts, *rest = lines.columns
+    texts, *rest = lines[0].columns
     if "translate" in both[0].abilities:
         first, second = (
-            translations_of(loaded, recipe, lines, silent)
-            for loaded, recipe in zip(both, recipes, strict=True)
+            translations_of(*asked, silent) for asked in zip(both, recipes, lines, strict=True)
         )
         return compare_translations(names, (first, second), rest[0])
     if "classify" in both[0].abilities:

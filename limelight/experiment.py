@@ -23,6 +23,8 @@ from limelight.lessons import batches_of, classes_of, tokenise
 from limelight.loaded import Loaded, load
 from limelight.model import build
 from limelight.plan import (
+    check_compiler,
+    check_data,
     check_origin,
     check_place,
     check_plan,
@@ -30,7 +32,9 @@ from limelight.plan import (
     check_same_tokenizer,
     check_steps,
     check_unvalidated,
+    listed,
     metrics_of,
+    named_folder,
     settle,
 )
 from limelight.recipe import Recipe, changed, load_recipe, write_recipe
@@ -75,8 +79,9 @@ def train(
 
     0: done. Otherwise a signal asked to leave, and this is its number; everything is saved.
     """
+    folder, changes = named_folder(run), listed(changes)
     recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else changed(recipe, changes)
-    folder = RunFolder(Path(run))
+    check_data(recipe.data)
     with join(recipe.train) as workers, locked(folder, workers):
         report = Report(silent or not workers.first)
         experiment = set_up(recipe, folder, workers, report, start_from)
@@ -117,6 +122,7 @@ def set_up(
     data = resolve(recipe.data)
     check_plan(recipe, data)
     check_steps(recipe, run)
+    check_compiler(recipe.train, workers.device)
     tokenizer = find_tokenizer(recipe, data, run, workers, origin, report)
     recipe = settle(recipe, tokenizer, run)
     stores = find_stores(data, tokenizer, workers, report)
@@ -161,14 +167,14 @@ def find_stores(
         for split in ("train", "valid")
         if parts_of(data, split)
     }
-    if "train" not in stores:
-        raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
     for split, store in stores.items():
         if store.tally.unusable and len(store):
             report.warn(f"{split}: {store.tally.unusable}")
     if not len(stores["train"]):
-        why = stores["train"].tally.unusable or "there is none"
-        raise UserError(f"there is no example to train on: {why}")
+        tally = stores["train"].tally
+        held = "all are held out for other splits"
+        none = held if tally.refused["in another split"] else "data.train holds none"
+        raise UserError(f"there is no example to train on: {tally.unusable or none}")
     return stores
 
 

@@ -4,9 +4,13 @@ Whether a recipe can be trained at all, whether it fits the run that it shall go
 model that it shall begin from.
 """
 
+import os
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from limelight.errors import UserError, unknown
 from limelight.loaded import Loaded
@@ -16,6 +20,7 @@ from limelight.run.commit import is_ours, newest, numbered
 from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.text.config import DataConfig, parts_of, sides
+from limelight.text.readers import raw_lines
 from limelight.text.tokenizer import Tokenizer
 from limelight.training.config import TrainConfig
 from limelight.training.loop import MEASURED
@@ -24,9 +29,26 @@ CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a 
     *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
     *("average", "workers", "device"),
 }
+NO_DATA = "the recipe names no data to train on: say --data.train FILE ..., or --data.name"
 FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
 }
+
+
+def listed(changes: Iterable[str]) -> list[str]:
+    """Changes as a list; one alone would be taken for as many as it has letters."""
+    if isinstance(changes, str):
+        raise UserError(f"changes={changes!r} is a str, and no list of them: write [{changes!r}]")
+    return list(changes)
+
+
+def named_folder(run: str | Path) -> RunFolder:
+    """The folder of this name; an empty one, as of a variable that is not set, is none."""
+    if not isinstance(run, str | os.PathLike):
+        raise UserError(f"run={run!r:.80} is no folder: name it with a str or a Path")
+    if not os.fspath(run):  # the path would be the folder that one is in
+        raise UserError("run is empty: name a folder, or . for this one")
+    return RunFolder(Path(run))
 
 
 def check_place(run: RunFolder) -> None:
@@ -38,6 +60,21 @@ def check_place(run: RunFolder) -> None:
             f"{run.path} is no run, and has a {foreign[0]} that would be lost: choose another "
             "folder"
         )
+
+
+def check_data(data: DataConfig) -> None:
+    """Refuse data that is not there, or empty, before there is a folder for what comes of it."""
+    corpora = data.corpora or (data,)
+    elsewhere = any(part.name or part.hub or part.toy for part in corpora)
+    train, valid = (
+        [Path(file) for part in (data, *data.corpora) for file in getattr(part, split)]
+        for split in ("train", "valid")
+    )
+    if not train and not elsewhere:
+        raise UserError(NO_DATA)
+    empty = [file for file in (*train, *valid) if next(raw_lines(file), None) is None]
+    if not elsewhere and set(train) <= set(empty):
+        raise UserError(f"there is no example to train on: {train[0]} is empty")
 
 
 def check_steps(recipe: Recipe, run: RunFolder) -> None:
@@ -53,6 +90,8 @@ def check_steps(recipe: Recipe, run: RunFolder) -> None:
 def check_plan(recipe: Recipe, data: DataConfig) -> None:
     """Refuse, before anything is made, a training that could not do what its recipe says."""
     config, model = recipe.train, recipe.model
+    if not parts_of(data, "train"):  # a dataset of the hub may have none
+        raise UserError(NO_DATA)
     measured = metrics_of(recipe, data)
     if config.metric not in measured:
         raise unknown("metric", config.metric, measured)
@@ -74,6 +113,23 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
             "mask_rate=0 hides no token, so there is nothing to fill in and nothing to learn: "
             "set --train.mask-rate 0.15"
         )
+
+
+def check_compiler(config: TrainConfig, device: torch.device) -> None:
+    """On a CPU a compiled model is C++; that nothing here can compile it is known beforehand."""
+    if not config.compile or device.type != "cpu":
+        return
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+    except ImportError:  # torch's own affair: where another version has moved it, torch will tell
+        return
+    try:
+        get_cpp_compiler()
+    except RuntimeError as error:
+        raise UserError(
+            "compile=true needs a C++ compiler, and there is none here: install g++, name yours in "
+            "the environment variable CXX, or set --train.compile false"
+        ) from error
 
 
 def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:

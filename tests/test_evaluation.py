@@ -7,15 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import sacrebleu
 import torch
+from torch._inductor import config as inductor
 
 from limelight.errors import UserError
 from limelight.evaluation import compare_runs, score_run
 from limelight.experiment import train
 from limelight.loaded import load
+from limelight.recipe import load_recipe
 from limelight.text.config import DataConfig
 from limelight.text.corpora import read_split
 from limelight.text.readers import Tally
@@ -295,6 +298,27 @@ def test_a_setting_that_says_how_the_loss_is_computed_is_taken(runs, setting):
     assert told["scores"] == plain["scores"]
 
 
+@pytest.fixture
+def nothing_to_compile_with():
+    """As on a machine without g++."""
+    with inductor.patch({"cpp.cxx": ("/nowhere/g++",)}):
+        yield
+
+
+@pytest.mark.usefixtures("nothing_to_compile_with")
+def test_nothing_is_compiled_unless_it_is_asked_for(runs, tmp_path):
+    """Also if the recipe had it compiled for its training."""
+    shutil.copytree(runs / "writer", tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.toml"
+    assert "\ncompile = false" in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace("\ncompile = false", "\ncompile = true"))
+    told = score_run(tmp_path / "run", silent=True)
+    assert told == {**score_run(runs / "writer", silent=True), "run": str(tmp_path / "run")}
+    for run in (runs / "writer", tmp_path / "run"):
+        with pytest.raises(UserError, match=r"^compile=true needs a C\+\+ compiler"):
+            score_run(run, changes=["train.compile=true"], silent=True)
+
+
 def test_settings_that_say_what_is_hidden_are_for_models_that_fill_in(tmp_path):
     text = "Once upon a time there was a king who had a daughter, and she was very fair.\n"
     files = put(tmp_path, {"own.txt": text * 3})
@@ -316,6 +340,14 @@ def test_settings_that_say_what_is_hidden_are_for_models_that_fill_in(tmp_path):
 def test_what_is_no_setting_is_answered_as_everywhere(runs, changes, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         score_run(runs / "judge", changes=changes)
+
+
+def test_a_change_that_is_in_no_list_is_told_what_to_write(runs):
+    sentence = re.escape("write ['data.header=true']")
+    with pytest.raises(UserError, match=sentence):
+        score_run(runs / "judge", changes="data.header=true")
+    with pytest.raises(UserError, match=sentence):
+        compare_runs((runs / "judge", runs / "judge"), changes="data.header=true")
 
 
 def test_what_is_no_split_is_answered_with_the_nearest(runs):
@@ -352,6 +384,31 @@ def test_two_runs_are_compared_on_texts_of_your_own(runs, tmp_path):
     one = with_data(runs / "good", tmp_path / "one", 'name = "multi30k-en-de"')
     told = compare_runs((one, runs / "bad"), changes=files, silent=True)
     assert told["lines"] == 2
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory):
+    """A run that writes a text as it is or backwards, as its tag says; its recipe asks for that."""
+    toys = [DataConfig(**{**TOY, "toy": toy}, tag=toy) for toy in ("copy", "reverse")]
+    recipe = replace(load_recipe("reverse"), data=DataConfig(tag="reverse", corpora=tuple(toys)))
+    size = ["tokenizer.vocab=263", "model.vocab=263", "model.layers=1", "model.d_model=32"]
+    place = tmp_path_factory.mktemp("tagged")
+    train(recipe, place, [*size, "train.steps=20", "train.warmup=10"], silent=True)
+    return place
+
+
+def test_each_of_two_runs_is_asked_with_its_own_tags(runs, tagged, tmp_path):
+    """So that it does not matter which is named first, and if only one of them has learned any."""
+    files = put(tmp_path, OWN["good"][0])
+    there, back = (
+        compare_runs(pair, changes=files, silent=True)["comparisons"]
+        for pair in ((tagged, runs / "good"), (runs / "good", tagged))
+    )
+    for name, alone in score_run(tagged, changes=files, silent=True)["scores"].items():
+        assert there[name]["first"]["score"] == alone["score"]
+        assert there[name]["first"] == back[name]["second"]
+        assert there[name]["second"] == back[name]["first"]
+        assert there[name]["p_value"] == back[name]["p_value"]
 
 
 def test_the_command_prints_one_document(runs):

@@ -180,6 +180,12 @@ def test_an_empty_name_is_not_taken_for_this_folder(limelight, tmp_path, command
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_recipe_without_data_leaves_no_folder(limelight, tmp_path):
+    done = limelight("train", "text-to-text", "--run={new}", "--train.steps=6")
+    assert "the recipe names no data to train on: say --data.train" in done.is_one_sentence(2)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", ["data", "evaluate", "train", "demo"])
 def test_a_cache_that_cannot_be_written_to_is_named(limelight, tmp_path, monkeypatch, command):
     place = place_that_is_a_file(tmp_path)

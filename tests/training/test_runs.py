@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._inductor import config as inductor
 
 import limelight
 from limelight import answers, experiment, loaded
@@ -17,6 +18,7 @@ from limelight.loaded import load
 from limelight.recipe import changed, load_recipe
 from limelight.run.folder import RunFolder
 from limelight.text.config import DataConfig
+from limelight.text.corpora import held_in
 from limelight.text.store import prepare
 from limelight.text.tokenizer import Tokenizer, TokenizerConfig
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
@@ -41,6 +43,31 @@ def test_changes_are_made_to_a_recipe_however_it_is_given(tmp_path, given):
     assert (used.name, used.model.layers, used.train.steps) == ("reverse", 1, 2)
     with pytest.raises(UserError, match="there is no setting 'stepps': did you mean 'steps'"):
         train(recipe, tmp_path, changes=["train.stepps=3"])
+
+
+CALLED_WRONGLY = {
+    "a change alone": (("run", "train.steps=2"), "write ['train.steps=2']"),
+    "no name": (("",), "run is empty: name a folder, or . for this one"),
+    "no name at all": ((None,), "run=None is no folder: name it with a str or a Path"),
+}
+
+
+@pytest.mark.parametrize("name", CALLED_WRONGLY)
+@pytest.mark.parametrize("given", ["name", "object"])
+def test_what_python_would_take_for_something_else_is_refused(tmp_path, monkeypatch, name, given):
+    """A str for a list of its letters, an empty name for the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    arguments, sentence = CALLED_WRONGLY[name]
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        train("reverse" if given == "name" else tiny(), *arguments, silent=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_this_folder_can_be_named(tmp_path, monkeypatch):
+    """The control."""
+    monkeypatch.chdir(tmp_path)
+    train(tiny(), ".", ["train.log-every=5"], silent=True)
+    assert RunFolder(tmp_path).begun
 
 
 def test_a_recipe_without_changes_is_what_it_was(tmp_path):
@@ -179,6 +206,14 @@ def test_a_language_model_may_be_asked_for_more_than_its_positions_hold(tmp_path
     assert train_in(tmp_path, recipe).state.step == 10
 
 
+def test_a_compiler_that_is_not_there_is_missed_before_anything_is_begun(tmp_path):
+    sentence = r"compile=true needs a C\+\+ compiler, .* set --train.compile false"
+    nothing = inductor.patch({"cpp.cxx": ("/nowhere/g++",)})
+    with nothing, pytest.raises(UserError, match=sentence):
+        train_in(tmp_path, tiny(compile=True))
+    assert train_in(tmp_path, tiny()).state.step == 10
+
+
 def test_nothing_that_fits_is_nothing_to_train_on(tmp_path):
     """And nothing is begun, so that the mistake can be mended."""
     with pytest.raises(UserError, match="no example fits the model, whose max_len is 1"):
@@ -187,7 +222,7 @@ def test_nothing_that_fits_is_nothing_to_train_on(tmp_path):
 
 
 UNUSABLE = {
-    "empty": (b"", "there is none"),
+    "empty": (b"", "data.train holds none"),
     "one column": (b"a\nb\n", r"2 of 2 lines cannot be used \(2 not two columns\)"),
     "three columns": (b"a\tb\tc\n", "1 not two columns"),
     "no UTF-8": (b"\xff\xfe\n", "1 invalid UTF-8"),
@@ -204,6 +239,56 @@ def test_data_without_one_usable_line_is_refused_and_can_be_mended(tmp_path, nam
         train_in(tmp_path / "run", recipe)
     file.write_text("a b\tb a\nc\tc\n")
     assert train_in(tmp_path / "run", recipe).state.step == 10
+
+
+NOT_THERE = {  # the files that are named, and what is said of them
+    "none": ({}, "the recipe names no data to train on: say --data.train FILE ..., or --data.name"),
+    "only to validate with": ({"valid": ["good.tsv"]}, "the recipe names no data to train on"),
+    "missing": ({"train": ["nowhere.tsv"]}, "cannot read nowhere.tsv: No such file or directory"),
+    "missing on one side": ({"train": ["good.en", "no.de"]}, "cannot read no.de: No such file"),
+    "missing to validate with": (
+        {"train": ["good.tsv"], "valid": ["nowhere.tsv"]},
+        "cannot read nowhere.tsv: No such file or directory",
+    ),
+    "empty": ({"train": ["empty.tsv"]}, "there is no example to train on: empty.tsv is empty"),
+    "empty on both sides": ({"train": ["empty.en", "empty.de"]}, "to train on: empty.en is empty"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_THERE)
+@pytest.mark.parametrize("among", [False, True])
+def test_data_that_is_not_there_is_told_before_anything_is_made(
+    tmp_path, monkeypatch, capsys, name, among
+):
+    """Neither a folder nor a tokenizer; also among several corpora."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("good.tsv", "good.en", "empty.tsv", "empty.en", "empty.de"):
+        (tmp_path / file).write_text("a b\tb a\n" * 4 if "good" in file else "")
+    files, sentence = NOT_THERE[name]
+    data = DataConfig(**{split: tuple(names) for split, names in files.items()})
+    data = DataConfig(corpora=(data, data)) if among else data
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        train(tiny(data=data), "runs/new")
+    assert not (tmp_path / "runs").exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_an_empty_file_among_others_is_in_nobodys_way(tmp_path):
+    """The control: there is something to learn from, though less than there could be."""
+    (tmp_path / "good.tsv").write_text("a b\tb a\n" * 4)
+    (tmp_path / "empty.tsv").write_text("")
+    good, empty = (DataConfig(train=(str(tmp_path / f"{n}.tsv"),)) for n in ("good", "empty"))
+    train(tiny(data=DataConfig(corpora=(good, empty))), tmp_path / "corpora", silent=True)
+    no_valid = replace(good, valid=empty.train)
+    train(tiny(data=no_valid), tmp_path / "valid", silent=True)
+
+
+def test_that_all_is_held_out_is_told(tmp_path):
+    line = next(f"{i}" for i in range(100) if held_in(f"{i}", 0.4) == "valid")
+    (tmp_path / "one.tsv").write_text(f"{line}\tb\n")
+    data = DataConfig(train=(str(tmp_path / "one.tsv"),), hold_out=0.4)
+    with pytest.raises(UserError, match="to train on: all are held out for other splits"):
+        train(tiny(data=data), tmp_path / "run", silent=True)
 
 
 def test_lines_that_are_not_learned_from_are_told(tmp_path, capsys):
