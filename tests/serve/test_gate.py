@@ -245,6 +245,52 @@ def test_a_recurrent_model_cannot_be_looked_into():
     assert front.desk.reached == 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"mode": "greedy", "beam": 3}, "beam: should be 1 with the mode greedy, and is 3"),
+        (
+            {"mode": "greedy", "temperature": 0.5},
+            "temperature: should be 0 with the mode greedy, and is 0.5",
+        ),
+        ({"mode": "beam", "beam": 1}, "beam: should be 2 or more with the mode beam, and is 1"),
+        (
+            {"mode": "beam", "temperature": 0.9},
+            "temperature: should be 0 with the mode beam, and is 0.9",
+        ),
+        ({"mode": "sample", "beam": 4}, "beam: should be 1 with the mode sample, and is 4"),
+        (
+            {"mode": "sample", "temperature": 0},
+            "temperature: should be above 0 with the mode sample, and is 0",
+        ),
+    ],
+    ids=str,
+)
+def test_a_mode_and_a_setting_that_contradict_each_other_are_refused(front, asked, sentence):
+    response = front.post("/api/trace", {"text": "a", **asked})
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == sentence
+    named = name_of(Ticket(text="a", **asked))
+    assert front.send("GET", f"/api/trace/{named}/thumbs").status_code == 422
+    assert front.desk.reached == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"mode": "greedy", "beam": 1, "temperature": 0},
+        {"mode": "beam", "beam": 2, "temperature": 0},
+        {"mode": "sample", "beam": 1, "temperature": 0.1},
+        {"beam": 3},
+    ],
+    ids=str,
+)
+def test_a_mode_and_a_setting_that_agree_are_not(front, asked):
+    """The control: the model is reached, though this one has nothing to tell."""
+    front.raw("GET", f"/api/trace/{name_of(Ticket(text='a', **asked))}/thumbs")
+    assert front.desk.reached == 1
+
+
 def test_a_key_given_twice_is_none():
     both = [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")]
     assert Front(key=KEY).send("GET", "/v1/models", headers=both).status_code == 400
