@@ -458,6 +458,19 @@ def test_what_is_wrong_with_a_field_is_one_true_sentence(front, change, sentence
     assert response.json()["error"]["message"] == sentence
 
 
+def test_the_likeliest_tokens_are_told_only_with_logprobs(front):
+    asked = {"messages": [{"role": "user", "content": "a"}]}
+    for more in ({}, {"logprobs": False}, {"logprobs": None}):
+        response = front.post("/v1/chat/completions", {**asked, "top_logprobs": 2, **more})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (422, "invalid_field")
+        assert error["message"] == "top_logprobs: there are none without logprobs"
+    assert front.desk.reached == 0
+    for more in ({"top_logprobs": 0}, {"top_logprobs": 2, "logprobs": True}):  # the control
+        front.post("/v1/chat/completions", {**asked, **more})
+    assert front.desk.reached == 2
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "sentence"),
     [
