@@ -31,7 +31,7 @@ class Asked(BaseModel):
     model: Name = Field("", description="The name of a run; empty for the first.")
     timeout: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = Field(
         None,
-        description="Seconds until the answer is of no use; the service's own limit holds too.",
+        description="Seconds until the answer is of no use; limits.seconds holds if it is less.",
     )
 
 
