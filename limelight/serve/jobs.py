@@ -434,10 +434,13 @@ def classify_all(loaded: Loaded, message: Message) -> Job:
 
 
 def embed_all(loaded: Loaded, message: Message) -> Job:
-    """The vectors of texts, and how many tokens they have."""
+    """The vectors of texts, how many tokens of them were read, and how many found no room."""
     loaded.require("embed")
-    read = sum(map(len, loaded.tokenizer.encode_many(message["texts"])))
-    return at_once(lambda: {"vectors": list(embed(loaded, message["texts"])), "read": read})
+    room = loaded.max_len - 2  # there is something before a text and behind it
+    lengths = list(map(len, loaded.tokenizer.encode_many(message["texts"])))
+    read = sum(min(length, room) for length in lengths)
+    told = {"read": read, "left_out": sum(lengths) - read}
+    return at_once(lambda: {"vectors": list(embed(loaded, message["texts"])), **told})
 
 
 def score_all(loaded: Loaded, message: Message) -> Job:

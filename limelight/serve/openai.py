@@ -261,8 +261,9 @@ async def embed(house: House, desk: Desk, asked: EmbeddingAsked) -> EmbeddingLis
             return vector
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
+    read, left_out = done["read"], done["left_out"]
     return EmbeddingList(
         data=[Embedding(index=i, embedding=shown(v)) for i, v in enumerate(done["vectors"])],
         model=desk.name,
-        usage=EmbeddingUsage(prompt_tokens=done["read"], total_tokens=done["read"]),
+        usage=EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
     )

@@ -329,10 +329,11 @@ class ChatCompletion(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens that were read."""
+    """Tokens that were read, and those at the ends of texts that were too long to be."""
 
     prompt_tokens: int
     total_tokens: int
+    left_out: int
 
 
 class Embedding(BaseModel):

@@ -272,6 +272,19 @@ def test_the_official_client_works_unchanged(service, known):
         client.completions.create(model="writer", prompt="", temperature=-1)
 
 
+def test_a_vector_tells_how_much_of_its_text_was_read(service, known):
+    room = known["writer"].max_len - 2
+    fits, long = "a" * room, "a" * room + "the cat"
+    told = service.ask("/v1/embeddings", model="writer", input=[fits, long])
+    assert told["data"][0]["embedding"] == pytest.approx(told["data"][1]["embedding"])
+    read = {"prompt_tokens": 2 * room, "total_tokens": 2 * room}
+    assert told["usage"] == {**read, "left_out": len("the cat")}
+    short = service.ask("/v1/embeddings", model="writer", input=[fits[1:], "the cat"])
+    assert short["data"][0]["embedding"] != pytest.approx(told["data"][0]["embedding"])
+    assert short["usage"]["prompt_tokens"] == room - 1 + len("the cat")
+    assert short["usage"]["left_out"] == 0
+
+
 def test_an_answer_too_late_is_none(service):
     asked = {"model": "writer", "prompt": "the", "max_tokens": 4000, "temperature": 2.0}
     response = service.post("/v1/completions", **asked, n=16, timeout=0.05)
