@@ -272,6 +272,15 @@ def test_the_official_client_works_unchanged(service, known):
         client.completions.create(model="writer", prompt="", temperature=-1)
 
 
+def test_what_cannot_be_scored_is_told_in_words_that_are_true_here(service):
+    for name, texts, sentence in (
+        ("reverse", ["a"], "this model scores a source and a target, and not 1 text"),
+        ("writer", ["a", "b"], "this model scores one text, and not 2 texts"),
+    ):
+        told = service.ask("/api/score", model=name, texts=[texts])["scores"][0]
+        assert (told["total"], told["problem"].startswith(sentence)) == (None, True)
+
+
 def test_a_vector_tells_how_much_of_its_text_was_read(service, known):
     room = known["writer"].max_len - 2
     fits, long = "a" * room, "a" * room + "the cat"
