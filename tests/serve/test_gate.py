@@ -447,6 +447,13 @@ def test_every_field_has_bounds(front, change):
         ({"temperature": -1}, "temperature: should be 0 or more"),
         ({"top_p": 0}, "top_p: should be above 0"),
         ({"stream": "yes"}, "stream: should be true or false"),
+        ({"presence_penalty": 0.5}, "presence_penalty: only 0 is possible: see repetition_penalty"),
+        (
+            {"frequency_penalty": -1},
+            "frequency_penalty: only 0 is possible: see repetition_penalty",
+        ),
+        ({"echo": True}, "echo: should be false"),
+        ({"prompt": {}}, "prompt: should be a text or a list"),
         ({"stream_options": {"x": 1}}, "stream_options.x: there is no such field"),
         ({"a-b": 1}, "a-b: there is no such field"),
     ],
@@ -482,6 +489,11 @@ def test_the_likeliest_tokens_are_told_only_with_logprobs(front):
          "messages.0.content.0.type: should be 'text'"),
         ("GET", "/api/runs/model/metrics?after=x", b"", "after: should be a whole number"),
         ("GET", "/api/trace/abc/logits", b"", "row: this is missing"),
+        ("POST", "/v1/completions", b'{"prompt": "a", "temperature": 1e999}',
+         "temperature: should be a number that is not infinite"),
+        ("POST", "/v1/completions", b'{"prompt": "a", "timeout": -1e999}',
+         "timeout: should be a number that is not infinite"),
+        ("GET", f"/api/runs/model/metrics?after={'9' * 5000}", b"", "after: is too large"),
     ],
 )  # fmt: skip
 def test_so_it_is_wherever_it_stands(front, method, path, body, sentence):
