@@ -24,6 +24,8 @@ BROKEN = {  # where it is of the right kind: which rule it breaks
     "string_too_long": "should have {max_length} characters at most",
     "too_short": "should have {min_length} or more entries",
     "too_long": "should have {max_length} entries at most",
+    "finite_number": "should be a number that is not infinite",
+    "int_parsing_size": "is too large",
     "literal_error": "should be {expected}",
     "string_pattern_mismatch": "should match {pattern}",
 }
@@ -51,11 +53,16 @@ def place_of(loc: Sequence[str | int], body: Any) -> list[str]:
     origin, *way = loc
     place, value = [], body if origin == "body" else dict.fromkeys(way)
     for part in way:
-        if isinstance(part, str) and not isinstance(value, dict):
-            continue  # only an object has names, so this one is a kind's
+        if isinstance(part, str) and not (isinstance(value, dict) and is_name(part, value)):
+            continue  # a kind's
         place.append(str(part))
         value = value.get(part) if isinstance(part, str) else value[part]
     return place
+
+
+def is_name(part: str, value: dict[str, Any]) -> bool:
+    """Whether this names a field of an object, there or missing: kinds are as list[str]."""
+    return part in value or part.isidentifier()
 
 
 def broken_rule(error: dict[str, Any]) -> str:
@@ -64,7 +71,8 @@ def broken_rule(error: dict[str, Any]) -> str:
         return str(error["msg"])
     bounds = error.get("ctx", {}).items()
     plain = {name: f"{x:g}" if isinstance(x, float) else x for name, x in bounds}  # 2, not 2.0
-    return BROKEN[error["type"]].format(**plain)
+    words = BROKEN[error["type"]].format(**plain)
+    return words.replace("False", "false")  # as JSON has it
 
 
 def wanted(errors: Iterable[dict[str, Any]]) -> str:

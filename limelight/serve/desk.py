@@ -177,6 +177,8 @@ class Desk:
                         message = await queue.get()
                 except TimeoutError:
                     told = f"there was no answer within {limit:g} seconds"
+                    if seconds is not None and seconds > limit:
+                        told += f", which is all that this service allows, and not {seconds:g}"
                     hint = "ask for less, or later"
                     raise RefusedError(504, "timeout", told, hint) from None
                 finished = "done" in message or "error" in message

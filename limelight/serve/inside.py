@@ -195,6 +195,7 @@ async def look(
 
 def settings_of(house: House, desk: Desk, ticket: Ticket) -> dict[str, Any]:
     """How to write: a mode in words, or single settings, or the recipe's own."""
+    check_mode(ticket)
     given = house.settings(ticket, ticket.max_tokens)
     recipe = (desk.facts or {}).get("decode", {})
     match ticket.mode:
@@ -207,6 +208,19 @@ def settings_of(house: House, desk: Desk, ticket: Ticket) -> dict[str, Any]:
             given |= {"temperature": ticket.temperature or recipe["temperature"] or 1.0}
             given |= {"beam": 1, "groups": 1}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def check_mode(ticket: Ticket) -> None:
+    """A mode and a setting that cannot both be meant: nobody here knows which one was."""
+    for name, without, mode, words in (
+        ("beam", 1, "beam", "2 or more"),
+        ("temperature", 0, "sample", "above 0"),
+    ):
+        value, wanted = getattr(ticket, name), ticket.mode == mode
+        if ticket.mode and value is not None and (value > without) != wanted:
+            should = words if wanted else without
+            message = f"{name}: should be {should} with the mode {ticket.mode}, and is {value:g}"
+            raise RefusedError(422, "invalid_field", message, f"leave out {name}, or the mode")
 
 
 async def as_json(told: object, request: Request) -> Response:

@@ -32,6 +32,7 @@ from limelight.tasks.score import score
 from limelight.tasks.translate import (
     Wishes,
     choices_along,
+    longest_source,
     request_for,
     requests_for,
     translation_of,
@@ -40,6 +41,8 @@ from limelight.tasks.translate import (
 )
 from limelight.tasks.write import Continuation, beginning, refuse_beam
 from limelight.text.tokenizer import Tokenizer
+
+BY_PARTS = ", or ask /api/translate, which takes a long text in parts"
 
 
 class Text(Protocol):
@@ -213,6 +216,9 @@ def complete(loaded: Loaded, message: Message) -> Job:
     config, texts = settings_of(loaded, message), list[Any]()
     stops, top = message["stop"], message["top"]
     for prompt in message["prompts"]:
+        if "write" not in loaded.abilities:
+            loaded.require("translate")
+            check_fits(loaded, prompt, message["tag"], "prompt", BY_PARTS)
         for i in range(message["n"]):
             own = replace(config, seed=config.seed + i)
             if "write" in loaded.abilities:
@@ -220,7 +226,6 @@ def complete(loaded: Loaded, message: Message) -> Job:
                 refuse_beam(message.get("settings", {}).get("beam"))
                 texts.append(GoingOn(Continuation(loaded, prompt, own, stops), top))
             else:
-                loaded.require("translate")
                 source = Conversation(loaded, own, message["tag"]).source([prompt])
                 texts.append(answer_for(loaded, source, own, stops, top))
     return Job(texts, message["stream"], message["logprobs"], result=told_texts(loaded))
@@ -230,12 +235,24 @@ def chat(loaded: Loaded, message: Message) -> Job:
     """The next turn of a conversation."""
     config = settings_of(loaded, message)
     conversation = Conversation(loaded, config, message["tag"])
-    source = conversation.source([" ".join(turn.split()) for turn in message["turns"]])
+    turns = [" ".join(turn.split()) for turn in message["turns"]]
+    check_fits(loaded, turns[-1], message["tag"], "last turn")
+    source = conversation.source(turns)
     texts = []
     for i in range(message["n"]):
         own = replace(config, seed=config.seed + i)
         texts.append(answer_for(loaded, source, own, message["stop"], message["top"]))
     return Job(list(texts), message["stream"], message["logprobs"], result=told_texts(loaded))
+
+
+def check_fits(loaded: Loaded, text: str, tag: str, name: str, hint: str = "") -> None:
+    """Older turns may be forgotten, but an answer to half of what was asked would mislead."""
+    count = len(loaded.tokenizer.encode(text))
+    longest = longest_source(loaded) - len(loaded.tag(tag))
+    if count > longest:
+        raise TooLongError(
+            f"the {name} comes to {count} tokens, and the model reads {longest}: shorten it{hint}"
+        )
 
 
 def answer_for(
@@ -417,10 +434,13 @@ def classify_all(loaded: Loaded, message: Message) -> Job:
 
 
 def embed_all(loaded: Loaded, message: Message) -> Job:
-    """The vectors of texts, and how many tokens they have."""
+    """The vectors of texts, how many tokens of them were read, and how many found no room."""
     loaded.require("embed")
-    read = sum(map(len, loaded.tokenizer.encode_many(message["texts"])))
-    return at_once(lambda: {"vectors": list(embed(loaded, message["texts"])), "read": read})
+    room = loaded.max_len - 2  # there is something before a text and behind it
+    lengths = list(map(len, loaded.tokenizer.encode_many(message["texts"])))
+    read = sum(min(length, room) for length in lengths)
+    told = {"read": read, "left_out": sum(lengths) - read}
+    return at_once(lambda: {"vectors": list(embed(loaded, message["texts"])), **told})
 
 
 def score_all(loaded: Loaded, message: Message) -> Job:

@@ -137,10 +137,12 @@ async def converse(
     house.check_texts(turns)
     if not turns:
         raise RefusedError(400, "invalid_request", "nobody has said anything", "send a user's turn")
+    if asked.top_logprobs and not asked.logprobs:
+        message = "top_logprobs: there are none without logprobs"
+        raise RefusedError(422, "invalid_field", message, "set logprobs to true")
     limit = asked.max_completion_tokens or asked.max_tokens
     fields = common(house, asked, 1) | {"turns": turns, "settings": house.settings(asked, limit)}
-    fields |= {"logprobs": bool(asked.logprobs)}
-    fields |= {"top": (asked.top_logprobs or 0) if asked.logprobs else 0}
+    fields |= {"logprobs": bool(asked.logprobs), "top": asked.top_logprobs or 0}
     head = new_head("chatcmpl", desk)
 
     def chunk(i: int, piece: str, token: Message | None, reason: str | None) -> Message:
@@ -259,8 +261,9 @@ async def embed(house: House, desk: Desk, asked: EmbeddingAsked) -> EmbeddingLis
             return vector
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
+    read, left_out = done["read"], done["left_out"]
     return EmbeddingList(
         data=[Embedding(index=i, embedding=shown(v)) for i, v in enumerate(done["vectors"])],
         model=desk.name,
-        usage=EmbeddingUsage(prompt_tokens=done["read"], total_tokens=done["read"]),
+        usage=EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
     )

@@ -38,6 +38,7 @@ def serve(
     origins: Sequence[str] = (),
 ) -> None:
     """Until it is told to end."""
+    check_port(port)
     check_let_in(hosts, origins)
     paths = named(runs)
     key = os.environ.get(KEY, "")
@@ -66,6 +67,14 @@ def named(runs: Sequence[str]) -> dict[str, Path]:
     return paths
 
 
+def check_port(port: int) -> None:
+    """What is no port at all is known before anything is started."""
+    if not 0 <= port <= 65535:
+        raise UserError(
+            f"--port {port} is none: choose one from 1 to 65535, or 0 for any that is free"
+        )
+
+
 def check_let_in(hosts: Sequence[str], origins: Sequence[str]) -> None:
     """What no browser ever sends would be waited for in vain."""
     for host in hosts:
@@ -89,8 +98,8 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        why = str(getattr(error, "strerror", None) or error)  # an OverflowError has none
+    except OSError as error:
+        why = str(error.strerror or error)
         why = why.partition(" (while attempting")[0]  # the address once more
         raise UserError(
             f"cannot listen on {host} port {port}: {why}; choose another with --host or --port"

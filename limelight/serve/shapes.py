@@ -7,7 +7,8 @@ limit can be changed (`limits`), the bound here is the largest that any service 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, StringConstraints(max_length=64)]
 Words = Annotated[str, StringConstraints(max_length=1_000_000)]
@@ -19,8 +20,19 @@ Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 MinP = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
-Nothing = Annotated[float, Field(ge=0, le=0)]  # accepted, as clients send it, and without effect
 Stops = Phrase | Annotated[list[Phrase], Field(max_length=4)]
+
+
+def nothing(value: float) -> float:
+    """Accepted, as clients send it, and without effect."""
+    if value:
+        raise PydanticCustomError("not_nothing", "only 0 is possible: see repetition_penalty")
+    return value
+
+
+Nothing = Annotated[
+    float, AfterValidator(nothing), Field(json_schema_extra={"minimum": 0, "maximum": 0})
+]
 
 
 class Asked(BaseModel):
@@ -31,7 +43,7 @@ class Asked(BaseModel):
     model: Name = Field("", description="The name of a run; empty for the first.")
     timeout: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = Field(
         None,
-        description="Seconds until the answer is of no use; the service's own limit holds too.",
+        description="Seconds until the answer is of no use; limits.seconds holds if it is less.",
     )
 
 
@@ -329,10 +341,11 @@ class ChatCompletion(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens that were read."""
+    """Tokens that were read, and those at the ends of texts that were too long to be."""
 
     prompt_tokens: int
     total_tokens: int
+    left_out: int
 
 
 class Embedding(BaseModel):

@@ -70,8 +70,11 @@ def to_be_read(trained: Trained, text: tuple[str, ...], tag: list[int]) -> Readi
     tokenizer = trained.tokenizer
     wanted = 1 if trained.kind == "texts" else 2
     if len(text) != wanted:
-        columns = "a source, a tab and a target" if wanted == 2 else "one text"
-        raise UserError(f"a line to be scored has {columns}, and not {len(text)} columns")
+        needed = "a source and a target" if wanted == 2 else "one text"
+        count = "1 text" if len(text) == 1 else f"{len(text)} texts"
+        raise UserError(
+            f"this model scores {needed}, and not {count} (in a line, a tab divides them)"
+        )
     *source, target = (tokenizer.encode(side) for side in text)
     ending = [*target, tokenizer.end]
     if trained.kind == "texts":

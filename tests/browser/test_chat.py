@@ -243,10 +243,25 @@ def test_a_service_that_ends_and_comes_back(new_page, runs, known):
         assert page.locator(".exchange").count() == 2
 
 
+def test_a_message_that_is_too_long_is_told_and_the_conversation_goes_on(opened, known):
+    page = opened
+    page.watch.allow("413")
+    long = "a b c d " * 20
+    say(page, long, wait="broken")
+    assert "the last turn comes to" in page.locator(".broke").inner_text()
+    say(page, QUESTIONS[0])
+    assert answers(page)[-1:] == expected(known["greetings"], QUESTIONS[:1])
+    assert asked(page) == [[long.strip()], QUESTIONS[:1]]
+
+
 def test_what_is_said_is_text_whatever_it_is(opened):
     page = opened
     before = page.locator("img, script").count()
-    hostile = "<img src=x onerror=alert(1)> &amp; \u202e ⟨end⟩ </p><script>alert(1)</script>"
-    say(page, hostile)
-    assert re.sub(r"\s+", " ", page.locator(".asked p").inner_text()) == hostile
+    for hostile in (
+        "<img src=x onerror=alert(1)> &amp; \u202e ⟨end⟩",
+        "&lt; </p><script>alert(1)</script>",
+    ):
+        say(page, hostile)
+        shown = page.locator(".asked p").last.inner_text()
+        assert re.sub(r"\s+", " ", shown) == hostile
     assert page.locator("img, script").count() == before

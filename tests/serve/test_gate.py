@@ -245,6 +245,52 @@ def test_a_recurrent_model_cannot_be_looked_into():
     assert front.desk.reached == 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"mode": "greedy", "beam": 3}, "beam: should be 1 with the mode greedy, and is 3"),
+        (
+            {"mode": "greedy", "temperature": 0.5},
+            "temperature: should be 0 with the mode greedy, and is 0.5",
+        ),
+        ({"mode": "beam", "beam": 1}, "beam: should be 2 or more with the mode beam, and is 1"),
+        (
+            {"mode": "beam", "temperature": 0.9},
+            "temperature: should be 0 with the mode beam, and is 0.9",
+        ),
+        ({"mode": "sample", "beam": 4}, "beam: should be 1 with the mode sample, and is 4"),
+        (
+            {"mode": "sample", "temperature": 0},
+            "temperature: should be above 0 with the mode sample, and is 0",
+        ),
+    ],
+    ids=str,
+)
+def test_a_mode_and_a_setting_that_contradict_each_other_are_refused(front, asked, sentence):
+    response = front.post("/api/trace", {"text": "a", **asked})
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == sentence
+    named = name_of(Ticket(text="a", **asked))
+    assert front.send("GET", f"/api/trace/{named}/thumbs").status_code == 422
+    assert front.desk.reached == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"mode": "greedy", "beam": 1, "temperature": 0},
+        {"mode": "beam", "beam": 2, "temperature": 0},
+        {"mode": "sample", "beam": 1, "temperature": 0.1},
+        {"beam": 3},
+    ],
+    ids=str,
+)
+def test_a_mode_and_a_setting_that_agree_are_not(front, asked):
+    """The control: the model is reached, though this one has nothing to tell."""
+    front.raw("GET", f"/api/trace/{name_of(Ticket(text='a', **asked))}/thumbs")
+    assert front.desk.reached == 1
+
+
 def test_a_key_given_twice_is_none():
     both = [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")]
     assert Front(key=KEY).send("GET", "/v1/models", headers=both).status_code == 400
@@ -401,6 +447,13 @@ def test_every_field_has_bounds(front, change):
         ({"temperature": -1}, "temperature: should be 0 or more"),
         ({"top_p": 0}, "top_p: should be above 0"),
         ({"stream": "yes"}, "stream: should be true or false"),
+        ({"presence_penalty": 0.5}, "presence_penalty: only 0 is possible: see repetition_penalty"),
+        (
+            {"frequency_penalty": -1},
+            "frequency_penalty: only 0 is possible: see repetition_penalty",
+        ),
+        ({"echo": True}, "echo: should be false"),
+        ({"prompt": {}}, "prompt: should be a text or a list"),
         ({"stream_options": {"x": 1}}, "stream_options.x: there is no such field"),
         ({"a-b": 1}, "a-b: there is no such field"),
     ],
@@ -410,6 +463,19 @@ def test_what_is_wrong_with_a_field_is_one_true_sentence(front, change, sentence
     response = front.post(body={"prompt": "a", **change})
     assert response.status_code == 422
     assert response.json()["error"]["message"] == sentence
+
+
+def test_the_likeliest_tokens_are_told_only_with_logprobs(front):
+    asked = {"messages": [{"role": "user", "content": "a"}]}
+    for more in ({}, {"logprobs": False}, {"logprobs": None}):
+        response = front.post("/v1/chat/completions", {**asked, "top_logprobs": 2, **more})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (422, "invalid_field")
+        assert error["message"] == "top_logprobs: there are none without logprobs"
+    assert front.desk.reached == 0
+    for more in ({"top_logprobs": 0}, {"top_logprobs": 2, "logprobs": True}):  # the control
+        front.post("/v1/chat/completions", {**asked, **more})
+    assert front.desk.reached == 2
 
 
 @pytest.mark.parametrize(
@@ -423,6 +489,11 @@ def test_what_is_wrong_with_a_field_is_one_true_sentence(front, change, sentence
          "messages.0.content.0.type: should be 'text'"),
         ("GET", "/api/runs/model/metrics?after=x", b"", "after: should be a whole number"),
         ("GET", "/api/trace/abc/logits", b"", "row: this is missing"),
+        ("POST", "/v1/completions", b'{"prompt": "a", "temperature": 1e999}',
+         "temperature: should be a number that is not infinite"),
+        ("POST", "/v1/completions", b'{"prompt": "a", "timeout": -1e999}',
+         "timeout: should be a number that is not infinite"),
+        ("GET", f"/api/runs/model/metrics?after={'9' * 5000}", b"", "after: is too large"),
     ],
 )  # fmt: skip
 def test_so_it_is_wherever_it_stands(front, method, path, body, sentence):

@@ -388,6 +388,25 @@ def test_what_nobody_reads_does_not_pile_up():
     asyncio.run(check())
 
 
+@pytest.mark.parametrize(
+    ("seconds", "sentence"),
+    [
+        (1000, "within 0.05 seconds, which is all that this service allows, and not 1000"),
+        (0.01, "within 0.01 seconds"),
+        (None, "within 0.05 seconds"),
+    ],
+)
+def test_an_answer_too_late_tells_whose_limit_it_was(seconds, sentence):
+    async def ask():
+        desk = Desk("model", "nowhere", Limits(seconds=0.05), Counts())
+        desk.ready = True
+        await anext(desk.ask("complete", seconds))
+
+    with pytest.raises(RefusedError, match=f"there was no answer {sentence}$") as refused:
+        asyncio.run(ask())
+    assert (refused.value.status, refused.value.code) == (504, "timeout")
+
+
 @pytest.mark.system
 def test_a_run_folder_that_disappears_harms_nobody_and_is_told(run, known, tmp_path):
     gone, place = tmp_path / "writer", tmp_path / "elsewhere"

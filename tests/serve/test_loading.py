@@ -13,7 +13,8 @@ from limelight.errors import UserError
 from limelight.serve.counts import Counts
 from limelight.serve.desk import LOST, Desk
 from limelight.serve.limits import Limits
-from limelight.serve.server import listen
+from limelight.serve.server import check_port, listen
+from tests.serve.samples import ROOT
 
 BROKEN = """
 from limelight.serve import worker
@@ -67,3 +68,17 @@ def test_a_port_that_is_taken_is_told_with_what_to_do():
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=rf"port {port}: Address already in use; choose anoth"):
             listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("port", [65536, 99999])
+def test_what_is_no_port_is_told_before_anything_is_started(port):
+    command = [sys.executable, "-m", "limelight", "serve", "no-run", f"--port={port}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    sentence = f"--port {port} is none: choose one from 1 to 65535, or 0 for any that is free"
+    assert (done.returncode, done.stderr) == (2, f"limelight: {sentence}\n")
+
+
+def test_every_other_number_is_a_port():
+    """The control."""
+    for port in (0, 1, 65535):
+        check_port(port)

@@ -10,6 +10,8 @@ from itertools import zip_longest
 import openai
 import pytest
 
+from limelight.explain.passage import TooLongError
+from limelight.serve.jobs import chat, complete
 from tests.serve.samples import ROOT, Served, all_at_once, exact
 
 SOURCES = ["a b c", "c a", "b b a", "e d c b a", "a", "f a b c d e"]
@@ -194,6 +196,38 @@ def test_what_a_model_cannot_do_is_said(service):
         assert response.json()["error"]["code"] == "not_for_this_model"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_model_cannot_read_whole_is_refused_and_not_cut(service, known, stream):
+    longest = known["reverse"].max_len - 1  # the end is read too
+    fits, long = "a" * longest, "a" * (longest + 1)
+    refused = service.post("/v1/completions", model="reverse", prompt=["a", long], stream=stream)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_long")
+    said = refused.json()["error"]["message"]
+    assert f"the prompt comes to {longest + 1} tokens, and the model reads {longest}" in said
+    turn = {"role": "user", "content": long}
+    refused = service.post("/v1/chat/completions", model="reverse", messages=[turn], stream=stream)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_long")
+    assert "the last turn comes to" in refused.json()["error"]["message"]
+    if not stream:  # the control: what just fits is read whole, and what was said before may be cut
+        read = service.ask("/v1/completions", model="reverse", prompt=fits)["usage"]
+        assert read["prompt_tokens"] == longest + 1
+        turns = [turn, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+        told = service.ask("/v1/chat/completions", model="reverse", messages=turns)
+        alone = service.ask("/v1/chat/completions", model="reverse", messages=turns[2:])
+        assert told["choices"] == alone["choices"]
+
+
+def test_a_tag_takes_its_room_in_what_is_read(model):
+    tagged = model("tagged")
+    longest = tagged.max_len - 2  # less the end and the tag
+    asked = {"n": 1, "stop": [], "top": 0, "stream": False, "logprobs": False, "tag": "back"}
+    complete(tagged, {**asked, "prompts": ["a" * longest]})
+    chat(tagged, {**asked, "turns": ["a" * longest]})
+    for do, texts in ((complete, "prompts"), (chat, "turns")):
+        with pytest.raises(TooLongError, match=rf"the model reads {longest}: shorten it"):
+            do(tagged, {**asked, texts: ["a" * (longest + 1)]})
+
+
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
@@ -236,6 +270,28 @@ def test_the_official_client_works_unchanged(service, known):
         client.completions.create(model="other", prompt="")
     with pytest.raises(openai.UnprocessableEntityError):
         client.completions.create(model="writer", prompt="", temperature=-1)
+
+
+def test_what_cannot_be_scored_is_told_in_words_that_are_true_here(service):
+    for name, texts, sentence in (
+        ("reverse", ["a"], "this model scores a source and a target, and not 1 text"),
+        ("writer", ["a", "b"], "this model scores one text, and not 2 texts"),
+    ):
+        told = service.ask("/api/score", model=name, texts=[texts])["scores"][0]
+        assert (told["total"], told["problem"].startswith(sentence)) == (None, True)
+
+
+def test_a_vector_tells_how_much_of_its_text_was_read(service, known):
+    room = known["writer"].max_len - 2
+    fits, long = "a" * room, "a" * room + "the cat"
+    told = service.ask("/v1/embeddings", model="writer", input=[fits, long])
+    assert told["data"][0]["embedding"] == pytest.approx(told["data"][1]["embedding"])
+    read = {"prompt_tokens": 2 * room, "total_tokens": 2 * room}
+    assert told["usage"] == {**read, "left_out": len("the cat")}
+    short = service.ask("/v1/embeddings", model="writer", input=[fits[1:], "the cat"])
+    assert short["data"][0]["embedding"] != pytest.approx(told["data"][0]["embedding"])
+    assert short["usage"]["prompt_tokens"] == room - 1 + len("the cat")
+    assert short["usage"]["left_out"] == 0
 
 
 def test_an_answer_too_late_is_none(service):

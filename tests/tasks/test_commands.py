@@ -149,9 +149,9 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(limelight, run):
     assert "limelight: line 2: a text in 3 parts, being too long" in complaint
     assert json.loads(lines[1])["source"] == long
     code, _, complaint = limelight("score", run("reverse"), stdin=b"a\ta\na\n")
-    assert (code, "limelight: line 2: a line to be scored has a source" in complaint) == (1, True)
+    assert (code, "limelight: line 2: this model scores a source and" in complaint) == (1, True)
     code, _, complaint = limelight("score", run("reverse"), "a\ta", "b")
-    assert (code, "limelight: text 2: a line to be scored" in complaint) == (1, True)
+    assert (code, "limelight: text 2: this model scores a source" in complaint) == (1, True)
 
 
 def test_candidates_can_be_seen(limelight, run, monkeypatch):

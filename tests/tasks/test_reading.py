@@ -204,9 +204,9 @@ def test_what_was_learned_is_likelier(model):
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("reverse", ("a",), "has a source, a tab and a target, and not 1 columns"),
-        ("reverse", ("a", "b", "c"), "not 3 columns"),
-        ("writer", ("a", "b"), "has one text, and not 2 columns"),
+        ("reverse", ("a",), "this model scores a source and a target, and not 1 text"),
+        ("reverse", ("a", "b", "c"), "not 3 texts"),
+        ("writer", ("a", "b"), "this model scores one text, and not 2 texts"),
         ("reverse", ("a " * 50, "a"), "101 tokens are too many: the model reads 64"),
         ("writer", ("a" * 32,), "33 tokens are too many: the model reads 32"),
         ("gpt", ("a" * 30, "b" * 33), "65 tokens are too many"),
