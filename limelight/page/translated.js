@@ -115,13 +115,15 @@ function translatedPieces(told, word, at, show) {
 function translatedList(told, choices, place, { pop, leave }) {
   const options = choices.map((choice) => {
     const ends = /^⟨.+⟩$/.test(choice.piece);
-    const half = choice.begin.includes("\ufffd"); // of a character: no text begins like this
+    const half = /<[0-9A-F]{2}>$/.test(choice.piece); // of a character, which comes whole behind it
+    const shown = choice.begin.trimStart().length - (half ? ([...choice.begin].at(-1)?.length ?? 0) : 0);
+    const broken = choice.begin.includes("\ufffd"); // no text begins like this
     return {
       piece: choice.piece,
       share: choice.probability,
-      rest: ends ? " the text would end here" : choice.text.slice(choice.begin.trimStart().length),
+      rest: ends ? " the text would end here" : choice.text.slice(shown),
       chosen: choice.piece === (told.pieces[place] ?? "⟨end⟩"),
-      disabled: ends || half,
+      disabled: ends || broken,
     };
   });
   const onChoose = (i) => {

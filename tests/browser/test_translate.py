@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -27,7 +28,7 @@ def said(page):
 
 def can_be_said(choice):
     """An end is no text, and neither is half a character."""
-    return not choice.piece.startswith("⟨") and not choice.begin.endswith("\ufffd")
+    return not choice.piece.startswith("⟨") and "\ufffd" not in choice.begin
 
 
 def posts(page, path):
@@ -113,7 +114,8 @@ def test_another_word_can_be_chosen_with_the_keyboard_alone(opened, known):
         if not can_be_said(choice):
             assert option.get_attribute("aria-disabled") == "true"
         else:
-            assert " ".join(option.locator(".option-text").inner_text().split()) == choice.text
+            text = " ".join(option.locator(".option-text").inner_text().split())
+            assert re.sub(r"(<[0-9A-F]{2}>)+", "", text) == choice.text
     page.keyboard.press("Escape")
     assert page.locator("[role=listbox]").count() == 0
     assert page.evaluate("document.activeElement.classList.contains('word')")

@@ -53,7 +53,7 @@ def slide(page, name, value):
 
 def drawn_from(model, text, config):
     """The probabilities that Python draws the next token from, by token."""
-    tokens = torch.tensor([beginning(model, text)])
+    tokens = torch.tensor([beginning(model, text)[0]])
     with torch.inference_mode():
         logits = model.model(tokens)[0, -1].double()
     ranked, order = logits.sort(descending=True, stable=True)
