@@ -14,6 +14,8 @@ from limelight.decode.pages import SHELF
 from limelight.errors import UserError
 from limelight.model.stack import Classifier
 
+LOUDEST, MIDDLE = 63, 64  # of x in bytes: seven bits, since older processors overflow with eight
+SILENCE = 1e-30  # a row of nothing has no largest number to be rounded by
 MUCH = 2**18  # numbers: to copy a bias into each row of a result first takes time then
 PROBE = """
 import torch
@@ -22,7 +24,7 @@ rounded = torch.quantize_per_channel(weight, scales, torch.zeros(256).long(), 0,
 kernel = torch.ops.quantized.linear_prepack(rounded, None)
 multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
 for rows in (1, 64):
-    multiply(torch.ones(rows, 256), 1 / 63, 64, kernel).sum().item()
+    multiply(torch.ones(rows, 256), 1.0, 64, kernel).sum().item()
 """
 
 
@@ -120,10 +122,12 @@ class Int8Product(Product):
         del self.weight
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        largest = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True).clamp_(min=1e-30)
-        # Seven bits for x: older processors overflow with eight.
-        product = self.multiply(x / largest, 1 / 63, 64, self.kernel)
-        return torch.addcmul(self.bias, product, largest)
+        if x.size(0) == 1:  # the same in fewer steps
+            scale = max(x.abs().max().item(), SILENCE) / LOUDEST
+            return self.multiply(x, scale, MIDDLE, self.kernel).add_(self.bias)
+        scales = x.abs().amax(dim=-1, keepdim=True).clamp_(min=SILENCE).div_(LOUDEST)
+        product = self.multiply(x * scales.reciprocal(), 1.0, MIDDLE, self.kernel)
+        return torch.addcmul(self.bias, product, scales, out=product)
 
     def onto(self, x: Tensor, inner: Tensor) -> Tensor:
         """x + inner W + b, written over x."""

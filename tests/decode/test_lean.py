@@ -277,7 +277,7 @@ def test_int8_rounds_every_row_by_itself(louder):
     x[1:] *= louder
     x[4] = 0  # nothing to round
     for row, together in zip(x, product(x), strict=True):
-        torch.testing.assert_close(product(row[None])[0], together, rtol=0, atol=1e-6)
+        torch.testing.assert_close(product(row[None])[0], together, rtol=1e-5, atol=1e-6)
 
 
 def test_a_processor_without_int8_is_told_in_a_sentence(monkeypatch):
