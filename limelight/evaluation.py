@@ -26,9 +26,9 @@ from limelight.evaluate.translation import score_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
 from limelight.lessons import batches_of, tokenise
 from limelight.loaded import Loaded, load
-from limelight.plan import check_compiler, listed
+from limelight.plan import check_compiler
 from limelight.progress import counting
-from limelight.recipe import Recipe, changed, recipe_of
+from limelight.recipe import Recipe, changed, listed, recipe_of
 from limelight.run.bundled import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden

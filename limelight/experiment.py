@@ -32,7 +32,6 @@ from limelight.plan import (
     check_same_tokenizer,
     check_steps,
     check_unvalidated,
-    listed,
     metrics_of,
     named_folder,
     settle,
@@ -79,7 +78,7 @@ def train(
 
     0: done. Otherwise a signal asked to leave, and this is its number; everything is saved.
     """
-    folder, changes = named_folder(run), listed(changes)
+    folder = named_folder(run)
     recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else changed(recipe, changes)
     check_data(recipe.data)
     with join(recipe.train) as workers, locked(folder, workers):

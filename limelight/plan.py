@@ -5,7 +5,6 @@ model that it shall begin from.
 """
 
 import os
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,6 @@ NO_DATA = "the recipe names no data to train on: say --data.train FILE ..., or -
 FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
 }
-
-
-def listed(changes: Iterable[str]) -> list[str]:
-    """Changes as a list; one alone would be taken for as many as it has letters."""
-    if isinstance(changes, str):
-        raise UserError(f"changes={changes!r} is a str, and no list of them: write [{changes!r}]")
-    return list(changes)
 
 
 def named_folder(run: str | Path) -> RunFolder:

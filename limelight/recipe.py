@@ -158,10 +158,17 @@ def checked(key: str, build: Any) -> Any:
         raise UserError(f"[{key}] {error}") from error
 
 
+def listed(changes: Iterable[str]) -> list[str]:
+    """Changes as a list; one alone would be taken for as many as it has letters."""
+    if isinstance(changes, str):
+        raise UserError(f"changes={changes!r} is a str, and no list of them: write [{changes!r}]")
+    return list(changes)
+
+
 def change(values: dict[str, Any], changes: Iterable[str]) -> None:
     """Apply "table.setting=value", in the tables as they were read."""
     lists: dict[tuple[str, str], list[str]] = {}
-    for one in changes:
+    for one in listed(changes):
         place, equals, raw = one.partition("=")
         key, dot, setting = place.replace("-", "_").partition(".")
         if not (equals and dot):

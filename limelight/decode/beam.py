@@ -284,7 +284,7 @@ class Search:
 
     def prompts(self) -> Tensor:
         """What the beams began with, B K P, -1 before the first token."""
-        given = [self.requests[row].text for row in self.rows]
+        given = [self.requests[row].history for row in self.rows]
         read = history_of(given, self.tokens.device)
         return read[:, None].expand(-1, self.config.beam, -1)
 

@@ -57,7 +57,7 @@ class Request:
     spaced: bool = False  # what is written begins with a space, or with nothing
 
     @property
-    def text(self) -> list[int]:
+    def history(self) -> list[int]:
         """All that is there already, for those who look for repetitions."""
         return [*self.before, *self.prompt]
 

@@ -76,7 +76,7 @@ class Text:
     @property
     def read(self) -> list[int]:
         """All that it consists of."""
-        return [*self.request.text, *self.written]
+        return [*self.request.history, *self.written]
 
     def next_luck(self) -> Tensor:
         """The number that the next token is drawn with; who has ended may draw on, unseen."""

@@ -83,7 +83,7 @@ class GoingOn:
 
     def __init__(self, text: Continuation, top: int) -> None:
         self.text, self.config, self.top = text, text.config, top
-        self.read = len(text.text)
+        self.read = len(text.tokens)
         self.tokens: list[Event] = []
         self.pieces: list[str] = []
 
@@ -337,7 +337,7 @@ def translate(loaded: Loaded, message: Message) -> Job:
             answer["alternatives"] = places = []
             part, count = job.texts[0], message["alternatives"]
             written = with_end(loaded, part.found[0])
-            for place in choices_along(loaded, part.asked, written, count, wishes):
+            for place in choices_along(loaded, part.asked, written, count):
                 places.append([asdict(choice) for choice in place])
                 yield
         if message["alignment"]:

@@ -1,6 +1,5 @@
 """Translate: a text in, its translation out; or a summary, an answer, whatever pairs can teach."""
 
-import codecs
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -8,13 +7,14 @@ from typing import NamedTuple
 
 from limelight.decode.alternatives import Alternative, alternatives, likeliest_at
 from limelight.decode.config import DecodeConfig
-from limelight.decode.phrases import encode_beginning, several
+from limelight.decode.phrases import encode_beginning, given_in, several
 from limelight.decode.request import LARGEST_LIMIT, Request, Written
 from limelight.errors import UserError, check_count
 from limelight.tasks.sentences import in_parts
 from limelight.tasks.trained import Trained
 from limelight.text.tokenizer import Tokenizer, valid_unicode
 
+HALF = "\ufffd"  # where a text ends within a character
 TOGETHER = 8  # places whose alternatives are looked at together
 
 
@@ -236,7 +236,7 @@ def other_choices(
 ) -> Iterator[list[Choice]]:
     """For every token of a translation, and for its end: what else could have come here."""
     request, written = written_at_once(trained, text, config or trained.decode, wishes)
-    return choices_along(trained, request, written, count, wishes)
+    return choices_along(trained, request, written, count)
 
 
 def other_pieces(
@@ -280,11 +280,11 @@ def places_of(written: list[int]) -> Iterator[range]:
 
 
 def choices_along(
-    trained: Trained, request: Request, written: list[int], count: int, wishes: Wishes
+    trained: Trained, request: Request, written: list[int], count: int
 ) -> Iterator[list[Choice]]:
     """The same for what was written already, place by place."""
     tokenizer, model = trained.tokenizer, trained.engine.model
-    given, _ = encode_beginning(tokenizer, wishes.prefix)
+    given = given_in(request.prompt, tokenizer)
     for some in places_of(written):
         found = alternatives(model, request, written, some, count, tokenizer)
         for place, choices in zip(some, found, strict=True):
@@ -296,17 +296,8 @@ def choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> C
     """An alternative behind these tokens, as text."""
     whole = [*before, choice.token, *choice.rest.tokens]
     ends = range(len(before) + 1, len(whole) + 1)
-    begin = next((end for end in ends if is_whole(tokenizer, whole[:end])), len(whole))
-    return Choice(
-        tokenizer.pieces([choice.token])[0],
-        math.exp(choice.logprob),
-        tokenizer.decode(whole).strip(),
-        tokenizer.decode(whole[:begin]),
-    )
-
-
-def is_whole(tokenizer: Tokenizer, tokens: list[int]) -> bool:
-    """Whether tokens do not end within a character."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    decoder.decode(b"".join(map(tokenizer.raw, tokens)))
-    return not decoder.getstate()[0]
+    text = tokenizer.decode(whole)
+    begins = (tokenizer.decode(whole[:end]) for end in ends)
+    begin = next((some for some in begins if not some.endswith(HALF)), text)
+    piece = tokenizer.pieces([choice.token])[0]
+    return Choice(piece, math.exp(choice.logprob), text.strip(), begin)

@@ -42,7 +42,7 @@ class Continuation:
         trained.require("write")
         self.trained = trained
         self.config = replace(config, beam=1, groups=1)  # texts come token by token
-        self.text, self.spaced = beginning(trained, prompt)
+        self.tokens, self.spaced = beginning(trained, prompt)
         self.most = config.max_tokens or USUAL
         self.read_from = 0  # what is before this place has no room in the model's context any more
         self.written: list[int] = []
@@ -58,9 +58,9 @@ class Continuation:
         if len(self.written) >= self.most or self.ended or self.stream.stopped:
             return None
         room = self.trained.max_len
-        if len(self.text) - self.read_from >= room:
-            self.read_from = len(self.text) - max(1, room // 2)
-        before, read = self.text[: self.read_from], self.text[self.read_from :]
+        if len(self.tokens) - self.read_from >= room:
+            self.read_from = len(self.tokens) - max(1, room // 2)
+        before, read = self.tokens[: self.read_from], self.tokens[self.read_from :]
         return Request(
             read,
             limit=min(self.most - len(self.written), max(1, room - len(read))),
@@ -71,7 +71,7 @@ class Continuation:
 
     def take(self, token: int) -> str:
         """A token has come: the text that is certain now."""
-        self.text.append(token)
+        self.tokens.append(token)
         self.written.append(token)
         return self.stream.feed(token)
 

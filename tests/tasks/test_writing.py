@@ -43,8 +43,8 @@ def test_no_repetition_beyond_the_context_either(model, n):
     while (request := text.request()) is not None:
         for token in tokens_of(babbler, request, text.config):
             text.take(token)
-    assert len(text.text) > babbler.max_len
-    pairs = list(pairwise(text.text))
+    assert len(text.tokens) > babbler.max_len
+    pairs = list(pairwise(text.tokens))
     assert (len(set(pairs)) == len(pairs)) == bool(n)
 
 
