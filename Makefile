@@ -40,7 +40,7 @@ lint: .venv/ready-to-develop
 # The pages of reference, and what pages say comes out, written anew; a test says when that is needed.
 docs: .venv/ready-to-develop
 	$(BIN)/python docs/reference.py
-	$(BIN)/python -m tests.pages
+	$(BIN)/python -m tests.doc_pages
 
 soak: .venv/ready-to-develop
 	$(BIN)/pytest -m soak  # one after the other: some of them measure time

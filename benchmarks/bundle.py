@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from limelight.evaluation import score_run
-from limelight.loaded import Loaded, load
+from limelight.data import registry
+from limelight.data.readers import raw_lines
+from limelight.loading import Loaded, load
 from limelight.recipe import recipe_of
-from limelight.run.bundled import CARD, FACTS, MODELS
-from limelight.run.commit import commit, sha256_of
+from limelight.run.atomic import commit, sha256_of
+from limelight.run.bundled_models import CARD, FACTS, MODELS
 from limelight.run.folder import RunFolder
+from limelight.run.int8_storage import pack
 from limelight.run.log import read_log
-from limelight.run.packed import pack
 from limelight.run.weights import WEIGHTS, read_weights
 from limelight.tasks.translate import Wishes
-from limelight.text import named
-from limelight.text.readers import raw_lines
 from limelight.training.checkpoint import write_tensors
+from limelight.workflows.evaluate import score_run
 
 TEXTS = Path(__file__).parent / "cards"
 PROMPTS: dict[str, list[str]] = json.loads((TEXTS / "prompts.json").read_text("utf-8"))
@@ -226,7 +226,7 @@ def table(scores: list[dict[str, Any]]) -> str:
 
 
 def translations(loaded: Loaded) -> Iterator[str]:
-    file = named.find("everyday-en-de", named.NAMED["everyday-en-de"].test[0])
+    file = registry.find("everyday-en-de", registry.NAMED["everyday-en-de"].test[0])
     pairs = [line.decode().rstrip("\n").split("\t") for line in raw_lines(file)][:15]
     for tag, column in (("de", 0), ("en", 1)):
         yield from ("", "| source | translation | reference |", "|---|---|---|")

@@ -21,8 +21,8 @@ from unicodedata import normalize
 
 import yaml
 
-from limelight.text import named
-from limelight.text.readers import raw_lines
+from limelight.data import registry
+from limelight.data.readers import raw_lines
 
 SEED = 2017
 HELD = 2000  # English sentences for validation, and as many for the test
@@ -42,7 +42,7 @@ def main() -> None:
     wanted.add_argument("--tatoeba", type=Path, required=True)
     wanted.add_argument("--personas", type=Path, required=True)
     wanted.add_argument("--chatterbot", type=Path, required=True)
-    wanted.add_argument("--out", type=Path, default=named.downloads())
+    wanted.add_argument("--out", type=Path, default=registry.downloads())
     told = wanted.parse_args()
     everyday(told.tatoeba, told.out / "everyday")
     small_talk(told.personas, told.chatterbot, told.out / "small-talk")
@@ -94,7 +94,7 @@ def small_talk(personas: Path, chatterbot: Path, out: Path) -> None:
 
 def greetings() -> Iterator[list[str]]:
     """The package's own exchanges, but for what only the little chatbot may say of itself."""
-    for line in read(Path(named.__file__).parent / "greetings.tsv"):
+    for line in read(Path(registry.__file__).parent / "greetings.tsv"):
         source, target = line.split("\t")
         if not OTHERWISE.search(target):
             yield [source, target]
@@ -127,7 +127,7 @@ def write(path: Path, lines: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{line}\n" for line in lines)
     path.write_text(text, encoding="utf-8", newline="\n")
-    print(f"{path}: {text.count(chr(10)):,} lines, SHA-256 {named.content(path)[0]}")
+    print(f"{path}: {text.count(chr(10)):,} lines, SHA-256 {registry.content(path)[0]}")
 
 
 if __name__ == "__main__":

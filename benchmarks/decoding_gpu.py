@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from limelight.decode.accel.cuda.runner import Fixed
 from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
-from limelight.decode.fixed import Fixed
+from limelight.decode.generate import write
 from limelight.decode.request import Request
-from limelight.decode.write import write
 from limelight.model import ModelConfig, build
 
 PAD, START, END = 0, 1, 2

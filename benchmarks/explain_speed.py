@@ -13,13 +13,13 @@ from statistics import median
 
 import torch
 
+from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
-from limelight.explain import manifest
 from limelight.explain.explanation import Explanation, explain
-from limelight.explain.walk import stations
+from limelight.explain.render import serialize
+from limelight.explain.stages import stations
 from limelight.model import ModelConfig, build
-from limelight.tasks.trained import Trained
-from limelight.text.tokenizer import Tokenizer
+from limelight.tasks.text_model import Trained
 
 TOKENS = 64
 LARGEST = 150_000  # bytes of the manifest
@@ -67,7 +67,7 @@ def main() -> None:
     print(f"base model, 6+6 layers, {TOKENS}+{TOKENS} tokens, {torch.get_num_threads()} threads")
     for name, work in ways.items():
         seconds, trace = timed(work)
-        text = manifest.as_json(manifest.manifest(trace)).encode()
+        text = serialize.as_json(serialize.manifest(trace)).encode()
         numbers = sum(value.numel() for value in trace.values.values())
         told = "   OVER BUDGET" if len(text) >= LARGEST or seconds >= LONGEST else ""
         print(
@@ -75,11 +75,11 @@ def main() -> None:
             f"{numbers / 1e6:.1f}M numbers   manifest {len(text) / 1000:.0f} KB "
             f"({len(gzip.compress(text)) / 1000:.0f} KB compressed){told}"
         )
-    seconds, _ = timed(lambda: manifest.manifest(trace))
+    seconds, _ = timed(lambda: serialize.manifest(trace))
     print(f"  making the manifest  {seconds:.2f} s")
     seconds, stops = timed(trace.walk)
     print(f"  all {len(stops)} stops         {seconds:.2f} s ({len(stations(trace))} and asides)")
-    thumbs, focus = manifest.thumbs(trace), manifest.focus(trace, "decoder.2.cross", 3)
+    thumbs, focus = serialize.thumbs(trace), serialize.focus(trace, "decoder.2.cross", 3)
     print(
         f"  thumbnails {len(thumbs.data) / 1000:.0f} KB, one head {len(focus.data) / 1000:.0f} KB"
     )

@@ -41,12 +41,12 @@ def make_run(folder: Path, sizes: dict[str, int]) -> None:
     """A run folder of an encoder-decoder, as if it had been trained."""
     import torch
 
+    from limelight.data.config import DataConfig
+    from limelight.data.tokenizer import Tokenizer, TokenizerConfig
     from limelight.model import build, model_config
     from limelight.recipe import Recipe, write_recipe
-    from limelight.run.commit import commit
+    from limelight.run.atomic import commit
     from limelight.run.folder import RunFolder
-    from limelight.text.config import DataConfig
-    from limelight.text.tokenizer import Tokenizer, TokenizerConfig
     from limelight.training.checkpoint import WEIGHTS, write_tensors
 
     dice = random.Random(1)
@@ -73,7 +73,7 @@ def make_run(folder: Path, sizes: dict[str, int]) -> None:
 
 def sources(folder: Path, count: int, lengths: tuple[int, int] = (10, 30)) -> list[str]:
     """Texts of so many tokens, with the end token."""
-    from limelight.text.tokenizer import Tokenizer
+    from limelight.data.tokenizer import Tokenizer
 
     tokenizer, dice = Tokenizer.load(folder / "tokenizer.json"), random.Random(2)
     known = range(tokenizer.first + 256, len(tokenizer))

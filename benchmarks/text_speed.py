@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from limelight.text.batches import Batches
-from limelight.text.config import DataConfig
-from limelight.text.examples import PairExamples
-from limelight.text.readers import open_packed
-from limelight.text.store import chunks, prepare
-from limelight.text.tokenizer import Tokenizer
+from limelight.data.batching import Batches
+from limelight.data.config import DataConfig
+from limelight.data.datasets import PairExamples
+from limelight.data.readers import open_packed
+from limelight.data.token_store import chunks, prepare
+from limelight.data.tokenizer import Tokenizer
 
 WORDS = [f"w{'aeiou'[i % 5]}{chr(97 + i % 26)}{i % 97}" for i in range(5000)]
 
@@ -35,8 +35,9 @@ def made_up(lines: int) -> list[str]:
 def peak_of_preparing(folder: Path, copies: int) -> float:
     """Megabytes, in a process of its own, read on Linux: ru_maxrss begins at the parent's."""
     code = (
-        "from pathlib import Path; from limelight.text.config import DataConfig;"
-        "from limelight.text.store import prepare; from limelight.text.tokenizer import Tokenizer;"
+        "from pathlib import Path; from limelight.data.config import DataConfig;"
+        "from limelight.data.token_store import prepare;"
+        "from limelight.data.tokenizer import Tokenizer;"
         f"f = Path({str(folder)!r}); t = Tokenizer.load(f / 'tokenizer.json');"
         f"data = DataConfig(kind='texts', train=(str(f / '{copies}.txt'),));"
         f"prepare(data, 'train', t, f / 's{copies}');"

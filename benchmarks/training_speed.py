@@ -30,15 +30,15 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from limelight.data.batching import Batches, EpochPlan
+from limelight.data.datasets import Pairs, Rows, Texts
 from limelight.model import ModelConfig, build
 from limelight.run.folder import RunFolder
-from limelight.text.batches import Batches, EpochPlan
-from limelight.text.examples import Pairs, Rows, Texts
 from limelight.training.config import TrainConfig
-from limelight.training.objective import Learner, to_device
-from limelight.training.report import Report
-from limelight.training.step import Trainer, Turn, take_step
-from limelight.training.workers import Workers
+from limelight.training.console import Report
+from limelight.training.distributed import Workers
+from limelight.training.objectives import Learner, to_device
+from limelight.training.trainer import Trainer, Turn, take_step
 
 S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab": 8000}
 BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab": 32_000}

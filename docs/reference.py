@@ -28,10 +28,11 @@ import tyro
 from docstring_parser import parse
 
 from limelight.cli import COMMANDS
-from limelight.info import count_parameters, short
 from limelight.model import build
 from limelight.model.config import ModelConfig, RecurrentConfig
+from limelight.model.count import count_parameters
 from limelight.recipe import SHIPPED, TABLES, load_recipe, recipe_names, toml
+from limelight.workflows.info import short
 
 DOCS = Path(__file__).parent
 GUIDES = {  # where each command is told at length

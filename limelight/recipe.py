@@ -15,14 +15,14 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import Field
 
+from limelight.config import table
+from limelight.data.config import DataConfig, lists_to_tuples
+from limelight.data.tokenizer import SMALLEST, TokenizerConfig
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError, unknown
 from limelight.model import AnyConfig, model_config
 from limelight.model.config import FAMILIES
 from limelight.run.folder import RunFolder
-from limelight.settings import table
-from limelight.text.config import DataConfig, lists_to_tuples
-from limelight.text.tokenizer import SMALLEST, TokenizerConfig
 from limelight.training.config import TrainConfig
 
 SHIPPED = files("limelight") / "recipes"

@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # other people's models are built 
 import pytest
 import torch
 
-from tests.pages import elsewhere
+from tests.doc_pages import elsewhere
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -127,9 +127,9 @@ def routes(openapi: dict[str, Any]) -> dict[str, Any]:
 def served() -> dict[str, Any]:
     """The service's own description of itself, without a model behind it."""
     from limelight.serve.app import application
-    from limelight.serve.counts import Counts
-    from limelight.serve.house import House
     from limelight.serve.limits import Limits
+    from limelight.serve.metrics import Counts
+    from limelight.serve.model_registry import House
 
     gate = application(House({}, Limits(), Counts()))
     app: Any = gate.app

@@ -59,7 +59,7 @@ def test_everything_that_is_copied_is_there_and_not_left_out():
 
 def test_what_should_not_be_sent_along_is_left_out():
     """The control; and no run of anybody's goes into an image."""
-    for name in (".venv/bin/python", "runs/demo/run.json", "tests/test_cli.py", ".git/config"):
+    for name in (".venv/bin/python", "runs/demo/run.json", "tests/cli/test_cli.py", ".git/config"):
         assert ignored(name)
     assert ignored("limelight/text/__pycache__/named.cpython-312.pyc")
 

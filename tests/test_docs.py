@@ -12,7 +12,7 @@ import pytest
 from limelight.cli import COMMANDS
 from limelight.decode.config import DecodeConfig
 from limelight.recipe import parse_recipe
-from tests.pages import (
+from tests.doc_pages import (
     ELSEWHERE,
     PAGES,
     ROOT,

@@ -5,8 +5,8 @@ The whole recipes take minutes, and are in `make soak`.
 
 import pytest
 
-from limelight.evaluation import evaluate_run
-from limelight.experiment import train
+from limelight.workflows.evaluate import evaluate_run
+from limelight.workflows.train import train
 
 TOYS = ("reverse", "reverse-gpt", "reverse-lstm")
 

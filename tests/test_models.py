@@ -11,14 +11,14 @@ import pytest
 
 import limelight
 from limelight.cli import main
-from limelight.experiment import train
-from limelight.info import count_parameters
+from limelight.model.count import count_parameters
 from limelight.recipe import load_recipe, recipe_names, recipe_of
-from limelight.run.bundled import CARD, MODELS, facts_of, find_run, model_names
-from limelight.run.commit import newest
+from limelight.run.atomic import newest
+from limelight.run.bundled_models import CARD, MODELS, facts_of, find_run, model_names
 from limelight.run.folder import RunFolder
 from limelight.serve.server import named
 from limelight.tasks.translate import Wishes
+from limelight.workflows.train import train
 
 NAMES = ["chat", "en-de", "fill", "writer"]
 LARGEST = 32_000_000  # bytes, all together

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from limelight.arguments import gather_changes
 from limelight.cli import main
+from limelight.cli.parser import gather_changes
+from limelight.data.config import DataConfig
+from limelight.data.tokenizer import TokenizerConfig
 from limelight.errors import UserError
 from limelight.model import ModelConfig
 from limelight.recipe import (
@@ -21,8 +23,6 @@ from limelight.recipe import (
     recipe_names,
     write_recipe,
 )
-from limelight.text.config import DataConfig
-from limelight.text.tokenizer import TokenizerConfig
 
 
 def test_what_is_shipped():

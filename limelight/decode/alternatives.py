@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from limelight.decode.choose import BANNED
+from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
-from limelight.decode.phrases import Excluded
+from limelight.decode.constraints import Excluded
+from limelight.decode.generate import write
 from limelight.decode.request import Request, Stepper, Written, begin
-from limelight.decode.write import write
+from limelight.decode.sampling import BANNED
 from limelight.errors import UserError
-from limelight.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

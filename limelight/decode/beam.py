@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limelight.decode.choose import BANNED, discourage
+from limelight.data.tokenizer import Tokenizer
+from limelight.decode.async_copy import read_later, sent
 from limelight.decode.config import DecodeConfig
-from limelight.decode.later import read_later, sent
-from limelight.decode.phrases import Excluded, Included
+from limelight.decode.constraints import Excluded, Included
 from limelight.decode.request import (
     DAMAGED,
     Request,
@@ -33,9 +33,9 @@ from limelight.decode.request import (
     history_of,
     time_to_leave,
 )
+from limelight.decode.sampling import BANNED, discourage
 from limelight.errors import UserError
-from limelight.highest import highest, log_softmax_over
-from limelight.text.tokenizer import Tokenizer
+from limelight.model.topk import highest, log_softmax_over
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from limelight.config import Count, Fraction, table
 from limelight.errors import UserError
-from limelight.settings import Count, Fraction, table
 
 Beams = Annotated[int, Field(ge=1, le=1000)]
 Weight = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import torch
 
+from limelight.data.tokenizer import Tokenizer
+from limelight.decode.accel.cpu.model import lean
+from limelight.decode.accel.cuda.runner import Fixed
 from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
-from limelight.decode.fixed import Fixed
-from limelight.decode.lean import lean
+from limelight.decode.generate import Watch, write
 from limelight.decode.request import Request, Stepper, Written
-from limelight.decode.write import Watch, write
 from limelight.model.config import ModelConfig
-from limelight.text.tokenizer import Tokenizer
 
 AHEAD = 512  # jobs that are read before the first of them is answered, at most
 ROWS = 64  # requests in a batch, at most

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from limelight.errors import UserError, unknown
 from limelight.evaluate.language import accuracy
-from limelight.evaluate.measure import Measure, check_lines
+from limelight.evaluate.metrics import Measure, check_lines
 
 
 def score_labels(

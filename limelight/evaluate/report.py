@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from limelight.errors import UserError
-from limelight.evaluate.compare import Comparison
-from limelight.evaluate.measure import Measure
+from limelight.evaluate.metrics import Measure
+from limelight.evaluate.significance import Comparison
 
 
 def report_scores(

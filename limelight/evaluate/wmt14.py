@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from limelight.errors import UserError
-from limelight.evaluate.measure import Measure, check_lines
+from limelight.evaluate.metrics import Measure, check_lines
 
 
 def is_wmt14(data_name: str) -> bool:

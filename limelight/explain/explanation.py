@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from html import escape
 
 from limelight.decode.config import DecodeConfig
-from limelight.explain.export import as_html
-from limelight.explain.figures import picture_of
-from limelight.explain.passage import passage_for
-from limelight.explain.stop import Stop
-from limelight.explain.terminal import plain_text
+from limelight.explain.render.figures import picture_of
+from limelight.explain.render.html import as_html
+from limelight.explain.render.terminal import plain_text
+from limelight.explain.stage import Stop
+from limelight.explain.stages import walk
 from limelight.explain.trace import Trace
-from limelight.explain.walk import walk
-from limelight.tasks.trained import Trained
+from limelight.explain.traced_text import passage_for
+from limelight.tasks.text_model import Trained
 
 NOTEBOOK = 1_000_000  # bytes of a page in a notebook, which keeps every one of them
 

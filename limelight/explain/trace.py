@@ -15,16 +15,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from limelight.decode.choose import BANNED, discourage, draw, luck_of
 from limelight.decode.config import DecodeConfig
-from limelight.decode.phrases import without_space
+from limelight.decode.constraints import without_space
 from limelight.decode.request import history_of
+from limelight.decode.sampling import BANNED, discourage, draw, luck_of
 from limelight.errors import UserError, unknown
-from limelight.explain.origins import axes_of, sides
-from limelight.explain.passage import Passage
-from limelight.explain.words import pieces_of, words_of
+from limelight.explain.dataflow import axes_of, sides
+from limelight.explain.tokens import pieces_of, words_of
+from limelight.explain.traced_text import Passage
 from limelight.model.taps import Recorder, matching, taps
-from limelight.tasks.trained import Trained
+from limelight.tasks.text_model import Trained
 
 TOP = 20  # candidates that are kept of every step
 Which = Literal["encoder", "decoder", "cross"]

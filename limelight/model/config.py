@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
+from limelight.config import Fraction, table
 from limelight.errors import UserError, unknown
-from limelight.settings import Fraction, table
 
 # Bounds far beyond every published model, and far below what would overflow a size in bytes.
 Width = Annotated[int, Field(ge=1, le=2**20)]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from limelight.model.attention import may_see
-from limelight.model.cache import Cache
 from limelight.model.config import ModelConfig
+from limelight.model.kv_cache import Cache
 from limelight.model.positions import positions_of
 from limelight.model.stack import Classifier, Embedding, Stack, initialise, last_real
 

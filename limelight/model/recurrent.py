@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from limelight.model.attention import may_see
-from limelight.model.cache import padded, placed
 from limelight.model.config import RecurrentConfig
+from limelight.model.kv_cache import padded, placed
 from limelight.model.stack import Classifier, initialise, last_real
 
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}

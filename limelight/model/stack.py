@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.model.attention import KeysValues
-from limelight.model.cache import Cache
 from limelight.model.config import ModelConfig
+from limelight.model.kv_cache import Cache
 from limelight.model.layers import Layer, make_norm
 from limelight.model.positions import LearnedPositions, SinusoidalPositions, rotation
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from limelight.disk import read_small, replace_file
 from limelight.errors import UserError
-from limelight.run.commit import newest
+from limelight.files import read_small, replace_file
+from limelight.run.atomic import newest
 
 FORMAT = 1
 PARTS = (  # all that a training writes

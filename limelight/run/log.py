@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from limelight.disk import replace_file
+from limelight.files import replace_file
 
 TIMING = ("seconds", "tokens_per_second", "memory")  # what no two runs have in common
 Entry = dict[str, Any]

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from limelight.errors import UserError
-from limelight.run.packed import check_packed, is_scales, unpack
+from limelight.run.int8_storage import check_packed, is_scales, unpack
 
 WEIGHTS = "weights.safetensors"
 LARGEST_HEADER = 2**23  # bytes that tell the names and shapes of tensors: some 50,000 of them

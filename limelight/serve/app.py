@@ -9,13 +9,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
-from limelight.serve import inside, openai, own, pages
-from limelight.serve.complaints import complaint
-from limelight.serve.desk import RefusedError
-from limelight.serve.files import add_files, page_files
-from limelight.serve.gate import Gate, error_body, error_headers
-from limelight.serve.house import House
-from limelight.serve.shapes import ErrorBody, Health
+from limelight.serve import docs_pages
+from limelight.serve.errors import complaint
+from limelight.serve.middleware import Gate, error_body, error_headers
+from limelight.serve.model_registry import House
+from limelight.serve.routes import api, openai, trace
+from limelight.serve.schemas import ErrorBody, Health
+from limelight.serve.static import add_files, page_files
+from limelight.serve.worker_client import RefusedError
 
 PROBLEMS = {
     400: "what is asked cannot be done, or is no JSON",
@@ -49,8 +50,8 @@ def application(
         responses=RESPONSES,
     )
     app.include_router(openai.routes(house))
-    app.include_router(own.routes(house))
-    app.include_router(inside.routes(house))
+    app.include_router(api.routes(house))
+    app.include_router(trace.routes(house))
     add_health(app, house)
     add_pages(app, house)
     public = page_files()
@@ -89,11 +90,11 @@ def add_pages(app: FastAPI, house: House) -> None:
 
     @app.get("/about", include_in_schema=False)
     async def about() -> HTMLResponse:
-        return HTMLResponse(pages.landing(house))
+        return HTMLResponse(docs_pages.landing(house))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(pages.reference(app.openapi()))
+        return HTMLResponse(docs_pages.reference(app.openapi()))
 
 
 def told(refused: RefusedError) -> Response:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from limelight.config import Positive, table
 from limelight.errors import UserError
-from limelight.settings import Positive, table
 
 Some = Annotated[int, Field(ge=1, le=2**30)]
 

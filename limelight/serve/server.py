@@ -14,14 +14,14 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from limelight.errors import UserError
-from limelight.run.bundled import find_run
-from limelight.serve import journal
+from limelight.run.bundled_models import find_run
+from limelight.serve import logs
 from limelight.serve.app import application
-from limelight.serve.counts import Counts
-from limelight.serve.desk import Desk, RefusedError, wait_for_all
-from limelight.serve.gate import Gate, error_body
-from limelight.serve.house import House
 from limelight.serve.limits import Limits
+from limelight.serve.metrics import Counts
+from limelight.serve.middleware import Gate, error_body
+from limelight.serve.model_registry import House
+from limelight.serve.worker_client import Desk, RefusedError, wait_for_all
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # as browsers name it, less the port
@@ -47,7 +47,7 @@ def serve(
             f"--host {host} lets other machines in: set {KEY} in the environment, "
             "so that they need a key"
         )
-    journal.take_over()
+    logs.take_over()
     listener = listen(host, port)
     asyncio.run(Service(paths, listener, limits, key, [host, *hosts], origins).run())
 
@@ -145,13 +145,13 @@ class Service:
         watcher = asyncio.create_task(self.give_up_on_failure())
         host, port = self.listener.getsockname()[:2]
         page = address_of(host, port)
-        journal.note("listening", page=page, host=host, port=port, models=", ".join(desks))
+        logs.note("listening", page=page, host=host, port=port, models=", ".join(desks))
         await self.server.serve(sockets=[self.listener])
         await asyncio.gather(*(desk.close() for desk in desks.values()))
         for task in (*keepers, watcher):
             task.cancel()
         await asyncio.gather(*keepers, watcher, return_exceptions=True)
-        journal.note("ended")
+        logs.note("ended")
         if failed := [desk for desk in desks.values() if desk.failed and desk.facts is None]:
             raise UserError(failed[0].failed)
 
@@ -183,13 +183,13 @@ class Service:
             if any(desk.failed for desk in desks):
                 self.server.should_exit = True
                 return
-        journal.note("ready")
+        logs.note("ready")
 
     def drain(self) -> None:
         """Take nothing new in; what is being answered may finish, for a while."""
         if self.house.draining:
             return
-        journal.note("ending")
+        logs.note("ending")
         self.house.draining = True
         self.server.should_exit = True
         loop = asyncio.get_running_loop()

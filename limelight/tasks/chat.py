@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from limelight.data.tokenizer import valid_unicode
 from limelight.decode.config import DecodeConfig
-from limelight.decode.stream import TextStream
-from limelight.decode.write import Event
-from limelight.tasks.trained import Trained
+from limelight.decode.detokenizer import TextStream
+from limelight.decode.generate import Event
+from limelight.tasks.text_model import Trained
 from limelight.tasks.translate import longest_source, request_for
-from limelight.text.tokenizer import valid_unicode
 
 
 @dataclass

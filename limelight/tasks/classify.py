@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.tasks.trained import Trained, in_batches, windows
+from limelight.tasks.text_model import Trained, in_batches, windows
 
 
 def classify(trained: Trained, texts: Iterable[str]) -> Iterator[dict[str, float]]:

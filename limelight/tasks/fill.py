@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from limelight.decode.phrases import spaces_are_joined
+from limelight.data.tokenizer import valid_unicode
+from limelight.decode.constraints import spaces_are_joined
 from limelight.errors import UserError, check_count
-from limelight.tasks.trained import Trained, in_batches
-from limelight.text.tokenizer import valid_unicode
+from limelight.tasks.text_model import Trained, in_batches
 
 BLANK = "___"
 HIDDEN = 0.15  # of all tokens, to see how well blanks are filled in

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limelight.decode.request import side_by_side
 from limelight.errors import UserError
-from limelight.tasks.trained import Trained, in_batches, windows
+from limelight.tasks.text_model import Trained, in_batches, windows
 
 
 @dataclass(frozen=True)

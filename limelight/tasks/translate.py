@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.decode.alternatives import Alternative, alternatives, likeliest_at
 from limelight.decode.config import DecodeConfig
-from limelight.decode.phrases import encode_beginning, given_in, several
+from limelight.decode.constraints import encode_beginning, given_in, several
 from limelight.decode.request import LARGEST_LIMIT, Request, Written
 from limelight.errors import UserError, check_count
-from limelight.tasks.sentences import in_parts
-from limelight.tasks.trained import Trained
-from limelight.text.tokenizer import Tokenizer, valid_unicode
+from limelight.tasks.sentence_split import in_parts
+from limelight.tasks.text_model import Trained
 
 HALF = "\ufffd"  # where a text ends within a character
 TOGETHER = 8  # places whose alternatives are looked at together

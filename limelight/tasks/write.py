@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from limelight.decode.config import DecodeConfig
-from limelight.decode.phrases import encode_beginning
+from limelight.decode.constraints import encode_beginning
+from limelight.decode.detokenizer import TextStream
+from limelight.decode.generate import Writing
 from limelight.decode.request import Request
-from limelight.decode.stream import TextStream
-from limelight.decode.write import Writing
 from limelight.errors import UserError
-from limelight.tasks.trained import Trained
+from limelight.tasks.text_model import Trained
 
 USUAL = 200  # tokens, where nobody says how many
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from limelight.errors import UserError
 from limelight.run.weights import WEIGHTS, read_tensors
-from limelight.training.workers import assign, whole
+from limelight.training.distributed import assign, whole
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from limelight.config import Count, Fraction, Positive, table
 from limelight.errors import UserError
-from limelight.settings import Count, Fraction, Positive, table
 
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 

@@ -13,17 +13,17 @@ from itertools import islice
 
 import torch
 
+from limelight.data.batching import Batches
 from limelight.errors import UserError
-from limelight.run.board import Board
-from limelight.run.commit import newest
+from limelight.run.atomic import newest
 from limelight.run.log import Log, cut_log, read_log
-from limelight.text.batches import Batches
+from limelight.run.tensorboard import Board
 from limelight.training.checkpoint import State, restore
+from limelight.training.checkpointing import finish, save
 from limelight.training.config import TrainConfig
-from limelight.training.keeping import finish, save
-from limelight.training.objective import to_device
-from limelight.training.step import Taken, Trainer, Turn, take_step, weights_as_kept
-from limelight.training.telling import Clock, perplexity, tell
+from limelight.training.metrics import Clock, perplexity, tell
+from limelight.training.objectives import to_device
+from limelight.training.trainer import Taken, Trainer, Turn, take_step, weights_as_kept
 
 MEASURED = ("loss", "perplexity", "accuracy")  # in every validation
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.highest import likeliest
+from limelight.model.topk import likeliest
 
 IGNORED = -100  # what a position holds that nothing is asked of
 Judge = Callable[..., tuple[Tensor, Tensor | None]]

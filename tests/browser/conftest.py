@@ -15,8 +15,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 import limelight
+from limelight.data.config import DataConfig
 from limelight.decode.config import DecodeConfig
-from limelight.text.config import DataConfig
 from tests.explain.samples import PAIRS
 from tests.serve.samples import Served
 from tests.tasks.conftest import file_of, run, small  # noqa: F401  (a fixture)

@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 
+from limelight.data.config import DataConfig
+from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.model import build, model_config
 from limelight.recipe import Recipe, write_recipe
-from limelight.run.commit import commit
+from limelight.run.atomic import commit
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS
-from limelight.text.config import DataConfig
-from limelight.text.tokenizer import Tokenizer, TokenizerConfig
 from limelight.training.checkpoint import write_tensors
 from tests.browser.conftest import ready, visit
 from tests.browser.test_everybody import TABS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from limelight.cli import main
-from limelight.explain.export import as_html
+from limelight.explain.render.html import as_html
 from tests.browser.conftest import MODELS, ready
 from tests.browser.test_explain import (
     ASIDES,

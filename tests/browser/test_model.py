@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from limelight.explain.words import visible
-from limelight.info import describe
+from limelight.explain.tokens import visible
+from limelight.workflows.info import describe
 from tests.browser.conftest import MODELS, visit
 from tests.browser.reading import TIMES, number, read_table
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from limelight.explain.words import visible
+from limelight.explain.tokens import visible
 from limelight.run.log import read_log
 from tests.browser.conftest import ready, visit
 from tests.browser.reading import number, read_table

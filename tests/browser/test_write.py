@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from limelight.decode.alternatives import alternatives
-from limelight.decode.choose import supported
 from limelight.decode.config import DecodeConfig
 from limelight.decode.request import Request
-from limelight.explain.words import visible
+from limelight.decode.sampling import supported
+from limelight.explain.tokens import visible
 from limelight.tasks.write import beginning
 from tests.browser.conftest import ready, visit
 from tests.browser.shares import is_share

@@ -5,10 +5,10 @@ from itertools import product
 
 import torch
 
-from limelight.decode.ranked import RankedSearch
+from limelight.data.tokenizer import Tokenizer
+from limelight.decode.accel.cuda.device_beam import RankedSearch
 from limelight.decode.request import Request
 from limelight.model import build, model_config
-from limelight.text.tokenizer import Tokenizer
 
 PAD, START, END = 0, 1, 2
 FAMILIES = (

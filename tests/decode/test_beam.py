@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from limelight.decode.accel.cuda.device_beam import RankedSearch
 from limelight.decode.beam import Search, beam_search, is_plain, length_penalty
 from limelight.decode.config import DecodeConfig
-from limelight.decode.ranked import RankedSearch
+from limelight.decode.generate import write
 from limelight.decode.request import Request
-from limelight.decode.write import write
 from limelight.errors import UserError
 from tests.decode.samples import (
     END,

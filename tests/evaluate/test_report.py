@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from limelight.errors import UserError
-from limelight.evaluate.compare import compare_examples
+from limelight.evaluate.bleu import score_translations
 from limelight.evaluate.report import hash_lines, report_comparison, report_scores, show, verdict
-from limelight.evaluate.translation import score_translations
+from limelight.evaluate.significance import compare_examples
 
 SOURCES, REFERENCES = ["a house", "ünder"], ["ein Haus", "unter dem Haus am See"]
 DECODING = {"beam": 4, "length_penalty": 0.6}

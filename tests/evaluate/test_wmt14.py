@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from limelight.errors import UserError
-from limelight.evaluate.translation import score_translations
+from limelight.evaluate.bleu import score_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu, split_compounds, split_words
 
 DATA = "wmt14-en-de"

@@ -5,10 +5,10 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
+from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.model import ModelConfig, build
-from limelight.tasks.trained import Trained
-from limelight.text.tokenizer import Tokenizer
+from limelight.tasks.text_model import Trained
 
 PAIRS = [
     ("Hi how are you", "I am fine"),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from limelight.errors import UserError
-from limelight.explain import figures
 from limelight.explain.explanation import explain
+from limelight.explain.render import figures
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_truth import by_hand, traced
 

@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from limelight.explain.explanation import explain
-from limelight.explain.stop import Grid
-from limelight.explain.terminal import heat_map, show, step_through, window
+from limelight.explain.render.terminal import heat_map, show, step_through, window
+from limelight.explain.stage import Grid
 from limelight.model import build
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_trace import HOSTILE

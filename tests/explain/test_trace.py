@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
+from limelight.explain.dataflow import origins
 from limelight.explain.explanation import explain
-from limelight.explain.origins import origins
-from limelight.explain.words import visible, words_of
+from limelight.explain.tokens import visible, words_of
 from limelight.model import build, model_config
 from limelight.model.taps import taps
-from limelight.tasks.trained import Trained
+from limelight.tasks.text_model import Trained
 from limelight.tasks.translate import translate
 from limelight.tasks.write import write
-from limelight.text.tokenizer import Tokenizer
 from tests.explain.samples import KINDS, tokenizer, trained
 
 WRITERS = ["paper", "pre-norm", "rotary", "gpt-answers", "gpt", "llama"]

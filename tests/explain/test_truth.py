@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from limelight.explain.explanation import explain
-from limelight.explain.stop import Grid
-from limelight.explain.terminal import plain_text
+from limelight.explain.render.terminal import plain_text
+from limelight.explain.stage import Grid
 from limelight.model import ModelConfig, build
 from limelight.model.attention import attend_explicitly
 from limelight.model.taps import taps
-from limelight.tasks.trained import Trained
+from limelight.tasks.text_model import Trained
 from tests.explain.by_hand import ByHand, softmax
 from tests.explain.samples import KINDS, tokenizer, trained
 

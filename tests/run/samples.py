@@ -4,7 +4,7 @@ import json
 import random
 from pathlib import Path
 
-from limelight.run.commit import MANIFEST, commit, newest
+from limelight.run.atomic import MANIFEST, commit, newest
 
 Content = dict[str, bytes]
 

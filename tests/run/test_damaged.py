@@ -10,10 +10,10 @@ import warnings
 import pytest
 
 from limelight.errors import UserError
-from limelight.loaded import load
+from limelight.loading import load
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS
-from limelight.serve.frames import HEAD, length_of, unpacked
+from limelight.serve.ipc import HEAD, length_of, unpacked
 from tests.run.test_malicious import write_good
 
 SENTENCE = (

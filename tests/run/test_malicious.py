@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
+from limelight.data.tokenizer import LARGEST, Tokenizer
 from limelight.model import build
 from limelight.recipe import parse_recipe, write_recipe
-from limelight.run.commit import MANIFEST, commit, seal
+from limelight.run.atomic import MANIFEST, commit, seal
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS
-from limelight.text.tokenizer import LARGEST, Tokenizer
 from tests.training.processes import ROOT, SECONDS, process
 
 RECIPE = """
@@ -441,8 +441,8 @@ FORBIDDEN = {
 def load_watched(good, runs):
     """Load each, and tell how that went, what it did that it should not, and the memory so far."""
     import limelight
+    from limelight.device import peak_memory
     from limelight.errors import UserError
-    from limelight.training.device import peak_memory
 
     limelight.load(good)  # imports all that is imported on the way
     before = peak_memory(torch.device("cpu"))

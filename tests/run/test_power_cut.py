@@ -10,8 +10,8 @@ from itertools import product
 
 import pytest
 
-from limelight.disk import replace_file
-from limelight.run.commit import damage, numbered, prune
+from limelight.files import replace_file
+from limelight.run.atomic import damage, numbered, prune
 from tests.run.samples import load, save
 
 CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import torch
 
-from limelight.run.commit import commit
+from limelight.run.atomic import commit
 from limelight.run.weights import WEIGHTS, read_tensors
 from limelight.training.checkpoint import write_tensors
 

@@ -20,10 +20,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from limelight.serve.shapes import Ticket
-from limelight.serve.tickets import name_of
+from limelight.serve.schemas import Ticket
+from limelight.serve.trace_token import name_of
 from tests.serve.samples import JSON, Served, memory_of
-from tests.serve.test_gate import LEAKS
+from tests.serve.test_middleware import LEAKS
 
 CHECKS = [
     not_a_server_error,

@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 import limelight
-from limelight.serve.counts import Counts
-from limelight.serve.desk import UNREAD, Desk, RefusedError
 from limelight.serve.limits import Limits
+from limelight.serve.metrics import Counts
+from limelight.serve.worker_client import UNREAD, Desk, RefusedError
 from tests.serve.samples import JSON, ROOT, Served, all_at_once, exact, memory_of, until
 
 PROMPTS = [

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from limelight.errors import UserError
-from limelight.serve.counts import Counts
-from limelight.serve.desk import LOST, Desk
 from limelight.serve.limits import Limits
+from limelight.serve.metrics import Counts
 from limelight.serve.server import check_port, listen
+from limelight.serve.worker_client import LOST, Desk
 from tests.serve.samples import ROOT
 
 BROKEN = """
-from limelight.serve import worker
+from limelight.serve.worker import scheduler
 
 def load(run):
     raise {error}
 
-worker.load = load
-worker.main()
+scheduler.load = load
+scheduler.main()
 """
 
 

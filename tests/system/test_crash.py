@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from limelight.disk import replace_file
-from limelight.run.commit import check_room, damage, numbered, sweep
+from limelight.files import replace_file
+from limelight.run.atomic import check_room, damage, numbered, sweep
 from tests.run.samples import load, names_in, save
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +24,8 @@ WORK = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from limelight.disk import replace_file
-from limelight.run.commit import prune
+from limelight.files import replace_file
+from limelight.run.atomic import prune
 from tests.run.samples import save
 folder = Path(sys.argv[1])
 os.access("/begin", os.F_OK)  # seen by strace

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from limelight import demo
+from limelight.workflows import demo
 from tests.system.test_crash import small_disk
-from tests.tours import shorten
+from tests.tiny_demo import shorten
 from tests.training.processes import SECONDS, command, process
 
 pytestmark = pytest.mark.system

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import limelight
+from limelight.data.config import DataConfig
+from limelight.data.tokenizer import TokenizerConfig
 from limelight.model import model_config
 from limelight.recipe import Recipe, load_recipe
-from limelight.text.config import DataConfig
-from limelight.text.tokenizer import TokenizerConfig
 from limelight.training.config import TrainConfig
 from tests.training.samples import train_in
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from limelight.errors import UserError
-from limelight.evaluation import compare_runs, score_run
 from limelight.tasks.classify import classify, embed
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import score
+from limelight.workflows.evaluate import compare_runs, score_run
 from tests.tasks.conftest import LINES
 
 ABILITIES = {

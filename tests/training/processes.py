@@ -21,7 +21,7 @@ from limelight.run.log import read_log, without_timing
 ROOT = Path(__file__).parents[2]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    [__name__, "limelight.experiment", "torch._dynamo", "typeguard", "matplotlib.pyplot"]
+    [__name__, "limelight.workflows.train", "torch._dynamo", "typeguard", "matplotlib.pyplot"]
 )
 SECONDS = 60  # more than anything here takes, even on a busy machine
 

@@ -4,19 +4,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from limelight.experiment import locked, set_up
+from limelight.data.config import DataConfig
+from limelight.data.tokenizer import TokenizerConfig
 from limelight.model import model_config
 from limelight.recipe import Recipe
-from limelight.run.commit import MANIFEST, seal, sha256_of
+from limelight.run.atomic import MANIFEST, seal, sha256_of
 from limelight.run.folder import RunFolder
 from limelight.run.log import read_log, without_timing
-from limelight.text.config import DataConfig
-from limelight.text.tokenizer import TokenizerConfig
 from limelight.training.config import TrainConfig
+from limelight.training.console import Report
+from limelight.training.distributed import join
 from limelight.training.loop import fit
-from limelight.training.report import Report
-from limelight.training.step import Trainer
-from limelight.training.workers import join
+from limelight.training.trainer import Trainer
+from limelight.workflows.train import locked, set_up
 
 Settings = dict[str, Any]
 

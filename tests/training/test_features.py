@@ -10,17 +10,17 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from limelight.errors import UserError
-from limelight.evaluation import evaluate_run
-from limelight.experiment import set_up
 from limelight.model import build
-from limelight.run import commit
+from limelight.run import atomic
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training.checkpoint import OPTIMIZER
 from limelight.training.config import TrainConfig
+from limelight.training.console import Report
+from limelight.training.distributed import join
 from limelight.training.optimizer import freeze, make_optimizer
-from limelight.training.report import Report
-from limelight.training.workers import join
+from limelight.workflows.evaluate import evaluate_run
+from limelight.workflows.train import set_up
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
 
@@ -169,8 +169,8 @@ def test_a_damaged_checkpoint_is_left_out_of_the_average_and_named(tmp_path):
 def test_a_save_reads_no_checkpoint_again_that_it_has_written(tmp_path, monkeypatch):
     """But it reads those of a process before: who knows what has happened to them."""
     read = []
-    true_hash = commit.sha256_of
-    monkeypatch.setattr(commit, "sha256_of", lambda p: read.append(p.parent.name) or true_hash(p))
+    true_hash = atomic.sha256_of
+    monkeypatch.setattr(atomic, "sha256_of", lambda p: read.append(p.parent.name) or true_hash(p))
     train_in(tmp_path, tiny(steps=6, checkpoint_every=1, keep=2))
     assert [name for name in read if "tmp" not in name] == []
     train_in(tmp_path, tiny(steps=8, checkpoint_every=1, keep=3))

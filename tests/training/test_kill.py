@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from limelight.run.commit import damage, numbered
+from limelight.run.atomic import damage, numbered
 from tests.training.processes import (
     SECONDS,
     result,

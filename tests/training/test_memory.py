@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import limelight
-from limelight import cli
+from limelight import cli, device
 from limelight.errors import UserError
-from limelight.training import device
-from limelight.training.objective import Learner
+from limelight.training.objectives import Learner
 from tests.training.processes import TINY
 
 SETTINGS = ["--train.steps=6", "--train.checkpoint-every=2"]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from limelight.errors import FailedError
-from limelight.run.commit import newest
+from limelight.run.atomic import newest
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
 from limelight.training.checkpoint import OPTIMIZER, STATE, read_state

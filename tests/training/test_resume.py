@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from limelight import experiment
 from limelight.errors import FailedError, UserError
-from limelight.proof import verify_resume
-from limelight.run.commit import MANIFEST
+from limelight.run.atomic import MANIFEST
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
 from limelight.training.checkpoint import OPTIMIZER, STATE, State, read_state
-from limelight.training.step import seed_dropout
+from limelight.training.trainer import seed_dropout
+from limelight.workflows import train
+from limelight.workflows.verify_resume import verify_resume
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
 STEPS = 60
@@ -221,7 +221,7 @@ def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
 def test_a_proof_decides_once_how_large_a_batch_is(tmp_path, monkeypatch):
     """What fits is another size whenever one looks."""
     sizes = iter([40, 60, 80])
-    monkeypatch.setattr(experiment, "fit_batch", lambda *_: next(sizes))
+    monkeypatch.setattr(train, "fit_batch", lambda *_: next(sizes))
     assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
     assert next(sizes) == 60
 
@@ -240,7 +240,7 @@ def test_a_proof_is_refused_to_many_processes(tmp_path, monkeypatch):
 
 def test_a_proof_that_fails_says_so(tmp_path, monkeypatch):
     """The control: dropout that is drawn from where the process happens to stand."""
-    monkeypatch.setattr("limelight.training.step.seed_dropout", lambda *_: None)
+    monkeypatch.setattr("limelight.training.trainer.seed_dropout", lambda *_: None)
     with pytest.raises(FailedError, match="a resumed run differs"):
         verify_resume(tiny(), tmp_path)
     assert json.loads((tmp_path / "resume-certificate.json").read_text())["equal"] is False

@@ -10,17 +10,19 @@ import torch
 from torch._inductor import config as inductor
 
 import limelight
-from limelight import answers, experiment, loaded
+from limelight import loading
+from limelight.data.config import DataConfig
+from limelight.data.corpora import held_in
+from limelight.data.token_store import prepare
+from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
-from limelight.evaluation import evaluate_run
-from limelight.experiment import train
-from limelight.loaded import load
+from limelight.loading import load
 from limelight.recipe import changed, load_recipe
 from limelight.run.folder import RunFolder
-from limelight.text.config import DataConfig
-from limelight.text.corpora import held_in
-from limelight.text.store import prepare
-from limelight.text.tokenizer import Tokenizer, TokenizerConfig
+from limelight.workflows import train as experiment
+from limelight.workflows import validation_decoding
+from limelight.workflows.evaluate import evaluate_run
+from limelight.workflows.train import train
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
 
@@ -30,7 +32,7 @@ def change(recipe, **train):
 
 def test_both_ends_are_to_be_had_from_the_package_itself():
     assert limelight.train is experiment.train
-    assert limelight.load is loaded.load
+    assert limelight.load is loading.load
 
 
 @pytest.mark.parametrize("given", ["name", "object"])
@@ -545,9 +547,9 @@ def test_evaluation_is_what_one_counts_by_hand(tmp_path, family):
         source, target = (column[i].tolist() for column in store.columns)
         answers = torch.tensor([*target, loaded.tokenizer.end])
         logits = logits_after(loaded, source, target)
-        surprise -= float(logits.log_softmax(-1)[range(len(answers)), answers].sum())
+        surprise -= float(logits.log_softmax(-1)[range(len(validation_decoding)), answers].sum())
         right += int((logits.argmax(-1) == answers).sum())
-        asked += len(answers)
+        asked += len(validation_decoding)
         exact += write_plainly(loaded, source, 8) == target
     assert scores["examples"] == len(store) == 10
     assert scores["loss"] == pytest.approx(surprise / asked, rel=1e-5)
@@ -570,7 +572,7 @@ def test_evaluation_asks_for_every_answer_and_for_few_at_once(tmp_path, monkeypa
         asked.append(len(sources))
         return [s if before + i < 200 else [] for i, s in enumerate(sources)]
 
-    monkeypatch.setattr(answers, "answer", answer)
+    monkeypatch.setattr(validation_decoding, "answer", answer)
     train_in(tmp_path, recipe)
     assert asked == [100, 100, 3]  # and samples
     assert log_of(tmp_path)[-1]["exact"] == 1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from limelight.experiment import train
 from limelight.recipe import write_recipe
 from limelight.run import folder
 from limelight.run.folder import RunFolder
+from limelight.workflows.train import train
 from tests.training.samples import hashes, log_of, texts, tiny
 
 ROOT = Path(__file__).parent.parent.parent

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from limelight.run.weights import name_of
-from limelight.training.report import Report
+from limelight.training.console import Report
 from tests.training.samples import log_of, texts, tiny, train_in
 
 STEPS = 160

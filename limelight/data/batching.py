@@ -1,0 +1,198 @@
+"""Examples of like length go together, so that little of a batch is padding.
+
+One seed gives one order of batches for every epoch, whatever the number of processes or workers:
+the plan of an epoch is a list that everybody can compute, process r of R takes the batches r, r +
+R, r + 2R, ..., and to go on after an interruption is to begin the list further down.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from limelight.data.datasets import Batch, Examples, Lengths, Rows
+
+EMPTY = {"examples": -1, "labels": -1}  # what an empty row holds, where that is not padding
+
+
+def plan_epoch(
+    lengths: Lengths,
+    batch_tokens: int,
+    seed: int,
+    epoch: int,
+    rounded: bool = False,
+    weights: NDArray[np.float64] | None = None,
+    longest: int | None = None,
+) -> list[Rows]:
+    """The batches of an epoch: each example once, at most `batch_tokens` padded tokens on a side.
+
+    Within the same length, which examples meet is drawn anew for every epoch, and so is the order
+    of the batches. With `rounded` shapes there are few of them, for a compiler's sake. Examples
+    longer than `longest` are left out; with `weights` some come more often than others.
+    """
+    draw = np.random.default_rng([seed, epoch])
+    order = draw.permutation(len(lengths))
+    if weights is not None:  # 2.3: twice, and with a chance of 0.3 once more
+        order = np.repeat(order, (weights[order] + draw.random(len(order))).astype(np.int64))
+    if longest is not None:
+        order = order[(lengths[order] <= longest).all(axis=1)]
+    widths = round_up(lengths, longest) if rounded else lengths
+    first = widths[order, -1] if rounded else widths[order].max(axis=1)
+    order = order[np.lexsort((lengths[order, 0], first))]
+    batches = cut(order, widths, batch_tokens, buckets=widths[order, -1] if rounded else None)
+    return [batches[i] for i in draw.permutation(len(batches))]
+
+
+def round_up(lengths: Lengths, longest: int | None = None) -> Lengths:
+    """To a multiple of 4 up to 32, of 8 up to 64, of 16 beyond; but not beyond the longest."""
+    step = np.where(lengths <= 32, 4, np.where(lengths <= 64, 8, 16))
+    rounded = -(-lengths // step) * step
+    return rounded if longest is None else np.maximum(lengths, np.minimum(rounded, longest))
+
+
+def cut(order: Rows, widths: Lengths, budget: int, buckets: Rows | None = None) -> list[Rows]:
+    """Take examples in this order until rows x longest would exceed the budget, or a bucket ends.
+
+    An example that exceeds it alone gets a batch of its own.
+    """
+    longest = widths[order].max(axis=1)
+    batches, begin = [], 0
+    while begin < len(order):
+        most = max(1, budget // int(longest[begin]))
+        reach = np.maximum.accumulate(longest[begin : begin + most])
+        fits = np.arange(1, len(reach) + 1) * reach <= budget
+        if buckets is not None:
+            fits &= buckets[begin : begin + most] == buckets[begin]
+        count = max(1, int(np.argmin(fits)) if not fits.all() else len(fits))
+        batches.append(order[begin : begin + count])
+        begin += count
+    return batches
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A corpus as batches, epoch after epoch, for one process of `ranks`."""
+
+    examples: Examples
+    batch_tokens: int
+    seed: int
+    pad: int = 0
+    longest: int | None = None  # tokens on a side; longer examples are left out
+    rounded: bool = False
+    rank: int = 0
+    ranks: int = 1
+    workers: int = 0
+    pinned: bool = False  # memory that a GPU can copy from while it computes
+
+    @property
+    def readable(self) -> Rows:
+        """The examples that are short enough for the model."""
+        return np.flatnonzero((self.examples.lengths <= (self.longest or np.inf)).all(axis=1))
+
+    @property
+    def too_long(self) -> int:
+        """How many examples are left out because the model could not read them."""
+        return len(self.examples.lengths) - len(self.readable)
+
+    def any(self) -> Batch:
+        """Some batch, for a process that has none in its turn."""
+        return EpochPlan(self, 0, self.plan(0))[0]
+
+    def plan(self, epoch: int) -> list[Rows]:
+        """All batches of an epoch, for all processes, as lists of examples."""
+        return plan_epoch(
+            self.examples.lengths,
+            self.batch_tokens,
+            self.seed,
+            epoch,
+            self.rounded,
+            self.examples.weights,
+            self.longest,
+        )
+
+    def epoch(self, epoch: int, position: int = 0) -> Iterator[Any]:
+        """This process's batches from a position of the plan on; None where it has nothing to do.
+
+        Every process gets equally many turns, so that none waits for another. A turn takes `ranks`
+        batches of the plan; go on with the position after the last of them.
+        """
+        plan = self.plan(epoch)
+        mine = range(position + self.rank, len(plan), self.ranks)
+        loader = DataLoader(
+            EpochPlan(self, epoch, plan),
+            batch_size=None,
+            sampler=mine,
+            num_workers=self.workers,
+            pin_memory=self.pinned,
+            generator=torch.Generator(),  # or it would draw from torch's own, and dropout with it
+            worker_init_fn=leave_signals_to_the_trainer,
+        )
+        with signals_held_back():
+            made = iter(loader)
+        yield from made
+        turns = -(-(len(plan) - position) // self.ranks)
+        yield from [None] * (turns - len(mine))
+
+
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """They come when this is over; to processes that are started meanwhile they never come."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_signals_to_the_trainer(_: int) -> None:
+    """Ctrl-C, `timeout` and Slurm signal all processes: the trainer saves, and ends the others."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class EpochPlan(Dataset[Batch]):
+    """The batches of one epoch, made when asked for."""
+
+    def __init__(self, batches: Batches, epoch: int, plan: list[Rows]) -> None:
+        self.batches, self.epoch, self.plan = batches, epoch, plan
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, position: int) -> Batch:
+        batches, rows = self.batches, self.plan[position]
+        lengths = batches.examples.lengths[rows]
+        width = round_up(lengths, batches.longest) if batches.rounded else lengths
+        batch = batches.examples.batch(self.epoch, position, rows, width.max(axis=0))
+        full = full_rows(len(rows), int(width.max()), batches.batch_tokens)
+        return fill_up(batch, full - len(rows), batches.pad) if batches.rounded else batch
+
+
+def full_rows(rows: int, longest: int, batch_tokens: int) -> int:
+    """So many rows and some more, up to the next quarter of a full batch: few numbers occur."""
+    most = batch_tokens // longest
+    quarter = max(1, most // 4)
+    return max(rows, min(-(-rows // quarter) * quarter, most))
+
+
+def fill_up(batch: Batch, more: int, pad: int) -> Batch:
+    """Add so many empty rows."""
+
+    def longer(name: str, values: Any) -> Any:
+        if not isinstance(values, Tensor):
+            return values
+        filler = EMPTY.get(name, False if values.dtype == torch.bool else pad)
+        return torch.cat([values, values.new_full((more, *values.shape[1:]), filler)])
+
+    return type(batch)(*(longer(n, v) for n, v in zip(batch._fields, batch, strict=True)))

@@ -1,0 +1,235 @@
+"""The data doctor: what is in a corpus, and what is wrong with it, before a model learns it.
+
+`limelight data check RECIPE`. Nothing is changed; everything is counted.
+"""
+
+import math
+import unicodedata
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+
+from limelight.data.batching import plan_epoch
+from limelight.data.config import DataConfig, parts_of, sides, tags_of
+from limelight.data.corpora import read_split
+from limelight.data.datasets import lengths_of
+from limelight.data.language_mixups import find_mixups
+from limelight.data.progress import counting
+from limelight.data.readers import Example, Tally
+from limelight.data.token_store import prepare
+from limelight.data.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
+from limelight.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+PERCENTILES = (5, 50, 95, 99, 100)
+MIXED_UP = {
+    "copied": "have the source as their target: not translated?",
+    "swapped": "look as if source and target were swapped",
+    "source": "have a source that looks like the target's language",
+    "target": "have a target that looks like the source's language",
+}
+BLOCK = 400  # lines that are looked at together when two files are suspected of being shifted
+
+
+def check(
+    data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int, max_len: int
+) -> dict[str, Any]:
+    """Everything that `limelight data check` tells, as plain data."""
+    splits = {split: examine(data, split) for split in SPLITS if parts_of(data, split)}
+    if not splits:
+        raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
+    seen = {split: report.pop("sources") for split, report in splits.items()}
+    report: dict[str, Any] = {"splits": splits, "leaks": leaks(seen)}
+    if "train" in splits and splits["train"]["tally"]["used"]:
+        report["tokens"] = tokens(data, tokenizer, batch_tokens, max_len)
+    report["warnings"] = list(warnings(report))
+    return report
+
+
+def examine(data: DataConfig, split: str) -> dict[str, Any]:
+    """One split: its tally, lengths, duplicates, and whether its two sides fit together."""
+    tally = Tally()
+    lengths, exact, near, sources = (array("Q") for _ in range(4))  # eight bytes an example each
+    for example in read_split(data, split, tally):
+        lengths.extend(len(text) for text in texts_of(data, example))
+        exact.append(digest(example))
+        near.append(digest(map(plain, example)))
+        sources.append(digest([plain(example[0])]))
+    sizes = np.array(lengths, np.int64).reshape(-1, sides(data))
+    repeated = len(exact) - len(np.unique(exact))
+    report: dict[str, Any] = {
+        "tally": {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(tally).items()},
+        "characters": {
+            side: percentiles(sizes[:, i])
+            for i, side in enumerate(("source", "target")[: sides(data)])
+        },
+        "duplicates": repeated,
+        "near_duplicates": len(near) - len(np.unique(near)) - repeated,
+        "sources": np.unique(sources),
+    }
+    if data.kind == "pairs" and not data.toy:
+        report["shifted"] = shifted(sizes)
+        report["mixups"] = asdict(find_mixups(lambda: read_split(data, split, Tally())))
+    return report
+
+
+def digest(texts: Iterable[str]) -> int:
+    """A short fingerprint; two texts that share one are the same for our purposes."""
+    content = "\0".join(map(valid_unicode, texts)).encode()
+    return int.from_bytes(blake2b(content, digest_size=8).digest())
+
+
+def plain(text: str) -> str:
+    """A text without case, accents, digits, punctuation and spaces: what near duplicates share."""
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(c for c in decomposed if c.isalpha()) or text
+
+
+def percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:
+    """The lengths that so many percent stay below; 100 is the longest."""
+    if not len(sizes):
+        return {}
+    return {str(p): int(np.percentile(sizes, p, method="lower")) for p in PERCENTILES}
+
+
+def shifted(sizes: NDArray[np.int64]) -> list[int]:
+    """First lines of blocks whose lengths fit the line before or after better than their own.
+
+    The longer a sentence, the longer its translation: in a block that is aligned, the logarithms of
+    the lengths go together; shift one side by a line, and they go together there instead.
+    """
+    logs = np.log(np.maximum(sizes, 1))
+    suspects = []
+    for begin in range(0, len(logs) - 50, BLOCK):
+        source, target = logs[begin : begin + BLOCK].T
+        if len(source) < 50:
+            break
+        here = together(source, target)
+        beside = max(together(source[1:], target[:-1]), together(source[:-1], target[1:]))
+        if beside > here + 0.25:
+            suspects.append(begin + 1)
+    return suspects
+
+
+def together(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """The correlation of two rows of numbers; 0 where one of them does not vary."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
+    """How many different sources of one split occur in another, near duplicates included."""
+    pairs = [("train", "valid"), ("train", "test"), ("valid", "test")]
+    both = [(a, b) for a, b in pairs if a in seen and b in seen]
+    return {f"{b} in {a}": len(np.intersect1d(seen[a], seen[b])) for a, b in both}
+
+
+def tokens(
+    data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int
+) -> dict[str, Any]:
+    """What the recipe's tokenizer makes of the training text, and what batches come of it."""
+    texts = (
+        text for example in read_split(data, "train", Tally()) for text in texts_of(data, example)
+    )
+    tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
+    with TemporaryDirectory() as folder:
+        with counting("tokenising") as progress:
+            store = prepare(data, "train", tokenizer, Path(folder), progress)
+        total = sum(len(column.tokens) for column in store.columns)
+        report: dict[str, Any] = {"vocabulary": len(tokenizer), "tokens": total}
+        words, lost = 0, 0
+        for i, example in enumerate(read_split(data, "train", Tally())):
+            for column, text in zip(store.columns, texts_of(data, example), strict=True):
+                words += len(text.split())
+                lost += tokenizer.decode(column[i].tolist()) != tokenizer.as_read(text)
+        report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
+        if data.kind != "texts":  # those are cut into blocks
+            report["over_max_len"] = int((lengths_of(store) > max_len).any(axis=1).sum())
+        if sides(data) == 2:
+            report |= batches(lengths_of(store), batch_tokens)
+    return report
+
+
+def texts_of(data: DataConfig, example: Example) -> Example:
+    """The texts of an example, its label left out."""
+    return example[: sides(data)]
+
+
+def batches(lengths: NDArray[np.int64], batch_tokens: int) -> dict[str, Any]:
+    """How many batches an epoch has, and how much of them is padding."""
+    plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
+    padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in plan)
+    return {"batches": len(plan), "padding": round(1 - float(lengths.sum()) / max(1, padded), 4)}
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """The same for people."""
+    for split, facts in report["splits"].items():
+        tally = facts["tally"]
+        console.print(f"[bold]{split}[/]  {tally['read']:,} read, {tally['used']:,} used")
+        for kind in ("refused", "mended"):
+            for reason, count in sorted(tally[kind].items()):
+                console.print(Text(f"  {count:>12,} {kind}: {reason}"))
+        console.print(f"  {facts['duplicates']:>12,} duplicates", end="")
+        console.print(f", {facts['near_duplicates']:,} nearly so")
+        show_lengths(facts["characters"], console)
+    if "tokens" in report:
+        facts = report["tokens"]
+        console.print(f"[bold]tokens[/]  {facts['tokens']:,} in training, ", end="")
+        console.print(f"{facts['tokens_per_word']} to a word, vocabulary {facts['vocabulary']:,}")
+        if "batches" in facts:
+            console.print(
+                f"  {facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
+            )
+    for warning in report["warnings"]:
+        console.print(Text("warning: ", "yellow") + Text(warning, "default"))
+    if not report["warnings"]:
+        console.print("[green]nothing to warn of[/]")
+
+
+def show_lengths(characters: dict[str, dict[str, int]], console: Console) -> None:
+    """How long the texts are, as bars: the length that so many percent stay within."""
+    longest = max((at for sizes in characters.values() for at in sizes.values()), default=1)
+    for side, sizes in characters.items():
+        for percent, at in sizes.items():
+            bar = "█" * max(1, round(40 * at / longest))
+            console.print(f"  {side:>8} {percent:>3}% {bar} {at:,} characters")
+
+
+def warnings(report: dict[str, Any]) -> Iterable[str]:
+    """What a person should look at, in sentences."""
+    for split, facts in report["splits"].items():
+        tally = facts["tally"]
+        refused = sum(n for reason, n in tally["refused"].items() if reason != "in another split")
+        if not tally["used"]:
+            yield f"{split} has no example that can be used"
+        elif refused > 0.05 * tally["read"]:
+            share = math.ceil(100 * refused / tally["read"])
+            yield f"{share}% of {split} is refused: see the reasons"
+        for kind, count in facts.get("mixups", {}).items():
+            if count:
+                yield f"{count} pairs of {split} {MIXED_UP[kind]}"
+        if places := facts.get("shifted"):
+            yield (
+                f"{split} seems shifted by a line from about example {places[0]} on "
+                f"({len(places)} places): is a line missing on one side?"
+            )
+    for leak, count in report["leaks"].items():
+        if count:
+            yield f"{count} sources of {leak}: scores on them mean little"
+    told = report.get("tokens", {})
+    if told.get("not_round_trip"):
+        yield "some texts do not come back from the tokenizer"
+    if long := told.get("over_max_len"):
+        yield f"{long} examples are longer than the model's max_len in tokens"

@@ -1,0 +1,148 @@
+"""Where examples come from, as data: the [data] table of a recipe."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field
+
+from limelight.config import Count, Fraction, Positive, Size, table
+from limelight.data.hub import hub_splits
+from limelight.data.tokenizer import SPECIAL
+from limelight.errors import UserError
+
+Kind = Literal["pairs", "texts", "labelled", "dialogues"]
+PLACES = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
+KEYS = {  # what an example of each kind has, and so a line of JSON
+    "pairs": ("source", "target"),
+    "texts": ("text",),
+    "labelled": ("text", "label"),
+    "dialogues": ("turns",),
+}
+
+
+def from_tables(values: object) -> object:
+    """The corpora of a recipe: TOML has tables where Python has `DataConfig`."""
+    if not isinstance(values, list | tuple):
+        return values
+    return tuple(DataConfig(**lists_to_tuples(v)) if isinstance(v, dict) else v for v in values)
+
+
+def lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """TOML's lists as tuples, which cannot be changed."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+
+@table
+class DataConfig:
+    """Where examples come from: files, a hub, a toy that makes its own, or several such corpora."""
+
+    kind: Kind = "pairs"  # source and target; texts; texts with a label; conversations
+    name: str = ""  # a public corpus that `limelight.data.registry` knows, instead of files
+    hub: str = ""  # a dataset of the Hugging Face hub, "name" or "name:configuration", instead
+    train: tuple[str, ...] = ()  # pairs: two parallel files, or one .tsv or .jsonl; else one file
+    valid: tuple[str, ...] = ()  # to see how well it learns while it learns
+    test: tuple[str, ...] = ()  # for `limelight evaluate`
+    toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
+    toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
+    toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
+    hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
+    tail: Fraction = 0.0  # texts: the file is one text, and this share at its end becomes valid
+    header: bool = False  # .tsv: the first line names the columns
+    columns: tuple[str, ...] = ()  # which to take: JSON keys ("a.b" for b inside a), or 1, 2, ...
+    separator: str = ""  # texts: the line between two documents; without one each line is a text
+    history: Size = 3  # dialogues: how many turns before an answer are its source
+    longest: Size = 100_000  # characters; longer ones are refused
+    swap: bool = False  # pairs: learn the other direction
+    tag: str = ""  # a token of this name goes before every source: what is asked of the model
+    weight: Positive = 1.0  # how often an epoch has each example; 0.5: one half, drawn every time
+    corpora: Annotated[tuple["DataConfig", ...], BeforeValidator(from_tables)] = ()  # read together
+
+    def __post_init__(self) -> None:
+        self.check_where()
+        self.check_splits()
+        if self.swap and self.kind != "pairs":
+            raise UserError(f"swap=true turns pairs around, not kind={self.kind!r}")
+        if self.tag in SPECIAL or not all(c.isalnum() or c in "-_" for c in self.tag):
+            raise UserError(f"tag={self.tag!r} must be of letters and digits, and not {SPECIAL}")
+        if self.columns and len(self.columns) != len(KEYS[self.kind]):
+            wanted = " and ".join(KEYS[self.kind])
+            raise UserError(f"columns={self.columns} must name where to find {wanted}")
+        self.check_corpora()
+
+    def check_where(self) -> None:
+        """Examples come from one place."""
+        if self.toy and (self.train or self.valid or self.test):
+            raise UserError(
+                f"toy={self.toy!r} makes its own examples: leave train, valid, test out"
+            )
+        if self.toy and self.kind != "pairs":
+            raise UserError(f"toy={self.toy!r} makes pairs, not kind={self.kind!r}")
+        for own in ("name", "hub"):
+            others = [other for other in PLACES if other != own and getattr(self, other)]
+            if getattr(self, own) and others:
+                raise UserError(
+                    f"{own}={getattr(self, own)!r} has its own files: leave {', '.join(others)} "
+                    f"out, or set --data.{own} '' and, with --data.kind, what your files hold"
+                )
+
+    def check_splits(self) -> None:
+        """Validation texts come from one place too."""
+        if self.hold_out > 0.4:
+            raise UserError(f"hold_out={self.hold_out} leaves little to train on: at most 0.4")
+        if self.tail and (self.kind != "texts" or self.valid or self.hold_out):
+            raise UserError(f"tail={self.tail} is for one file of texts, with no valid or hold_out")
+        if self.hold_out and (self.valid or self.test):
+            raise UserError(
+                f"hold_out={self.hold_out} makes valid and test: name no files for them"
+            )
+
+    def check_corpora(self) -> None:
+        """Several corpora say each for itself where they come from, and are of one kind."""
+        if not self.corpora:
+            return
+        if self.name or self.hub or self.toy or self.train:
+            raise UserError("corpora are read instead of name, hub, toy and train: leave those out")
+        for corpus in self.corpora:
+            if corpus.corpora:
+                raise UserError("a corpus among corpora has none of its own")
+            if corpus.kind != self.kind:
+                raise UserError(
+                    f"corpora are of one kind, but one is of {corpus.kind} among {self.kind}"
+                )
+
+
+def parts_of(data: DataConfig, split: str) -> tuple[DataConfig, ...]:
+    """The corpora that a split is made of: those that have it, or the one that there is."""
+    if not data.corpora:
+        return (data,) if has(data, split) else ()
+    if getattr(data, split):  # validation files for all of them together
+        return (replace(data, corpora=()),)
+    return tuple(corpus for corpus in data.corpora if has(corpus, split))
+
+
+def has(data: DataConfig, split: str) -> bool:
+    """Whether there is such a split."""
+    if data.hub and not data.hold_out:
+        return split in hub_splits(data.hub)
+    return bool(data.toy or data.hub or files_of(data, split))
+
+
+def tags_of(data: DataConfig) -> tuple[str, ...]:
+    """The tags that sources begin with, each once, in order."""
+    return tuple(dict.fromkeys(part.tag for part in (data, *data.corpora) if part.tag))
+
+
+def files_of(data: DataConfig, split: str) -> tuple[str, ...]:
+    """The files that a split is read from; parts of the training text have none of their own."""
+    part = data.hold_out or (data.tail and split == "valid")
+    return data.train if part else cast(tuple[str, ...], getattr(data, split))
+
+
+def hub_rows(data: DataConfig, split: str) -> Any:
+    """The same for a dataset of the hub: the rows that a split is read from."""
+    return hub_splits(data.hub)["train" if data.hold_out else split]
+
+
+def sides(data: DataConfig) -> int:
+    """How many texts an example has: a source and a target, or one (a label is no text)."""
+    return 2 if data.kind in ("pairs", "dialogues") else 1

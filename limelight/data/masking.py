@@ -1,0 +1,43 @@
+"""BERT's exercise (Devlin et al. 2019, section 3.1): hide some tokens, and ask what stood there.
+
+Of all real tokens 15% are asked for. Eight in ten of them are replaced by ⟨mask⟩, one in ten by any
+token, and one in ten stays, so that the model cannot tell which of the tokens it sees can be
+trusted.
+"""
+
+import torch
+from torch import Tensor
+
+from limelight.data.tokenizer import Tokenizer
+
+
+def mask_tokens(
+    tokens: Tensor,  # B S
+    real: Tensor,  # B S, False at padding
+    tokenizer: Tokenizer,
+    draw: torch.Generator,
+    rate: float = 0.15,
+    words: Tensor | None = None,  # V, True where a token begins a word: hide whole words
+) -> tuple[Tensor, Tensor]:
+    """The tokens with some hidden, and which ones are asked for (B S). Drawn anew at each call."""
+    may = real & (tokens >= tokenizer.first)  # special tokens are never asked for
+    chance = torch.rand(tokens.shape, generator=draw)
+    if words is not None:
+        chance = chance.gather(1, word_heads(words[tokens] | ~may))
+    asked = may & (chance < rate)
+    fate = torch.rand(tokens.shape, generator=draw)
+    others = torch.randint(tokenizer.first, len(tokenizer), tokens.shape, generator=draw)
+    hidden = torch.where(fate < 0.8, tokenizer.mask, torch.where(fate < 0.9, others, tokens))
+    return torch.where(asked, hidden, tokens), asked
+
+
+def word_heads(begins: Tensor) -> Tensor:
+    """For each position the position where its word begins, B S."""
+    place = torch.arange(begins.size(1)).expand_as(begins)
+    return torch.where(begins, place, 0).cummax(dim=1).values
+
+
+def word_starts(tokenizer: Tokenizer) -> Tensor:
+    """Which tokens begin a word, V: those with a space in front, and special ones."""
+    raw = [tokenizer.raw(i) for i in range(len(tokenizer))]
+    return torch.tensor([not piece or piece[:1].isspace() for piece in raw])

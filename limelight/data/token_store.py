@@ -1,0 +1,252 @@
+"""A corpus as integers on disk: tokenised once, read in place ever after.
+
+A store is a folder named after a hash of all it depends on: the files' contents, how they are read,
+and the tokenizer. It is made under another name and renamed when it is whole. So a store that
+exists is complete, an interrupted one leaves nothing that could be taken for one, and of two
+processes that make the same one the first to finish wins.
+"""
+
+import json
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from hashlib import file_digest, sha256
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limelight.data.config import DataConfig, files_of, hub_rows, parts_of, sides
+from limelight.data.corpora import read_split
+from limelight.data.readers import Example, Tally, check_stays
+from limelight.data.tokenizer import Tokenizer
+from limelight.errors import UserError, place_from
+from limelight.files import naming, replace_file, sync
+
+FORMAT = 2  # a store written by another version of this file has another name
+AT_ONCE = 4096  # examples that are tokenised together: enough for all cores, little memory
+
+
+class Column:
+    """All sequences of one side, end to end, and where each begins."""
+
+    def __init__(self, folder: Path, name: str, dtype: str) -> None:
+        self.tokens = read_array(folder / f"{name}.tokens", dtype)
+        self.offsets = read_array(folder / f"{name}.offsets", "<i8")
+        self.lengths: NDArray[np.int64] = np.diff(self.offsets)
+
+    def __getitem__(self, i: int) -> NDArray[Any]:
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    def gather(self, rows: NDArray[np.int64], width: int, pad: int) -> NDArray[np.int64]:
+        """These rows side by side, B width, padded on the right. Nothing loops per token."""
+        place = np.arange(width)
+        inside = place < self.lengths[rows, None]
+        index = np.where(inside, self.offsets[rows, None] + place, 0)
+        return np.where(inside, self.tokens[index], pad).astype(np.int64)
+
+
+def read_array(path: Path, dtype: str) -> NDArray[Any]:
+    """A file as an array that stays on disk; numpy cannot map an empty one."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+
+class Store:
+    """One split of one corpus, tokenised."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
+        names = [str(i) for i in range(self.facts["columns"])]
+        self.columns = [Column(folder, name, self.facts["dtype"]) for name in names]
+
+    def __len__(self) -> int:
+        return int(self.facts["examples"])
+
+    def __reduce__(self) -> tuple[type["Store"], tuple[Path]]:
+        return Store, (self.folder,)  # another process opens the files itself: nothing is copied
+
+    @property
+    def tally(self) -> Tally:
+        """What became of the lines that were read."""
+        told = self.facts["tally"]
+        counters = {name: Counter(told[name]) for name in ("refused", "mended")}
+        return Tally(told["read"], told["used"], **counters)
+
+
+def prepare(
+    data: DataConfig,
+    split: str,
+    tokenizer: Tokenizer,
+    stores: Path,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Store:
+    """The store of this split, made now or found from before; `progress` hears of examples done."""
+    with place_from("LIMELIGHT_CACHE"):
+        stores.mkdir(parents=True, exist_ok=True)
+    name = key(data, split, tokenizer, stores)
+    folder = stores / name
+    if not whole(folder):
+        sweep(stores)
+        unfinished = stores / f"{name}.tmp-{secrets.token_hex(4)}"
+        unfinished.mkdir()
+        try:
+            with naming(folder):
+                write(data, split, tokenizer, unfinished, progress)
+            if key(data, split, tokenizer, stores) != name:
+                raise UserError(
+                    f"the files of data.{split} changed while they were read: try again"
+                )
+            commit(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return Store(folder)
+
+
+def whole(folder: Path) -> bool:
+    """Whether this is a store with all its bytes; a damaged one is taken away, to be made anew."""
+    if not folder.is_dir():
+        return False
+    try:
+        facts = json.loads((folder / "facts.json").read_text("utf-8"))
+        if all((folder / name).stat().st_size == size for name, size in facts["sizes"].items()):
+            return True
+    except (OSError, ValueError, KeyError):
+        pass
+    shutil.rmtree(folder)
+    return False
+
+
+def sweep(stores: Path) -> None:
+    """Take away what killed processes left unfinished more than a day ago."""
+    for path in stores.glob("*.tmp-*"):
+        if time.time() - path.stat().st_mtime > 86_400:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def commit(unfinished: Path, folder: Path) -> None:
+    """Give a finished store its name, unless another process has just made the same one."""
+    sync(unfinished)
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not whole(folder):
+            raise
+    sync(folder.parent)
+
+
+def write(
+    data: DataConfig,
+    split: str,
+    tokenizer: Tokenizer,
+    folder: Path,
+    progress: Callable[[int], object],
+) -> None:
+    """Tokenise a split into a folder, a few thousand examples at a time."""
+    dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"
+    columns = sides(data)
+    tally = Tally()
+    labels: list[str] = []
+    writers = [ColumnWriter(folder, str(i), dtype) for i in range(columns)]
+    counts = []
+    for part in parts_of(data, split) or (data,):  # read_split says what is wrong with none
+        before = tally.used
+        for chunk in chunks(read_split(part, split, tally)):
+            for i, writer in enumerate(writers):
+                tag = [tokenizer.tag(part.tag)] if part.tag and i == 0 else []
+                writer.add(tokenizer.encode_many([example[i] for example in chunk]), tag)
+            if data.kind == "labelled":
+                labels += [example[1] for example in chunk]
+            progress(len(chunk))
+        counts.append(tally.used - before)
+    for writer in writers:
+        writer.close()
+    facts = {
+        "examples": tally.used,
+        "parts": counts,
+        "columns": columns,
+        "dtype": dtype,
+        "sizes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+        "labels": labels,
+        "tally": vars(tally),
+    }
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
+    for path in folder.iterdir():
+        sync(path)
+
+
+class ColumnWriter:
+    """Appends sequences to the two files of a column."""
+
+    def __init__(self, folder: Path, name: str, dtype: str) -> None:
+        self.tokens: BinaryIO = (folder / f"{name}.tokens").open("wb")
+        self.offsets: BinaryIO = (folder / f"{name}.offsets").open("wb")
+        self.dtype = dtype
+        self.end = 0
+        self.offsets.write(np.zeros(1, "<i8").tobytes())
+
+    def add(self, sequences: list[list[int]], tag: list[int]) -> None:
+        """Write these behind the others, each with its tag in front if there is one."""
+        if tag:
+            sequences = [tag + sequence for sequence in sequences]
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        ends = self.end + np.cumsum(lengths)
+        self.offsets.write(ends.astype("<i8").tobytes())
+        flat = np.fromiter(chain.from_iterable(sequences), self.dtype, int(lengths.sum()))
+        self.tokens.write(flat.tobytes())
+        self.end = int(ends[-1])
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.tokens.close()
+        self.offsets.close()
+
+
+def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
+    """Examples in lists of at most AT_ONCE."""
+    while chunk := list(islice(examples, AT_ONCE)):
+        yield chunk
+
+
+def key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
+    """A name for exactly this content, read this way, by this tokenizer."""
+    parts = [content_of(part, split, stores) for part in parts_of(data, split)]
+    made_of = [FORMAT, data.kind, parts, tokenizer.hash]
+    return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def content_of(data: DataConfig, split: str, stores: Path) -> list[Any]:
+    """What the examples of one corpus depend on: its files' contents, and how they are read."""
+    elsewhere = ("train", "valid", "test", "corpora", "weight")
+    settings = {k: v for k, v in asdict(data).items() if k not in elsewhere}
+    names = [Path(name) for name in files_of(data, split)]
+    files: list[Any] = [[name.suffixes, content_hash(name, stores)] for name in names]
+    if data.hub:
+        files = [hub_rows(data, split)._fingerprint]  # the library's own hash of the content
+    part = split if data.toy or data.hold_out or data.tail else ""
+    return [settings, part, files]
+
+
+def content_hash(path: Path, stores: Path) -> str:
+    """SHA-256 of a file. A file whose size and time have not changed since is not read again."""
+    try:
+        check_stays(path)
+        stat = path.stat()
+        seen = sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
+        note = stores / "hashes" / seen
+        if note.is_file() and len(known := note.read_text("ascii")) == 64:
+            return known
+        with path.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with suppress(OSError):  # a folder that cannot be written to only costs the reading
+        note.parent.mkdir(exist_ok=True)
+        replace_file(note, digest.encode())
+    return digest

@@ -1,0 +1,354 @@
+"""Text becomes token ids and comes back, byte for byte.
+
+All kinds stand on bytes, so no text is unknown to them: `bpe` merges frequent neighbours into
+larger pieces, `word` has a token for every frequent word, `char` for every frequent character, and
+what has none is spelled out in bytes. `uncased` is `bpe` for models that read and do not write:
+like BERT's it makes letters small and lets marks stand apart, so that "It's" and "it 's" are the
+same, and what comes back is such a text. The work is done by the `tokenizers` library;
+`tokenizer.json` is its file.
+
+Special tokens such as ⟨end⟩ are written with brackets that byte-level text cannot contain (a "⟨"
+that a user types is three bytes, and three other symbols). So no text can ever spell one.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
+from hashlib import sha256
+from itertools import chain, islice, pairwise
+from operator import iadd
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tokenizers
+from pydantic import Field
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from limelight.config import table
+from limelight.errors import UserError
+from limelight.files import read_small
+
+Kind = Literal["bpe", "word", "char", "uncased"]
+SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
+SMALLEST = len(SPECIAL) + len(ALPHABET)  # no vocabulary can be smaller
+LARGEST = 6_000_000  # bytes of a `tokenizer.json`: some 170,000 tokens
+LONG = 5000  # characters: a longer text goes to the library in parts, so that time stays linear
+AT_ONCE = 300_000  # characters in one call: enough for all cores, little memory
+
+
+def special(name: str) -> str:
+    """How a special token is written in the vocabulary."""
+    return f"⟨{name}⟩"
+
+
+@table
+class TokenizerConfig:
+    """What kind of tokenizer is learned from the training text, and how large."""
+
+    kind: Kind = "bpe"  # pieces of words, whole words, characters; pieces of words in small letters
+    vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000  # tokens, at most
+
+
+class Tokenizer:
+    """Encodes text as ids, decodes ids as text, and can show its work."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        self.core = core
+        self.vocabulary: dict[str, int] = core.get_vocab(with_added_tokens=False)
+        self.special = {piece[1:-1]: i for piece, i in self.vocabulary.items() if piece[0] == "⟨"}
+        missing = [name for name in SPECIAL if self.special.get(name) != SPECIAL.index(name)]
+        if missing:
+            raise UserError(f"this tokenizer has no token {special(missing[0])}: it is not ours")
+        if not in_order(self.vocabulary, len(self.special)):
+            raise UserError("this tokenizer's tokens are not numbered or spelled as ours are")
+        self.pad, self.start, self.end, self.mask, self.separator = range(len(SPECIAL))
+        self._symbols = {i: piece for piece, i in self.vocabulary.items()}
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    @classmethod
+    def train(
+        cls, kind: Kind, texts: Iterable[str], vocab: int, tags: Sequence[str] = ()
+    ) -> "Tokenizer":
+        """Learn a vocabulary of at most `vocab` tokens; `tags` become special tokens."""
+        names = [*SPECIAL, *tags]
+        room = vocab - len(names) - len(ALPHABET)
+        if room < 0:
+            raise UserError(
+                f"vocab={vocab} is too small: {len(ALPHABET)} bytes and {len(names)} special "
+                f"tokens take {vocab - room} already"
+            )
+        texts = chain.from_iterable(in_parts(valid_unicode(text)) for text in texts)
+        learn = learn_merges if kind in ("bpe", "uncased") else learn_units
+        pieces, merges = learn(kind, texts, room)
+        vocabulary = {
+            piece: i for i, piece in enumerate([*map(special, names), *ALPHABET, *pieces])
+        }
+        core = assemble(kind, vocabulary, merges)
+        if (size := len(core.to_str().encode())) > LARGEST:
+            raise UserError(
+                f"vocab={vocab} is too large: such a tokenizer.json of {size:,} bytes would not be "
+                f"read again, which is done up to {LARGEST:,}; ask for a smaller tokenizer.vocab"
+            )
+        return cls(core)
+
+    @classmethod
+    def load(cls, path: Path, most: int = LARGEST) -> "Tokenizer":
+        """Read a `tokenizer.json` of at most so many tokens, which anybody may have written.
+
+        It is built anew from its vocabulary and merges, and all else in the file must be as it is
+        in ours: a pattern or a rule of somebody else's is never run.
+        """
+        text = read_small(path, LARGEST)
+        try:
+            told = json.loads(text)
+            model = told["model"]
+            if len(model["vocab"]) > most:
+                raise UserError(f"it has {len(model['vocab'])} tokens, but may have only {most}")
+            units: Kind = "char" if told["pre_tokenizer"]["type"] == "Sequence" else "word"
+            pieces: Kind = "uncased" if told["normalizer"] else "bpe"
+            kind = units if model["ignore_merges"] else pieces
+            core = assemble(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
+            if json.loads(core.to_str()) != told:
+                raise UserError("it has other parts than ours have")
+            return cls(core)
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{path} is not a tokenizer of ours: {error!s:.200}") from error
+
+    def save(self, path: Path) -> None:
+        """Write `tokenizer.json`."""
+        path.write_text(self.core.to_str(), encoding="utf-8")
+
+    @property
+    def hash(self) -> str:
+        """The same for the same tokenizer, on any machine."""
+        return sha256(self.core.to_str().encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; a lone surrogate, which is no character, is read as U+FFFD."""
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same for many texts, on all cores that the library may use."""
+        parts: list[str] = []
+        counts: list[int] = []
+        for text in texts:
+            own = in_parts(valid_unicode(text))
+            parts += own
+            counts.append(len(own))
+        encode = partial(self.core.encode_batch_fast, add_special_tokens=False)
+        ids = (encoded.ids for batch in in_batches(parts) for encoded in encode(batch))
+        return [reduce(iadd, islice(ids, count)) for count in counts]  # a text's parts as one
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these ids, special tokens left out; half a character shows as U+FFFD."""
+        return self.core.decode([i for i in ids if i >= self.first], skip_special_tokens=False)
+
+    @property
+    def uncased(self) -> bool:
+        """Whether letters are made small and marks stand apart."""
+        return self.core.normalizer is not None
+
+    def as_read(self, text: str) -> str:
+        """What comes back of a text: all of it, or as `uncased` reads it."""
+        text = valid_unicode(text)
+        if not self.uncased:
+            return text
+        small = self.core.normalizer.normalize_str(text)
+        return "".join(f" {word}" for word, _ in APART.pre_tokenize_str(small))
+
+    @property
+    def first(self) -> int:
+        """The first id that stands for text: the special ones come before it."""
+        return len(self.special)
+
+    def tag(self, name: str) -> int:
+        """The id of a tag."""
+        if name not in self.special:
+            raise UserError(f"this tokenizer has no tag {name!r}: it was learned without")
+        return self.special[name]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Each id as a person can read it: text, a special name, or bytes of half a character."""
+        return [self._readable(i) for i in ids]
+
+    def raw(self, i: int) -> bytes:
+        """The bytes that a token stands for; none for a special one."""
+        return b"" if i < self.first else bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
+
+    def _readable(self, i: int) -> str:
+        if i < self.first:
+            return self._symbols[i]
+        return readable(self._symbols[i])
+
+    def show_work(self, text: str) -> list[list[list[str]]]:
+        """How each word of a text came to its pieces: for each word the pieces after every merge.
+
+        This is the algorithm in the open; a test holds its last line equal to `encode`.
+        """
+        words = [word for part in in_parts(valid_unicode(text)) for word in self.words(part)]
+        model = json.loads(self.core.to_str())["model"]
+        rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
+        return [
+            list(merge_steps(word, rank, self.vocabulary if model["ignore_merges"] else {}))
+            for word in words
+        ]
+
+    def words(self, text: str) -> list[str]:
+        """What no piece reaches across, spelled in byte symbols."""
+        if self.uncased:
+            text = self.core.normalizer.normalize_str(text)
+        return [word for word, _ in self.core.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def readable(symbols: str) -> str:
+    """A piece that is spelled in byte symbols, as text; half a character as its bytes."""
+    raw = bytes(BYTE_OF[symbol] for symbol in symbols)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "".join(f"<{byte:02X}>" for byte in raw)
+
+
+def merge_steps(
+    word: str, rank: dict[tuple[str, ...], int], whole: dict[str, int]
+) -> Iterator[list[str]]:
+    """Bytes first; then again and again the pair that was learned earliest, until none is left."""
+    pieces = list(word)
+    yield pieces
+    if word in whole and len(word) > 1:
+        yield [word]
+        return
+    while pairs := [pair for pair in pairwise(pieces) if pair in rank]:
+        left, right = min(pairs, key=lambda pair: rank[pair])
+        merged, i = [], 0
+        while i < len(pieces):
+            both = i + 1 < len(pieces) and (pieces[i], pieces[i + 1]) == (left, right)
+            merged.append(left + right if both else pieces[i])
+            i += 2 if both else 1
+        pieces = merged
+        yield pieces
+
+
+def in_order(vocabulary: dict[str, int], specials: int) -> bool:
+    """Whether special tokens come first, then the others, spelled in bytes; each byte is there."""
+    pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    return (
+        [vocabulary[piece] for piece in pieces] == list(range(len(pieces)))
+        and all(piece[0] == "⟨" for piece in pieces[:specials])
+        and set().union(*pieces[specials:]) <= BYTE_OF.keys() <= vocabulary.keys()
+    )
+
+
+def valid_unicode(text: str) -> str:
+    """Lone surrogates are no characters and have no bytes: they become U+FFFD."""
+    if not isinstance(text, str):
+        raise UserError(f"a text is wanted, and not {text!r:.80}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+# No word reaches out of such a stretch: it may go on from a space to anything, and from a mark to
+# letters ("'s"), but not from letters to digits or marks, nor from any of these to a space.
+STRETCHES = pre_tokenizers.Split(Regex(r"\s*[^\s\p{L}\p{N}]*(?:\p{L}+|\p{N}+)?"), "isolated")
+
+
+def in_parts(text: str, length: int = LONG) -> list[str]:
+    """A text in parts of this length or a little more, cut where no word is cut.
+
+    A million words in one call, or a million letters in one word, would leave the processor's cache
+    and take more than twice the time of half a million. The end of a stretch is a safe place: words
+    see nothing before them, and behind them only whether spaces go on. So the parts have the words
+    of the whole, unless a stretch of more than a hundred characters lies in the way.
+    """
+    parts, start = [], 0
+    while len(text) - start > length:
+        last = start + length - 1
+        _, (_, beyond) = STRETCHES.pre_tokenize_str(text[last : last + 100])[0]
+        parts.append(text[start : last + beyond])
+        start = last + beyond
+    return [*parts, text[start:]]
+
+
+def in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str]]:
+    """Parts together, until they are this many characters or a little more."""
+    batch: list[str] = []
+    taken = 0
+    for part in parts:
+        batch.append(part)
+        taken += len(part)
+        if taken >= length:
+            yield batch
+            batch, taken = [], 0
+    yield batch
+
+
+EACH = pre_tokenizers.Split(Regex(r"(?m:.)"), "isolated")
+APART = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]"), "removed", invert=True)
+
+
+def splitter(kind: Kind) -> Any:
+    """Where pieces may never reach across: word by word, or character by character."""
+    if kind in ("bpe", "word"):
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=kind == "uncased", use_regex=False)
+    return pre_tokenizers.Sequence([APART if kind == "uncased" else EACH, spelled])
+
+
+def learn_merges(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+    """Byte-pair encoding (Sennrich et al. 2016), as the paper uses it (section 5.1)."""
+    core = around(models.BPE(), kind)
+    trainer = trainers.BpeTrainer(
+        vocab_size=room + len(ALPHABET), initial_alphabet=ALPHABET, show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
+    model = json.loads(core.to_str())["model"]
+    learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return [piece for piece in learned if piece not in BYTE_OF], [tuple(m) for m in model["merges"]]
+
+
+def learn_units(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+    """The most frequent words or characters, the first in alphabet among equals."""
+    split = splitter(kind)
+    count: Counter[str] = Counter()
+    for text in texts:
+        count.update(piece for piece, _ in split.pre_tokenize_str(text))
+    longer = [piece for piece in count if len(piece) > 1]
+    return sorted(longer, key=lambda piece: (-count[piece], piece))[:room], []
+
+
+def assemble(kind: Kind, vocabulary: dict[str, int], merges: list[Any]) -> tokenizers.Tokenizer:
+    """A vocabulary and its merges as the library's tokenizer."""
+    whole = kind in ("word", "char")
+    core = around(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def around(model: models.BPE, kind: Kind) -> tokenizers.Tokenizer:
+    """What a text goes through before its words come to the model."""
+    core = tokenizers.Tokenizer(model)
+    core.pre_tokenizer = splitter(kind)
+    if kind == "uncased":
+        core.normalizer = normalizers.Lowercase()
+    return core
+
+
+def byte_symbols() -> dict[str, int]:
+    """Which byte each symbol of the byte-level alphabet stands for, in GPT-2's order.
+
+    The visible ones of Latin-1 stand for themselves; the others follow from U+0100 on.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    shown = {chr(byte): byte for byte in visible}
+    return shown | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+BYTE_OF = byte_symbols()

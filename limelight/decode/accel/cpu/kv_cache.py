@@ -1,0 +1,203 @@
+"""What lean decoding keeps between two tokens: the past of every row, and the sources."""
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from limelight.decode.accel.cpu.folded_cross_attention import Folded
+from limelight.decode.accel.cpu.huge_pages import in_large_pages
+from limelight.model.kv_cache import Cache, padded
+
+
+class LeanState:
+    """What is kept between two tokens: the model's cache, with all layers in one piece.
+
+    `past` has a slot for every position so far, and few more, so that memory is read in one go.
+    Slots before the cache's `reach` are filled in every row. The keys and values of a source are
+    kept once for all rows that look at it: row b looks at source b // shared.
+    """
+
+    def __init__(
+        self, cache: Cache, rows: int, source: Tensor | None = None, hidden: Tensor | None = None
+    ) -> None:
+        self.cache = cache  # made for no rows at all: it counts, and the numbers are here
+        self.cache.length = cache.length.new_zeros(rows)
+        self.empty = cache.keys
+        _, groups, self.limit, d_head = self.empty[0].shape
+        self.past = self.empty[0].new_empty(len(self.empty), 2, rows, groups, 0, d_head)
+        self.room = self.spare = self.past.flatten()  # where the past lies, and where it can move
+        self.scores = self.past.flatten()  # where they lie
+        self.keep_source(source, None if hidden is None else hidden[:, None])
+        self.shared = 1
+        self.even = True  # all rows are known to be equally long, so nothing needs hiding
+        self.hidden: Tensor | None = None  # B 1 S: slots behind the end of a row
+
+    def keep_source(self, source: Tensor | None, hidden: Tensor | None) -> None:
+        """Keys and values of all layers, N 2 B/shared G S K, and what is padding in them."""
+        self.source, self.source_hidden = source, hidden
+        self.memory = [] if source is None else [tuple(layer.flatten(1, 2)) for layer in source]
+        self.has_one_source = source is not None and source.size(2) == 1 and hidden is None
+        self.folded: dict[int, Folded] = {}  # what layers have made of their one source
+        self.turned: dict[int, Tensor] = {}  # and of the keys of many
+
+    def turned_keys(self, layer: int) -> Tensor:
+        """BG K S: several queries at once are multiplied with these four times as fast."""
+        if layer not in self.turned:
+            self.turned[layer] = self.memory[layer][0].mT.contiguous()
+        return self.turned[layer]
+
+    def lend(self, count: int) -> Cache:
+        """The cache as the model knows it, to read a prompt of so many tokens into."""
+        self.make_room(count)
+        self.clear(count)
+        cache = self.cache
+        cache.keys, cache.values = list(self.past[:, 0]), list(self.past[:, 1])
+        if self.source is not None:
+            per_row = self.source.repeat_interleave(self.shared, dim=2)
+            cache.memory = [(k, v) for k, v in per_row]
+        cache.memory_mask = None
+        if self.source_hidden is not None:
+            cache.memory_mask = ~self.source_hidden.repeat_interleave(self.shared, 0)[:, None]
+        self.even = False  # not known; `open` will look
+        return cache
+
+    def make_room(self, count: int) -> None:
+        """For so many more tokens in every row."""
+        self.cache.keys = self.empty
+        self.cache.open(count)  # which knows how many there may be
+        needed = self.cache.reach + count
+        if needed > self.past.size(4):
+            slots = min(needed + max(24, needed // 4), self.limit)
+            self.move(torch.arange(len(self.cache.length)), slots)
+
+    def move(self, rows: Tensor, slots: int) -> None:
+        """The filled slots of these rows, in this order, to where each row has so many slots."""
+        layers, two, _, groups, _, d_head = self.past.shape
+        shape = (layers, two, len(rows), groups, slots, d_head)
+        size = math.prod(shape)
+        if self.spare.numel() < size:  # take more than is needed now
+            later = max(slots, min(2 * slots + 16, self.limit))
+            # A step writes to thousands of places, and to find a small page for each takes as long.
+            self.spare = in_large_pages(self.past, size // slots * later)
+        new = self.spare[:size].view(shape)
+        filled = (..., slice(self.cache.reach), slice(None))
+        if self.past.size(2):
+            torch.index_select(self.past[filled], 2, rows, out=new[filled])
+        self.room, self.spare = self.spare, self.room
+        self.past = new
+
+    def clear(self, count: int) -> None:
+        """The next slots; what was in memory could be NaN, which no mask can hide."""
+        self.past[..., self.cache.reach : self.cache.reach + count, :] = 0
+
+    def open(self) -> Tensor:
+        """Make ready for one more token in every row; return their positions, B."""
+        self.make_room(1)
+        cache = self.cache
+        self.even = self.even or bool((cache.length == cache.reach).all())
+        self.hidden = None
+        if not self.even:
+            self.clear(1)
+            self.hidden = ~cache.mask()[:, 0]
+        self.open_slots()
+        return cache.positions[:, 0]
+
+    def open_slots(self) -> None:
+        """Where each layer will write and look, found for all of them at once."""
+        slot = self.cache.reach
+        rows = self.past.select(4, slot) if self.even else self.past
+        keys, values = self.past.narrow(4, 0, slot + 1).flatten(2, 3).unbind(1)  # N BG S K
+        self.slots = [*zip(keys.mT, values, rows.transpose(1, 2), strict=True)]
+
+    def append(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values (B 2G K); return turned keys and values with the past."""
+        turned_keys, values, rows = self.slots[layer]  # BG K S, BG S K
+        new = new.view(new.size(0), 2, -1, new.size(2))
+        if self.even:
+            rows.copy_(new)
+        else:
+            rows[torch.arange(new.size(0)), :, :, self.cache.positions[:, 0]] = new
+        return turned_keys, values
+
+    def room_for_scores(self, vocab: int) -> Tensor:
+        """B V. To be given new memory at every step would take a tenth of a beam search's time."""
+        shape = self.cache.length.size(0), vocab
+        if self.scores.numel() < math.prod(shape):
+            self.scores = in_large_pages(self.past, math.prod(shape))
+        return self.scores[: math.prod(shape)].view(shape)
+
+    def close(self) -> None:
+        """Count the token just read in every row."""
+        self.cache.reach += 1
+        self.cache.length = self.cache.length + 1
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be named again (beams) or not at all."""
+        cache = self.cache
+        cache.length = cache.length[rows]
+        if not self.even:
+            cache.reach = max(cache.length.tolist(), default=0)
+        self.move(rows, cache.reach + 1)
+        if self.source is not None:
+            self.select_sources(self.source, rows // self.shared)
+
+    def select_sources(self, source: Tensor, wanted: Tensor) -> None:
+        """Row b is to look at source wanted[b]. Beams that move within a source move nothing."""
+        runs = torch.unique_consecutive(wanted, return_counts=True)[1]
+        self.shared = math.gcd(*runs.tolist()) or 1
+        wanted = wanted[:: self.shared]
+        if not torch.equal(wanted, torch.arange(source.size(2))):
+            hidden = self.source_hidden
+            self.keep_source(source[:, :, wanted], None if hidden is None else hidden[wanted])
+
+    def put(self, other: "LeanState", places: Tensor) -> None:
+        """Put the rows of another state into these places: over a row, or behind the last one.
+
+        Memory is asked for first: if there is none, everything is as it was.
+        """
+        cache, end = self.cache, other.cache.reach
+        before, rows = cache.reach, len(cache.length)
+        more = max(0, max(places.tolist(), default=-1) + 1 - rows)
+        sources = None if self.source is None else self.sources_with(other, places, more)
+        if other.limit > self.limit:
+            self.empty, self.limit = other.empty, other.limit
+        if more or end > self.past.size(4):
+            every = torch.arange(rows + more)
+            every[rows:] = 0  # any: new places are filled below
+            self.move(every, max(end, self.past.size(4)))
+        cache.length = padded(cache.length, 0, more)
+        cache.length[places] = other.cache.length
+        cache.reach = max(cache.length.tolist(), default=0)
+        self.past[..., before : cache.reach, :] = 0  # see `clear`
+        self.past[:, :, places, :, :end] = other.past[..., :end, :]
+        self.past[:, :, places, :, end : cache.reach] = 0
+        self.even = bool((cache.length == cache.reach).all())
+        if sources is not None:
+            self.shared = 1
+            self.keep_source(*sources)
+
+    def sources_with(
+        self, other: "LeanState", places: Tensor, more: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """What all rows will look at; the shorter sources get padding, which is hidden."""
+        (mine, unseen), (new, new_unseen) = self.each_its_source(), other.each_its_source()
+        length = max(mine.size(4), new.size(4))
+        mine = padded(padded(mine, 4, length - mine.size(4)), 2, more)
+        mine[:, :, places, :, : new.size(4)] = new
+        hidden = mine.new_ones(mine.size(2), 1, length, dtype=torch.bool)
+        hidden[: len(unseen), :, : unseen.size(2)] = unseen
+        hidden[places] = True
+        hidden[places, :, : new.size(4)] = new_unseen
+        return mine, hidden if hidden.any() else None
+
+    def each_its_source(self) -> tuple[Tensor, Tensor]:
+        """The sources with one copy for each row, N 2 B G S K, and what is padding there, B 1 S."""
+        source = cast(Tensor, self.source)
+        hidden = self.source_hidden
+        if hidden is None:
+            hidden = source.new_zeros(source.size(2), 1, source.size(4), dtype=torch.bool)
+        if self.shared == 1:
+            return source, hidden
+        return source.repeat_interleave(self.shared, 2), hidden.repeat_interleave(self.shared, 0)

@@ -1,0 +1,154 @@
+"""Products of a few rows with a matrix, as fast as this CPU gives them: in float32, or in int8."""
+
+import math
+import subprocess
+import sys
+import warnings
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limelight.decode.accel.cpu.huge_pages import SHELF
+from limelight.errors import UserError
+from limelight.model.stack import Classifier
+
+LOUDEST, MIDDLE = 63, 64  # of x in bytes: seven bits, since older processors overflow with eight
+SILENCE = 1e-30  # a row of nothing has no largest number to be rounded by
+MUCH = 2**18  # numbers: to copy a bias into each row of a result first takes time then
+PROBE = """
+import torch
+weight, scales = torch.ones(256, 256), torch.ones(256)
+rounded = torch.quantize_per_channel(weight, scales, torch.zeros(256).long(), 0, torch.qint8)
+kernel = torch.ops.quantized.linear_prepack(rounded, None)
+multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+for rows in (1, 64):
+    multiply(torch.ones(rows, 256), 1.0, 64, kernel).sum().item()
+"""
+
+
+def best_kernel() -> Any:
+    """oneDNN's, or None where torch's own is faster: MKL's on Intel's processors, by 15 to 30%."""
+    tell: Any = getattr(torch.cpu, "get_capabilities", dict)  # older versions of torch cannot tell
+    if torch._C.has_mkl and "Intel" in str(tell().get("cpu_name")):
+        return None
+    return torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
+
+
+ONEDNN = best_kernel()
+
+
+class Product:
+    """x W + b, for a few rows x. Linear layers that read the same x become one.
+
+    The layouts that the processor likes are made when they are needed first.
+    """
+
+    def __init__(self, *parts: nn.Linear | Classifier, shrink: int = 1) -> None:
+        weights = [part.weight.detach() for part in parts]
+        biases = [part.bias.detach() for part in parts if part.bias is not None]
+        self.weight = torch.cat(weights) if len(weights) > 1 or shrink > 1 else weights[0]  # out in
+        self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
+        self.bias_row = self.bias[None]  # as wide as a result, which spares a step
+        outputs, inputs = self.weight.shape
+        self.narrowing = outputs < inputs
+        self.widening = outputs > inputs
+        if shrink > 1:  # the first part makes queries: divide them by sqrt(d_k) here, once
+            for values in (self.weight, self.bias):
+                values[: len(weights[0])] /= math.sqrt(shrink)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The result may be put into `out`, if there is one."""
+        if x.size(0) == 1:
+            return torch.addmm(self.bias_row, x, self.for_one)
+        if x.dtype == torch.float32 and ONEDNN is not None:
+            return ONEDNN(x, self.packed, self.bias, "none", [], "")
+        if self.widening and x.size(0) * self.bias.size(0) > MUCH:
+            with_one = torch.cat([x, x.new_ones(x.size(0), 1)], dim=1)
+            return torch.mm(with_one, self.turned_with_bias, out=out)
+        return torch.addmm(self.bias, x, self.turned)
+
+    def onto(self, x: Tensor, inner: Tensor) -> Tensor:
+        """x + inner W + b: what a sub-layer adds to what it was given; it is written over x."""
+        if x.size(0) == 1:
+            return x.add_(self.bias).addmm_(inner, self.for_one)
+        if x.dtype == torch.float32 and ONEDNN is not None:
+            return x.add_(self(inner))
+        return x.add_(self.bias).addmm_(inner, self.turned)
+
+    @cached_property
+    def packed(self) -> Tensor:
+        """In the blocks that oneDNN multiplies: the fastest for several rows."""
+        return torch.ops.mkldnn._reorder_linear_weight(self.weight)
+
+    @cached_property
+    def turned_with_bias(self) -> Tensor:
+        """In+1 out: the bias is what an input of 1 is multiplied by."""
+        outputs, inputs = self.weight.shape
+        # A cache line between two rows: 4,096 bytes apart they would drive each other out of it.
+        room = SHELF.place(self.weight, inputs + 1, outputs + 16)[:, :outputs]
+        room[:-1], room[-1] = self.weight.t(), self.bias
+        return room
+
+    @cached_property
+    def turned(self) -> Tensor:
+        """In out."""
+        return self.turned_with_bias[:-1]
+
+    @cached_property
+    def for_one(self) -> Tensor:
+        """In out. A single row waits for memory alone, and that comes faster in long rows."""
+        if not self.narrowing:
+            return self.turned
+        return SHELF.place(self.weight, *self.weight.shape).copy_(self.weight).t()
+
+
+class Int8Product(Product):
+    """The same with weights of one byte, and rows rounded to one byte on the way: not exact.
+
+    Every row is rounded by its own largest number, so that no text depends on its neighbours.
+    """
+
+    def __init__(self, *parts: nn.Linear | Classifier, shrink: int = 1) -> None:
+        super().__init__(*parts, shrink=shrink)
+        scales = self.weight.abs().amax(dim=1).clamp(min=1e-8) / 127  # one for each output
+        zeros = torch.zeros(len(scales), dtype=torch.long)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch will rename this some day
+            rounded = torch.quantize_per_channel(self.weight, scales, zeros, 0, torch.qint8)
+        self.multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        self.kernel = torch.ops.quantized.linear_prepack(rounded, None)
+        del self.weight
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if x.size(0) == 1:  # the same in fewer steps
+            scale = max(x.abs().max().item(), SILENCE) / LOUDEST
+            return self.multiply(x, scale, MIDDLE, self.kernel).add_(self.bias)
+        scales = x.abs().amax(dim=-1, keepdim=True).clamp_(min=SILENCE).div_(LOUDEST)
+        product = self.multiply(x * scales.reciprocal(), 1.0, MIDDLE, self.kernel)
+        return torch.addcmul(self.bias, product, scales, out=product)
+
+    def onto(self, x: Tensor, inner: Tensor) -> Tensor:
+        """x + inner W + b, written over x."""
+        return x.add_(self(inner))
+
+
+@lru_cache
+def runs(program: str) -> bool:
+    """Whether it does, in a process of its own: what a processor announces and lacks ends one."""
+    tried = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
+def choose_product(int8: bool, dtype: torch.dtype) -> type[Product]:
+    """The kind of product asked for; never the one that kills this CPU."""
+    if not int8:
+        return Product
+    if dtype != torch.float32:
+        raise UserError(
+            f"int8 is made from float32, and this model is in {dtype}: convert it first"
+        )
+    if not runs(PROBE):
+        raise UserError("int8 does not work on this CPU with this torch: choose float32")
+    return Int8Product

@@ -1,0 +1,140 @@
+"""Words that must, or must not, appear in what is written."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import takewhile
+
+from limelight.data.tokenizer import Tokenizer, valid_unicode
+from limelight.errors import UserError
+
+
+def several(texts: Iterable[str], name: str) -> tuple[str, ...]:
+    """Texts, and not a single one, whose letters would be taken for texts."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise UserError(f"{name}={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
+    found = tuple(valid_unicode(text) for text in texts)
+    if "" in found:
+        raise UserError(f"{name} has an empty text: is it a variable that is not set?")
+    return found
+
+
+def given_in(prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """What a text begins with: all behind the last special token, which no word spans."""
+    plain = takewhile(lambda i: i >= tokenizer.first, reversed(prompt))
+    return [*plain][::-1]
+
+
+class Excluded:
+    """Words that no output contains, however its tokens might spell them.
+
+    Tokens are compared by their bytes: a token is banned if it would complete the word, whatever
+    part of the word stands there already, at the end of the prompt too. And where a space must
+    come first, all tokens are banned there that begin with something else.
+    """
+
+    def __init__(
+        self,
+        words: Iterable[str],
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        spaced: bool = False,
+    ) -> None:
+        self.words = [valid_unicode(word).encode() for word in words if word]
+        self.tokenizer, self.spaced = tokenizer, spaced
+        self.given = given_in(prompt, tokenizer)
+
+    def __bool__(self) -> bool:
+        return bool(self.words or self.spaced)
+
+    def banned(self, written: Sequence[int]) -> list[int]:
+        """The tokens that must not follow these."""
+        unspaced = without_space(self.tokenizer) if self.spaced and not written else []
+        if not self.words:
+            return unspaced
+        visible = [i for i in (*self.given, *written) if i >= self.tokenizer.first]
+        tail = b"".join(map(self.tokenizer.raw, visible[-max(map(len, self.words)) :]))
+        return unspaced + [
+            token
+            for word in self.words
+            for there in range(len(word))
+            if tail.endswith(word[:there])
+            for token in completing(self.tokenizer, word, there)
+        ]
+
+
+@lru_cache(maxsize=64)
+def without_space(tokenizer: Tokenizer) -> list[int]:
+    """The tokens of texts that do not begin with a space."""
+    texts = range(tokenizer.first, len(tokenizer))
+    return [i for i in texts if not tokenizer.raw(i).startswith(b" ")]
+
+
+@lru_cache(maxsize=64)
+def spaces_are_joined(tokenizer: Tokenizer) -> bool:
+    """Whether words have the space before them in their tokens; single characters have not."""
+    pieces = map(tokenizer.raw, range(tokenizer.first, len(tokenizer)))
+    return any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)
+
+
+def encode_beginning(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
+    """A text that will go on, as tokens, and whether it goes on with a space.
+
+    Where a space belongs to the word behind it, one that is left alone at the end would be read as
+    if no word could follow.
+    """
+    cut = text.rstrip(" ") if spaces_are_joined(tokenizer) else text
+    return tokenizer.encode(cut), cut != text
+
+
+@lru_cache(maxsize=4096)
+def completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
+    """The tokens with which a word is complete that is there already up to some byte."""
+    rest = word[there:]
+    pieces = ((i, tokenizer.raw(i)) for i in range(tokenizer.first, len(tokenizer)))
+    if not there:
+        return [i for i, piece in pieces if rest in piece]
+    return [i for i, piece in pieces if piece.startswith(rest)]
+
+
+class Included:
+    """Words that every output of a beam search has, wherever they fit best."""
+
+    def __init__(
+        self, words: Iterable[str], tokenizer: Tokenizer, prompt: Sequence[int] = ()
+    ) -> None:
+        self.words = [valid_unicode(word) for word in words if word]
+        self.tokenizer, self.given = tokenizer, given_in(prompt, tokenizer)
+        self.first = [tuple(tokenizer.encode(word)) for word in self.words]
+        self.later = [tuple(tokenizer.encode(f" {word}")) for word in self.words]
+
+    def __bool__(self) -> bool:
+        return bool(self.words)
+
+    def progress(self, written: Sequence[int]) -> tuple[int, list[int]]:
+        """How many tokens of the words are there, and which tokens would be one more."""
+        whole = [*self.given, *written]
+        text = self.tokenizer.decode(whole)
+        met, begun, wanted = 0, 0, []
+        for word, first, later in zip(self.words, self.first, self.later, strict=True):
+            if word in text:
+                met += len(later)
+                continue
+            phrase = later if text else first
+            there = matched(whole, phrase)
+            begun = max(begun, there)  # only one can be in the making
+            wanted.append(phrase[there])
+        return met + begun, wanted
+
+    def complete(self, written: Sequence[int]) -> bool:
+        """Whether all words are there."""
+        text = self.tokenizer.decode([*self.given, *written])
+        return all(word in text for word in self.words)
+
+
+def matched(written: Sequence[int], phrase: tuple[int, ...]) -> int:
+    """How much of a phrase stands at the end already; never the whole of it."""
+    return next(
+        n
+        for n in range(len(phrase) - 1, -1, -1)
+        if tuple(written[-n or len(written) :]) == phrase[:n]
+    )

@@ -1,0 +1,51 @@
+"""Tokens as text, as they come: never half a character, never the beginning of a stop string."""
+
+import codecs
+from collections.abc import Sequence
+
+from limelight.data.tokenizer import Tokenizer
+from limelight.decode.constraints import several
+
+
+class TextStream:
+    """Takes tokens and gives back the text that is certain; joined, it is what `decode` gives."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), spaced: bool = False
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.stops = several(stops, "stops")
+        self.stopped = False  # a stop string has come; it and what follows are not shown
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._spaced = spaced  # the space that comes first is there already
+        self._held = ""  # text that may turn out to be the beginning of a stop string
+
+    def feed(self, token: int) -> str:
+        """The text that has become certain with this token."""
+        raw = self.tokenizer.raw(token)
+        raw, self._spaced = (raw.removeprefix(b" ") if self._spaced else raw), False
+        return self._show(self._bytes.decode(raw))
+
+    def finish(self) -> str:
+        """What was held back, when nothing more comes."""
+        shown = self._show(self._bytes.decode(b"", final=True))
+        rest, self._held = ("" if self.stopped else self._held), ""
+        return shown + rest
+
+    def _show(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        self._held += text
+        found = [place for stop in self.stops if (place := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return self._held[: min(found)]
+        certain = len(self._held) - max((begun(self._held, stop) for stop in self.stops), default=0)
+        shown, self._held = self._held[:certain], self._held[certain:]
+        return shown
+
+
+def begun(text: str, stop: str) -> int:
+    """How many characters at the end of a text may be the beginning of this stop string."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

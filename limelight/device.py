@@ -1,0 +1,86 @@
+"""Where training happens, and in how many bits."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from limelight.errors import UserError, unknown
+
+# An analysis of how to cut loops into tiles, which fails on shapes that vary: pytorch issue 181563.
+COMPILING: dict[str, str | int | bool | Callable[..., Any]] = {
+    "triton.coalesce_tiling_analysis": False
+}
+PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
+
+
+def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device asked for, or the best there is: CUDA, Apple's MPS, or else the CPU."""
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted not in ("auto", *there):
+        raise unknown("device", wanted, ("auto", *there))
+    name = next(n for n, here in there.items() if here) if wanted == "auto" else wanted
+    if not there[name]:
+        raise UserError(f"device={name!r} is not there: this machine has only the CPU for torch")
+    return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
+
+
+def describe(device: torch.device) -> str:
+    """A device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = torch.get_num_threads()
+    return f"CPU, {cores} threads" if device.type == "cpu" else "Apple GPU (MPS)"
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """float32, or bfloat16 where the device is made for it; never the one that kills a CPU."""
+    if wanted == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if fast else "float32"
+    if wanted == "bfloat16" and device.type == "cpu" and not survives_bfloat16():
+        raise UserError(
+            "precision='bfloat16' kills the process on this CPU: it announces instructions that it "
+            "does not have. Set the environment variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, "
+            "or choose float32"
+        )
+    if wanted == "float64" and device.type == "mps":
+        raise UserError("precision='float64' is not to be had on Apple's MPS: choose float32")
+    return wanted
+
+
+def survives_bfloat16() -> bool:
+    """Whether a matrix product in bfloat16 can be computed here; tried where dying does no harm."""
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes that training has taken at most so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0  # it has no such count for us to ask for
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is how a device says that it has no more room; CPUs say it in words."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def local_rank() -> int:
+    """Which of this machine's processes this is, as `torchrun` says."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

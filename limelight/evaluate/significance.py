@@ -1,0 +1,166 @@
+"""Is one run better than another, or were these just the right sentences for it?
+
+The bootstrap draws test sets of the same size from the one there is, with replacement, and scores
+both runs on each: how far the difference moves is how little it can be relied on. Both are always
+scored on the same drawn lines ("paired"), since what is hard for one is mostly hard for the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limelight.errors import UserError
+from limelight.evaluate.bleu import BETTER, References, metrics, streams_of
+from limelight.evaluate.metrics import Better, check_lines
+
+if TYPE_CHECKING:
+    from sacrebleu.significance import Result
+
+SAMPLES, SEED = 1000, 12345  # sacrebleu's own
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A run's score, and where it would lie for 95 of 100 test sets like this one."""
+
+    run: str
+    score: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs under one measure; p says how often chance alone makes such a difference."""
+
+    name: str
+    better: Better
+    first: Estimate
+    second: Estimate
+    p_value: float
+    signature: str
+
+
+def compare_translations(
+    runs: tuple[str, str],
+    outputs: tuple[Sequence[str], Sequence[str]],
+    references: References,
+    tokenize: str = "13a",
+    samples: int = SAMPLES,
+) -> list[Comparison]:
+    """BLEU, chrF2 and TER of two runs on the same references, with sacrebleu's paired bootstrap."""
+    from sacrebleu.significance import PairedTest, Result
+
+    streams = streams_of(references)
+    for stream in streams:
+        for texts in outputs:
+            check_lines(texts, stream)
+    named = list(zip(runs, outputs, strict=True))
+    test = PairedTest(named, metrics(tokenize), streams, "bs", n_samples=check_samples(samples))
+    signatures, table = test()
+    return [
+        compared(name, runs, cast(list[Result], table[name]), str(signature))
+        for name, signature in signatures.items()
+    ]
+
+
+def compared(
+    name: str, runs: tuple[str, str], results: Sequence["Result"], signature: str
+) -> Comparison:
+    """What sacrebleu found, in our words."""
+    first, second = (
+        around(run, *(float(number) for number in (r.score, r.mean, r.ci)))
+        for run, r in zip(runs, cast(Any, results), strict=True)
+    )
+    # sacrebleu asks how often chance exceeds the difference. Between equal runs it never does,
+    # which would be called significant: but no difference at all is no evidence.
+    p_value = cast(float, results[1].p_value) if first.score != second.score else 1.0
+    return Comparison(name, BETTER[name], first, second, p_value, signature)
+
+
+def around(run: str, score: float, middle: float, half: float) -> Estimate:
+    """sacrebleu tells the middle of an interval and half its width."""
+    return Estimate(run, score, middle - half, middle + half)
+
+
+def compare_examples(
+    name: str,
+    runs: tuple[str, str],
+    totals: tuple[Sequence[float], Sequence[float]],
+    counts: Sequence[float] | None = None,
+    better: Better = "higher",
+    samples: int = SAMPLES,
+    seed: int = SEED,
+) -> Comparison:
+    """The same for what is a mean over examples: of accuracy, each one's 1 or 0.
+
+    Of a loss, `totals` are the surprises of each example and `counts` how many tokens or bytes it
+    has, the same for both runs; then all tokens count the same, and not all examples.
+    """
+    first, second, sizes = check_examples(totals, counts)
+    drawn = draw_scores(first, second, sizes, check_samples(samples), seed)
+    scores = first.sum() / sizes.sum(), second.sum() / sizes.sum()
+    lows, highs = np.percentile(drawn, [2.5, 97.5], axis=0)
+    one, other = (
+        Estimate(run, float(score), float(low), float(high))
+        for run, score, low, high in zip(runs, scores, lows, highs, strict=True)
+    )
+    difference = scores[0] - scores[1]
+    p_value = chance_of(drawn[:, 0] - drawn[:, 1], difference)
+    signature = f"examples:{len(first)}|bs:{samples}|seed:{seed}"
+    return Comparison(name, better, one, other, p_value, signature)
+
+
+def check_examples(
+    totals: tuple[Sequence[float], Sequence[float]], counts: Sequence[float] | None
+) -> tuple[Numbers, Numbers, Numbers]:
+    """As arrays; what cannot be compared is refused."""
+    first, second = (np.asarray(values, np.float64) for values in totals)
+    sizes = np.ones_like(first) if counts is None else np.asarray(counts, np.float64)
+    lengths = len(first), len(second), len(sizes)
+    if len(set(lengths)) > 1:
+        raise UserError(
+            f"the runs have {lengths[0]:,} and {lengths[1]:,} examples with {lengths[2]:,} counts: "
+            "only scores of the same examples can be compared"
+        )
+    if not len(first):
+        raise UserError("there is nothing to compare: no examples")
+    if not np.isfinite([first, second, sizes]).all():
+        raise UserError("the runs cannot be compared: some scores are not finite")
+    if sizes.min() <= 0:
+        raise UserError(f"every example needs a count above 0, and there is one of {sizes.min():g}")
+    return first, second, sizes
+
+
+def check_samples(samples: int) -> int:
+    """A handful of drawn test sets says nothing."""
+    if samples < 100:
+        raise UserError(f"samples={samples} are too few to tell chance from merit: at least 100")
+    return samples
+
+
+def draw_scores(
+    first: Numbers, second: Numbers, sizes: Numbers, samples: int, seed: int
+) -> Numbers:
+    """Both runs' scores on test sets drawn from this one: samples x 2."""
+    random = np.random.default_rng(seed)
+    drawn = np.empty((samples, 2))
+    for i in range(samples):  # one at a time: together they would be samples x examples large
+        rows = random.integers(len(first), size=len(first))
+        drawn[i] = first[rows].sum() / sizes[rows].sum(), second[rows].sum() / sizes[rows].sum()
+    return drawn
+
+
+def chance_of(drawn: Numbers, difference: float) -> float:
+    """How often chance alone moves the difference, either way, by as much as it is.
+
+    What was drawn scatters around the difference that was found as that scatters around the true
+    one. If the true one were zero, all that was found would be such a move.
+    """
+    moved = np.abs(drawn - difference)
+    as_far = int((moved >= abs(difference) * (1 - 1e-9)).sum())  # rounding must not break a tie
+    return (as_far + 1) / (len(drawn) + 1)  # never 0: the set that was found is one of them

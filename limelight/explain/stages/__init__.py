@@ -1,0 +1,70 @@
+"""The walk: which stops there are for a model, in which order."""
+
+from collections.abc import Callable
+
+from limelight.errors import UserError, unknown
+from limelight.explain.focus import View, look_at
+from limelight.explain.stage import Stop
+from limelight.explain.stages import attention, embedding, extras, layers, output
+from limelight.explain.trace import Trace
+
+Make = Callable[[View], Stop]
+
+READING: dict[str, Make] = {
+    "pieces": embedding.pieces,
+    "embedding": embedding.embedding,
+    "positions": embedding.positions,
+    "queries": attention.queries,
+    "scores": attention.scores,
+    "scaling": attention.scaling,
+    "mask": attention.mask,
+    "softmax": attention.softmax,
+    "sum": attention.weighted_sum,
+    "heads": attention.heads,
+    "add-norm": layers.add_norm,
+    "feed-forward": layers.feed_forward,
+    "stack": layers.stack,
+}
+DECODING: dict[str, Make] = {
+    "start": output.start,
+    "masked": attention.masked_self,
+    "cross": attention.cross,
+}
+CHOOSING: dict[str, Make] = {"classifier": output.classifier}
+LOOPING: dict[str, Make] = {"loop": output.loop}
+
+
+def stations(trace: Trace) -> dict[str, Make]:
+    """The stops of the walk: what the family has, and nothing else."""
+    if trace.trained.family == "encoder-only":
+        return READING | CHOOSING
+    if trace.trained.family == "decoder-only":
+        return READING | CHOOSING | LOOPING
+    return READING | DECODING | CHOOSING | LOOPING
+
+
+def asides(trace: Trace) -> dict[str, Make]:
+    """What can be asked for besides."""
+    if not trace.steps or trace.trained.family == "encoder-only":
+        return {}
+    found: dict[str, Make] = {"follow": extras.follow, "teacher": extras.teacher}
+    return found | ({"beam": extras.beam} if trace.passage.tree else {})
+
+
+def walk(
+    trace: Trace, layer: int | None = None, head: int | None = None, word: str | None = None
+) -> list[Stop]:
+    """All stops for this text, and the asides after them."""
+    view = look_at(trace, layer, head, word)
+    return [make(view) for make in (stations(trace) | asides(trace)).values()]
+
+
+def stop_at(trace: Trace, name: str, view: View) -> Stop:
+    """One stop, by its name or the beginning of it."""
+    known = stations(trace) | asides(trace)
+    begin_so = [stop for stop in known if name and stop.startswith(name)]
+    if name not in known and len(begin_so) > 1:
+        raise UserError(f"{name!r} could be {' or '.join(begin_so)}: write more of the name")
+    if not begin_so:
+        raise unknown("stop", name, known)
+    return known[name if name in known else begin_so[0]](view)

@@ -1,0 +1,235 @@
+"""A checkpoint is whole or it is not there, whatever kills the process, the machine or the disk.
+
+It is a folder of files, written under another name and renamed when all of it is on the disk. Its
+manifest, written last, tells each file's size and SHA-256, so that later damage is noticed too.
+There is no pointer to the newest one that could be wrong: whoever needs it looks for it.
+
+Only the standard library is imported: a test starts this a few hundred times and kills it at each
+of its system calls.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+from limelight.errors import UserError
+from limelight.files import naming, seize, sync, temporary
+
+FORMAT = 1  # of the manifest
+MANIFEST = "MANIFEST.json"
+LARGEST_MANIFEST = 2**20  # bytes; ours have a few hundred
+NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
+LOCK = ".lock"
+TEMPORARY = "*.tmp-" + "[0-9a-f]" * 8
+Told = dict[str, tuple[Any, Any]]  # of each file its size and hash, as a manifest tells them
+
+
+def commit(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a checkpoint of the files that `write` puts into a folder: all of it, or nothing.
+
+    One that is there and whole stays: a resumed run comes to the same step with the same bytes.
+    """
+    if damage(folder) is not None:
+        if os.path.lexists(folder):
+            discard(folder)
+        create(folder, write)
+    sync(folder.parent)
+
+
+def create(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a checkpoint under a temporary name and rename it when it is whole."""
+    make_folder(folder.parent)
+    unfinished = temporary(folder)
+    try:
+        unfinished.mkdir()
+        with naming(folder):
+            write(unfinished)
+            seal(unfinished)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that a power cut does not lose them again."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
+def seal(folder: Path) -> None:
+    """Have every file on the disk, and then the manifest that vouches for them."""
+    files = {}
+    for name, size in files_in(folder).items():
+        sync(folder / name)
+        files[name] = {"size": size, "sha256": sha256_of(folder / name)}
+    with (folder / MANIFEST).open("x", encoding="utf-8") as manifest:
+        json.dump({"format": FORMAT, "files": files}, manifest, indent=1)
+    sync(folder / MANIFEST)
+    sync(folder)
+
+
+def files_in(folder: Path) -> dict[str, int]:
+    """The files of a folder and their sizes; links and folders in it are refused."""
+    sizes = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_file(follow_symlinks=False):
+                raise ValueError(f"{entry.name!a:.80} is not a plain file")
+            sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+    return sizes
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file's content."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def discard(folder: Path) -> None:
+    """Take a checkpoint away: first its name, so that no half of it is ever taken for one."""
+    doomed = temporary(folder)
+    folder.rename(doomed)
+    sync(folder.parent)
+    remove(doomed)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder with all that is in it, or a file, or a link but not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def damage(folder: Path) -> str | None:
+    """Why this is no whole checkpoint, or None; whatever lies there, it answers and never fails.
+
+    Only what a listing of the folder shows is opened, never a path that the manifest names.
+    """
+    try:
+        if folder.is_symlink():
+            return "it is a link"
+        sizes = files_in(folder)
+        told = read_manifest(folder / MANIFEST, sizes.pop(MANIFEST, None))
+        return difference(folder, told, sizes)
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+
+
+def read_manifest(path: Path, size: int | None) -> Told:
+    """What the manifest tells of each file; that they are a number and a hash is not checked."""
+    if size is None:
+        raise ValueError(f"{MANIFEST} is missing")
+    if size > LARGEST_MANIFEST:
+        raise ValueError(f"{MANIFEST} is too large")
+    try:
+        manifest = json.loads(path.read_bytes())
+        version = manifest["format"]
+        told = {name: (file["size"], file["sha256"]) for name, file in manifest["files"].items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{MANIFEST} is no manifest") from None
+    if version != FORMAT:
+        raise ValueError(f"{MANIFEST} is of another format than {FORMAT}")
+    return told
+
+
+def difference(folder: Path, told: Told, sizes: dict[str, int]) -> str | None:
+    """The first file, if any, that is not what the manifest says."""
+    for name in sorted(told.keys() | sizes.keys()):
+        shown = f"{name!a:.80}"  # a name may hold anything, and be long
+        if name not in sizes:
+            return f"{shown} is missing"
+        if name not in told:
+            return f"{shown} is not in the manifest"
+        size, sha256 = told[name]
+        if size != sizes[name]:
+            return f"{shown} has another size"
+        if sha256 != sha256_of(folder / name):
+            return f"{shown} has another content"
+    return None
+
+
+def numbered(parent: Path) -> list[Path]:
+    """What is named like a checkpoint, newest first."""
+    try:
+        matches = [NAME.fullmatch(name) for name in os.listdir(parent)]
+    except FileNotFoundError:
+        return []
+    steps = {int(match[1]): parent / match[0] for match in matches if match}
+    return [steps[step] for step in sorted(steps, reverse=True)]
+
+
+def newest(parent: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, and a sentence about each newer one that is damaged.
+
+    Another process may be saving and pruning. A checkpoint goes away all at once, so whoever finds
+    a file of it gone while reading asks again.
+    """
+    passed: list[str] = []
+    for folder in numbered(parent):
+        why = damage(folder)
+        if why is None:
+            return folder, passed
+        if not os.path.lexists(folder):  # pruned just now, so newer ones have come
+            return newest(parent)
+        passed.append(f"{folder.name} is damaged and passed over: {why}")
+    return None, passed
+
+
+def prune(parent: Path, keep: int, spare: Iterable[str] = (), written: Container[str] = ()) -> None:
+    """Delete what is older than the newest `keep` whole checkpoints, but none of those to spare.
+
+    Of the whole ones at least one stays, whatever `keep` is. Those that this process has `written`
+    it has hashed when it did; they are not read again.
+    """
+    spared = set(spare)
+    whole = 0
+    for folder in numbered(parent):
+        if whole < max(keep, 1):
+            whole += folder.name in written or damage(folder) is None
+        elif folder.name not in spared:
+            discard(folder)
+
+
+def sweep(parent: Path) -> None:
+    """Take away what dead runs left under temporary names; nobody else may be writing here."""
+    for path in parent.glob(TEMPORARY):
+        remove(path)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a training was here before, even one that could not begin."""
+    return (folder / LOCK).exists()
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from training here; the kernel frees it however this one ends."""
+    make_folder(folder)
+    with (folder / LOCK).open("a", encoding="utf-8") as file:
+        try:
+            seize(file)
+        except (BlockingIOError, PermissionError):  # on Unix, on Windows
+            raise UserError(
+                f"another process is training in {folder}: wait for it, or choose another folder"
+            ) from None
+        yield
+
+
+def check_room(parent: Path, needed: int) -> None:
+    """Fail before the disk is full, and not in the middle of a save; a fifth more must be free."""
+    free = shutil.disk_usage(parent).free
+    if free < 1.2 * needed:
+        said = f"{needed:,} bytes are to be written and {free:,} are free"
+        raise OSError(errno.ENOSPC, said, str(parent))

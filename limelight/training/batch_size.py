@@ -1,0 +1,72 @@
+"""How large may a batch be? `--train.batch-tokens auto` tries, where trying does no harm.
+
+A GPU says when it is full, so there batches grow until it does. A CPU shares its memory with
+everything else on the machine and gains little from large batches: there the size is estimated.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from limelight.data.batching import Batches, EpochPlan
+from limelight.data.datasets import Batch
+from limelight.device import is_out_of_memory
+
+SMALLEST, LARGEST = 256, 2**20  # tokens
+LARGEST_ON_CPU = 16_384
+CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroups, new and old
+
+
+def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
+    """Double until it does not fit; then a fifth less than what did, for what still may come."""
+    tokens = SMALLEST
+    if not fits(tokens):
+        return tokens // 2
+    while 2 * tokens <= most and fits(2 * tokens):
+        tokens *= 2
+    return tokens if tokens * 2 > most else max(SMALLEST, int(tokens * 0.8))
+
+
+def hardest(batches: Batches, tokens: int) -> list[Batch]:
+    """Of all batches with so many tokens the one with the most, and the one with the longest."""
+    batches = replace(batches, batch_tokens=tokens, workers=0)
+    plan = batches.plan(0)
+    if not plan:
+        return []  # that nothing is there to learn from is told later
+    widths = [int(batches.examples.lengths[rows].max()) for rows in plan]
+    sizes = [len(rows) * width for rows, width in zip(plan, widths, strict=True)]
+    made = EpochPlan(batches, 0, plan)
+    return [made[int(np.argmax(sizes))], made[int(np.argmax(widths))]]
+
+
+def fits_on_gpu(learn: Callable[[Batch], object], batches: Batches, tokens: int) -> bool:
+    """Try a forward and a backward pass."""
+    try:
+        for batch in hardest(batches, tokens):
+            learn(batch)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        torch.cuda.empty_cache()
+    return True
+
+
+def memory_of_machine(root: Path = Path("/")) -> int:
+    """Bytes that programs may still have; where the system does not say, a modest machine's.
+
+    Files that Linux keeps in memory make room when asked to. A container may have less.
+    """
+    try:
+        told = (root / "proc" / "meminfo").read_text("ascii")
+        available = 1024 * int(re.findall(r"MemAvailable: *([0-9]+) kB", told)[0])
+    except (OSError, IndexError):
+        return 4 * 10**9
+    limits = [root / "sys/fs/cgroup" / name for name in CONTAINER_LIMITS]
+    texts = [limit.read_text("ascii").strip() for limit in limits if limit.is_file()]
+    return min([available, *(int(text) for text in texts if text.isdigit())])

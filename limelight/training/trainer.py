@@ -1,0 +1,236 @@
+"""One step: the gradients of some batches, and the weights moved by them.
+
+It is a function of the weights, of the optimizer's averages, of the batches and of the number of
+the step, and of nothing else: what is random in it is drawn anew from that number.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limelight.data.batching import Batches
+from limelight.data.datasets import Batch
+from limelight.device import COMPILING, is_out_of_memory
+from limelight.errors import FailedError
+from limelight.model.layers import Layer
+from limelight.run.folder import RunFolder
+from limelight.training.checkpoint import State
+from limelight.training.config import TrainConfig
+from limelight.training.console import Report
+from limelight.training.cuda_graph import Repeater
+from limelight.training.distributed import Workers, gathering, share_out_again, spread
+from limelight.training.dropout import toss_quickly
+from limelight.training.loss import Score
+from limelight.training.lr_schedule import learning_rate
+from limelight.training.objectives import (
+    SHORT,
+    Learner,
+    fused_attention,
+    to_device,
+    write_out_attention,
+)
+from limelight.training.optimizer import gradient_norm, make_optimizer, move, move_unseen, set_rate
+
+Metrics = Callable[[nn.Module], dict[str, float]]
+Samples = Callable[[nn.Module], list[str]]
+
+
+@dataclass
+class Trainer:
+    """All that takes part in a training."""
+
+    learner: Learner
+    batches: Batches
+    config: TrainConfig
+    run: RunFolder
+    workers: Workers
+    report: Report
+    valid: Batches | None = None
+    metrics: Metrics = lambda _: {}  # the task's own, on top of loss and accuracy
+    samples: Samples = lambda _: []
+    d_model: int = 1
+    widths: tuple[int, int] = (0, 10**9)  # tokens of the shortest and of the longest text
+    precision: str = "float32"
+    state: State = field(default_factory=State)
+    written: set[str] = field(default_factory=set)  # checkpoints, by this process
+    spiking: bool = False  # whether the last step had a loss far above the usual
+
+    def __post_init__(self) -> None:
+        kind = torch.float64 if self.precision == "float64" else torch.float32
+        self.learner.to(self.workers.device, kind)
+        if self.workers.device.type == "cpu" and not self.config.compile:
+            toss_quickly(self.learner)
+        self.module: Any = self.compiled(spread(self.learner, self.workers, self.config))
+        repeated = can_be_repeated(self.learner, self.workers, self.config)
+        self.optimizer = make_optimizer(self.learner.model, self.config, repeated)
+        self.repeater = (
+            Repeater(lambda batch: work(self, [batch]), self.workers.device) if repeated else None
+        )
+        named = self.learner.model.named_parameters()
+        self.average = {n: p.detach().clone() for n, p in named} if self.config.ema else {}
+        self.learned = [p for p in self.learner.parameters() if p.requires_grad]
+
+    def compiled(self, module: nn.Module) -> Any:
+        """The learner compiled, if that is wanted: once for all widths, or for the only one."""
+        if not self.config.compile:
+            return module
+        shortest, longest = self.widths
+        if longest <= SHORT and self.workers.device.type == "cuda":
+            write_out_attention(self.learner.model)
+        dynamic = None if shortest == longest else True
+        return torch.compile(module, dynamic=dynamic, options=COMPILING)
+
+
+def can_be_repeated(learner: Learner, workers: Workers, config: TrainConfig) -> bool:
+    """Whether a step is the same to the GPU every time: see the `Repeater`.
+
+    Recurrent networks look at the lengths of texts, a running average at whether the step counts.
+    """
+    wanted = (config.compile or config.repeat) and workers.device.type == "cuda"
+    alone = workers.ranks == 1 and not config.shard and config.accumulate == 1 and not config.ema
+    return wanted and alone and any(isinstance(part, Layer) for part in learner.modules())
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A batch, or None where this process has nothing to do, and the place in the data after it."""
+
+    batch: Batch | None
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A step that was taken; its numbers may still be on their way from the GPU."""
+
+    step: int
+    rate: float
+    turn: list[Turn]
+    numbers: Callable[[], list[float]]  # loss, surprise, right, asked; norm, and 1 if finite
+
+
+def take_step(trainer: Trainer, turn: list[Turn]) -> Taken:
+    """One step of the optimizer: the gradients of all batches of all processes, added up.
+
+    The loss of every token counts the same, so the sum is divided once, by all tokens. A step whose
+    loss or gradient is not finite changes nothing but the count.
+    """
+    config, state, workers = trainer.config, trainer.state, trainer.workers
+    state.step += 1
+    state.epoch, state.position = turn[-1].epoch, turn[-1].position
+    rate = learning_rate(config, trainer.d_model, state.step)
+    set_rate(trainer.optimizer, rate)
+    trainer.module.train()
+    seed_dropout(workers.device, config.seed, state.step, workers.rank)
+    batches = [part.batch for part in turn]
+    if trainer.repeater is not None and batches[0] is not None:
+        numbers = trainer.repeater(batches[0])
+    else:
+        numbers = work(trainer, batches)
+    return Taken(state.step, rate, turn, read_later(numbers))
+
+
+def work(trainer: Trainer, batches: Sequence[Batch | None]) -> Tensor:
+    """All that a step computes; the numbers that tell of it stay where they are computed."""
+    config, workers = trainer.config, trainer.workers
+    sums = torch.zeros(4, device=workers.device, dtype=torch.float64)
+    for i, batch in enumerate(batches):
+        if i > 0:
+            share = i * workers.ranks + workers.rank
+            seed_dropout(workers.device, config.seed, trainer.state.step, share)
+        with gathering(trainer.module, last=i == len(batches) - 1):
+            score = learn_from(trainer, batch)
+        sums += torch.stack([value.detach().double() for value in score])
+    loss, _, _, asked = workers.sum(sums)
+    mean = workers.ranks / asked.clamp(min=1)  # processes give the mean of their gradients
+    norm = gradient_norm(trainer.learned).double() * mean
+    clip = (config.clip / norm).clamp(max=1) if config.clip else 1.0
+    finite = torch.isfinite(loss) & torch.isfinite(norm)
+    moving = finite & (asked > 0)  # a few short texts may have no blank to fill in
+    unseen = workers.device.type == "cuda" and not config.shard
+    step = move_unseen if unseen else move
+    step(trainer.optimizer, trainer.learned, mean * clip, moving)
+    update_average(trainer, moving)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return torch.cat([sums, torch.stack([norm, finite.double()])])
+
+
+def read_later(numbers: Tensor) -> Callable[[], list[float]]:
+    """Numbers to be read when they are needed; from a GPU they come while it works on."""
+    if numbers.device.type != "cuda":
+        return numbers.tolist
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return copy.tolist()
+
+    return read
+
+
+def learn_from(trainer: Trainer, batch: Batch | None) -> Score:
+    """Forward and backward. Who has no batch goes along with any, and counts it as nothing."""
+    device, count = trainer.workers.device, 0.0 if batch is None else 1.0
+    batch = to_device(batch or trainer.batches.any(), device)
+    try:
+        half = torch.autocast(device.type, torch.bfloat16, trainer.precision == "bfloat16")
+        with half, fused_attention(batch):
+            score: Score = trainer.module(batch)
+        torch.autograd.backward(score.loss * count)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        shape = " + ".join(str(tuple(x.shape)) for x in batch[2:4] if isinstance(x, Tensor))
+        raise FailedError(
+            f"out of memory at step {trainer.state.step}, on a batch of {shape} tokens: halve "
+            f"--train.batch-tokens {trainer.batches.batch_tokens} and double --train.accumulate "
+            f"{trainer.config.accumulate}; that is the same step in less memory"
+        ) from error
+    return Score(*(value * count for value in score))
+
+
+def seed_dropout(device: torch.device, seed: int, step: int, share: int) -> None:
+    """Random numbers that depend on nothing but the place in the training: nothing to save."""
+    digest = sha256(f"{seed} {step} {share}".encode()).digest()
+    number = int.from_bytes(digest[:7])
+    if device.type == "cpu":  # torch.manual_seed would look for all other devices every time
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.get_device_module(device).manual_seed(number)
+
+
+def update_average(trainer: Trainer, finite: Tensor) -> None:
+    """Move the running average of the weights a little towards them."""
+    if trainer.average and finite:
+        weights = [p.detach() for p in trainer.learner.model.parameters()]
+        torch._foreach_lerp_(list(trainer.average.values()), weights, 1 - trainer.config.ema)
+
+
+@contextmanager
+def weights_as_kept(trainer: Trainer) -> Iterator[None]:
+    """The model as it would be kept now: with `ema` its running average takes its place."""
+    exchange_average(trainer)
+    try:
+        yield
+    finally:
+        exchange_average(trainer)
+
+
+def exchange_average(trainer: Trainer) -> None:
+    """Weights and their running average change places, tensor by tensor, to the last bit."""
+    share_out_again(trainer.learner)
+    named = dict(trainer.learner.model.named_parameters())
+    with torch.no_grad():
+        for name, average in trainer.average.items():
+            held = named[name].detach().clone()
+            named[name].copy_(average)
+            average.copy_(held)

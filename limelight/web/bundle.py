@@ -1,0 +1,122 @@
+"""The page as one file: its modules joined into a script, everything inline, and data in it.
+
+Browsers load no modules from a disk, so an exported file has one inline script. The modules keep
+house rules that make joining a matter of lines: imports are single lines at the top and name what
+they take, exports are declarations, and no name at the top of a module is used in another.
+"""
+
+import base64
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+ENTRY = "file.js"
+STYLES = ("app.css", "look.css", "use.css")
+IMPORT = re.compile(r'import \{ ([\w$]+(?:, [\w$]+)*) \} from "(\.{1,2}/[\w./-]+\.js)";')
+DECLARED = re.compile(
+    r"^(?P<export>export )?(?:async )?(?:function\*?|class|const|let) (?P<name>[\w$]+)",
+    re.MULTILINE,
+)
+
+
+class RuleError(Exception):
+    """A module that could not be joined; a mistake in the page, never a user's."""
+
+
+def source_of(name: str) -> str:
+    """A file of the page."""
+    return files("limelight.web").joinpath(name).read_text("utf-8")
+
+
+def joined(entry: str = ENTRY) -> str:
+    """All modules that one needs, each after those it needs itself, as one script."""
+    bodies, known = [], dict[str, str]()
+    for name in in_order(entry, (), {}):
+        body = without_imports(name, source_of(name))
+        for found in DECLARED.finditer(body):
+            other = known.setdefault(found["name"], name)
+            if other != name:
+                raise RuleError(f"{found['name']} is at the top of both {other} and {name}")
+        bodies.append(f"// {name}\n" + re.sub(r"^export ", "", body, flags=re.MULTILINE).strip())
+    script = "\n\n".join(bodies) + "\n"
+    if "</script" in script.lower() or "<!--" in script:
+        raise RuleError("a script in a page must not hold the end of a script")
+    return script
+
+
+def in_order(name: str, above: tuple[str, ...], seen: dict[str, None]) -> Iterator[str]:
+    """Depth first: what is imported comes before who imports it."""
+    if name in above:
+        raise RuleError(f"modules import each other in a circle: {' > '.join((*above, name))}")
+    if name in seen:
+        return
+    for path in imports(name, source_of(name)).values():
+        yield from in_order(path, (*above, name), seen)
+    if name not in seen:
+        seen[name] = None
+        yield name
+
+
+def imports(name: str, source: str) -> dict[str, str]:
+    """A module's lines of imports, each with the module it imports from."""
+    found = {}
+    for line in source.splitlines():
+        if not re.match(r"import\b|.*\bimport\(", line):
+            continue
+        taken = IMPORT.fullmatch(line)
+        if taken is None:
+            raise RuleError(f'{name}: an import is import {{ a, b }} from "./x.js"; not {line}')
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), taken[2]))
+        offered = {d["name"] for d in DECLARED.finditer(source_of(path)) if d["export"]}
+        if missing := [wanted for wanted in taken[1].split(", ") if wanted not in offered]:
+            raise RuleError(f"{name} imports {missing[0]} from {path}, which does not export it")
+        found[line] = path
+    return found
+
+
+def without_imports(name: str, source: str) -> str:
+    """A module's own lines."""
+    taken = imports(name, source)
+    body = "\n".join(line for line in source.splitlines() if line not in taken)
+    odd = re.search(r"^export (?!(?:async )?(?:function|class|const|let)\b).*$", body, re.MULTILINE)
+    if odd:
+        raise RuleError(f"{name}: an export is a declaration, not {odd[0]}")
+    return body
+
+
+def single_file(title: str, data: dict[str, Any], plain: str) -> str:
+    """The whole page with its data; `plain` is what is read where scripts are off, as HTML."""
+    script, style = joined(), "\n".join(source_of(name) for name in STYLES)
+    policy = (
+        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    held = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>",
+            f"<noscript>{plain}</noscript>",
+            f'<script type="application/json" id="held">{in_script(held)}</script>',
+            f'<script type="module">{script}</script>\n</body>\n</html>\n',
+        ]
+    )
+
+
+def hashed(content: str) -> str:
+    """How a policy names a script or style that may be inline."""
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def in_script(data: str) -> str:
+    """JSON that cannot end the element it stands in."""
+    return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

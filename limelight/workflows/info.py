@@ -1,0 +1,252 @@
+"""`limelight info`: what a model weighs and what work it does, counted on the model itself.
+
+It is built on torch's meta device, where tensors have shapes and no numbers, so that even GPT-3
+takes no memory. Passes through it count the multiply-adds, and what a backward pass would have to
+keep.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from limelight.errors import UserError
+from limelight.model import AnyConfig, ModelConfig, build
+from limelight.model.attention import Attention, attend
+from limelight.model.count import count_parameters
+from limelight.model.decoder_only import DecoderOnly
+from limelight.model.encoder_decoder import EncoderDecoder
+from limelight.model.layers import Layer
+from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDecoder
+from limelight.model.stack import Embedding
+from limelight.recipe import Recipe
+
+FLOAT = 4  # bytes of a float32
+ADAM = 4 * FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
+
+
+def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[str, Any]:
+    """Everything `limelight info` tells, as plain data."""
+    config = recipe.model
+    if not 1 <= devices <= 1_000_000:
+        raise UserError(f"--devices {devices} is out of range: 1 to 1000000")
+    if batch_tokens and not config.max_len <= batch_tokens <= 2**32:
+        raise UserError(
+            f"--batch-tokens {batch_tokens} is out of range: from one full-length text, "
+            f"max_len={config.max_len}, to {2**32}"
+        )
+    with torch.device("meta"):
+        model = build(config)
+    parts = count_parameters(model)
+    return {
+        "name": recipe.name,
+        "about": recipe.about,
+        "model": settled(config),
+        "parameters": sum(parts.values()),
+        "parts": parts,
+        "published": asdict(recipe.published) if recipe.published else None,
+        "multiply_adds_per_token": multiply_adds(model, config),
+        "training_bytes": training_memory(model, config, batch_tokens, devices),
+        "decoding_bytes": decoding_memory(model, config),
+    }
+
+
+def settled(config: AnyConfig) -> dict[str, Any]:
+    """All settings, those left open with the value they get."""
+    values = asdict(config)
+    if isinstance(config, ModelConfig):
+        values |= {"d_ff": config.d_inner, "kv_heads": config.key_heads}
+    return values
+
+
+def texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
+    """Tokens for one pass: source and target, or one text."""
+    tokens = torch.zeros(rows, length, dtype=torch.long, device="meta")
+    return [tokens, tokens] if config.family.endswith("encoder-decoder") else [tokens]
+
+
+def multiply_adds(model: nn.Module, config: AnyConfig) -> dict[str, dict[str, int]]:
+    """For one token of a full-length text, by part: with the weights, and with the other positions.
+
+    The second is what grows with the length. All pairs of positions count, those behind a mask too:
+    a plain kernel computes them. An encoder-decoder reads one source and one target token here.
+    """
+    long, short = config.max_len, max(1, config.max_len // 2)
+    whole, half = count_work(model, config, long), count_work(model, config, short)
+    by_part = {}
+    for part, work in whole.items():
+        grows = (work - half[part]) * long // (long - short) if long > short else 0
+        by_part[part] = {"weights": work - grows, "positions": grows}
+    return by_part
+
+
+def count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, int]:
+    """Multiply-adds per token of a text of this length, by the model's parts."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(*texts(config, 1, length))
+    root, work = type(model).__name__, dict[str, int]()
+    for path, flops in counter.get_flop_counts().items():
+        parent, _, part = path.rpartition(".")
+        if parent == root and flops:
+            work[part] = sum(flops.values())
+    # Additive attention makes its keys once per source, outside the pass through its module.
+    if keys := counter.get_total_flops() - sum(work.values()):
+        work["attention"] += keys
+    return {part: flops // (2 * length) for part, flops in work.items()}  # a multiply-add is two
+
+
+def training_memory(
+    model: nn.Module, config: AnyConfig, batch_tokens: int, devices: int
+) -> dict[str, int]:
+    """Bytes per device in float32 with Adam, whose state is shared out over all devices (FSDP)."""
+    rows = max(1, batch_tokens // config.max_len)
+    tokens = rows * config.max_len
+    units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]
+    activations, logits = kept_for_backward(model, texts(config, rows, config.max_len))
+    memory = {
+        "weights, gradients, Adam": ADAM * size(model) // devices,
+        # While a sharded layer computes it is gathered whole, and the next one is on its way.
+        "gathered layers": 2 * FLOAT * max(map(size, units or [model])) if devices > 1 else 0,
+        "activations": activations,
+        "logits": 3 * logits,  # the scores, their softmax and their gradient, all at once
+    }
+    return {"devices": devices, "tokens": tokens, **memory, "total": sum(memory.values())}
+
+
+def size(module: nn.Module) -> int:
+    """How many parameters a part has."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+class FusedAttention(torch.autograd.Function):
+    """Stands in for the fused kernel: it keeps its inputs and output, never the T x S weights."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Keep what the kernel keeps."""
+        output = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, output)
+        return output
+
+
+def keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    """`attend`, for what it keeps and not for what it gives."""
+    return FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
+
+
+def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]:
+    """Bytes of all values that a training pass keeps for its backward pass, and of its logits."""
+    kept = {}
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+    def keep(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return value
+
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    for attention in attentions:
+        attention.attend = keep_as_fused
+    with saved_tensors_hooks(keep, lambda value: value):
+        logits: Tensor = model.train()(*tokens)
+    for attention in attentions:
+        attention.attend = attend
+    return sum(storage.nbytes() for storage in kept.values()), logits.nbytes
+
+
+def decoding_memory(model: nn.Module, config: AnyConfig) -> dict[str, int]:
+    """Bytes in float32: the weights, and for each text what a full-length cache holds."""
+    memory = {"weights": FLOAT * size(model)}
+    if isinstance(model, EncoderDecoder | RecurrentEncoderDecoder):
+        memory["cache of one text"] = weigh(vars(model.start(texts(config, 1, config.max_len)[0])))
+    elif isinstance(model, DecoderOnly | RecurrentDecoderOnly):
+        memory["cache of one text"] = weigh(vars(model.start(1)))
+    return memory
+
+
+def weigh(value: object) -> int:
+    """Bytes of the tensors in a cache."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(weigh, value)) if isinstance(value, list | tuple) else 0
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    """The same for people: three tables that fit 80 columns."""
+    console.print(Text(facts["name"], "bold") + Text(f"  {facts['about']}", "not bold"))
+    shape = ", ".join(f"{k} {v}" for k, v in facts["model"].items() if not isinstance(v, bool))
+    console.print(Text(shape, "dim"))
+    if facts.get("trained"):
+        show_trained(facts["trained"], console)
+    rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
+    table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
+    if facts["published"]:
+        show_published(facts, console)
+    work = dict(facts["multiply_adds_per_token"])
+    work["total"] = {kind: sum(v[kind] for v in work.values()) for kind in ("weights", "positions")}
+    length = facts["model"]["max_len"]
+    heads = ["multiply-adds per token", "with weights", f"with {length} positions"]
+    table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
+    show_memory(facts, console)
+
+
+def show_trained(trained: dict[str, Any], console: Console) -> None:
+    """How far a run has come."""
+    last, best = trained["last"], trained["best_validation"]
+    if last is None:
+        console.print("not trained yet")
+        return
+    told = f"trained for {last['step']:,} steps, {last['tokens']:,} tokens, loss {last['loss']:.4f}"
+    if best is not None:
+        told += f"; best validation {best['loss']:.4f} at step {best['step']:,}"
+    console.print(Text(told))
+
+
+def show_published(facts: dict[str, Any], console: Console) -> None:
+    """Our count beside the published one, and why they differ."""
+    theirs = facts["published"]
+    ours, said = short(facts["parameters"]), short(theirs["parameters"])
+    console.print(Text(f"counted {ours}, published {said} ({theirs['source']})"))
+    if theirs["difference"]:
+        console.print(Text(theirs["difference"].strip(), "dim"))
+
+
+def show_memory(facts: dict[str, Any], console: Console) -> None:
+    """What training and decoding take."""
+    training, decoding = dict(facts["training_bytes"]), facts["decoding_bytes"]
+    devices, tokens = training.pop("devices"), training.pop("tokens")
+    where = f"each of {devices} devices" if devices > 1 else "one device"
+    rows = [(k, short(n, "B")) for k, n in training.items() if n]
+    table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
+    table(console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()])
+
+
+def table(console: Console, heads: list[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """A plain table with numbers to the right."""
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, head in enumerate(heads):
+        drawn.add_column(head, justify="right" if i else "left")
+    for row in rows:
+        drawn.add_row(*row, style="bold" if row[0] == "total" else None)
+    console.print(drawn)
+
+
+def short(number: float, unit: str = "") -> str:
+    """Three digits and a letter: 65.1M, 2.8TB."""
+    letters = ["", "k", "M", "G" if unit else "B", "T"]
+    power = 0
+    while number >= 999.5 and power < len(letters) - 1:
+        number, power = number / 1000, power + 1
+    digits = f"{number:.3g}" if number < 100 else f"{number:.0f}"
+    return f"{digits}{letters[power]}{unit}"

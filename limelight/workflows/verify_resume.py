@@ -1,0 +1,84 @@
+"""`limelight train --verify-resume`: the proof that a break in training changes nothing."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from limelight.errors import FailedError, UserError, place_from
+from limelight.files import temporary
+from limelight.recipe import Recipe, recipe_of
+from limelight.run.atomic import make_folder, sha256_of
+from limelight.run.folder import RunFolder
+from limelight.run.weights import name_of
+from limelight.training.console import Report
+from limelight.workflows.train import train
+
+
+def verify_resume(
+    recipe: Recipe, run: str | Path, start_from: str | Path | None = None, steps: int = 6
+) -> int:
+    """Prove on this recipe that resuming changes nothing; a certificate is written into the run.
+
+    It trains a few steps twice, once without a break and once with one in the middle, and compares
+    every byte of what a checkpoint holds. As with `train`: 0, or the signal that asked to leave.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("--verify-resume is for one process: say it without torchrun")
+    report = Report()
+    report.say(f"{steps} steps without a break; then {steps // 2}, a break, {steps - steps // 2}")
+    with place_from("--run"):
+        make_folder(Path(run))
+    place = temporary(Path(run) / "proof")  # beside the run: elsewhere may be less room
+    try:
+        left, hashes = with_and_without_a_break(recipe, place, start_from, steps)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    if left:
+        return left
+    same = hashes[0] == hashes[1]
+    certificate = {
+        "recipe": recipe.name,
+        "steps": steps,
+        "broken_after": steps // 2,
+        "equal": same,
+        "uninterrupted": hashes[0],
+        "resumed": hashes[1],
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    RunFolder(Path(run)).write_json("resume-certificate.json", certificate)
+    if not same:
+        raise FailedError(
+            f"a resumed run differs from an uninterrupted one; see {run}/resume-certificate.json"
+        )
+    report.say(f"equal to the last bit; {run}/resume-certificate.json says so", "green")
+    return 0
+
+
+def with_and_without_a_break(
+    recipe: Recipe, place: Path, start_from: str | Path | None, steps: int
+) -> tuple[int, list[dict[str, str]]]:
+    """The hashes of the last checkpoint without a break and with one, and what `train` says."""
+    short = replace(
+        recipe.train,
+        steps=steps,
+        warmup=min(recipe.train.warmup, steps - 1),
+        checkpoint_every=steps // 2,
+        validate_every=steps,
+        keep=2,
+    )
+    recipe = replace(recipe, train=short)
+    whole, broken = (RunFolder(place / name) for name in ("whole", "broken"))
+    for run in (whole, broken, broken):
+        if run.finished.is_dir():  # as if it had been killed in the middle
+            shutil.rmtree(run.checkpoints / name_of(steps))
+            shutil.rmtree(run.finished)
+        left = train(recipe, run.path, start_from=start_from, silent=True)
+        if left:
+            return left, []
+        recipe = replace(recipe, train=recipe_of(run).train)  # "auto" is decided once
+    last = [run.checkpoints / name_of(steps) for run in (whole, broken)]
+    return 0, [{path.name: sha256_of(path) for path in sorted(f.iterdir())} for f in last]

@@ -1,0 +1,406 @@
+"""Public corpora by name: found where you keep them or downloaded, proved, else a sentence."""
+
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from limelight.data import download, registry
+from limelight.data.config import DataConfig
+from limelight.data.corpora import read_split
+from limelight.data.readers import Tally
+from limelight.data.registry import LINES, NAMED, SHA256, SOURCES, Source, resolve
+from limelight.errors import UserError
+from limelight.recipe import load_recipe, recipe_names
+from tests.data.serving import Server
+
+PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+SPLITS = ("train", "val", "test_2016_flickr")
+
+
+def text_of(file):
+    """A stand-in for a file: one line that says which."""
+    return f"line of {Path(file).name}\n".encode()
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    """No data, an empty cache, and no way out of this machine."""
+    monkeypatch.delenv("LIMELIGHT_DATA", raising=False)
+    monkeypatch.setenv("LIMELIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(download, "PAUSES", (0.0,))
+
+
+@pytest.fixture
+def multi30k(monkeypatch):
+    """Stand-ins for its files are what it is known by."""
+    files = [f"multi30k/{split}.{language}" for split in SPLITS for language in ("en", "de")]
+    hashes = {file: sha256(text_of(file)).hexdigest() for file in files}
+    monkeypatch.setattr(registry, "SHA256", {**SHA256, **hashes})
+    return files
+
+
+@pytest.fixture
+def own(multi30k, tmp_path, monkeypatch):
+    """A folder of one's own that has them, packed."""
+    for file in multi30k:
+        put(tmp_path / "own" / f"{file}.gz", gzip.compress(text_of(file)))
+    monkeypatch.setenv("LIMELIGHT_DATA", str(tmp_path / "own"))
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def server(multi30k, monkeypatch):
+    """A server that has them, packed."""
+    with Server() as running:
+        for file in multi30k:
+            running.files[f"/{file}.gz"] = gzip.compress(text_of(file))
+        sources = {file: Source(f"{running.url}/{file}.gz") for file in multi30k}
+        monkeypatch.setattr(registry, "SOURCES", {**SOURCES, **sources})
+        yield running
+
+
+def put(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def check_content(data):
+    for split, stem in zip(("train", "valid", "test"), SPLITS, strict=True):
+        expected = [(f"line of {stem}.en", f"line of {stem}.de")]
+        assert list(read_split(data, split, Tally())) == expected
+
+
+def test_found_and_read(own):
+    data = resolve(load_recipe("multi30k-en-de").data)
+    assert data.name == ""
+    assert data.train == (f"{own}/multi30k/train.en.gz", f"{own}/multi30k/train.de.gz")
+    check_content(data)
+
+
+@pytest.mark.parametrize("ending", PACKERS)
+def test_packing_does_not_matter(own, ending):
+    for path in list(own.rglob("*.gz")):
+        put(path.with_suffix(ending), PACKERS[ending](gzip.decompress(path.read_bytes())))
+        if ending != ".gz":
+            path.unlink()
+    data = resolve(DataConfig(name="multi30k-en-de"))
+    assert {Path(name).suffix for name in data.train} == ({ending} if ending else {".en", ".de"})
+    check_content(data)
+
+
+def test_downloaded_once(server, multi30k, tmp_path):
+    data = resolve(DataConfig(name="multi30k-en-de"))
+    check_content(data)
+    assert data.train[0] == str(tmp_path / "cache/data/multi30k/train.en.gz")
+    assert sorted(path for path, *_ in server.requests) == sorted(f"/{f}.gz" for f in multi30k)
+    assert resolve(DataConfig(name="multi30k-en-de")) == data
+    assert len(server.requests) == 6
+
+
+def test_your_own_come_first_then_the_cache_then_the_network(server, own, tmp_path):
+    cache = tmp_path / "cache/data"
+    put(cache / "multi30k/val.en.xz", lzma.compress(text_of("val.en")))
+    data = resolve(DataConfig(name="multi30k-en-de"))
+    assert data.valid == (f"{own}/multi30k/val.en.gz", f"{own}/multi30k/val.de.gz")
+    (own / "multi30k/val.en.gz").unlink()
+    (own / "multi30k/val.de.gz").unlink()
+    assert server.requests == []
+    data = resolve(DataConfig(name="multi30k-en-de"))
+    assert data.valid == (f"{cache}/multi30k/val.en.xz", f"{cache}/multi30k/val.de.gz")
+    assert [path for path, *_ in server.requests] == ["/multi30k/val.de.gz"]
+    check_content(data)
+
+
+def test_the_cache_is_where_the_system_keeps_such_things(tmp_path, monkeypatch):
+    monkeypatch.delenv("LIMELIGHT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert registry.downloads() == tmp_path / "xdg/limelight/data"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert registry.downloads() == tmp_path / ".cache/limelight/data"
+
+
+def test_what_the_user_says_comes_before_what_the_corpus_suggests(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "find", lambda name, file: tmp_path / file)
+    assert resolve(DataConfig(name="tatoeba-en-de")).hold_out == 0.02
+    assert resolve(DataConfig(name="tatoeba-en-de", hold_out=0.1)).hold_out == 0.1
+    assert resolve(DataConfig(name="stories", longest=500)).longest == 500
+
+
+def test_another_file_of_your_own_is_refused(own, server):
+    put(own / "multi30k/val.de.gz", gzip.compress(b"something else\n"))
+    with pytest.raises(
+        UserError, match=r"val.de.gz is not the file we know \(SHA-256 [0-9a-f]{64}"
+    ):
+        resolve(DataConfig(name="multi30k-en-de"))
+    put(own / "multi30k/val.de.gz", b"not even packed")
+    with pytest.raises(UserError, match=r"val.de.gz is damaged"):
+        resolve(DataConfig(name="multi30k-en-de"))
+    assert server.requests == []  # another one is not put in its place in silence
+
+
+def test_another_file_from_the_network_is_refused_and_kept_aside(server, tmp_path):
+    server.files["/multi30k/val.de.gz"] = other = gzip.compress(b"something else\n")
+    came, known = (sha256(text).hexdigest() for text in (b"something else\n", text_of("val.de")))
+    with pytest.raises(UserError, match=rf"\(SHA-256 {came}, not {known}\); it is kept as .*"):
+        resolve(DataConfig(name="multi30k-en-de"))
+    folder = tmp_path / "cache/data/multi30k"
+    assert (folder / "refused-val.de.gz").read_bytes() == other
+    assert not (folder / "val.de.gz").exists()
+    server.files["/multi30k/val.de.gz"] = gzip.compress(text_of("val.de"))
+    check_content(resolve(DataConfig(name="multi30k-en-de")))
+
+
+def test_a_cut_download_is_no_file(server, tmp_path):
+    server.cuts = [10, 10, 10]
+    with pytest.raises(UserError, match="the connection was cut after 10 of"):
+        resolve(DataConfig(name="multi30k-en-de"))
+    assert not (tmp_path / "cache/data/multi30k/val.en.gz").exists()
+    server.cuts = []
+    check_content(resolve(DataConfig(name="multi30k-en-de")))
+    assert "bytes=10-" in server.ranges
+
+
+def test_offline_it_is_said_what_is_needed_where_it_was_looked_for_and_what_failed(tmp_path):
+    with pytest.raises(UserError) as told:
+        resolve(DataConfig(name="multi30k-en-de"))
+    for words in (
+        "the corpus multi30k-en-de (research use; cite Elliott et al. 2016)",
+        "needs multi30k/val.en,",
+        "neither under LIMELIGHT_DATA (not set)",
+        f"nor under {tmp_path}/cache/data;",
+        "the download from an address that nobody has tried yet failed",
+        f"{SOURCES['multi30k/val.en'].url} cannot be downloaded: ",
+    ):
+        assert words in str(told.value)
+
+
+def test_what_has_no_address_says_where_it_comes_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIMELIGHT_DATA", str(tmp_path))
+    with pytest.raises(UserError) as told:
+        resolve(DataConfig(name="tatoeba-en-de"))
+    for words in (
+        f"under LIMELIGHT_DATA ({tmp_path})",
+        "there is no address to download it from",
+        "manythings.org/anki as of 2018-05-13; what lies there now is another corpus",
+    ):
+        assert words in str(told.value)
+    with pytest.raises(
+        UserError, match="no corpus 'multi30k-en-dd': did you mean 'multi30k-en-de'"
+    ):
+        resolve(DataConfig(name="multi30k-en-dd"))
+
+
+def test_a_file_is_read_again_only_when_it_has_changed(own, monkeypatch):
+    read = []
+    raw_lines = registry.raw_lines
+    monkeypatch.setattr(registry, "raw_lines", lambda path: read.append(path) or raw_lines(path))
+    resolve(DataConfig(name="multi30k-en-de"))
+    assert len(read) == 6
+    resolve(DataConfig(name="multi30k-en-de"))
+    assert len(read) == 6
+    path = own / "multi30k/train.de.gz"
+    before = path.stat()
+    other = gzip.compress(b"life of train.de\n")  # as long as the other one
+    assert len(other) == before.st_size
+    path.write_bytes(other)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    with pytest.raises(UserError, match=r"train.de.gz is not the file we know"):
+        resolve(DataConfig(name="multi30k-en-de"))
+    assert len(read) == 7
+
+
+def tgz(members):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as pack:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            pack.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def wmt14(monkeypatch):
+    """A server with archives like WMT's, of files of three lines of which nobody has a hash."""
+    corpus = NAMED["wmt14-en-de"]
+    files = {
+        f: b"".join(f"{i} {f}\n".encode() for i in range(3))
+        for pair in (*corpus.parts, corpus.valid, corpus.test)
+        for f in pair
+    }
+    urls = {SOURCES[file].url for file in files}
+    with Server() as running:
+        sources = {
+            f: Source(f"{running.url}/{Path(SOURCES[f].url).name}", SOURCES[f].member)
+            for f in files
+        }
+        for url in urls:
+            members = {
+                SOURCES[f].member: text for f, text in files.items() if SOURCES[f].url == url
+            }
+            running.files[f"/{Path(url).name}"] = tgz({"../evil": b"!", **members, "more": b"?"})
+        known = {f: sha256(text).hexdigest() for f, text in files.items() if f in SHA256}
+        monkeypatch.setattr(registry, "SHA256", known)
+        monkeypatch.setattr(registry, "LINES", dict.fromkeys(LINES, 3))
+        monkeypatch.setattr(registry, "SOURCES", sources)
+        yield running
+
+
+def test_parts_from_archives(wmt14, tmp_path):
+    data = resolve(load_recipe("wmt14-en-de-base").data)
+    cache = tmp_path / "cache/data/wmt"
+    stems = ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en")
+    assert data.train == ()
+    assert [part.train for part in data.corpora] == [
+        (f"{cache}/{stem}.en", f"{cache}/{stem}.de") for stem in stems
+    ]
+    assert data.valid == (f"{cache}/newstest2013.en", f"{cache}/newstest2013.de")
+    expected = [(f"{i} wmt/newstest2014.en", f"{i} wmt/newstest2014.de") for i in range(3)]
+    assert list(read_split(data, "test", Tally())) == expected
+    assert len(wmt14.requests) == 5  # two files from each
+    assert wmt14.requests[-1][0] == "/training-parallel-nc-v9.tgz"  # the small ones came first
+    assert not [p for p in (tmp_path / "cache/archives").rglob("*") if p.suffix == ".tgz"]
+    assert not list(tmp_path.rglob("evil")) + list(tmp_path.rglob("more"))
+    assert resolve(load_recipe("wmt14-en-de-base").data) == data
+    assert len(wmt14.requests) == 5
+
+
+def test_one_split_needs_no_file_of_the_others(wmt14, tmp_path, monkeypatch):
+    data = resolve(load_recipe("wmt14-en-de-base").data, "test")
+    assert [path for path, *_ in wmt14.requests] == ["/newstest2014.tgz"]
+    assert list(read_split(data, "test", Tally()))
+    assert data.train == data.valid == data.corpora == ()
+    monkeypatch.setattr(registry, "find", lambda name, file: tmp_path / file)
+    held_out = resolve(DataConfig(name="tatoeba-en-de"), "test")
+    assert held_out.train == (f"{tmp_path}/tatoeba/anki.en-de.tsv",)  # of which it is a part
+
+
+def test_the_first_download_is_remembered_and_must_stay_the_same(wmt14, tmp_path):
+    resolve(DataConfig(name="wmt14-en-de"))
+    file = tmp_path / "cache/data/wmt/commoncrawl.de-en.de"
+    note = file.with_name(f"{file.name}.sha256")
+    first = sha256(file.read_bytes()).hexdigest()
+    assert note.read_text() == f"{first}  commoncrawl.de-en.de\n"  # as sha256sum writes it
+    assert not (file.parent / "newstest2013.en.sha256").exists()  # known without
+
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"0", b"5"))  # changed here
+    with pytest.raises(UserError, match=rf"not {first} as {note} says"):
+        resolve(DataConfig(name="wmt14-en-de"))
+
+    file.unlink()
+    other = {f"commoncrawl.de-en.{language}": b"1\n2\n3\n" for language in ("en", "de")}
+    wmt14.files["/training-parallel-commoncrawl.tgz"], before = (
+        tgz(other),
+        wmt14.files["/training-parallel-commoncrawl.tgz"],
+    )
+    wmt14.version = '"two"'  # changed there
+    with pytest.raises(UserError, match=r"refused-commoncrawl.de-en.de and not used"):
+        resolve(DataConfig(name="wmt14-en-de"))
+    assert not file.exists()
+
+    wmt14.files["/training-parallel-commoncrawl.tgz"] = before
+    (archive,) = (tmp_path / "cache/archives").rglob("*.tgz")
+    archive.unlink()
+    resolve(DataConfig(name="wmt14-en-de"))
+    assert file.read_bytes() == whole
+
+
+def test_a_text_of_another_length_is_refused(wmt14, tmp_path):
+    short = {f"commoncrawl.de-en.{language}": b"1\n2\n" for language in ("en", "de")}
+    wmt14.files["/training-parallel-commoncrawl.tgz"] = tgz(short)
+    with pytest.raises(UserError, match=r"has 2 lines, not the 3 it is known for; it is kept as"):
+        resolve(DataConfig(name="wmt14-en-de"))
+    assert not (tmp_path / "cache/data/wmt/commoncrawl.de-en.en").exists()
+    assert not list((tmp_path / "cache/data/wmt").glob("commoncrawl*.sha256"))  # none to trust
+
+
+def test_what_is_known_of_the_files():
+    for corpus in NAMED.values():
+        for file in (*(f for part in corpus.parts for f in part), *corpus.valid, *corpus.test):
+            assert corpus.shipped or len(SHA256.get(file, "")) == 64 or LINES[file] > 0
+        assert corpus.licence
+        assert corpus.origin
+    assert not set(SHA256) & set(LINES)
+    assert set(SOURCES) <= {*SHA256, *LINES}
+    assert all(source.url.startswith("https://") for source in SOURCES.values())
+    assert not any(source.tried for source in SOURCES.values())  # change the docs with this
+
+
+def test_every_recipe_names_a_corpus_that_exists_and_the_docs_name_them_all():
+    names = {load_recipe(name).data.name for name in recipe_names()} - {""}
+    assert names <= set(NAMED)
+    assert resolve(DataConfig(toy="copy")) == DataConfig(toy="copy")
+    told = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    assert "Nobody has tried the addresses yet" in told
+    for name, corpus in NAMED.items():
+        (row,) = (line for line in told.splitlines() if line[0:3] == "| `" and f"`{name}`" in line)
+        assert corpus.licence in row
+        has_address = {file in SOURCES for part in corpus.parts for file in part}
+        assert has_address == {"| yes" in row}
+
+
+def test_what_comes_with_the_package_is_found_without_a_folder(monkeypatch):
+    monkeypatch.delenv("LIMELIGHT_DATA", raising=False)
+    assert [name for name, corpus in NAMED.items() if corpus.shipped] == ["greetings"]
+    data = resolve(DataConfig(name="greetings"))
+    assert all(Path(file).is_file() for file in (*data.train, *data.valid))
+
+
+def test_held_out_sources_are_in_one_split_only(tmp_path):
+    file = tmp_path / "a.tsv"
+    file.write_text("".join(f"source {i % 400}\ttarget {i}\n" for i in range(1200)))
+    data = DataConfig(train=(str(file),), hold_out=0.1)
+    splits, tallies = {}, {}
+    for split in ("train", "valid", "test"):
+        tallies[split] = Tally()
+        splits[split] = list(read_split(data, split, tallies[split]))
+    assert sum(map(len, splits.values())) == 1200
+    sources = [{source for source, _ in rows} for rows in splits.values()]
+    assert len(set.union(*sources)) == sum(map(len, sources)) == 400
+    for split in ("valid", "test"):
+        assert 60 <= len(splits[split]) <= 180  # a tenth of 1200, give or take
+        assert tallies[split].refused["in another split"] == 1200 - len(splits[split])
+
+
+def test_a_dialogue_is_held_out_as_a_whole(tmp_path):
+    file = tmp_path / "d.jsonl"
+    rows = [json.dumps({"turns": [f"{i} {turn}" for turn in "abcde"]}) for i in range(300)]
+    file.write_text("\n".join(rows))
+    data = DataConfig(kind="dialogues", train=(str(file),), hold_out=0.2)
+    owners = [
+        {source.split()[0] for source, _ in read_split(data, split, Tally())}
+        for split in ("train", "valid", "test")
+    ]
+    assert len(set.union(*owners)) == sum(map(len, owners)) == 300
+    assert min(map(len, owners)) > 30
+
+
+def test_corpora_by_name_among_others_are_found_too(tmp_path, monkeypatch):
+    """A name that stands for several parts becomes them, each with the tag of the whole."""
+    monkeypatch.setattr(registry, "find", lambda name, file: tmp_path / file)
+    several = DataConfig(
+        corpora=(
+            DataConfig(name="wmt14-en-de", tag="de", weight=2.0),
+            DataConfig(name="tatoeba-en-de", swap=True),
+        )
+    )
+    parts = resolve(several).corpora
+    assert len(parts) == 4
+    assert [part.tag for part in parts] == ["de", "de", "de", ""]
+    assert [part.weight for part in parts] == [2.0, 2.0, 2.0, 1.0]
+    assert parts[3].hold_out == 0.02
+    assert parts[3].swap
+    assert all(part.train and not part.name for part in parts)

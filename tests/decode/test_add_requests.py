@@ -1,0 +1,108 @@
+"""Requests that join others: nobody's text changes by it, not even by the last bit of a choice."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from limelight.decode.accel.cpu.kv_cache import LeanState
+from limelight.decode.accel.cpu.model import lean
+from limelight.decode.accel.cuda.runner import Fixed
+from limelight.decode.config import DecodeConfig
+from limelight.decode.ensemble import Ensemble
+from limelight.decode.generate import Writing, write
+from tests.decode.samples import FAMILIES, Letters, Ranking, requests_for, tiny
+
+CONFIGS = (
+    DecodeConfig(beam=1),
+    DecodeConfig(temperature=0.9, top_k=8),
+    DecodeConfig(temperature=1.3, top_p=0.9, no_repeat=2),
+    DecodeConfig(beam=1, repetition_penalty=1.5),
+)
+
+
+WAYS = ("lean", "turning", "fixed", "ahead")  # the last as on a GPU, which is not waited for
+FAST = [f"{way} {family}" for way in WAYS for family in FAMILIES[:2]]
+
+
+def model_of(name):
+    if name == "ensemble":
+        return Ensemble([lean(tiny(FAMILIES[0], seed, vocab=20, sharp=1.0)) for seed in (5, 6)])
+    way, family = name.split() if " " in name else ("", name)
+    positions = {"positions": "rotary"} if way == "turning" else {}
+    model = tiny(family, 3, vocab=20, sharp=1.0, **positions)
+    ways = {"": lambda model: model, "fixed": Fixed, "ahead": lambda model: Ranking(Fixed(model))}
+    return ways.get(way, lean)(model)
+
+
+def jobs_for(model, count, dice, configs=CONFIGS):
+    """Requests of all lengths, some of which shall be cancelled on the way."""
+    for request in requests_for(model, count, limit=1, seed=dice.randrange(1000)):
+        limit, seed = dice.choice([1, 3, 12, 40]), dice.randrange(10**6)
+        leaves = dice.randint(1, limit) if dice.random() < 0.2 else None
+        yield replace(request, limit=limit, seed=seed), dice.choice(configs), leaves
+
+
+def test_who_cannot_join_changes_nothing(monkeypatch):
+    """There is no memory for a newcomer: the others go on as if nobody had come."""
+    model, letters = model_of("lean encoder-decoder"), Letters(20)
+    first, second, third = requests_for(model, 3, limit=12, seed=7)
+    alone = [text.tokens for text in write(model, [first, second], CONFIGS[0], letters)]
+
+    def fails(*_):
+        raise MemoryError
+
+    writing, texts = Writing(model, [first, second], CONFIGS[0], letters), {0: [], 1: []}
+    with torch.inference_mode():
+        while writing.active:
+            for event in writing.step():
+                texts[event.row] += [event.token] * (event.token != letters.end)
+            with monkeypatch.context() as patch:
+                patch.setattr(LeanState, "put", fails)
+                if len(writing.active) == 2:
+                    with pytest.raises(MemoryError):
+                        writing.join([third], CONFIGS[:1])
+    assert [*texts.values()] == alone
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *FAST, "ensemble"])
+def test_joining_changes_no_text(name):
+    """60 requests come a few at a time, between any two steps, and some leave early."""
+    model, dice, letters = model_of(name), random.Random(name), Letters(20)
+    ahead = name.startswith("ahead")
+    waiting = list(jobs_for(model, 60, dice, CONFIGS[:2] if ahead else CONFIGS))
+    writing, jobs, texts = Writing(model, [], CONFIGS[0], letters), {}, {}
+    writing.runs_ahead = ahead
+    with torch.inference_mode():
+        while waiting or writing.active:
+            while waiting and (not writing.active or dice.random() < 0.3):
+                job = waiting.pop()
+                (number,) = writing.join([job[0]], [job[1]])
+                jobs[number], texts[number] = job, []
+            for event in writing.step():
+                texts[event.row].append((event.token, event.logprob))
+                if len(texts[event.row]) == jobs[event.row][2]:
+                    writing.stop(event.row)
+        for number, (request, config, leaves) in jobs.items():
+            (alone,) = write(model, [request], config, letters)
+            tokens = [*alone.tokens, *[letters.end] * alone.ended][:leaves]
+            assert [token for token, _ in texts[number]] == tokens
+            logprobs = [logprob for _, logprob in texts[number]]
+            assert logprobs == pytest.approx(alone.logprobs[:leaves], abs=1e-12)
+    assert len(writing.texts) <= len(writing.rows)  # nothing is kept of those who left
+
+
+def test_the_likeliest_tokens_are_told_to_those_who_ask():
+    model, letters = tiny("decoder-only", 1, vocab=12), Letters(12)
+    plain, asking = requests_for(model, 2, limit=4)
+    writing = Writing(model, [plain, replace(asking, top=3)], CONFIGS[0], letters)
+    told = []
+    while writing.active:
+        told += writing.step()
+    for event in told:
+        assert len(event.top) == (3 if event.row else 0)
+        if event.row:  # greedy takes the likeliest
+            assert event.top[0][0] == event.token
+            assert event.top[0][1] == pytest.approx(event.logprob)
+            assert event.top[0][1] >= event.top[1][1] >= event.top[2][1]

@@ -1,0 +1,339 @@
+"""The same request has the same answer: alone, among others, over HTTP, in Python, at the shell."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from itertools import zip_longest
+
+import openai
+import pytest
+
+from limelight.explain.traced_text import TooLongError
+from limelight.serve.worker.jobs import chat, complete
+from tests.serve.samples import ROOT, Served, all_at_once, exact
+
+SOURCES = ["a b c", "c a", "b b a", "e d c b a", "a", "f a b c d e"]
+WAYS = {
+    "greedy": {"beam": 1},
+    "beam": {"beam": 4},
+    "sampled": {"temperature": 1.1, "top_k": 8, "seed": 7},
+}
+
+
+def python_answers(known, way):
+    """Requests, and what Python says to them."""
+    settings = WAYS[way]
+    for text in SOURCES:
+        asked = {"model": "reverse", "text": text, **settings}
+        yield "/api/translate", asked, known["reverse"].translate(text, **settings).text
+        if way == "beam":  # which is not for writing
+            continue
+        asked = {"model": "writer", "prompt": text, "max_tokens": 50, **settings}
+        answer = known["writer"].write(text, max_tokens=50, **settings)
+        yield "/v1/completions", asked, answer
+    for said in ("hello", "a friend", "how are you?"):
+        asked = {"model": "chat", "messages": [{"role": "user", "content": said}], **settings}
+        yield "/v1/chat/completions", asked, known["chat"].chat(**settings).reply(said)
+
+
+def text_of(response):
+    assert response.status_code == 200, response.text
+    told = response.json()
+    if "choices" not in told:
+        return told["text"]
+    choice = told["choices"][0]
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+def test_words_are_kept_or_their_lack_is_told(service):
+    wish = {"model": "reverse", "text": "a b", "beam": 4, "include": ["e d"]}
+    assert "e d" in service.ask("/api/translate", **wish)["text"]
+    refused = service.post("/api/translate", **wish, max_tokens=2)
+    assert refused.status_code == 400
+    assert "no translation with 'e d' was found" in refused.text
+    refused = service.post("/api/translate", **wish, exclude=["d"])
+    assert (refused.status_code, "and 'd' excluded" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_alone_it_is_what_python_says(service, known, way):
+    for path, asked, answer in list(python_answers(known, way))[::4]:
+        assert text_of(service.post(path, **asked)) == answer
+
+
+def test_among_many_others_it_is_the_same(service, known):
+    requests = [each for way in WAYS for each in python_answers(known, way)] * 3
+    random.Random(1).shuffle(requests)
+    responses = all_at_once(service, [(path, asked) for path, asked, _ in requests])
+    assert [text_of(response) for response in responses] == [answer for *_, answer in requests]
+
+
+def test_at_the_shell_it_is_the_same(service, run):
+    def shell(command, name, *arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "limelight", command, str(exact(run(name))), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        return done.stdout.removesuffix("\n")
+
+    told = [service.ask("/api/translate", model="reverse", text=text)["text"] for text in SOURCES]
+    assert shell("translate", "reverse", *SOURCES) == "\n".join(told)
+    settings = {"temperature": 1.0, "seed": 5, "max_tokens": 40}
+    told = service.ask("/v1/completions", model="writer", prompt="the", **settings)
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    assert shell("write", "writer", "the", *arguments) == "the" + told["choices"][0]["text"]
+
+
+def pieces_of(service, path, **asked):
+    """The events of a stream."""
+    with service.client.stream("POST", path, json={**asked, "stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_is_the_whole_in_pieces(service, way):
+    for path, asked in (
+        ("/v1/completions", {"model": "writer", "prompt": "the", "max_tokens": 60, "n": 3}),
+        ("/v1/completions", {"model": "reverse", "prompt": "a b c"}),
+        ("/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "a"}]}),
+    ):
+        if (asked["model"], way) == ("writer", "beam"):
+            refused = service.post(path, **asked, beam=4)
+            assert (refused.status_code, "beam=4 is not" in refused.text) == (400, True)
+            continue
+        settings = {**asked, **WAYS[way]}
+        whole = service.ask(path, **settings)
+        events = pieces_of(service, path, **settings, stream_options={"include_usage": True})
+        assert events[-1]["usage"] == whole["usage"]
+        for choice in whole["choices"]:
+            own = [c for e in events for c in e["choices"] if c["index"] == choice["index"]]
+            joined = "".join(c.get("text", c.get("delta", {}).get("content") or "") for c in own)
+            assert joined == choice.get("text", choice.get("message", {}).get("content"))
+            assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+def test_n_texts_have_n_seeds(service, known):
+    asked = {"model": "writer", "prompt": ["the", "a"], "max_tokens": 20, "temperature": 2.0}
+    told = service.ask("/v1/completions", **asked, n=3, seed=5)
+    texts = [choice["text"] for choice in told["choices"]]
+    settings = {"max_tokens": 20, "temperature": 2.0}
+    expected = [
+        known["writer"].write(prompt, seed=5 + i, **settings)
+        for prompt in ("the", "a")
+        for i in range(3)
+    ]
+    assert texts == expected
+    assert [choice["index"] for choice in told["choices"]] == list(range(6))
+
+
+def test_stop_and_length_are_told(service, known):
+    whole = known["writer"].write("the cat", max_tokens=30)
+    asked = {"model": "writer", "prompt": "the cat", "max_tokens": 30}
+    told = service.ask("/v1/completions", **asked, stop=[" by "])["choices"][0]
+    assert told["text"] == whole.split(" by ")[0]
+    assert told["finish_reason"] == "stop"
+    told = service.ask("/v1/completions", **{**asked, "max_tokens": 3})
+    assert told["choices"][0]["finish_reason"] == "length"
+    assert told["usage"]["completion_tokens"] == 3
+
+
+def test_a_translation_comes_with_all_that_was_asked_for(service, known):
+    asked = {"model": "reverse", "text": "a b c", "nbest": 3, "beam": 4}
+    told = service.ask("/api/translate", **asked, alternatives=2, alignment=True, tree=True)
+    best = known["reverse"].translate("a b c", nbest=3, beam=4)
+    assert [output["text"] for output in told["outputs"]] == [out.text for out in best.outputs]
+    assert [output["score"] for output in told["outputs"]] == pytest.approx(
+        [out.score for out in best.outputs]
+    )
+    assert len(told["alternatives"]) == len(told["outputs"][0]["tokens"]) + 1
+    assert all(len(place) == 2 for place in told["alternatives"])
+    alignment = told["alignment"]
+    assert (
+        len(alignment["weights"]) == len(alignment["target"]) == len(told["outputs"][0]["tokens"])
+    )
+    assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in alignment["weights"])
+    assert len(told["tree"]) >= len(told["outputs"][0]["tokens"])
+    forced = service.ask("/api/translate", model="reverse", text="a b c", prefix="b")
+    assert forced["text"].startswith("b")
+
+
+def test_a_choice_can_be_made_and_its_prefix_is_aligned_too(service, known):
+    asked = {"model": "reverse", "text": "a b c", "beam": 1}
+    told = service.ask("/api/translate", **asked, alternatives=3, alignment=True)
+    other = next(c for c in told["alternatives"][1][1:] if c["piece"] != "⟨end⟩")
+    forced = service.ask("/api/translate", **asked, prefix=other["begin"], alignment=True)
+    assert forced["text"] == other["text"] != told["text"]
+    tokenizer = known["reverse"].tokenizer
+    given = tokenizer.pieces(tokenizer.encode(other["begin"]))
+    assert forced["alignment"]["target"] == [*given, *forced["outputs"][0]["tokens"]]
+    # What a token looks at depends on what comes before it, and on nothing after it.
+    assert forced["alignment"]["weights"][0] == told["alignment"]["weights"][0]
+    assert service.client.get("/api/model", params={"model": "chat"}).json()["history"] == 3
+
+
+def test_what_a_model_cannot_do_is_said(service):
+    for path, asked in (
+        ("/api/fill", {"model": "writer", "text": "a ___"}),
+        (
+            "/v1/chat/completions",
+            {"model": "writer", "messages": [{"role": "user", "content": ""}]},
+        ),
+        ("/api/suggest", {"model": "reverse", "text": "a"}),
+        ("/api/classify", {"model": "chat", "texts": ["a"]}),
+    ):
+        response = service.post(path, **asked)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "not_for_this_model"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_model_cannot_read_whole_is_refused_and_not_cut(service, known, stream):
+    longest = known["reverse"].max_len - 1  # the end is read too
+    fits, long = "a" * longest, "a" * (longest + 1)
+    refused = service.post("/v1/completions", model="reverse", prompt=["a", long], stream=stream)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_long")
+    said = refused.json()["error"]["message"]
+    assert f"the prompt comes to {longest + 1} tokens, and the model reads {longest}" in said
+    turn = {"role": "user", "content": long}
+    refused = service.post("/v1/chat/completions", model="reverse", messages=[turn], stream=stream)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_long")
+    assert "the last turn comes to" in refused.json()["error"]["message"]
+    if not stream:  # the control: what just fits is read whole, and what was said before may be cut
+        read = service.ask("/v1/completions", model="reverse", prompt=fits)["usage"]
+        assert read["prompt_tokens"] == longest + 1
+        turns = [turn, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+        told = service.ask("/v1/chat/completions", model="reverse", messages=turns)
+        alone = service.ask("/v1/chat/completions", model="reverse", messages=turns[2:])
+        assert told["choices"] == alone["choices"]
+
+
+def test_a_tag_takes_its_room_in_what_is_read(model):
+    tagged = model("tagged")
+    longest = tagged.max_len - 2  # less the end and the tag
+    asked = {"n": 1, "stop": [], "top": 0, "stream": False, "logprobs": False, "tag": "back"}
+    complete(tagged, {**asked, "prompts": ["a" * longest]})
+    chat(tagged, {**asked, "turns": ["a" * longest]})
+    for do, texts in ((complete, "prompts"), (chat, "turns")):
+        with pytest.raises(TooLongError, match=rf"the model reads {longest}: shorten it"):
+            do(tagged, {**asked, texts: ["a" * (longest + 1)]})
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "the"}),
+        ("/api/trace", {"text": "the"}),
+        ("/api/teacher", {"source": "the", "target": " cat"}),
+        ("/api/score", {"texts": [["the"]]}),
+    ],
+)
+def test_a_tag_is_refused_by_a_model_that_learned_none(path, asked, service):
+    response = service.post(path, model="writer", tag="de", **asked)
+    assert response.status_code == 400
+    said = response.json()["error"]["message"]
+    assert said == "this model learned no tags, so there is no 'de'"
+
+
+def test_the_official_client_works_unchanged(service, known):
+    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+    assert {"reverse", "writer", "chat"} == {model.id for model in client.models.list()}
+    assert client.models.retrieve("chat").id == "chat"
+    done = client.completions.create(
+        model="writer", prompt="the", max_tokens=10, temperature=0, logprobs=3, seed=1
+    )
+    assert done.choices[0].text == known["writer"].write("the", max_tokens=10)
+    assert done.usage.completion_tokens == len(done.choices[0].logprobs.tokens)
+    assert len(done.choices[0].logprobs.top_logprobs[0]) == 3
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    said = client.chat.completions.create(
+        model="chat", messages=messages, logprobs=True, top_logprobs=2, extra_body={"beam": 1}
+    )
+    assert said.choices[0].message.content == known["chat"].chat(beam=1).reply("hello")
+    assert len(said.choices[0].logprobs.content[0].top_logprobs) == 2
+    pieces = client.chat.completions.create(model="chat", messages=messages, stream=True)
+    joined = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert joined == known["chat"].chat().reply("hello")
+    vectors = client.embeddings.create(model="writer", input=["the cat", "a dog"])
+    expected = known["writer"].embed("the cat")
+    assert vectors.data[0].embedding == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="")
+    with pytest.raises(openai.UnprocessableEntityError):
+        client.completions.create(model="writer", prompt="", temperature=-1)
+
+
+def test_what_cannot_be_scored_is_told_in_words_that_are_true_here(service):
+    for name, texts, sentence in (
+        ("reverse", ["a"], "this model scores a source and a target, and not 1 text"),
+        ("writer", ["a", "b"], "this model scores one text, and not 2 texts"),
+    ):
+        told = service.ask("/api/score", model=name, texts=[texts])["scores"][0]
+        assert (told["total"], told["problem"].startswith(sentence)) == (None, True)
+
+
+def test_a_vector_tells_how_much_of_its_text_was_read(service, known):
+    room = known["writer"].max_len - 2
+    fits, long = "a" * room, "a" * room + "the cat"
+    told = service.ask("/v1/embeddings", model="writer", input=[fits, long])
+    assert told["data"][0]["embedding"] == pytest.approx(told["data"][1]["embedding"])
+    read = {"prompt_tokens": 2 * room, "total_tokens": 2 * room}
+    assert told["usage"] == {**read, "left_out": len("the cat")}
+    short = service.ask("/v1/embeddings", model="writer", input=[fits[1:], "the cat"])
+    assert short["data"][0]["embedding"] != pytest.approx(told["data"][0]["embedding"])
+    assert short["usage"]["prompt_tokens"] == room - 1 + len("the cat")
+    assert short["usage"]["left_out"] == 0
+
+
+def test_an_answer_too_late_is_none(service):
+    asked = {"model": "writer", "prompt": "the", "max_tokens": 4000, "temperature": 2.0}
+    response = service.post("/v1/completions", **asked, n=16, timeout=0.05)
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "timeout"
+
+
+def test_runs_and_models_are_told(service):
+    runs = service.client.get("/api/runs").json()["runs"]
+    assert [each["name"] for each in runs] == ["reverse", "writer", "chat"]
+    assert all(each["ready"] and each["last"]["loss"] > 0 for each in runs)
+    entries = service.client.get("/api/runs/writer/metrics", params={"after": 10}).json()["entries"]
+    assert entries
+    assert all(entry["step"] > 10 for entry in entries)
+    facts = service.client.get("/api/model", params={"model": "chat"}).json()
+    assert facts["kind"] == "dialogues"
+    page = service.client.get("/about")
+    assert page.status_code == 200
+    assert "chatbot" in page.text or "chat" in page.text
+    assert "<script" not in page.text + service.client.get("/docs").text
+
+
+def test_in_float32_it_differs_only_at_near_ties(run, model):
+    """A batch rounds differently than a text alone: counted, and only where two tokens are even."""
+    alone, prompts = (
+        model("writer"),
+        [f"the {who} {i}" for who in ("cat", "dog") for i in range(40)],
+    )
+    asked = {"max_tokens": 40, "beam": 1, "logprobs": 2}
+    with Served(run("writer")) as served:
+        requests = [("/v1/completions", {"prompt": prompt, **asked}) for prompt in prompts]
+        choices = [r.json()["choices"][0] for r in all_at_once(served, requests)]
+    different = 0
+    for prompt, choice in zip(prompts, choices, strict=True):
+        text = alone.write(prompt, max_tokens=40, beam=1)
+        if choice["text"] == text:
+            continue
+        different += 1
+        pairs = enumerate(zip_longest(choice["text"], text))  # tokens are characters here
+        same = next(place for place, (one, other) in pairs if one != other)
+        first, second = sorted(choice["logprobs"]["top_logprobs"][same].values(), reverse=True)
+        assert first - second < 1e-4
+    assert different <= 2

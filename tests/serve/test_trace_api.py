@@ -1,0 +1,380 @@
+"""What is told of a model's inside over HTTP is what Python says of it, to the last bit."""
+
+import json
+import math
+import os
+import signal
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from limelight.serve.worker.scheduler.scheduler import Worker
+from torch.nn import functional as F
+
+import limelight
+from limelight.explain.focus import look_at
+from limelight.explain.render import serialize
+from limelight.explain.stages import stop_at
+from limelight.explain.traced_text import TooLongError
+from limelight.serve.ipc import unpacked
+from limelight.serve.schemas import Ticket
+from limelight.serve.trace_token import name_of, ticket_of
+from limelight.serve.worker.jobs import code_of
+from limelight.serve.worker.trace_cache import Album, ExpiredError
+from tests.serve.samples import Served, all_at_once, until
+
+NAMES = ("reverse", "writer", "bert", "rnn")
+TEXTS = {"reverse": "a b c", "writer": "the cat", "bert": "the ___ sits here."}
+WAYS = {
+    "as the recipe says": {},
+    "greedy": {"mode": "greedy"},
+    "beam": {"mode": "beam", "beam": 3},
+    "drawn": {"mode": "sample", "temperature": 1.2, "top_k": 5, "seed": 4},
+}
+SAME = {  # the same in Python
+    "as the recipe says": {},
+    "greedy": {"beam": 1, "groups": 1, "temperature": 0.0},
+    "beam": {"beam": 3, "groups": 1, "temperature": 0.0},
+    "drawn": {"beam": 1, "groups": 1, "temperature": 1.2, "top_k": 5, "seed": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def inside(run):
+    """One model of every family, and one that has no attention."""
+    with Served(*(run(name) for name in NAMES)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def models(run):
+    """The same in this process."""
+    return {name: limelight.load(run(name)) for name in NAMES}
+
+
+def plain(facts):
+    """As it is after a journey."""
+    return json.loads(serialize.as_json(facts))
+
+
+def parts(response):
+    """Numbers as a page reads them."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/octet-stream"
+    kind = {"f32": "<f4", "f16": "<f2", "u8": "u1"}[response.headers["x-limelight-kind"]]
+    numbers, found = np.frombuffer(response.content, kind), {}
+    for name, shape in json.loads(response.headers["x-limelight-parts"]):
+        found[name], numbers = np.split(numbers, [math.prod(shape)])
+        found[name] = found[name].reshape(shape)
+    assert not len(numbers)
+    return found
+
+
+def equal(response, blob):
+    """The very bytes."""
+    found = parts(response)
+    assert response.content == blob.data
+    assert response.headers["x-limelight-kind"] == blob.kind
+    assert [(name, value.shape) for name, value in found.items()] == list(blob.parts)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_trace_is_the_one_that_python_makes(inside, models, name, way):
+    told = inside.ask("/api/trace", model=name, text=TEXTS[name], **WAYS[way])
+    trace = models[name].explain(TEXTS[name], **SAME[way])
+    assert told["manifest"] == plain(serialize.manifest(trace))
+    assert told["manifest"]["how"] == trace.passage.how
+
+
+def test_a_given_target_is_taken_for_the_answer(inside, models):
+    told = inside.ask("/api/trace", model="reverse", text="a b c", target="c x a")
+    trace = models["reverse"].explain("a b c", target="c x a")
+    assert told["manifest"] == plain(serialize.manifest(trace))
+    assert told["manifest"]["how"] == "given"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_part_of_a_trace_is_the_one_that_python_has(inside, models, name):
+    told = inside.ask("/api/trace", model=name, text=TEXTS[name])
+    trace = models[name].explain(TEXTS[name])
+    base, get = f"/api/trace/{told['trace']}", inside.client.get
+    for value in trace.names:
+        equal(get(f"{base}/tensor/{value}"), serialize.tensor(trace, value))
+    at = serialize.attentions(trace)[-1]
+    for begin, end in ((1, 3), (500, 600)):  # behind the last row there is none
+        window = {"head": 2, "rows": f"{begin}:{end}", "as": "f16"}
+        blob = serialize.tensor(trace, f"{at}.weights", 2, slice(begin, end), "f16")
+        equal(get(f"{base}/tensor/{at}.weights", params=window), blob)
+    for here in serialize.attentions(trace):
+        blob = serialize.focus(trace, here, 2)
+        equal(get(f"{base}/focus", params={"at": here, "head": 2}), blob)
+    equal(get(f"{base}/thumbs"), serialize.thumbs(trace))
+    equal(get(f"{base}/logits", params={"row": 1}), serialize.logits(trace, 1))
+    side = "encoder" if name == "bert" else "decoder"
+    blob = serialize.token(trace, side, 1)
+    equal(get(f"{base}/token", params={"side": side, "row": 1}), blob)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_stop_is_the_one_that_python_tells(inside, models, name):
+    told = inside.ask("/api/trace", model=name, text=TEXTS[name])
+    trace, base = models[name].explain(TEXTS[name]), f"/api/trace/{told['trace']}/stop"
+    for stop in told["manifest"]["stops"]:
+        places = {"layer": 1, "head": 2, "source" if name != "writer" else "target": 1}
+        rows = (places.get("source"), places.get("target"))
+        answer = inside.client.get(f"{base}/{stop}", params=places)
+        known = stop_at(trace, stop, look_at(trace, 1, 2, None, rows))
+        assert answer.json() == plain(serialize.stop_facts(known)), stop
+        assert all(check["passed"] for check in answer.json()["checks"])
+    by_word = inside.client.get(
+        f"{base}/softmax",
+        params={"word": trace.source.labels[1]}
+        if name != "writer"
+        else {"word": trace.target.labels[1]},
+    )
+    assert by_word.status_code == 200
+
+
+def test_what_there_is_not_is_said(inside):
+    told = inside.ask("/api/trace", model="reverse", text="a b")
+    base = f"/api/trace/{told['trace']}"
+    for question in (
+        "tensor/nothing",
+        "focus?at=decoder.9.self",
+        "focus?at=decoder.0.self&head=99",
+        "logits?row=99",
+        "token?row=99",
+        "stop/nowhere",
+        "stop/mask?layer=9",
+        "stop/mask?word=zebra",
+        "stop/mask?source=99",
+        "tensor/encoder.input?head=1",
+    ):
+        response = inside.client.get(f"{base}/{question}")
+        assert response.status_code == 400, question
+        assert response.json()["error"]["code"] == "invalid_request"
+    response = inside.post("/api/trace", model="reverse", text="a " * 500)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "too_long")
+    response = inside.post("/api/trace", model="rnn", text="the")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "not_for_this_model")
+    response = inside.post("/api/trace", model="reverse", text="")
+    assert response.status_code == 400
+    response = inside.post("/api/teacher", model="bert", target="a")
+    assert response.json()["error"]["code"] == "not_for_this_model"
+
+
+def test_many_traces_at_once_are_not_mixed_up(inside, models):
+    letters = "abcdefghij"
+    texts = [" ".join(letters[i : i + 1 + i % 3]) for i in range(10)] * 3
+    asked = [("/api/trace", {"model": "reverse", "text": text}) for text in texts]
+    for text, response in zip(texts, all_at_once(inside, asked), strict=True):
+        pieces = response.json()["manifest"]["source"]["pieces"]
+        assert "".join(pieces[:-1]) == text
+        base = f"/api/trace/{response.json()['trace']}"
+        expected = serialize.logits(models["reverse"].explain(text), 0)
+        equal(inside.client.get(f"{base}/logits?row=0"), expected)
+
+
+def test_of_a_model_that_has_changed_nothing_is_told(inside):
+    told = inside.ask("/api/trace", model="reverse", text="a b")
+    ticket = ticket_of(told["trace"])
+    other = name_of(ticket.model_copy(update={"print": "0" * 16}))
+    response = inside.client.get(f"/api/trace/{other}/thumbs")
+    assert (response.status_code, response.json()["error"]["code"]) == (410, "trace_expired")
+    assert inside.client.get(f"/api/trace/{told['trace']}/thumbs").status_code == 200
+
+
+@pytest.mark.system
+def test_a_trace_outlives_the_worker_and_the_service(run):
+    with Served(run("reverse")) as service:
+        trace = service.ask("/api/trace", text="a b c", mode="sample", temperature=1.0, seed=2)
+        question = f"/api/trace/{trace['trace']}/focus?at=decoder.0.cross&head=1"
+        before = service.client.get(question).content
+        os.kill(service.worker()[0], signal.SIGKILL)
+        until(lambda: service.client.get("/readyz").status_code == 503, 5)
+        until(lambda: service.client.get("/readyz").status_code == 200, 60)
+        assert service.client.get(question).content == before
+    with Served(run("reverse")) as service:
+        assert service.client.get(question).content == before
+
+
+def test_the_table_of_teacher_forcing(inside, models):
+    told = inside.ask("/api/teacher", model="reverse", source="a b", target="b a")
+    loaded = models["reverse"]
+    words = loaded.tokenizer
+    source, target = words.encode("a b"), words.encode("b a")
+    read, wanted = [words.start, *target], [*target, words.end]
+    with torch.no_grad():
+        logits = loaded.model(torch.tensor([[*source, words.end]]), torch.tensor([read]))[0]
+    losses = F.cross_entropy(logits.double(), torch.tensor(wanted), reduction="none")
+    assert told["input"] == words.pieces(read)
+    assert told["target"] == words.pieces(wanted)
+    assert told["loss"] == pytest.approx(losses.tolist(), rel=1e-6)
+    assert told["p_target"] == pytest.approx(losses.neg().exp().tolist(), rel=1e-6)
+    assert told["best"] == words.pieces(logits.argmax(dim=1).tolist())
+    assert told["mean"] == pytest.approx(losses.mean().item())
+    share = loaded.recipe.train.label_smoothing
+    smooth = F.cross_entropy(logits.double(), torch.tensor(wanted), label_smoothing=share)
+    assert (told["smoothing"], told["smoothed"]) == (share, pytest.approx(smooth.item()))
+
+
+@pytest.mark.parametrize("name", ["writer", "rnn"])
+def test_the_table_of_a_text_alone_is_its_score(inside, models, name):
+    told = inside.ask("/api/teacher", model=name, target="the cat sits")
+    scored = models[name].score("the cat sits")
+    assert told["loss"] == pytest.approx([-value for value in scored.logprobs], abs=1e-4)
+    assert "".join(told["target"][:-1]) == "the cat sits"
+
+
+@pytest.mark.parametrize("name", ["writer", "rnn"])
+def test_the_next_tokens_scores(inside, models, name):
+    loaded = models[name]
+    response = inside.post("/api/next", model=name, text="the cat ")
+    (scores,) = parts(response).values()
+    read = [loaded.tokenizer.end, *loaded.tokenizer.encode("the cat ")]
+    with torch.no_grad():
+        expected = loaded.model(torch.tensor([read]))[0, -1]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    pieces = inside.client.get("/api/vocabulary", params={"model": name}).json()
+    assert len(pieces) == len(scores)
+    assert pieces[scores.argmax()] == loaded.write("the cat ", max_tokens=1, temperature=0)
+    long = parts(inside.post("/api/next", model=name, text="the cat " * 50))["logits"]
+    assert np.isfinite(long).all()
+
+
+def test_there_is_an_example_for_everybody(inside):
+    for name in NAMES:
+        example = inside.client.get("/api/example", params={"model": name}).json()
+        assert example["text"]
+        if name != "rnn":
+            told = inside.ask("/api/trace", model=name, text=example["text"])
+            assert told["manifest"]["steps"]
+    assert inside.client.get("/api/example", params={"model": "x"}).status_code == 404
+
+
+class Heard:
+    """A worker in this process, and all that it says."""
+
+    def __init__(self, loaded):
+        self.said, self.numbers = [], count(1)
+        self.worker = Worker(loaded, 8, 8, 64, self.hear)
+
+    def hear(self, told):
+        while told:
+            length = int.from_bytes(told[:4], "big")
+            message, told = unpacked(told[4 : 4 + length]), told[4 + length :]
+            told = told[message.get("bytes", 0) :]
+            self.said.append(message)
+
+    def trace(self, text, **fields):
+        asked = {"text": text, "target": None, "tag": "", "settings": {}, "print": ""}
+        number = next(self.numbers)
+        self.worker.hear({"id": number, "do": "trace", "what": "manifest", **asked, **fields})
+        return number
+
+    def write(self, prompt, tokens):
+        asked = {"prompts": [prompt], "n": 1, "stop": [], "top": 0, "stream": True, "tag": ""}
+        settings = {"max_tokens": tokens, "temperature": 1.0}
+        number = next(self.numbers)
+        asked |= {"logprobs": True, "settings": settings}
+        self.worker.hear({"id": number, "do": "complete", **asked})
+        return number
+
+    def of(self, number):
+        return [message for message in self.said if message.get("id") == number]
+
+
+def test_while_somebody_looks_inside_others_get_their_tokens(models):
+    heard = Heard(models["writer"])
+    writing = heard.write("the", 100)
+    heard.worker.turn()
+    before = len(heard.of(writing))
+    looking = heard.trace("the cat", settings={"max_tokens": 12})
+    turns = 0
+    while not heard.of(looking):
+        heard.worker.turn()
+        turns += 1
+    assert turns >= 12  # a token of the trace, then a token for the others, and so on
+    assert len(heard.of(writing)) - before >= turns - 2
+    assert "done" in heard.of(looking)[0]
+
+
+def test_one_who_leaves_while_looking_keeps_nobody_out(models):
+    heard = Heard(models["writer"])
+    leaving = heard.trace("the cat", settings={"max_tokens": 12})
+    staying = heard.trace("the dog", settings={"max_tokens": 3})
+    for _ in range(3):
+        heard.worker.turn()
+    assert heard.worker.album.busy
+    heard.worker.hear({"id": leaving, "do": "cancel"})
+    for _ in range(10):
+        heard.worker.turn()
+    assert "done" in heard.of(staying)[0]
+    assert not heard.of(leaving)
+    assert not heard.worker.album.busy
+
+
+def finish(work):
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value
+
+
+def test_what_is_kept_stays_within_its_room_and_changes_no_number(models):
+    asked = {"target": None, "tag": "", "settings": {"beam": 1}, "print": ""}
+    wide, narrow = Album(models["reverse"], 64), Album(models["reverse"], 64, room=20_000)
+    none = Album(models["reverse"], 64, room=0)
+    for text in ("a b c", "b c", "c a b", "a b c"):
+        for what in (
+            {"what": "manifest"},
+            {"what": "thumbs"},
+            {"what": "focus", "at": "decoder.0.cross", "head": 2},
+        ):
+            answers = []
+            for album in (wide, narrow, none):
+                with torch.inference_mode():
+                    answer = finish(album.look({"text": text, **asked, **what}))
+                answers.append({k: v for k, v in answer.items() if k != "seconds"})
+            assert answers[0] == answers[1] == answers[2]
+            kept = sum(trace.size for trace in narrow.traces.values())
+            assert kept <= narrow.room or len(narrow.traces) == 1
+            held = {"what": "stop", "layer": 1, "head": 2, "word": None}
+            held |= {"source_row": None, "target_row": None, "text": text, **asked}
+            for stop in ("softmax", "cross", "stack", "classifier", "follow", "loop"):
+                with torch.inference_mode():
+                    told = [finish(album.look({**held, "name": stop})) for album in (wide, none)]
+                assert told[0]["stop"] == told[1]["stop"]
+            assert len(none.traces) == 1
+    assert len(wide.traces) == len(wide.passages) == 3
+
+
+def test_a_text_that_is_too_long_to_look_at_is_refused_before_it_is_read(models):
+    album = Album(models["reverse"], 4)
+    asked = {"target": None, "tag": "", "settings": {}, "print": "", "what": "manifest"}
+    with pytest.raises(TooLongError, match="4 can be looked at"):
+        finish(album.look({"text": "a b c d", **asked}))
+    assert code_of(TooLongError("")) == "too_long"
+    assert code_of(ExpiredError("")) == "trace_expired"
+    assert not album.busy
+
+
+def test_a_value_that_is_too_large_for_one_answer_is_refused(models, monkeypatch):
+    monkeypatch.setattr("limelight.serve.worker.trace_cache.LARGEST", 100)
+    album = Album(models["reverse"], 64)
+    asked = {"text": "a b c", "target": None, "tag": "", "settings": {}, "print": ""}
+    asked |= {"what": "tensor", "name": "encoder.0.self.weights", "head": None, "rows": None}
+    with pytest.raises(TooLongError, match="one head"):
+        finish(album.look({**asked, "as": "f32"}))
+    one = finish(album.look({**asked, "head": 1, "rows": [0, 2], "as": "f32"}))
+    assert one["parts"] == [["encoder.0.self.weights", (2, 6)]]
+
+
+def test_a_name_holds_what_was_asked_and_nothing_else():
+    assert ticket_of(name_of(Ticket(text="a", beam=2))).model_dump(exclude_unset=True) == {
+        "text": "a",
+        "beam": 2,
+    }

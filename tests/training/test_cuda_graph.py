@@ -1,0 +1,125 @@
+"""Recorded steps are the steps that are not recorded; what cannot be recorded is not.
+
+CUDA graphs need a GPU: the comparison itself is left out where there is none.
+"""
+
+import pytest
+import torch
+
+from limelight.data.datasets import Masked, Pairs
+from limelight.model import ModelConfig, build
+from limelight.model.config import model_config
+from limelight.run.folder import RunFolder
+from limelight.training import cuda_graph
+from limelight.training.config import TrainConfig
+from limelight.training.console import Report
+from limelight.training.cuda_graph import Repeater, shape_of
+from limelight.training.distributed import Workers
+from limelight.training.objectives import Learner, write_out_attention
+from limelight.training.trainer import Trainer, Turn, can_be_repeated, take_step
+
+SIZES = {"vocab": 50, "layers": 2, "d_model": 32, "heads": 4}
+CPU, GPU = Workers(torch.device("cpu")), Workers(torch.device("cuda"))
+RECORDED, COMPILED = TrainConfig(repeat=True), TrainConfig(compile=True)
+
+
+def pairs(rows, width, seed=0, device="cpu"):
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(5, 50, (2, rows, width + 1), generator=draw).to(device)
+    real = torch.ones(rows, width + 1, dtype=torch.bool, device=device)
+    return Pairs(0, torch.arange(rows), tokens[0, :, :-1], tokens[1], None, real)
+
+
+@pytest.mark.parametrize(
+    ("family", "workers", "settings", "can"),
+    [
+        ("encoder-decoder", GPU, {}, True),
+        ("decoder-only", GPU, {}, True),
+        ("recurrent-encoder-decoder", GPU, {}, False),
+        ("encoder-decoder", CPU, {}, False),
+        ("encoder-decoder", Workers(torch.device("cuda"), 0, 2), {}, False),
+        ("encoder-decoder", GPU, {"compile": False}, False),
+        ("encoder-decoder", GPU, {"accumulate": 2}, False),
+        ("encoder-decoder", GPU, {"ema": 0.9}, False),
+    ],
+)
+def test_what_can_be_repeated(family, workers, settings, can):
+    sizes = SIZES if family in ("encoder-decoder", "decoder-only") else {"vocab": 50}
+    config = TrainConfig(**{"compile": True, **settings})
+    learner = Learner(build(model_config(family=family, **sizes)))
+    assert can_be_repeated(learner, workers, config) == can
+
+
+@pytest.fixture
+def without_graphs(monkeypatch):
+    """A repeater that tells what it would record."""
+    recorded = []
+
+    def record(self, place):
+        recorded.append(shape_of(place))
+        graph = type("Graph", (), {"replay": lambda _: self.step(place)})()
+        return cuda_graph.Recording(graph, torch.zeros(1))
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(Repeater, "record", record)
+    return recorded
+
+
+def test_a_shape_is_recorded_when_it_comes_again_and_then_replayed(without_graphs):
+    seen = []
+    step = Repeater(lambda batch: seen.append(batch.source.clone()) or torch.ones(1), "cpu")
+    met = [pairs(2, 5, 0), pairs(2, 6, 1), pairs(2, 5, 2), pairs(2, 5, 3), pairs(2, 6, 4)]
+    for batch in met:
+        step(batch)
+    assert without_graphs == [shape_of(met[0]), shape_of(met[1])]
+    for batch, source in zip(met, seen, strict=True):  # a recording reads what it is given now
+        assert torch.equal(batch.source, source)
+
+
+def test_blanks_are_never_recorded(without_graphs):
+    step = Repeater(lambda _: torch.ones(1), "cpu")
+    tokens = torch.ones(2, 5, dtype=torch.long)
+    batch = Masked(0, torch.arange(2), tokens, tokens > 0, tokens)
+    for _ in range(3):
+        step(batch)
+    assert without_graphs == []
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_written_out_is_the_same(causal):
+    model = build(ModelConfig(**SIZES, dropout=0.0)).double()
+    batch = pairs(3, 7)
+    real = torch.arange(7) < torch.tensor([[7], [4], [1]])
+    before = model(batch.source, batch.target, None if causal else real)
+    write_out_attention(model)
+    after = model(batch.source, batch.target, None if causal else real)
+    torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
+
+
+def trained(recorded, batches, config):
+    torch.manual_seed(3)
+    torch._dynamo.reset()
+    trainer = Trainer(
+        learner=Learner(build(ModelConfig(**SIZES)), 0.1, compiled=config.compile),
+        batches=None,
+        config=config,
+        run=RunFolder("."),
+        workers=GPU,
+        report=Report(),
+        precision="bfloat16",
+    )
+    if not recorded:
+        trainer.repeater = None
+    numbers = [take_step(trainer, [Turn(batch, 0, 1)]).numbers() for batch in batches]
+    return numbers, [p.detach() for p in trainer.learner.parameters()]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [RECORDED, COMPILED], ids=["eager", "compiled"])
+def test_recorded_steps_are_the_steps(config):
+    """With dropout: a recording draws the random numbers that belong to the step."""
+    batches = [pairs(16, 12 + 8 * (i % 2), i, "cuda") for i in range(16)]
+    recorded, plain = (trained(recorded, batches, config) for recorded in (True, False))
+    assert recorded[0] == [pytest.approx(numbers, rel=1e-4) for numbers in plain[0]]
+    for a, b in zip(recorded[1], plain[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

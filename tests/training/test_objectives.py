@@ -1,0 +1,165 @@
+"""What each family is asked for, held against the plain way: one example at a time, no padding."""
+
+import pytest
+import torch
+
+from limelight.data.batching import Batches
+from limelight.data.config import DataConfig
+from limelight.data.datasets import (
+    BlockExamples,
+    LabelledExamples,
+    MaskedExamples,
+    PairExamples,
+    PromptExamples,
+)
+from limelight.data.token_store import prepare
+from limelight.data.tokenizer import Tokenizer
+from limelight.training.objectives import Learner, tokens_in
+from tests.model.samples import small
+from tests.training.samples import labelled, texts
+
+TOKENIZER = Tokenizer.train("char", ["a"], 261)
+
+
+def cut(tokens, real):
+    """One row without its padding, as a batch."""
+    return tokens[real][None]
+
+
+def pairs_plainly(model, batch, i):
+    target = cut(batch.target[i], batch.target_real[i])
+    logits = model(cut(batch.source[i], batch.source_real[i]), target[:, :-1])
+    return logits[0], target[0, 1:]
+
+
+def texts_plainly(model, batch, i):
+    real = (
+        torch.ones_like(batch.tokens[i], dtype=torch.bool) if batch.real is None else batch.real[i]
+    )
+    tokens, asked = cut(batch.tokens[i], real), batch.asked[i][real][1:]
+    return model(tokens[:, :-1])[0][asked], tokens[0, 1:][asked]
+
+
+def masked_plainly(model, batch, i):
+    asked = batch.asked[i]
+    return model(batch.tokens[i][None])[0][asked], batch.answers[i][asked]
+
+
+def labelled_plainly(model, batch, i):
+    return model(cut(batch.tokens[i], batch.real[i])), batch.labels[i][None]
+
+
+def pairs_of(make, folder):
+    data = DataConfig(toy="reverse", toy_examples=40, toy_length=6)
+    return make(prepare(data, "train", TOKENIZER, folder / "stores"), TOKENIZER)
+
+
+def others_of(kind, make, folder):
+    return make(prepare(kind(folder), "train", TOKENIZER, folder / "stores"), TOKENIZER)
+
+
+KINDS = {  # the families that learn from examples of a kind, the examples, and the plain way
+    "pairs": (
+        ("encoder-decoder", "recurrent-encoder-decoder"),
+        lambda folder: pairs_of(PairExamples, folder),
+        pairs_plainly,
+    ),
+    "prompts": (
+        ("decoder-only", "recurrent-decoder-only"),
+        lambda folder: pairs_of(PromptExamples, folder),
+        texts_plainly,
+    ),
+    "blocks": (
+        ("decoder-only", "recurrent-decoder-only"),
+        lambda folder: others_of(texts, lambda s, t: BlockExamples(s, t, 12, 1), folder),
+        texts_plainly,
+    ),
+    "blanks": (
+        ("encoder-only",),
+        lambda folder: others_of(texts, lambda s, t: MaskedExamples(s, t, 12, 1), folder),
+        masked_plainly,
+    ),
+    "labels": (
+        ("encoder-only",),
+        lambda folder: others_of(
+            labelled, lambda s, t: LabelledExamples(s, t, ("one", "two"), 15), folder
+        ),
+        labelled_plainly,
+    ),
+}
+CASES = [(family, kind) for kind, (families, _, _) in KINDS.items() for family in families]
+
+
+def model_for(family, kind):
+    classes = {"classes": 2} if kind == "labels" else {}
+    return small(family, vocab=len(TOKENIZER), **classes)
+
+
+def score_by_hand(logits, answers, smoothing):
+    """Loss, surprise, right and asked, from the definition."""
+    chances = logits.log_softmax(dim=-1)
+    surprise = -chances[range(len(answers)), answers].sum()
+    spread = -chances.mean(dim=-1).sum()
+    right = sum(int(row.argmax() == wanted) for row, wanted in zip(logits, answers, strict=True))
+    loss = (1 - smoothing) * surprise + smoothing * spread
+    return torch.stack([loss, surprise, torch.tensor(right), torch.tensor(len(answers))])
+
+
+def summed(learner, batches):
+    return sum(torch.stack([x.double() for x in learner(batch)]) for batch in batches)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_a_learner_scores_as_one_does_by_hand(tmp_path, family, kind, smoothing):
+    _, examples, plainly = KINDS[kind]
+    model = model_for(family, kind)
+    for batch in Batches(examples(tmp_path), batch_tokens=80, seed=1).epoch(0):
+        rows = range(len(batch.examples))
+        by_hand = sum(score_by_hand(*plainly(model, batch, i), smoothing) for i in rows)
+        ours = summed(Learner(model, smoothing), [batch])
+        torch.testing.assert_close(ours, by_hand.double(), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_padding_and_empty_rows_change_nothing(tmp_path, family, kind):
+    """Rounded shapes have more padding and rows with nothing in them: the sums stay the same."""
+    examples = KINDS[kind][1](tmp_path)
+    plain, rounded = (
+        list(Batches(examples, batch_tokens=200, seed=1, rounded=rounded).epoch(0))
+        for rounded in (False, True)
+    )
+    assert any((batch.examples < 0).any() for batch in rounded)
+    if kind == "blanks":  # which tokens are hidden hangs on the shape of the batch
+        plain = [row_cut(batch) for batch in rounded]
+    learner = Learner(model_for(family, kind), 0.1)
+    torch.testing.assert_close(summed(learner, plain), summed(learner, rounded))
+    loss = sum(learner(batch).loss for batch in rounded)
+    grads = torch.autograd.grad(loss, list(learner.parameters()))
+    assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+def row_cut(batch):
+    """A batch without its empty rows."""
+    some = batch.examples >= 0
+    return type(batch)(*(x[some] if isinstance(x, torch.Tensor) else x for x in batch))
+
+
+def test_a_bert_computes_its_scores_only_where_it_is_asked(tmp_path):
+    examples = KINDS["blanks"][1](tmp_path)
+    model = model_for("encoder-only", "blanks")
+    seen = []
+    model.masked_head.inner.register_forward_pre_hook(lambda _, x: seen.append(x[0].shape))
+    batches = list(Batches(examples, batch_tokens=48, seed=1).epoch(0))
+    for batch in batches:
+        Learner(model)(batch)
+    assert seen == [(int(batch.asked.sum()), 16) for batch in batches]
+    assert any(batch.asked.numel() > 4 * batch.asked.sum() > 0 for batch in batches)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_counted_without_padding(tmp_path, kind):
+    for batch in Batches(KINDS[kind][1](tmp_path), batch_tokens=100, seed=1).epoch(0):
+        masks = [x for name, x in batch._asdict().items() if "real" in name and x is not None]
+        real = sum(int(mask.sum()) for mask in masks) if masks else batch.tokens.numel()
+        assert tokens_in(batch) == real
