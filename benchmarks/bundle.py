@@ -18,15 +18,15 @@ from typing import Any
 
 from limelight.data import registry
 from limelight.data.readers import raw_lines
-from limelight.loading import Loaded, load
-from limelight.recipe import recipe_of
+from limelight.loading import LoadedModel, load
+from limelight.recipe import recipe_from_run
 from limelight.run.atomic import commit, sha256_of
 from limelight.run.bundled_models import CARD, FACTS, MODELS
 from limelight.run.folder import RunFolder
-from limelight.run.int8_storage import pack
+from limelight.run.int8_storage import quantize_rows
 from limelight.run.log import read_log
 from limelight.run.weights import WEIGHTS, read_weights
-from limelight.tasks.translate import Wishes
+from limelight.tasks.translate import Constraints
 from limelight.training.checkpoint import write_tensors
 from limelight.workflows.evaluate import score_run
 
@@ -64,7 +64,7 @@ class Model:
     training: str = ""  # options of the training command
 
 
-BACK = ("data.tag=en", "data.swap=true")
+BACK = ("data.tag=en", "data.reverse=true")
 TRANSLATION = ("BLEU", "chrF2")
 TATOEBA = "Tatoeba, 2,000 unseen sentences"
 CAPTIONS = "Multi30k test_2016, image captions"
@@ -80,7 +80,7 @@ KNOWN = {
             Test(f"{CAPTIONS}, English to German", TRANSLATION, corpus="multi30k-en-de"),
             Test(f"{CAPTIONS}, German to English", TRANSLATION, "test", "multi30k-en-de", BACK),
         ),
-        " --train.repeat",
+        " --train.cuda_graphs",
     ),
     "writer": Model(
         "Goes on with a story, as books of 1865 to 1965 would",
@@ -101,7 +101,7 @@ KNOWN = {
         "Apache-2.0; data: Synthetic-Persona-Chat, CC BY 4.0; chatterbot-corpus, BSD",
         'limelight chat chat "Hi how are you"',
         (Test("50 unseen conversations", ("perplexity",), corpus="small-talk"),),
-        " --train.repeat",
+        " --train.cuda_graphs",
     ),
 }
 
@@ -126,7 +126,7 @@ def pack_run(name: str, run: RunFolder) -> None:
     for file in ("recipe.toml", "tokenizer.json", "environment.json", "log.jsonl"):
         shutil.copyfile(run.path / file, model.path / file)
     folder, _ = run.weights()
-    weights = pack(read_weights(folder / WEIGHTS))
+    weights = quantize_rows(read_weights(folder / WEIGHTS))
     commit(model.finished / folder.name, lambda place: write_tensors(place / WEIGHTS, weights))
     model.begin(run.check())
     model.write_json(FACTS, facts_of(KNOWN[name], model, []))
@@ -195,7 +195,7 @@ def measured(run: Path, test: Test) -> dict[str, Any]:
     return {**numbers, "perplexity": told["perplexity"], **signatures}
 
 
-def shape(loaded: Loaded, parameters: int) -> str:
+def shape(loaded: LoadedModel, parameters: int) -> str:
     config = loaded.recipe.model
     return (
         f"{config.family}, {config.layers} layers of {config.d_model}, {parameters / 1e6:.1f} "
@@ -205,7 +205,7 @@ def shape(loaded: Loaded, parameters: int) -> str:
 
 def training(name: str, known: Model, run: RunFolder) -> str:
     """The command, and what came of it."""
-    recipe, told = recipe_of(run), run.read_json("environment.json")
+    recipe, told = recipe_from_run(run), run.read_json("environment.json")
     lines = list(read_log(run.log))
     last = [line for line in lines if "rate" in line][-1]
     valid = [line for line in lines if line.get("validation")][-1]
@@ -225,29 +225,29 @@ def table(scores: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def translations(loaded: Loaded) -> Iterator[str]:
+def translations(loaded: LoadedModel) -> Iterator[str]:
     file = registry.find("everyday-en-de", registry.NAMED["everyday-en-de"].test[0])
     pairs = [line.decode().rstrip("\n").split("\t") for line in raw_lines(file)][:15]
     for tag, column in (("de", 0), ("en", 1)):
         yield from ("", "| source | translation | reference |", "|---|---|---|")
         for pair in pairs:
-            done = loaded.translate(pair[column], wishes=Wishes(tag=tag))
+            done = loaded.translate(pair[column], wishes=Constraints(tag=tag))
             yield f"| {pair[column]} | {done.text} | {pair[1 - column]} |"
 
 
-def stories(loaded: Loaded) -> Iterator[str]:
+def stories(loaded: LoadedModel) -> Iterator[str]:
     for prompt in PROMPTS["writer"]:
         yield f"> **{prompt}**{' '.join(loaded.write(prompt, max_tokens=120).split(chr(10)))}\n"
 
 
-def blanks(loaded: Loaded) -> Iterator[str]:
+def blanks(loaded: LoadedModel) -> Iterator[str]:
     yield from ("| text | candidates |", "|---|---|")
     for text in PROMPTS["fill"]:
         found = ", ".join(f"{c.text} {c.probability:.0%}" for c in loaded.fill(text).blanks[0])
         yield f"| {text} | {found} |"
 
 
-def answers(loaded: Loaded) -> Iterator[str]:
+def answers(loaded: LoadedModel) -> Iterator[str]:
     yield from ("| prompt | answer |", "|---|---|")
     for prompt in PROMPTS["chat"]:
         yield f"| {prompt} | {loaded.chat().reply(prompt)} |"

@@ -127,7 +127,7 @@ def write(path: Path, lines: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{line}\n" for line in lines)
     path.write_text(text, encoding="utf-8", newline="\n")
-    print(f"{path}: {text.count(chr(10)):,} lines, SHA-256 {registry.content(path)[0]}")
+    print(f"{path}: {text.count(chr(10)):,} lines, SHA-256 {registry.cached_sha256(path)[0]}")
 
 
 if __name__ == "__main__":

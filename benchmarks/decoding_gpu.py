@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from limelight.decode.accel.cuda.runner import Fixed
+from limelight.decode.accel.cuda.runner import CudaGraphModel
 from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import write
@@ -64,7 +64,7 @@ def ours(config: ModelConfig, rows: int, length: int, beam: int) -> Round:
     if banned:
         with torch.no_grad():
             model.classifier.bias[END] = -1e4
-    writer, settings = Fixed(model), DecodeConfig(beam=beam)
+    writer, settings = CudaGraphModel(model), DecodeConfig(beam=beam)
     draw = torch.Generator().manual_seed(2)
 
     def tokens(count: int) -> list[int]:

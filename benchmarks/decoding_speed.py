@@ -31,7 +31,7 @@ import torch
 
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import Engine
-from limelight.decode.request import Request, side_by_side
+from limelight.decode.request import Request, pad_batch
 from limelight.model import ModelConfig, build
 
 try:
@@ -156,12 +156,12 @@ def requests_for(sources: Rows) -> list[Request]:
 
 def write_with_ours(engine: Engine, beam: int, sources: Rows) -> Rows:
     """As `limelight translate` does."""
-    found = engine.answer(requests_for(sources), DecodeConfig(beam=beam))
+    found = engine.generate(requests_for(sources), DecodeConfig(beam=beam))
     return [best.tokens for best, *_ in found]
 
 
 def write_with_marian(model: Any, beam: int, sources: Rows) -> Rows:
-    tokens, real = side_by_side(sources, PAD)
+    tokens, real = pad_batch(sources, PAD)
     written = model.generate(
         input_ids=tokens,
         attention_mask=real.long(),

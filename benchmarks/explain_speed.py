@@ -17,9 +17,9 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.explain.explanation import Explanation, explain
 from limelight.explain.render import serialize
-from limelight.explain.stages import stations
+from limelight.explain.stages import stages
 from limelight.model import ModelConfig, build
-from limelight.tasks.text_model import Trained
+from limelight.tasks.text_model import TextModel
 
 TOKENS = 64
 LARGEST = 150_000  # bytes of the manifest
@@ -33,7 +33,7 @@ def made_up_words(count: int, seed: int = 1) -> list[str]:
     return ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(count)]
 
 
-def base() -> tuple[Trained, str, str]:
+def base() -> tuple[TextModel, str, str]:
     torch.manual_seed(1)
     words = made_up_words(60_000)
     texts = [" ".join(words[i : i + 20]) for i in range(0, len(words), 20)]
@@ -42,7 +42,7 @@ def base() -> tuple[Trained, str, str]:
     ids = tokenizer.encode(" ".join(words))
     source = tokenizer.decode(ids[: TOKENS - 1])
     target = tokenizer.decode(ids[TOKENS : 2 * TOKENS - 1])
-    return Trained(model, tokenizer), source, target
+    return TextModel(model, tokenizer), source, target
 
 
 def timed(work) -> tuple[float, Explanation]:
@@ -78,8 +78,11 @@ def main() -> None:
     seconds, _ = timed(lambda: serialize.manifest(trace))
     print(f"  making the manifest  {seconds:.2f} s")
     seconds, stops = timed(trace.walk)
-    print(f"  all {len(stops)} stops         {seconds:.2f} s ({len(stations(trace))} and asides)")
-    thumbs, focus = serialize.thumbs(trace), serialize.focus(trace, "decoder.2.cross", 3)
+    print(f"  all {len(stops)} stops         {seconds:.2f} s ({len(stages(trace))} and asides)")
+    thumbs, focus = (
+        serialize.thumbnails(trace),
+        serialize.attention_head(trace, "decoder.2.cross", 3),
+    )
     print(
         f"  thumbnails {len(thumbs.data) / 1000:.0f} KB, one head {len(focus.data) / 1000:.0f} KB"
     )

@@ -76,7 +76,7 @@ def sources(folder: Path, count: int, lengths: tuple[int, int] = (10, 30)) -> li
     from limelight.data.tokenizer import Tokenizer
 
     tokenizer, dice = Tokenizer.load(folder / "tokenizer.json"), random.Random(2)
-    known = range(tokenizer.first + 256, len(tokenizer))
+    known = range(tokenizer.first_text_id + 256, len(tokenizer))
     drawn = (dice.choices(known, k=dice.randint(*lengths) - 1) for _ in range(count))
     return [tokenizer.decode(tokens).strip() for tokens in drawn]
 

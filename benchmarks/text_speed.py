@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from limelight.data.batching import Batches
+from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig
-from limelight.data.datasets import PairExamples
+from limelight.data.datasets import Seq2SeqDataset
 from limelight.data.readers import open_packed
-from limelight.data.token_store import chunks, prepare
+from limelight.data.token_store import chunks, open_or_build
 from limelight.data.tokenizer import Tokenizer
 
 WORDS = [f"w{'aeiou'[i % 5]}{chr(97 + i % 26)}{i % 97}" for i in range(5000)]
@@ -67,7 +67,7 @@ def main() -> None:
             tokenizer.core.encode_batch_fast([line for (line,) in chunk], add_special_tokens=False)
         bare = time.perf_counter() - began
         began = time.perf_counter()
-        prepare(
+        open_or_build(
             DataConfig(kind="texts", train=(str(folder / "1.txt"),)),
             "train",
             tokenizer,
@@ -77,10 +77,10 @@ def main() -> None:
         print(f"tokenising {size:.1f} MB: {size / ours:.1f} MB/s into a store, ", end="")
         print(f"the bare library {size / bare:.1f} MB/s, ratio {bare / ours:.2f}")
 
-        store = prepare(
+        store = open_or_build(
             DataConfig(train=(str(folder / "pairs.tsv"),)), "train", tokenizer, folder / "p"
         )
-        batches = Batches(PairExamples(store, tokenizer), batch_tokens=4096, seed=0)
+        batches = BatchPlan(Seq2SeqDataset(store, tokenizer), batch_tokens=4096, seed=0)
         began = time.perf_counter()
         tokens = sum(int(b.source_real.sum() + b.target_real.sum()) for b in batches.epoch(0) if b)
         print(f"batches: {tokens / (time.perf_counter() - began) / 1e6:.1f} million tokens/s")

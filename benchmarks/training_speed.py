@@ -30,15 +30,15 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.data.batching import Batches, EpochPlan
-from limelight.data.datasets import Pairs, Rows, Texts
+from limelight.data.batching import BatchPlan, EpochPlan
+from limelight.data.datasets import LMBatch, Rows, Seq2SeqBatch
 from limelight.model import ModelConfig, build
 from limelight.run.folder import RunFolder
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
-from limelight.training.distributed import Workers
-from limelight.training.objectives import Learner, to_device
-from limelight.training.trainer import Trainer, Turn, take_step
+from limelight.training.distributed import World
+from limelight.training.objectives import LossModule, to_device
+from limelight.training.trainer import MicroBatch, Trainer, train_step
 
 S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab": 8000}
 BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab": 32_000}
@@ -143,19 +143,19 @@ def our_step(
         }
     )
     smoothing = 0.1 if translating else 0.0
-    config = TrainConfig(compile=compiled, repeat=repeat, label_smoothing=smoothing)
+    config = TrainConfig(compile=compiled, cuda_graphs=repeat, label_smoothing=smoothing)
     trainer = Trainer(
-        learner=Learner(build(ModelConfig(**sizes, **family)), config.label_smoothing, compiled),
+        learner=LossModule(build(ModelConfig(**sizes, **family)), config.label_smoothing, compiled),
         batches=None,  # type: ignore[arg-type]
         config=config,
         run=RunFolder(Path()),
-        workers=Workers(torch.device(device)),
+        workers=World(torch.device(device)),
         report=Report(console=Console(quiet=True)),
         d_model=sizes["d_model"],
-        widths=widths,
+        length_range=widths,
         precision="bfloat16" if device == "cuda" else "float32",
     )
-    return lambda batch: take_step(trainer, [Turn(batch, 0, 1)])
+    return lambda batch: train_step(trainer, [MicroBatch(batch, 0, 1)])
 
 
 def their_step(model: nn.Module, device: str, compiled: bool) -> Step:
@@ -181,7 +181,7 @@ def their_step(model: nn.Module, device: str, compiled: bool) -> Step:
 
 def exercise(batch: Any) -> tuple[tuple[Tensor, ...], Tensor, float]:
     """What is read, what is wanted, and how much of the label is smoothed."""
-    if isinstance(batch, Texts):
+    if isinstance(batch, LMBatch):
         return (batch.tokens[:, :-1],), batch.tokens[:, 1:], 0.0
     read, wanted = batch.target[:, :-1], batch.target[:, 1:]
     if batch.source_real is None:
@@ -197,8 +197,8 @@ def make_batch(sizes: dict[str, int], rows: int, length: int, device: str) -> An
     examples = torch.arange(rows)
     asked = torch.ones_like(target, dtype=torch.bool)
     if "max_len" in sizes:
-        return Texts(0, examples, target, None, asked)
-    return Pairs(0, examples, source, target, None, asked)
+        return LMBatch(0, examples, target, None, asked)
+    return Seq2SeqBatch(0, examples, source, target, None, asked)
 
 
 class Ragged:
@@ -213,7 +213,7 @@ class Ragged:
         self.lengths = np.stack([source, target], axis=1).round().clip(4, 40).astype(np.int64)
         self.vocab = vocab
 
-    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Pairs:
+    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Seq2SeqBatch:
         """These examples side by side, so wide on each side."""
         real = [
             torch.from_numpy(
@@ -225,17 +225,21 @@ class Ragged:
         source, target = (
             torch.randint(5, self.vocab, mask.shape, generator=draw) * mask for mask in real
         )
-        return Pairs(position, torch.from_numpy(rows), source, target, *real)
+        return Seq2SeqBatch(position, torch.from_numpy(rows), source, target, *real)
 
 
-def ragged_batches(sizes: dict[str, int], pairs: int, rounded: bool, device: str) -> list[Pairs]:
+def ragged_batches(
+    sizes: dict[str, int], pairs: int, rounded: bool, device: str
+) -> list[Seq2SeqBatch]:
     """An epoch of them, in memory that a GPU can copy from."""
-    batches = Batches(Ragged(pairs, sizes["vocab"]), RAGGED_TOKENS, seed=1, rounded=rounded)
+    batches = BatchPlan(Ragged(pairs, sizes["vocab"]), RAGGED_TOKENS, seed=1, bucketed=rounded)
     plan = batches.plan(0)
     made: list[Any] = [EpochPlan(batches, 0, plan)[i] for i in range(len(plan))]
     if device != "cuda":
         return made
-    return [Pairs(*(x.pin_memory() if isinstance(x, Tensor) else x for x in b)) for b in made]
+    return [
+        Seq2SeqBatch(*(x.pin_memory() if isinstance(x, Tensor) else x for x in b)) for b in made
+    ]
 
 
 def peers_of(sizes: dict[str, int]) -> dict[str, Callable[[], nn.Module]]:

@@ -4,6 +4,7 @@ Whether the values come from a file, from the command line or from Python, pydan
 what is wrong is told in one sentence with the value and the nearest right choice.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
@@ -12,7 +13,7 @@ from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args
 import pydantic
 from pydantic.dataclasses import dataclass
 
-from limelight.errors import UserError, unknown
+from limelight.errors import RenamedWarning, UserError, unknown_name
 
 LARGEST = 2**40  # of any count: beyond every corpus and model, and far from overflow
 Count = Annotated[int, pydantic.Field(ge=0, le=LARGEST)]
@@ -37,26 +38,48 @@ KINDS = {
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def table(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass that refuses wrong values with a `UserError`."""
+def config_class(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass that refuses wrong values with a `UserError`.
+
+    Its `RENAMED`, if there is one, maps old names of fields to new ones; both are accepted.
+    """
     checked = dataclass(cls, frozen=True, kw_only=True, config=STRICT)
     build: Callable[..., None] = checked.__init__
 
     @wraps(build)
     def __init__(self: T, /, *positional: Any, **values: Any) -> None:  # noqa: N807
         names = [field.name for field in fields(checked)]
+        values = with_current_names(cls, values)
         for name in values.keys() - set(names):
-            raise unknown("setting", name, names)
+            raise unknown_name("setting", name, names)
         try:
             build(self, *positional, **values)
         except pydantic.ValidationError as error:
-            raise UserError(sentence(error.errors(), cls)) from None
+            raise UserError(validation_message(error.errors(), cls)) from None
 
     cast(Any, checked).__init__ = __init__
     return cast(type[T], checked)
 
 
-def sentence(problems: list[Any], cls: type) -> str:
+def current_name(cls: type, name: str) -> str:
+    """A field's name of today, for one that may be an older one."""
+    return str(getattr(cls, "RENAMED", {}).get(name, name))
+
+
+def with_current_names(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Values under today's names; each old one is mentioned in a warning."""
+    current: dict[str, Any] = {}
+    for name, value in values.items():
+        new = current_name(cls, name)
+        if new in current or (new != name and new in values):
+            raise UserError(f"{new} is given twice: {name} is its old name")
+        if new != name:
+            warnings.warn(f"{name} is now called {new}", RenamedWarning, stacklevel=4)
+        current[new] = value
+    return current
+
+
+def validation_message(problems: list[Any], cls: type) -> str:
     """What pydantic found first, told to a person."""
     kind = problems[0]["type"]
     if kind == "value_error":  # one of our own sentences
@@ -67,7 +90,7 @@ def sentence(problems: list[Any], cls: type) -> str:
     value = problems[0]["input"]
     if kind == "literal_error":
         choices = get_args(cls.__dataclass_fields__[name].type)  # type: ignore[attr-defined]
-        return str(unknown(name, value, map(str, choices)))
+        return str(unknown_name(name, value, map(str, choices)))
     same = [problem for problem in problems if problem["loc"][0] == name]
     if all(problem["type"] in (*KINDS, "literal_error") for problem in same):
         wanted = [KINDS.get(p["type"]) or p["ctx"]["expected"] for p in same]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from limelight.errors import UserError, unknown
+from limelight.errors import UserError, unknown_name
 
 # An analysis of how to cut loops into tiles, which fails on shapes that vary: pytorch issue 181563.
 COMPILING: dict[str, str | int | bool | Callable[..., Any]] = {
@@ -25,7 +25,7 @@ def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
         "cpu": True,
     }
     if wanted not in ("auto", *there):
-        raise unknown("device", wanted, ("auto", *there))
+        raise unknown_name("device", wanted, ("auto", *there))
     name = next(n for n, here in there.items() if here) if wanted == "auto" else wanted
     if not there[name]:
         raise UserError(f"device={name!r} is not there: this machine has only the CPU for torch")

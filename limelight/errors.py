@@ -14,6 +14,10 @@ class FailedError(Exception):
     """What was asked for is possible, but the work cannot go on. Exit code 1."""
 
 
+class RenamedWarning(FutureWarning):
+    """A setting, an option or a name is still accepted under its old spelling."""
+
+
 class OlderWeightsWarning(UserWarning):
     """The newest weights of a run are damaged, and older ones are used."""
 
@@ -33,7 +37,7 @@ WHAT_TO_DO = {  # when the system refuses, by its own name for why
 }
 
 
-def explain_refusal(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """What the system refuses, why, and what to do about it."""
     why = error.strerror or str(error)
     what = f"{error.filename}: {why}" if error.filename is not None else why
@@ -42,12 +46,12 @@ def explain_refusal(error: OSError) -> str:
 
 
 @contextmanager
-def place_from(setting: str) -> Iterator[None]:
+def path_from_option(setting: str) -> Iterator[None]:
     """Make folders in here: one that cannot be made is told with what says where it is."""
     try:
         yield
     except OSError as error:
-        refusal = explain_refusal(error)
+        refusal = describe_os_error(error)
         if error.errno == errno.ENOENT:  # not a wrong name: folders above it are made as well
             refusal = f"{error.filename}: no folder can be made there; choose another place"
         raise FailedError(f"{refusal} ({setting} says where)") from error
@@ -59,7 +63,7 @@ def check_count(name: str, value: object, most: int) -> None:
         raise UserError(f"{name}={value!r} is out of range: ask for 1 to {most}")
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     choices = sorted(filter(None, known))  # an empty choice, "none of these", helps nobody
     near = get_close_matches(str(name), choices, n=1, cutoff=0.5)

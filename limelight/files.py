@@ -25,13 +25,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def temporary(path: Path) -> Path:
+def temp_sibling(path: Path) -> Path:
     """A name beside this one, for what is not finished yet or about to go."""
     return path.with_name(f"{path.name}.tmp-{os.urandom(4).hex()}")
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def with_filename(path: Path) -> Iterator[None]:
     """What cannot be written in here is told by name: of a full disk the system gives none."""
     try:
         yield
@@ -41,11 +41,11 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def atomic_write(path: Path, data: bytes) -> None:
     """Write a small file anew: a reader, and the next start, find the old or the new one whole."""
-    unfinished = temporary(path)
+    unfinished = temp_sibling(path)
     try:
-        with naming(path):
+        with with_filename(path):
             unfinished.write_bytes(data)
             sync(unfinished)
         unfinished.replace(path)
@@ -54,7 +54,7 @@ def replace_file(path: Path, data: bytes) -> None:
     sync(path.parent)
 
 
-def read_small(path: Path, most: int = 2**20) -> str:
+def read_bounded(path: Path, most: int = 2**20) -> str:
     """A small text file that a stranger may have put there: no link, no pipe, and never huge."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -80,11 +80,11 @@ def cache_folder() -> Path:
 if sys.platform == "win32":
     import msvcrt
 
-    def seize(file: IO[str]) -> None:
+    def try_lock_file(file: IO[str]) -> None:
         """Lock a file, or fail at once when another process has."""
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
-    def wait_for(file: IO[str]) -> None:
+    def lock_file(file: IO[str]) -> None:
         """Lock a file, when nobody else has it any more."""
         while True:
             with suppress(OSError):  # after ten seconds Windows gives up
@@ -93,12 +93,12 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def seize(file: IO[str]) -> None:
+    def try_lock_file(file: IO[str]) -> None:
         """Lock a file, or fail at once when another process has."""
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # A forked child would hold the lock too, and after the death of this process still.
         os.register_at_fork(after_in_child=file.close)
 
-    def wait_for(file: IO[str]) -> None:
+    def lock_file(file: IO[str]) -> None:
         """Lock a file, when nobody else has it any more."""
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -15,22 +15,22 @@ import torch
 from torch import nn
 
 from limelight.data.config import tags_of
-from limelight.data.registry import described
+from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
 from limelight.errors import OlderWeightsWarning, UserError
 from limelight.model import AnyConfig, build
-from limelight.recipe import Recipe, recipe_of
+from limelight.recipe import Recipe, recipe_from_run
 from limelight.run.bundled_models import find_run
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS, read_weights, shapes_in, step_of
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, embed
-from limelight.tasks.fill import Filled, fill
+from limelight.tasks.fill import FilledText, fill
 from limelight.tasks.score import Scored, score
-from limelight.tasks.text_model import Trained
-from limelight.tasks.translate import Translation, Wishes, translate
+from limelight.tasks.text_model import TextModel
+from limelight.tasks.translate import Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Loaded(Trained):
+class LoadedModel(TextModel):
     """A trained model with all that belongs to it.
 
     Settings that are given (`beam=1`, `temperature=0.8`) take the place of the recipe's.
@@ -49,14 +49,14 @@ class Loaded(Trained):
 
     def settings(self, **changes: Any) -> DecodeConfig:
         """How to write: the recipe's settings with these changes."""
-        for name in changes.keys() & Wishes.__dataclass_fields__.keys():
+        for name in changes.keys() & Constraints.__dataclass_fields__.keys():
             raise UserError(f"{name} is no setting: write wishes=Wishes({name}={changes[name]!r})")
         if "precision" in changes:  # of the model, and not of one text
             wanted = changes["precision"]
-            raise UserError(f"precision is no setting of one text: write .on(precision={wanted!r})")
+            raise UserError(f"precision is no setting of one text: write .to(precision={wanted!r})")
         return replace(self.decode, **changes)
 
-    def on(self, device: str = "auto", precision: Precision = "auto") -> "Loaded":
+    def to(self, device: str = "auto", precision: Precision = "auto") -> "LoadedModel":
         """Move to a device: the best there is, and in bfloat16 if it is a GPU made for that.
 
         With int8 it stays on the CPU, and writes with weights rounded to bytes.
@@ -70,21 +70,25 @@ class Loaded(Trained):
         if moves or int8 != self.int8:
             vars(self).pop("engine", None)  # it was made for how the model was before
         self.int8 = int8
-        for model in (self.model, *self.others) if moves else ():
+        for model in (self.model, *self.ensemble) if moves else ():
             model.to(place, kind)
         return self
 
     def translate(
-        self, text: str, nbest: int = 1, wishes: Wishes | None = None, **settings: Any
+        self, text: str, nbest: int = 1, wishes: Constraints | None = None, **settings: Any
     ) -> Translation:
         """A text's translation, with its score; with a larger `nbest` the next best too."""
-        return told(next(self.translate_all([text], nbest, wishes, **settings)))
+        return raise_if_problem(next(self.translate_all([text], nbest, wishes, **settings)))
 
     def translate_all(
-        self, texts: Iterable[str], nbest: int = 1, wishes: Wishes | None = None, **settings: Any
+        self,
+        texts: Iterable[str],
+        nbest: int = 1,
+        wishes: Constraints | None = None,
+        **settings: Any,
     ) -> Iterator[Translation]:
         """The same for any number of texts, in order."""
-        return translate(self, texts, self.settings(**settings), nbest, wishes or Wishes())
+        return translate(self, texts, self.settings(**settings), nbest, wishes or Constraints())
 
     def chat(self, tag: str = "", **settings: Any) -> Conversation:
         """A conversation: `.reply("Hi how are you")`."""
@@ -99,7 +103,7 @@ class Loaded(Trained):
         refuse_beam(settings.get("beam"))
         return write(self, prompt, self.settings(**settings), stops)
 
-    def fill(self, text: str, count: int = 5) -> Filled:
+    def fill(self, text: str, count: int = 5) -> FilledText:
         """A text with its blanks (___) filled in, and what else could stand there."""
         return fill(self, text, count)
 
@@ -113,7 +117,7 @@ class Loaded(Trained):
 
     def score(self, *text: str, tag: str = "") -> Scored:
         """How likely a text is; of a source and a target, the target."""
-        return told(next(score(self, [text], tag)))
+        return raise_if_problem(next(score(self, [text], tag)))
 
     def explain(
         self, text: str, target: str | None = None, tag: str = "", **settings: Any
@@ -129,20 +133,20 @@ class Loaded(Trained):
 Outcome = TypeVar("Outcome", Translation, Scored)
 
 
-def told(outcome: Outcome) -> Outcome:
+def raise_if_problem(outcome: Outcome) -> Outcome:
     """What came of a single text, if something did."""
     if outcome.problem:
         raise UserError(outcome.problem)
     return outcome
 
 
-def load(path: str | Path, *others: str | Path) -> Loaded:
+def load(path: str | Path, *others: str | Path) -> LoadedModel:
     """The model of a run folder, or a bundled one by its name. Nothing in it is ever executed.
 
     Several folders are an ensemble: they write together, if they have the same tokenizer.
     """
     run = find_run(path)
-    recipe = recipe_of(run)
+    recipe = recipe_from_run(run)
     tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
     classes = read_classes(run, recipe.model)
     model, step = newest_model(recipe.model, run)
@@ -150,17 +154,17 @@ def load(path: str | Path, *others: str | Path) -> Loaded:
     for other, name in zip(companions, others, strict=True):
         if other.tokenizer.hash != tokenizer.hash:
             raise UserError(f"{name} has another tokenizer than {path}: no ensemble can be made")
-    data = described(recipe.data)
-    return Loaded(
+    data = with_registry_defaults(recipe.data)
+    return LoadedModel(
         model=model.eval(),
         tokenizer=tokenizer,
         decode=recipe.decode,
         kind=data.kind,
-        history=data.history if data.kind == "dialogues" else 1,
+        history=data.context_turns if data.kind == "dialogues" else 1,
         tags=tags_of(data),
-        usual_tag=data.tag,
+        default_tag=data.tag,
         classes=classes,
-        others=[other.model for other in companions],
+        ensemble=[other.model for other in companions],
         recipe=recipe,
         step=step,
     )

@@ -7,6 +7,7 @@ again.
 
 import json
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
@@ -15,11 +16,11 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import Field
 
-from limelight.config import table
+from limelight.config import config_class, current_name
 from limelight.data.config import DataConfig, lists_to_tuples
 from limelight.data.tokenizer import SMALLEST, TokenizerConfig
 from limelight.decode.config import DecodeConfig
-from limelight.errors import UserError, unknown
+from limelight.errors import RenamedWarning, UserError, unknown_name
 from limelight.model import AnyConfig, model_config
 from limelight.model.config import FAMILIES
 from limelight.run.folder import RunFolder
@@ -28,7 +29,7 @@ from limelight.training.config import TrainConfig
 SHIPPED = files("limelight") / "recipes"
 
 
-@table
+@config_class
 class Published:
     """What others say of this model, to hold our count against."""
 
@@ -73,7 +74,7 @@ def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     path = Path(name)
     try:
         if not name.endswith(".toml") and not path.is_file():
-            raise unknown("recipe", name, recipe_names())
+            raise unknown_name("recipe", name, recipe_names())
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read the recipe {name}: {error.strerror}") from error
@@ -88,27 +89,29 @@ def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
         values = parse_toml(text)
         for key in values:
             if key not in ("about", "model", *TABLES):
-                raise unknown("key", key, ("about", "model", *TABLES))
+                raise unknown_name("key", key, ("about", "model", *TABLES))
             if key != "about" and not isinstance(values[key], dict):
                 raise UserError(f"{key} must be a table, [{key}], and not {values[key]!r}")
         if "model" not in values:
             raise UserError("there is no [model] table: a recipe says at least what the model is")
-        change(values, changes)
+        apply_overrides(values, changes)
         return assemble(Path(name).name.removesuffix(".toml"), values)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
 
 
-def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+def with_overrides(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     """A recipe that was read before, with these changes."""
     made = parse_recipe(recipe.name, write_recipe(recipe), changes)
     return replace(made, name=recipe.name)
 
 
-def recipe_of(run: RunFolder) -> Recipe:
+def recipe_from_run(run: RunFolder) -> Recipe:
     """The recipe as a run used it."""
     name = run.check()
-    recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe())
+    with warnings.catch_warnings():  # nobody is asked to edit a run folder's old names
+        warnings.simplefilter("ignore", RenamedWarning)
+        recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe())
     return replace(recipe, name=name)
 
 
@@ -158,40 +161,42 @@ def checked(key: str, build: Any) -> Any:
         raise UserError(f"[{key}] {error}") from error
 
 
-def listed(changes: Iterable[str]) -> list[str]:
+def as_list(changes: Iterable[str]) -> list[str]:
     """Changes as a list; one alone would be taken for as many as it has letters."""
     if isinstance(changes, str):
         raise UserError(f"changes={changes!r} is a str, and no list of them: write [{changes!r}]")
     return list(changes)
 
 
-def change(values: dict[str, Any], changes: Iterable[str]) -> None:
+def apply_overrides(values: dict[str, Any], changes: Iterable[str]) -> None:
     """Apply "table.setting=value", in the tables as they were read."""
     lists: dict[tuple[str, str], list[str]] = {}
-    for one in listed(changes):
+    for one in as_list(changes):
         place, equals, raw = one.partition("=")
         key, dot, setting = place.replace("-", "_").partition(".")
         if not (equals and dot):
             raise UserError(f"{one!r} is no change: write table.setting=value")
         if key not in ("model", *TABLES):
-            raise unknown("table", key, ("model", *TABLES))
+            raise unknown_name("table", key, ("model", *TABLES))
         target = values.setdefault(key, {})
         kind = type_of(key, setting, values)
         if get_origin(kind) is tuple:
             target[setting] = lists.setdefault((key, setting), [])
             target[setting].append(raw)
         else:
-            target[setting] = raw if kind is str else number_or_text(raw)
+            target[setting] = raw if kind is str else parse_value(raw)
 
 
 def type_of(key: str, setting: str, values: Mapping[str, Any]) -> Any:
     """The type of a setting, or None where there is no such setting: that is refused later."""
     family = str(values["model"].get("family", "encoder-decoder"))
     owner = TABLES[key] if key != "model" else FAMILIES.get(family)
-    return {f.name: f.type for f in fields(owner)}.get(setting) if owner else None
+    if owner is None:
+        return None
+    return {f.name: f.type for f in fields(owner)}.get(current_name(owner, setting))
 
 
-def number_or_text(raw: str) -> Any:
+def parse_value(raw: str) -> Any:
     """A value as TOML would read it, or else the text as it stands."""
     try:
         return raw if "\n" in raw else tomllib.loads(f"value = {raw}")["value"]

@@ -128,10 +128,10 @@ def served() -> dict[str, Any]:
     """The service's own description of itself, without a model behind it."""
     from limelight.serve.app import application
     from limelight.serve.limits import Limits
-    from limelight.serve.metrics import Counts
-    from limelight.serve.model_registry import House
+    from limelight.serve.metrics import Metrics
+    from limelight.serve.model_registry import ModelRegistry
 
-    gate = application(House({}, Limits(), Counts()))
+    gate = application(ModelRegistry({}, Limits(), Metrics()))
     app: Any = gate.app
     return routes(app.openapi())
 

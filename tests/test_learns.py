@@ -15,7 +15,12 @@ TOYS = ("reverse", "reverse-gpt", "reverse-lstm")
 def test_a_recipe_learns_a_shorter_toy(name, tmp_path):
     """As `limelight train` does it, with the recipe's own settings, on rows of three letters."""
     shorter = ["data.toy_length=3", "data.toy_examples=3000", "train.batch_tokens=256"]
-    sooner = ["train.accumulate=2", "train.steps=200", "train.warmup=100", "train.average=0"]
+    sooner = [
+        "train.grad_accumulation=2",
+        "train.steps=200",
+        "train.warmup=100",
+        "train.average_checkpoints=0",
+    ]
     train(name, tmp_path, [*shorter, *sooner], silent=True)
     assert evaluate_run(tmp_path, "test", silent=True)["exact"] >= 0.97
 

@@ -12,12 +12,12 @@ import pytest
 import limelight
 from limelight.cli import main
 from limelight.model.count import count_parameters
-from limelight.recipe import load_recipe, recipe_names, recipe_of
-from limelight.run.atomic import newest
+from limelight.recipe import load_recipe, recipe_from_run, recipe_names
+from limelight.run.atomic import latest_valid
 from limelight.run.bundled_models import CARD, MODELS, facts_of, find_run, model_names
 from limelight.run.folder import RunFolder
 from limelight.serve.server import named
-from limelight.tasks.translate import Wishes
+from limelight.tasks.translate import Constraints
 from limelight.workflows.train import train
 
 NAMES = ["chat", "en-de", "fill", "writer"]
@@ -56,7 +56,7 @@ def test_there_are_four_and_no_recipe_has_the_name_of_one():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_is_whole_and_has_as_many_parameters_as_it_says(loaded, name):
-    folder, complaints = newest(MODELS / name / "finished")
+    folder, complaints = latest_valid(MODELS / name / "finished")
     assert folder is not None
     assert complaints == []
     parameters = sum(count_parameters(loaded[name].model).values())
@@ -68,7 +68,7 @@ def test_each_is_whole_and_has_as_many_parameters_as_it_says(loaded, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_recipe_is_the_one_that_makes_it_again(loaded, name):
-    shipped, used = load_recipe(f"bundled-{name}"), recipe_of(find_run(name))
+    shipped, used = load_recipe(f"bundled-{name}"), recipe_from_run(find_run(name))
     assert used.name == shipped.name
     for table in ("data", "tokenizer", "model", "train", "decode"):
         ours, theirs = asdict(getattr(shipped, table)), asdict(getattr(used, table))
@@ -108,7 +108,7 @@ def test_the_card_of_en_de_shows_what_it_translates(loaded):
     assert len(shown) == 30
     for tag, first in (("de", 0), ("en", 15)):
         for source, told, _ in shown[first : first + 3]:
-            assert loaded["en-de"].translate(source, wishes=Wishes(tag=tag)).text == told
+            assert loaded["en-de"].translate(source, wishes=Constraints(tag=tag)).text == told
 
 
 def test_the_card_of_chat_shows_what_it_answers(loaded):

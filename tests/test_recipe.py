@@ -127,11 +127,11 @@ def test_the_paper_is_followed():
         train, decode = recipe.train, recipe.decode
         assert (train.batch_tokens, train.warmup, train.label_smoothing) == (25_000, 4000, 0.1)
         assert (train.beta1, train.beta2, train.eps) == (0.9, 0.98, 1e-9)
-        assert (train.schedule, train.weight_decay, train.clip) == ("paper", 0.0, 0.0)
-        assert (decode.beam, decode.length_penalty, decode.extra_tokens) == (4, 0.6, 50)
+        assert (train.schedule, train.weight_decay, train.clip_grad_norm) == ("paper", 0.0, 0.0)
+        assert (decode.beam, decode.length_penalty, decode.max_extra_tokens) == (4, 0.6, 50)
         assert recipe.tokenizer == TokenizerConfig(kind="bpe", vocab=37_000)
-    assert (base.train.steps, base.train.average) == (100_000, 5)
-    assert (big.train.steps, big.train.average) == (300_000, 20)
+    assert (base.train.steps, base.train.average_checkpoints) == (100_000, 5)
+    assert (big.train.steps, big.train.average_checkpoints) == (300_000, 20)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,14 @@ from limelight.cli.parser import (
     read_arguments,
     shown,
 )
-from limelight.errors import FailedError, OlderWeightsWarning, UserError, explain_refusal, unknown
+from limelight.errors import (
+    FailedError,
+    OlderWeightsWarning,
+    RenamedWarning,
+    UserError,
+    describe_os_error,
+    unknown_name,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,8 +65,8 @@ def info(
         json: print one JSON document.
         set: changes to a recipe, as model.layers=3; --model.layers 3 says the same.
     """
-    from limelight.errors import unknown
-    from limelight.recipe import load_recipe, recipe_names, recipe_of
+    from limelight.errors import unknown_name
+    from limelight.recipe import load_recipe, recipe_from_run, recipe_names
     from limelight.run.bundled_models import find_run, is_run, model_names
     from limelight.run.log import summary
 
@@ -70,11 +77,11 @@ def info(
         if set:  # it would be told next to a training that it had no part in
             file = run.path / "recipe.toml"
             raise UserError(f"{set[0]!r} cannot be changed any more in a run: try it with {file}")
-        loaded, trained = recipe_of(run), {"trained": summary(run.log)}
+        loaded, trained = recipe_from_run(run), {"trained": summary(run.log)}
     elif recipe.endswith(".toml") or Path(recipe).is_file() or recipe in recipe_names():
         loaded = load_recipe(recipe, set)
     else:
-        raise unknown("recipe or model", recipe, [*recipe_names(), *model_names()])
+        raise unknown_name("recipe or model", recipe, [*recipe_names(), *model_names()])
 
     from limelight.workflows.info import describe, show
 
@@ -219,9 +226,9 @@ def translate(
     """
     changes = decoding(set, beam=beam, temperature=temperature, seed=seed)
     from limelight.cli.generate import translate_lines
-    from limelight.tasks.translate import Wishes
+    from limelight.tasks.translate import Constraints
 
-    wishes = Wishes(tag, prefix, include, exclude)
+    wishes = Constraints(tag, prefix, include, exclude)
     translate_lines(run, text, changes, ensemble, nbest, alternatives, json, wishes)
 
 
@@ -580,7 +587,7 @@ def run_command(arguments: list[str]) -> None:
     if name.startswith("-"):
         raise UserError(f"limelight has no option {name}: see limelight --help")
     if name not in COMMANDS:
-        raise unknown("command", name, COMMANDS)
+        raise unknown_name("command", name, COMMANDS)
     if {"-h", "--help"} & set(before_and_from_dashes(arguments)[0]):
         show_help(name)
     else:
@@ -663,7 +670,7 @@ def tell_warnings_plainly() -> None:
         lineno: int,
         line: str | None = None,
     ) -> str:
-        if issubclass(category, OlderWeightsWarning):
+        if issubclass(category, OlderWeightsWarning | RenamedWarning):
             return f"limelight: {message}\n"
         return usual(message, category, filename, lineno, line)
 
@@ -689,7 +696,7 @@ def main() -> None:
     except BrokenPipeError:
         write_no_more()  # the reader (`head`, a pager) has seen enough
     except OSError as error:
-        leave(explain_refusal(error), 1)
+        leave(describe_os_error(error), 1)
     except (RuntimeError, MemoryError) as error:
         if not ran_out_of_memory(error):
             raise

@@ -20,24 +20,24 @@ from limelight.data.progress import counting
 from limelight.data.tokenizer import valid_unicode
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.files import naming
-from limelight.loading import Loaded, load
-from limelight.recipe import changed
+from limelight.files import with_filename
+from limelight.loading import LoadedModel, load
+from limelight.recipe import with_overrides
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, embed
 from limelight.tasks.fill import fill
 from limelight.tasks.score import Scored, score
 from limelight.tasks.translate import (
-    NOTHING_SPECIAL,
-    Choice,
-    Likely,
+    NO_CONSTRAINTS,
+    AlternativeChoice,
+    Constraints,
+    InvalidLine,
+    TokenProbability,
     Translation,
-    Unreadable,
-    Wishes,
-    other_choices,
-    other_pieces,
+    alternative_choices,
+    alternative_tokens,
     translate,
-    wide_enough,
+    widen_beam,
 )
 from limelight.tasks.write import refuse_beam, write
 
@@ -51,18 +51,18 @@ LONGEST = 1_000_000  # bytes of a line: enough for a book's chapter, and little 
 TOGETHER = 4096  # lines that are read at once, at most
 
 
-class Lines:
+class InputLines:
     """What is to be answered: the arguments, or else standard input, line by line."""
 
     def __init__(self, texts: Iterable[str], stream: IO[bytes]) -> None:
         self.texts, self.stream = tuple(texts), stream
         self.problems = 0
 
-    def __iter__(self) -> Iterator[str | Unreadable]:
+    def __iter__(self) -> Iterator[str | InvalidLine]:
         for window in self.windows():
             yield from window
 
-    def windows(self) -> Iterator[list[str | Unreadable]]:
+    def windows(self) -> Iterator[list[str | InvalidLine]]:
         """Lines that can be answered together: never is one kept waiting for the next to come."""
         if self.texts:
             yield [valid_unicode(text) for text in self.texts]
@@ -71,7 +71,7 @@ class Lines:
             note("type a text, and Enter; Ctrl-D ends")
         at_a_terminal = self.stream.isatty() or sys.stdout.isatty()
         with nullcontext(ignore) if at_a_terminal else counting("answered") as progress:
-            window, size = list[str | Unreadable](), 0
+            window, size = list[str | InvalidLine](), 0
             for number, line in enumerate(raw_lines(self.stream), start=1):
                 window.append(self.read(number, line))
                 size += len(line)
@@ -81,17 +81,17 @@ class Lines:
                     window, size = [], 0
             yield window
 
-    def read(self, number: int, line: bytes) -> str | Unreadable:
+    def read(self, number: int, line: bytes) -> str | InvalidLine:
         """A line as text, or why it is none."""
         if number == 1:
             line = line.removeprefix(BOM)
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(line) > LONGEST:
-            return Unreadable(f"longer than {LONGEST:,} bytes")
+            return InvalidLine(f"longer than {LONGEST:,} bytes")
         try:
             return line.decode()
         except UnicodeDecodeError as error:
-            return Unreadable(f"not UTF-8 (byte {error.start + 1})")
+            return InvalidLine(f"not UTF-8 (byte {error.start + 1})")
 
     def note(self, number: int, text: str) -> None:
         """Something worth knowing of a line, and of which, where there are several."""
@@ -103,7 +103,7 @@ class Lines:
         self.problems += 1
         self.note(number, problem)
 
-    def refuse(self, number: int, line: Unreadable, as_json: bool) -> None:
+    def refuse(self, number: int, line: InvalidLine, as_json: bool) -> None:
         """The outcome of a line that is no text."""
         say_json({"problem": line.why}) if as_json else say("")
         self.complain(number, line.why)
@@ -162,7 +162,7 @@ def say_json(facts: dict[str, Any]) -> None:
     print(json.dumps(facts, ensure_ascii=False), flush=True)
 
 
-def opened(run: str, *others: str) -> Loaded:
+def opened(run: str, *others: str) -> LoadedModel:
     """The model. Text comes and goes as UTF-8, whatever the locale says."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
@@ -170,21 +170,21 @@ def opened(run: str, *others: str) -> Loaded:
     return load(run, *others)
 
 
-def ready(ability: str, run: str, *others: str) -> Loaded:
+def ready(ability: str, run: str, *others: str) -> LoadedModel:
     """The model, if it can do that, where it is fastest."""
     loaded = opened(run, *others)
     loaded.require(ability)
-    return loaded.on(precision=loaded.decode.precision)
+    return loaded.to(precision=loaded.decode.precision)
 
 
 def prepare(
     ability: str, run: str, changes: Iterable[str], others: Iterable[str] = ()
-) -> tuple[Loaded, DecodeConfig]:
+) -> tuple[LoadedModel, DecodeConfig]:
     """The same, and how it shall write."""
     refuse_others(changes)
     loaded = ready(ability, run, *others)
-    config = changed(loaded.recipe, changes).decode
-    return loaded.on(precision=config.precision), config
+    config = with_overrides(loaded.recipe, changes).decode
+    return loaded.to(precision=config.precision), config
 
 
 def refuse_others(changes: Iterable[str]) -> None:
@@ -202,12 +202,12 @@ def translate_lines(
     nbest: int = 1,
     alternatives: bool = False,
     as_json: bool = False,
-    wishes: Wishes = NOTHING_SPECIAL,
+    wishes: Constraints = NO_CONSTRAINTS,
 ) -> None:
     """Every text's translation on a line of its own."""
     loaded, config = prepare("translate", run, changes, others)
-    config = wide_enough(config, nbest)
-    lines, numbers = Lines(texts, sys.stdin.buffer), count(1)
+    config = widen_beam(config, nbest)
+    lines, numbers = InputLines(texts, sys.stdin.buffer), count(1)
     for window in lines.windows():
         for done in translate(loaded, window, config, nbest, wishes):
             number = next(numbers)
@@ -219,15 +219,19 @@ def translate_lines(
                 lines.note(number, told)
             source = done.source if alternatives and done.outputs and done.parts == 1 else ""
             if as_json:
-                choices = other_choices(loaded, source, config, wishes=wishes) if source else ()
+                choices = (
+                    alternative_choices(loaded, source, config, wishes=wishes) if source else ()
+                )
                 show_translation_as_json(done, choices)
             else:
-                pieces = other_pieces(loaded, source, config, wishes=wishes) if source else ()
+                pieces = alternative_tokens(loaded, source, config, wishes=wishes) if source else ()
                 show_translation(done, pieces, nbest)
     lines.finish()
 
 
-def show_translation(done: Translation, pieces: Iterable[list[Likely]], nbest: int) -> None:
+def show_translation(
+    done: Translation, pieces: Iterable[list[TokenProbability]], nbest: int
+) -> None:
     """The text; or the n best with their scores; and below, for each token, what else could be."""
     if nbest == 1 or not done.outputs:
         say(done.text)
@@ -237,7 +241,7 @@ def show_translation(done: Translation, pieces: Iterable[list[Likely]], nbest: i
         say("  " + "   ".join(f"{visible(c.piece)} {c.probability:.0%}" for c in place))
 
 
-def show_translation_as_json(done: Translation, choices: Iterable[list[Choice]]) -> None:
+def show_translation_as_json(done: Translation, choices: Iterable[list[AlternativeChoice]]) -> None:
     """All that is known of a translation."""
     told = {"source": done.source, "text": done.text, "parts": done.parts}
     told |= {"outputs": [asdict(output) for output in done.outputs]}
@@ -254,12 +258,12 @@ def answer_lines(
     as_json: bool = True,
 ) -> None:
     """One outcome for every line: `show` shows what `answer` gives, and returns what is wrong."""
-    lines, numbers = Lines(texts, sys.stdin.buffer), count(1)
+    lines, numbers = InputLines(texts, sys.stdin.buffer), count(1)
     for window in lines.windows():
         answers = answer([line for line in window if isinstance(line, str)])
         for line in window:
             number = next(numbers)
-            if isinstance(line, Unreadable):
+            if isinstance(line, InvalidLine):
                 lines.refuse(number, line, as_json)
             elif problem := show(next(answers)):
                 lines.complain(number, problem)
@@ -374,15 +378,18 @@ def explain_text(
 ) -> None:
     """A walk through the model with this text: drawn, as JSON, or into a file."""
     from limelight.explain.explanation import explain
-    from limelight.explain.focus import look_at
+    from limelight.explain.focus import focus_on
     from limelight.explain.render import figures, serialize, terminal
     from limelight.explain.stages import stop_at
 
     refuse_others(changes)
     loaded = opened(run)  # and left where it is, in full precision: this is for looking
-    config, smoothing = changed(loaded.recipe, changes).decode, loaded.recipe.train.label_smoothing
+    config, smoothing = (
+        with_overrides(loaded.recipe, changes).decode,
+        loaded.recipe.train.label_smoothing,
+    )
     trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag)
-    view = look_at(trace, **(place or {}))
+    view = focus_on(trace, **(place or {}))
     figure, html = ((into or {}).get(kind, "") for kind in ("figure", "html"))
     if figure:
         figures.save(trace, Path(figure), *(None if x is None else x + 1 for x in view.asked))
@@ -406,7 +413,7 @@ def save_page(trace: "Trace", path: Path, name: str, place: dict[str, Any]) -> N
     from limelight.explain.render.html import as_html
 
     page = as_html(trace, name, **place)
-    with naming(path):
+    with with_filename(path):
         path.write_text(page, encoding="utf-8")
     note(f"written into {path}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
 
@@ -420,9 +427,9 @@ def talk(
 ) -> None:
     """Answer the arguments, or the lines of a file, or a person at the terminal."""
     if texts or not sys.stdin.isatty():
-        lines = Lines(texts, sys.stdin.buffer)
+        lines = InputLines(texts, sys.stdin.buffer)
         for number, line in enumerate(lines, start=1):
-            if isinstance(line, Unreadable):
+            if isinstance(line, InvalidLine):
                 lines.refuse(number, line, as_json)
             else:
                 answer(line)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
-from limelight.errors import UserError, unknown
+from limelight.errors import UserError, unknown_name
 
 Command = Callable[..., None]
 
@@ -235,7 +235,7 @@ def read_value(argument: Argument, text: str) -> Any:
     what = argument.flag or argument.value.strip("[]").split()[0]
     if get_origin(argument.kind) is Literal:
         if text not in get_args(argument.kind):
-            raise unknown(argument.name, text, get_args(argument.kind))
+            raise unknown_name(argument.name, text, get_args(argument.kind))
         return text
     if argument.kind in (int, float):
         try:

@@ -28,7 +28,7 @@ def plan_epoch(
     batch_tokens: int,
     seed: int,
     epoch: int,
-    rounded: bool = False,
+    bucketed: bool = False,
     weights: NDArray[np.float64] | None = None,
     longest: int | None = None,
 ) -> list[Rows]:
@@ -44,10 +44,12 @@ def plan_epoch(
         order = np.repeat(order, (weights[order] + draw.random(len(order))).astype(np.int64))
     if longest is not None:
         order = order[(lengths[order] <= longest).all(axis=1)]
-    widths = round_up(lengths, longest) if rounded else lengths
-    first = widths[order, -1] if rounded else widths[order].max(axis=1)
+    widths = round_up(lengths, longest) if bucketed else lengths
+    first = widths[order, -1] if bucketed else widths[order].max(axis=1)
     order = order[np.lexsort((lengths[order, 0], first))]
-    batches = cut(order, widths, batch_tokens, buckets=widths[order, -1] if rounded else None)
+    batches = fill_batches(
+        order, widths, batch_tokens, buckets=widths[order, -1] if bucketed else None
+    )
     return [batches[i] for i in draw.permutation(len(batches))]
 
 
@@ -58,7 +60,9 @@ def round_up(lengths: Lengths, longest: int | None = None) -> Lengths:
     return rounded if longest is None else np.maximum(lengths, np.minimum(rounded, longest))
 
 
-def cut(order: Rows, widths: Lengths, budget: int, buckets: Rows | None = None) -> list[Rows]:
+def fill_batches(
+    order: Rows, widths: Lengths, budget: int, buckets: Rows | None = None
+) -> list[Rows]:
     """Take examples in this order until rows x longest would exceed the budget, or a bucket ends.
 
     An example that exceeds it alone gets a batch of its own.
@@ -78,7 +82,7 @@ def cut(order: Rows, widths: Lengths, budget: int, buckets: Rows | None = None) 
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchPlan:
     """A corpus as batches, epoch after epoch, for one process of `ranks`."""
 
     examples: Examples
@@ -86,21 +90,21 @@ class Batches:
     seed: int
     pad: int = 0
     longest: int | None = None  # tokens on a side; longer examples are left out
-    rounded: bool = False
+    bucketed: bool = False
     rank: int = 0
     ranks: int = 1
     workers: int = 0
     pinned: bool = False  # memory that a GPU can copy from while it computes
 
     @property
-    def readable(self) -> Rows:
+    def usable(self) -> Rows:
         """The examples that are short enough for the model."""
         return np.flatnonzero((self.examples.lengths <= (self.longest or np.inf)).all(axis=1))
 
     @property
     def too_long(self) -> int:
         """How many examples are left out because the model could not read them."""
-        return len(self.examples.lengths) - len(self.readable)
+        return len(self.examples.lengths) - len(self.usable)
 
     def any(self) -> Batch:
         """Some batch, for a process that has none in its turn."""
@@ -113,7 +117,7 @@ class Batches:
             self.batch_tokens,
             self.seed,
             epoch,
-            self.rounded,
+            self.bucketed,
             self.examples.weights,
             self.longest,
         )
@@ -164,7 +168,7 @@ def leave_signals_to_the_trainer(_: int) -> None:
 class EpochPlan(Dataset[Batch]):
     """The batches of one epoch, made when asked for."""
 
-    def __init__(self, batches: Batches, epoch: int, plan: list[Rows]) -> None:
+    def __init__(self, batches: BatchPlan, epoch: int, plan: list[Rows]) -> None:
         self.batches, self.epoch, self.plan = batches, epoch, plan
 
     def __len__(self) -> int:
@@ -173,10 +177,10 @@ class EpochPlan(Dataset[Batch]):
     def __getitem__(self, position: int) -> Batch:
         batches, rows = self.batches, self.plan[position]
         lengths = batches.examples.lengths[rows]
-        width = round_up(lengths, batches.longest) if batches.rounded else lengths
+        width = round_up(lengths, batches.longest) if batches.bucketed else lengths
         batch = batches.examples.batch(self.epoch, position, rows, width.max(axis=0))
         full = full_rows(len(rows), int(width.max()), batches.batch_tokens)
-        return fill_up(batch, full - len(rows), batches.pad) if batches.rounded else batch
+        return pad_rows(batch, full - len(rows), batches.pad) if batches.bucketed else batch
 
 
 def full_rows(rows: int, longest: int, batch_tokens: int) -> int:
@@ -186,7 +190,7 @@ def full_rows(rows: int, longest: int, batch_tokens: int) -> int:
     return max(rows, min(-(-rows // quarter) * quarter, most))
 
 
-def fill_up(batch: Batch, more: int, pad: int) -> Batch:
+def pad_rows(batch: Batch, more: int, pad: int) -> Batch:
     """Add so many empty rows."""
 
     def longer(name: str, values: Any) -> Any:

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.data.batching import plan_epoch
-from limelight.data.config import DataConfig, parts_of, sides, tags_of
+from limelight.data.config import DataConfig, corpora_for_split, num_columns, tags_of
 from limelight.data.corpora import read_split
 from limelight.data.datasets import lengths_of
 from limelight.data.language_mixups import find_mixups
 from limelight.data.progress import counting
-from limelight.data.readers import Example, Tally
-from limelight.data.token_store import prepare
+from limelight.data.readers import Example, LineStats
+from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
 from limelight.errors import UserError
 
@@ -45,7 +45,7 @@ def check(
     data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
     """Everything that `limelight data check` tells, as plain data."""
-    splits = {split: examine(data, split) for split in SPLITS if parts_of(data, split)}
+    splits = {split: examine(data, split) for split in SPLITS if corpora_for_split(data, split)}
     if not splits:
         raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
     seen = {split: report.pop("sources") for split, report in splits.items()}
@@ -58,28 +58,28 @@ def check(
 
 def examine(data: DataConfig, split: str) -> dict[str, Any]:
     """One split: its tally, lengths, duplicates, and whether its two sides fit together."""
-    tally = Tally()
+    tally = LineStats()
     lengths, exact, near, sources = (array("Q") for _ in range(4))  # eight bytes an example each
     for example in read_split(data, split, tally):
         lengths.extend(len(text) for text in texts_of(data, example))
         exact.append(digest(example))
         near.append(digest(map(plain, example)))
         sources.append(digest([plain(example[0])]))
-    sizes = np.array(lengths, np.int64).reshape(-1, sides(data))
+    sizes = np.array(lengths, np.int64).reshape(-1, num_columns(data))
     repeated = len(exact) - len(np.unique(exact))
     report: dict[str, Any] = {
         "tally": {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(tally).items()},
         "characters": {
             side: percentiles(sizes[:, i])
-            for i, side in enumerate(("source", "target")[: sides(data)])
+            for i, side in enumerate(("source", "target")[: num_columns(data)])
         },
         "duplicates": repeated,
         "near_duplicates": len(near) - len(np.unique(near)) - repeated,
         "sources": np.unique(sources),
     }
     if data.kind == "pairs" and not data.toy:
-        report["shifted"] = shifted(sizes)
-        report["mixups"] = asdict(find_mixups(lambda: read_split(data, split, Tally())))
+        report["shifted"] = misaligned_blocks(sizes)
+        report["mixups"] = asdict(find_mixups(lambda: read_split(data, split, LineStats())))
     return report
 
 
@@ -102,7 +102,7 @@ def percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:
     return {str(p): int(np.percentile(sizes, p, method="lower")) for p in PERCENTILES}
 
 
-def shifted(sizes: NDArray[np.int64]) -> list[int]:
+def misaligned_blocks(sizes: NDArray[np.int64]) -> list[int]:
     """First lines of blocks whose lengths fit the line before or after better than their own.
 
     The longer a sentence, the longer its translation: in a block that is aligned, the logarithms of
@@ -114,14 +114,14 @@ def shifted(sizes: NDArray[np.int64]) -> list[int]:
         source, target = logs[begin : begin + BLOCK].T
         if len(source) < 50:
             break
-        here = together(source, target)
-        beside = max(together(source[1:], target[:-1]), together(source[:-1], target[1:]))
+        here = correlation(source, target)
+        beside = max(correlation(source[1:], target[:-1]), correlation(source[:-1], target[1:]))
         if beside > here + 0.25:
             suspects.append(begin + 1)
     return suspects
 
 
-def together(a: NDArray[Any], b: NDArray[Any]) -> float:
+def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
     """The correlation of two rows of numbers; 0 where one of them does not vary."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
@@ -140,30 +140,32 @@ def tokens(
 ) -> dict[str, Any]:
     """What the recipe's tokenizer makes of the training text, and what batches come of it."""
     texts = (
-        text for example in read_split(data, "train", Tally()) for text in texts_of(data, example)
+        text
+        for example in read_split(data, "train", LineStats())
+        for text in texts_of(data, example)
     )
     tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
     with TemporaryDirectory() as folder:
         with counting("tokenising") as progress:
-            store = prepare(data, "train", tokenizer, Path(folder), progress)
+            store = open_or_build(data, "train", tokenizer, Path(folder), progress)
         total = sum(len(column.tokens) for column in store.columns)
         report: dict[str, Any] = {"vocabulary": len(tokenizer), "tokens": total}
         words, lost = 0, 0
-        for i, example in enumerate(read_split(data, "train", Tally())):
+        for i, example in enumerate(read_split(data, "train", LineStats())):
             for column, text in zip(store.columns, texts_of(data, example), strict=True):
                 words += len(text.split())
-                lost += tokenizer.decode(column[i].tolist()) != tokenizer.as_read(text)
+                lost += tokenizer.decode(column[i].tolist()) != tokenizer.normalize(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
         if data.kind != "texts":  # those are cut into blocks
             report["over_max_len"] = int((lengths_of(store) > max_len).any(axis=1).sum())
-        if sides(data) == 2:
+        if num_columns(data) == 2:
             report |= batches(lengths_of(store), batch_tokens)
     return report
 
 
 def texts_of(data: DataConfig, example: Example) -> Example:
     """The texts of an example, its label left out."""
-    return example[: sides(data)]
+    return example[: num_columns(data)]
 
 
 def batches(lengths: NDArray[np.int64], batch_tokens: int) -> dict[str, Any]:
@@ -178,7 +180,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     for split, facts in report["splits"].items():
         tally = facts["tally"]
         console.print(f"[bold]{split}[/]  {tally['read']:,} read, {tally['used']:,} used")
-        for kind in ("refused", "mended"):
+        for kind in ("rejected", "repaired"):
             for reason, count in sorted(tally[kind].items()):
                 console.print(Text(f"  {count:>12,} {kind}: {reason}"))
         console.print(f"  {facts['duplicates']:>12,} duplicates", end="")
@@ -211,7 +213,7 @@ def warnings(report: dict[str, Any]) -> Iterable[str]:
     """What a person should look at, in sentences."""
     for split, facts in report["splits"].items():
         tally = facts["tally"]
-        refused = sum(n for reason, n in tally["refused"].items() if reason != "in another split")
+        refused = sum(n for reason, n in tally["rejected"].items() if reason != "in another split")
         if not tally["used"]:
             yield f"{split} has no example that can be used"
         elif refused > 0.05 * tally["read"]:

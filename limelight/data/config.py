@@ -1,11 +1,11 @@
 """Where examples come from, as data: the [data] table of a recipe."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
-from limelight.config import Count, Fraction, Positive, Size, table
+from limelight.config import Count, Fraction, Positive, Size, config_class
 from limelight.data.hub import hub_splits
 from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError
@@ -32,9 +32,16 @@ def lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
 
 
-@table
+@config_class
 class DataConfig:
     """Where examples come from: files, a hub, a toy that makes its own, or several such corpora."""
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "longest": "max_chars",
+        "history": "context_turns",
+        "tail": "valid_tail",
+        "swap": "reverse",
+    }
 
     kind: Kind = "pairs"  # source and target; texts; texts with a label; conversations
     name: str = ""  # a public corpus that `limelight.data.registry` knows, instead of files
@@ -46,13 +53,15 @@ class DataConfig:
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
     hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
-    tail: Fraction = 0.0  # texts: the file is one text, and this share at its end becomes valid
+    valid_tail: Fraction = (
+        0.0  # texts: the file is one text, and this share at its end becomes valid
+    )
     header: bool = False  # .tsv: the first line names the columns
     columns: tuple[str, ...] = ()  # which to take: JSON keys ("a.b" for b inside a), or 1, 2, ...
     separator: str = ""  # texts: the line between two documents; without one each line is a text
-    history: Size = 3  # dialogues: how many turns before an answer are its source
-    longest: Size = 100_000  # characters; longer ones are refused
-    swap: bool = False  # pairs: learn the other direction
+    context_turns: Size = 3  # dialogues: how many turns before an answer are its source
+    max_chars: Size = 100_000  # characters; longer ones are refused
+    reverse: bool = False  # pairs: learn the other direction
     tag: str = ""  # a token of this name goes before every source: what is asked of the model
     weight: Positive = 1.0  # how often an epoch has each example; 0.5: one half, drawn every time
     corpora: Annotated[tuple["DataConfig", ...], BeforeValidator(from_tables)] = ()  # read together
@@ -60,8 +69,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         self.check_where()
         self.check_splits()
-        if self.swap and self.kind != "pairs":
-            raise UserError(f"swap=true turns pairs around, not kind={self.kind!r}")
+        if self.reverse and self.kind != "pairs":
+            raise UserError(f"reverse=true turns pairs around, not kind={self.kind!r}")
         if self.tag in SPECIAL or not all(c.isalnum() or c in "-_" for c in self.tag):
             raise UserError(f"tag={self.tag!r} must be of letters and digits, and not {SPECIAL}")
         if self.columns and len(self.columns) != len(KEYS[self.kind]):
@@ -89,8 +98,10 @@ class DataConfig:
         """Validation texts come from one place too."""
         if self.hold_out > 0.4:
             raise UserError(f"hold_out={self.hold_out} leaves little to train on: at most 0.4")
-        if self.tail and (self.kind != "texts" or self.valid or self.hold_out):
-            raise UserError(f"tail={self.tail} is for one file of texts, with no valid or hold_out")
+        if self.valid_tail and (self.kind != "texts" or self.valid or self.hold_out):
+            raise UserError(
+                f"valid_tail={self.valid_tail} is for one file of texts, with no valid or hold_out"
+            )
         if self.hold_out and (self.valid or self.test):
             raise UserError(
                 f"hold_out={self.hold_out} makes valid and test: name no files for them"
@@ -111,7 +122,7 @@ class DataConfig:
                 )
 
 
-def parts_of(data: DataConfig, split: str) -> tuple[DataConfig, ...]:
+def corpora_for_split(data: DataConfig, split: str) -> tuple[DataConfig, ...]:
     """The corpora that a split is made of: those that have it, or the one that there is."""
     if not data.corpora:
         return (data,) if has(data, split) else ()
@@ -134,7 +145,7 @@ def tags_of(data: DataConfig) -> tuple[str, ...]:
 
 def files_of(data: DataConfig, split: str) -> tuple[str, ...]:
     """The files that a split is read from; parts of the training text have none of their own."""
-    part = data.hold_out or (data.tail and split == "valid")
+    part = data.hold_out or (data.valid_tail and split == "valid")
     return data.train if part else cast(tuple[str, ...], getattr(data, split))
 
 
@@ -143,6 +154,6 @@ def hub_rows(data: DataConfig, split: str) -> Any:
     return hub_splits(data.hub)["train" if data.hold_out else split]
 
 
-def sides(data: DataConfig) -> int:
+def num_columns(data: DataConfig) -> int:
     """How many texts an example has: a source and a target, or one (a label is no text)."""
     return 2 if data.kind in ("pairs", "dialogues") else 1

@@ -8,15 +8,15 @@ reason by reason.
 from collections.abc import Iterator
 from hashlib import sha256
 
-from limelight.data.config import DataConfig, parts_of
-from limelight.data.readers import Example, Tally, find_examples
+from limelight.data.config import DataConfig, corpora_for_split
+from limelight.data.readers import Example, LineStats, find_examples
 from limelight.data.toys import make_toys
 from limelight.errors import UserError
 
 
-def read_split(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
+def read_split(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
     """The examples of `train`, `valid` or `test` in order; at the end the tally is complete."""
-    parts = parts_of(data, split)
+    parts = corpora_for_split(data, split)
     if not parts:
         raise UserError(f"data.{split} names no file")
     for part in parts:
@@ -24,19 +24,19 @@ def read_split(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
     tally.check()
 
 
-def read_part(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
+def read_part(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
     """The same for one corpus."""
     if data.toy:
         yield from make_toys(data, split, tally)
         return
     for origin, example in find_examples(data, split, tally):
         if data.hold_out and held_in(origin, data.hold_out) != split:
-            tally.refused["in another split"] += 1
-        elif refusal := refuse(example, data.longest):
-            tally.refused[refusal] += 1
+            tally.rejected["in another split"] += 1
+        elif refusal := refuse(example, data.max_chars):
+            tally.rejected[refusal] += 1
         else:
             tally.used += 1
-            yield (example[1], example[0]) if data.swap else example
+            yield (example[1], example[0]) if data.reverse else example
 
 
 def held_in(origin: str, share: float) -> str:

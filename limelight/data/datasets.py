@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limelight.data.masking import mask_tokens, word_starts
-from limelight.data.token_store import Store
+from limelight.data.token_store import TokenStore
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
 
@@ -22,7 +22,7 @@ Rows = NDArray[np.int64]
 Lengths = NDArray[np.int64]
 
 
-class Pairs(NamedTuple):
+class Seq2SeqBatch(NamedTuple):
     """Sources and targets side by side, padded on the right."""
 
     position: int  # its place in the epoch's plan
@@ -33,27 +33,27 @@ class Pairs(NamedTuple):
     target_real: Tensor  # B T + 1
 
 
-class Texts(NamedTuple):
+class LMBatch(NamedTuple):
     """Texts for a language model: read [:, :-1], predict of [:, 1:] what is asked for."""
 
     position: int
     examples: Tensor  # B
     tokens: Tensor  # B T + 1
     real: Tensor | None  # B T + 1, False at padding; None where there is none
-    asked: Tensor  # B T + 1
+    loss_mask: Tensor  # B T + 1
 
 
-class Masked(NamedTuple):
+class MaskedLMBatch(NamedTuple):
     """Texts with blanks for a BERT to fill in."""
 
     position: int
     examples: Tensor  # B
     tokens: Tensor  # B S: some of them hidden
-    asked: Tensor  # B S: where
-    answers: Tensor  # B S: what really stands there
+    loss_mask: Tensor  # B S: where
+    labels: Tensor  # B S: what really stands there
 
 
-class Labelled(NamedTuple):
+class ClassificationBatch(NamedTuple):
     """Texts and the classes they belong to."""
 
     position: int
@@ -63,7 +63,7 @@ class Labelled(NamedTuple):
     labels: Tensor  # B, -1 for an empty row
 
 
-Batch = Pairs | Texts | Masked | Labelled
+Batch = Seq2SeqBatch | LMBatch | MaskedLMBatch | ClassificationBatch
 
 
 class Examples(Protocol):
@@ -76,27 +76,29 @@ class Examples(Protocol):
         """These examples side by side, so wide on each side."""
 
 
-def weights_of(store: Store, weights: Sequence[float]) -> NDArray[np.float64] | None:
+def weights_of(store: TokenStore, weights: Sequence[float]) -> NDArray[np.float64] | None:
     """The weight of each example, from those of the corpora that it was read from."""
     if all(weight == 1 for weight in weights):
         return None
-    return np.repeat(np.array(weights, np.float64), store.facts["parts"])
+    return np.repeat(np.array(weights, np.float64), store.meta["parts"])
 
 
-class PairExamples:
+class Seq2SeqDataset:
     """A source and its target, for an encoder and a decoder."""
 
-    def __init__(self, store: Store, tokenizer: Tokenizer, weights: Sequence[float] = ()) -> None:
+    def __init__(
+        self, store: TokenStore, tokenizer: Tokenizer, weights: Sequence[float] = ()
+    ) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = lengths_of(store)
         self.weights = weights_of(store, weights)
 
-    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Pairs:
+    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Seq2SeqBatch:
         """Sources with their ends, targets with a start and an end."""
         source = add_end(self.store, 0, rows, int(width[0]), self.tokenizer)
         target = add_end(self.store, 1, rows, int(width[1]), self.tokenizer)
         start = np.full((len(rows), 1), self.tokenizer.start)
-        return Pairs(
+        return Seq2SeqBatch(
             position,
             torch.from_numpy(rows),
             torch.from_numpy(source),
@@ -106,18 +108,20 @@ class PairExamples:
         )
 
 
-class PromptExamples:
+class PromptDataset:
     """A source and its target as one text: start, source, separator, target, end.
 
     For a language model; it is asked only for what follows the separator.
     """
 
-    def __init__(self, store: Store, tokenizer: Tokenizer, weights: Sequence[float] = ()) -> None:
+    def __init__(
+        self, store: TokenStore, tokenizer: Tokenizer, weights: Sequence[float] = ()
+    ) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = lengths_of(store).sum(axis=1, keepdims=True)  # as it is read
         self.weights = weights_of(store, weights)
 
-    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Texts:
+    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> LMBatch:
         """Texts of prompt and answer."""
         tokens = np.full((len(rows), int(width[0]) + 1), self.tokenizer.pad)
         source, target = self.store.columns
@@ -127,7 +131,7 @@ class PromptExamples:
         place = np.arange(tokens.shape[1])
         inside = place <= self.lengths[rows]
         asked = inside & (place > source.lengths[rows, None] + 1)
-        return Texts(
+        return LMBatch(
             position,
             torch.from_numpy(rows),
             torch.from_numpy(tokens),
@@ -136,7 +140,7 @@ class PromptExamples:
         )
 
 
-class Blocks:
+class PackedBlocks:
     """The texts of a store laid end to end in a ring, an end token after each, and cut.
 
     Blocks are `length` + 1 tokens wide and share one with the next: it is the last to be predicted
@@ -144,7 +148,7 @@ class Blocks:
     left over; where the cutting begins is drawn anew for every epoch.
     """
 
-    def __init__(self, store: Store, end: int, length: int, seed: int) -> None:
+    def __init__(self, store: TokenStore, end: int, length: int, seed: int) -> None:
         self.column, self.end, self.seed = store.columns[0], end, seed
         self.stops = self.column.offsets[1:] + np.arange(1, len(store) + 1)  # of text and end token
         self.total = int(self.stops[-1]) if len(self.stops) else 0
@@ -195,36 +199,36 @@ class Blocks:
         return np.searchsorted(self.stops, np.arange(len(self)) * self.length, "right")
 
 
-class BlockExamples:
+class CausalLMDataset:
     """Texts end to end, for a language model: every token but the first is asked for."""
 
     def __init__(
         self,
-        store: Store,
+        store: TokenStore,
         tokenizer: Tokenizer,
         length: int,
         seed: int,
         weights: Sequence[float] = (),
     ) -> None:
-        self.blocks = Blocks(store, tokenizer.end, length, seed)
+        self.blocks = PackedBlocks(store, tokenizer.end, length, seed)
         self.lengths = np.full((len(self.blocks), 1), self.blocks.length)
         each = weights_of(store, weights)
         self.weights = None if each is None else each[self.blocks.texts()]
 
-    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Texts:
+    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> LMBatch:
         """Blocks, none of them padded."""
         tokens = torch.from_numpy(self.blocks.gather(epoch, rows))
         asked = torch.ones_like(tokens, dtype=torch.bool)
         asked[:, 0] = False
-        return Texts(position, torch.from_numpy(rows), tokens, None, asked)
+        return LMBatch(position, torch.from_numpy(rows), tokens, None, asked)
 
 
-class MaskedExamples:
+class MaskedLMDataset:
     """The same blocks behind a start token, some tokens hidden: drawn anew for every epoch."""
 
     def __init__(
         self,
-        store: Store,
+        store: TokenStore,
         tokenizer: Tokenizer,
         length: int,
         seed: int,
@@ -234,12 +238,12 @@ class MaskedExamples:
     ) -> None:
         self.tokenizer, self.rate, self.seed = tokenizer, rate, seed
         self.words = word_starts(tokenizer) if whole_words else None
-        self.blocks = Blocks(store, tokenizer.end, length - 1, seed)
+        self.blocks = PackedBlocks(store, tokenizer.end, length - 1, seed)
         self.lengths = np.full((len(self.blocks), 1), self.blocks.length + 1)
         each = weights_of(store, weights)
         self.weights = None if each is None else each[self.blocks.texts()]
 
-    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Masked:
+    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> MaskedLMBatch:
         """Blocks with blanks."""
         answers = torch.from_numpy(self.blocks.gather(epoch, rows))[:, :-1]
         start = torch.full((len(rows), 1), self.tokenizer.start)
@@ -250,15 +254,15 @@ class MaskedExamples:
         tokens, asked = mask_tokens(
             answers, everywhere, self.tokenizer, draw, self.rate, self.words
         )
-        return Masked(position, torch.from_numpy(rows), tokens, asked, answers)
+        return MaskedLMBatch(position, torch.from_numpy(rows), tokens, asked, answers)
 
 
-class LabelledExamples:
+class ClassificationDataset:
     """A text and its class; a text that is longer than `longest` tokens is cut."""
 
     def __init__(
         self,
-        store: Store,
+        store: TokenStore,
         tokenizer: Tokenizer,
         classes: Sequence[str],
         longest: int,
@@ -266,17 +270,17 @@ class LabelledExamples:
     ) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = np.minimum(store.columns[0].lengths + 2, longest)[:, None]
-        self.labels = class_numbers(store.facts["labels"], classes)
+        self.labels = class_numbers(store.meta["labels"], classes)
         self.weights = weights_of(store, weights)
 
-    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Labelled:
+    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> ClassificationBatch:
         """Start, text, end; and the number of the class."""
         lengths = self.lengths[rows, 0]
         tokens = np.full((len(rows), int(width[0])), self.tokenizer.pad)
         tokens[:, 0] = self.tokenizer.start
         tokens[:, 1:] = self.store.columns[0].gather(rows, int(width[0]) - 1, self.tokenizer.pad)
         tokens[np.arange(len(rows)), lengths - 1] = self.tokenizer.end
-        return Labelled(
+        return ClassificationBatch(
             position,
             torch.from_numpy(rows),
             torch.from_numpy(tokens),
@@ -294,13 +298,13 @@ def class_numbers(labels: Sequence[str], classes: Sequence[str]) -> Rows:
     return np.array([numbers[label] for label in labels], np.int64)
 
 
-def lengths_of(store: Store, rows: Rows | slice = slice(None)) -> Lengths:
+def lengths_of(store: TokenStore, rows: Rows | slice = slice(None)) -> Lengths:
     """How long examples are on each side, the end token included: n x sides."""
     return np.stack([column.lengths[rows] + 1 for column in store.columns], axis=1)
 
 
 def add_end(
-    store: Store, side: int, rows: Rows, width: int, tokenizer: Tokenizer
+    store: TokenStore, side: int, rows: Rows, width: int, tokenizer: Tokenizer
 ) -> NDArray[np.int64]:
     """One side of these examples with its end token, B width."""
     column = store.columns[side]

@@ -33,7 +33,7 @@ from rich.progress import (
 )
 
 from limelight.errors import UserError
-from limelight.files import sync, wait_for
+from limelight.files import lock_file, sync
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before the next try, while the tries bring nothing new
 TIMEOUT = 30.0  # seconds of silence
@@ -60,7 +60,7 @@ def make(path: Path, write: Callable[[Path], None], check: Check) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as lock:
-            wait_for(lock)  # falls with its holder: a killed one blocks nobody
+            lock_file(lock)  # falls with its holder: a killed one blocks nobody
             if not path.is_file():
                 part = path.with_name(f"part-{path.name}")  # its ending still says how it is packed
                 write(part)

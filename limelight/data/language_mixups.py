@@ -18,7 +18,7 @@ SURE = 0.7  # of the mean logarithm of the odds, for one language against the ot
 
 
 @dataclass(frozen=True)
-class Mixups:
+class LanguageMixups:
     """How many pairs are not what they should be."""
 
     copied: int  # the target is the source: not translated
@@ -27,7 +27,7 @@ class Mixups:
     target: int  # only the target looks like the source's
 
 
-def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> Mixups:
+def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> LanguageMixups:
     """Read the pairs twice: first for what is typical of each side, then to judge each line."""
     counts = np.ones((2, BUCKETS))  # no trigram is impossible
     for pair in read():
@@ -37,7 +37,9 @@ def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> Mixups:
     found = {"copied": 0, "swapped": 0, "source": 0, "target": 0}
     typical, judged = np.zeros(2), np.zeros(2)
     for source, target in read():
-        lean = np.array([-leans(source, odds), leans(target, odds)])  # above 0: to its own side
+        lean = np.array(
+            [-language_score(source, odds), language_score(target, odds)]
+        )  # above 0: to its own side
         typical, judged = typical + (lean > SURE), judged + (lean != 0)
         wrong = lean < -SURE
         if source == target and len(source.split()) > 2:
@@ -45,11 +47,11 @@ def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> Mixups:
         elif any(wrong):
             found["swapped" if all(wrong) else "source" if wrong[0] else "target"] += 1
     if any(typical < TWO_LANGUAGES * judged):
-        return Mixups(found["copied"], 0, 0, 0)
-    return Mixups(**found)
+        return LanguageMixups(found["copied"], 0, 0, 0)
+    return LanguageMixups(**found)
 
 
-def leans(text: str, odds: NDArray[np.float64]) -> float:
+def language_score(text: str, odds: NDArray[np.float64]) -> float:
     """How much a text looks like the target's side (above 0) or the source's (below)."""
     found = trigrams(text)
     return float(odds[found].mean()) if len(found) >= ENOUGH else 0.0

@@ -20,13 +20,13 @@ def mask_tokens(
     words: Tensor | None = None,  # V, True where a token begins a word: hide whole words
 ) -> tuple[Tensor, Tensor]:
     """The tokens with some hidden, and which ones are asked for (B S). Drawn anew at each call."""
-    may = real & (tokens >= tokenizer.first)  # special tokens are never asked for
+    may = real & (tokens >= tokenizer.first_text_id)  # special tokens are never asked for
     chance = torch.rand(tokens.shape, generator=draw)
     if words is not None:
         chance = chance.gather(1, word_heads(words[tokens] | ~may))
     asked = may & (chance < rate)
     fate = torch.rand(tokens.shape, generator=draw)
-    others = torch.randint(tokenizer.first, len(tokenizer), tokens.shape, generator=draw)
+    others = torch.randint(tokenizer.first_text_id, len(tokenizer), tokens.shape, generator=draw)
     hidden = torch.where(fate < 0.8, tokenizer.mask, torch.where(fate < 0.9, others, tokens))
     return torch.where(asked, hidden, tokens), asked
 
@@ -39,5 +39,5 @@ def word_heads(begins: Tensor) -> Tensor:
 
 def word_starts(tokenizer: Tokenizer) -> Tensor:
     """Which tokens begin a word, V: those with a space in front, and special ones."""
-    raw = [tokenizer.raw(i) for i in range(len(tokenizer))]
+    raw = [tokenizer.token_bytes(i) for i in range(len(tokenizer))]
     return torch.tensor([not piece or piece[:1].isspace() for piece in raw])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from limelight.data.config import KEYS, DataConfig, files_of, hub_rows, sides
+from limelight.data.config import KEYS, DataConfig, files_of, hub_rows, num_columns
 from limelight.data.tokenizer import valid_unicode
 from limelight.errors import UserError
 
@@ -28,18 +28,18 @@ NO_FAULT = ("header", "in another split")  # why a line is not used although not
 
 
 @dataclass
-class Tally:
+class LineStats:
     """What became of the lines of one split."""
 
     read: int = 0
     used: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    mended: Counter[str] = field(default_factory=Counter)  # used, after a harmless repair
+    rejected: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)  # used, after a harmless repair
 
     @property
     def unusable(self) -> str:
         """`2 of 3 lines cannot be used (1 empty, 1 invalid UTF-8)`, or nothing if all can."""
-        wrong = {why: n for why, n in self.refused.items() if why not in NO_FAULT}
+        wrong = {why: n for why, n in self.rejected.items() if why not in NO_FAULT}
         bad = sum(wrong.values())
         reasons = ", ".join(f"{count:,} {why}" for why, count in wrong.items())
         all_lines = f"{bad:,} of {self.used + bad:,} lines"
@@ -47,44 +47,46 @@ class Tally:
 
     def check(self) -> None:
         """Nothing is lost: what was read was used or refused."""
-        if self.read != self.used + self.refused.total():
-            raise RuntimeError(f"{self.read} lines read, but {self.used} used and {self.refused}")
+        if self.read != self.used + self.rejected.total():
+            raise RuntimeError(f"{self.read} lines read, but {self.used} used and {self.rejected}")
 
 
-def find_examples(data: DataConfig, split: str, tally: Tally) -> Iterator[Found]:
+def find_examples(data: DataConfig, split: str, tally: LineStats) -> Iterator[Found]:
     """Examples before they are judged; lines that give none are counted as refused here."""
     if data.hub:
         return read_entries(data, iter(hub_rows(data, split)), tally)
     return read_files(data, [Path(name) for name in files_of(data, split)], split, tally)
 
 
-def read_files(data: DataConfig, files: list[Path], split: str, tally: Tally) -> Iterator[Found]:
+def read_files(
+    data: DataConfig, files: list[Path], split: str, tally: LineStats
+) -> Iterator[Found]:
     """The same from files, by their endings."""
-    if sides(data) == 2 and len(files) == 2:
+    if num_columns(data) == 2 and len(files) == 2:
         if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
             raise UserError(
                 f"{files[0]} and {files[1]}: a .tsv or .jsonl file holds both sides alone"
             )
         return read_parallel(files[0], files[1], tally)
     if len(files) != 1:
-        wanted = "two parallel files, or one" if sides(data) == 2 else "one file"
+        wanted = "two parallel files, or one" if num_columns(data) == 2 else "one file"
         raise UserError(f"{data.kind} come from {wanted}, but {len(files)} are named")
     ending = [suffix for suffix in files[0].suffixes if suffix not in PACKED][-1:]
     if ending == [".jsonl"]:
         return read_entries(data, json_lines(files[0], tally), tally)
     if ending == [".tsv"] and data.kind in ("pairs", "labelled"):
         return read_tsv(files[0], data, tally)
-    if data.kind == "texts" and data.tail:
-        return read_cut(files[0], data.tail, split, tally)
+    if data.kind == "texts" and data.valid_tail:
+        return read_cut(files[0], data.valid_tail, split, tally)
     if data.kind == "texts":
         return read_documents(files[0], data.separator, tally)
     if data.kind == "dialogues":
         between = "\t" if ending == [".tsv"] else END_OF_TURN
-        return read_turn_lines(files[0], between, data.history, tally)
+        return read_turn_lines(files[0], between, data.context_turns, tally)
     raise UserError(f"{files[0]} must end in .tsv or .jsonl to hold {data.kind}")
 
 
-def lines(path: Path, tally: Tally) -> Iterator[str | None]:
+def lines(path: Path, tally: LineStats) -> Iterator[str | None]:
     """The lines of a file, mended where that is harmless; None where one cannot be text.
 
     A byte-order mark and a carriage return are taken off; invalid UTF-8 is refused.
@@ -93,14 +95,14 @@ def lines(path: Path, tally: Tally) -> Iterator[str | None]:
         line = raw.removesuffix(b"\n")
         if number == 0 and line.startswith(b"\xef\xbb\xbf"):
             line = line[3:]
-            tally.mended["byte-order mark"] += 1
+            tally.repaired["byte-order mark"] += 1
         if line.endswith(b"\r"):
             line = line[:-1]
-            tally.mended["carriage return"] += 1
+            tally.repaired["carriage return"] += 1
         try:
             text: str | None = line.decode()
         except UnicodeDecodeError:
-            tally.refused["invalid UTF-8"] += 1
+            tally.rejected["invalid UTF-8"] += 1
             text = None
         yield text
 
@@ -120,13 +122,13 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 def open_packed(path: Path) -> IO[Any]:
     """A file for reading bytes, unpacked by its ending."""
-    check_stays(path)
+    check_regular_file(path)
     if path.suffix == ".gz":
         return cast(IO[Any], gzip.open(path))
     return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
 
 
-def check_stays(path: Path) -> None:
+def check_regular_file(path: Path) -> None:
     """Files of data are read more than once, which a pipe waits for forever."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(
@@ -134,29 +136,29 @@ def check_stays(path: Path) -> None:
         )
 
 
-def read_parallel(source: Path, target: Path, tally: Tally) -> Iterator[Found]:
+def read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[Found]:
     """Line n of the one is the translation of line n of the other; both must have as many."""
     counts = [sum(1 for _ in raw_lines(path)) for path in (source, target)]
     if counts[0] != counts[1]:
         raise UserError(
             f"{source} has {counts[0]} lines and {target} has {counts[1]}: they cannot be parallel"
         )
-    faults = [Tally(), Tally()]
+    faults = [LineStats(), LineStats()]
     both = zip(lines(source, faults[0]), lines(target, faults[1]), strict=True)
     for left, right in both:
         tally.read += 1
         if left is not None and right is not None:
             yield left, (left, right)
             continue
-        reasons = [reason for fault in faults for reason in fault.refused.elements()]
-        tally.refused[reasons[0]] += 1  # one line, one reason: the first that was met
+        reasons = [reason for fault in faults for reason in fault.rejected.elements()]
+        tally.rejected[reasons[0]] += 1  # one line, one reason: the first that was met
         for fault in faults:
-            fault.refused.clear()
+            fault.rejected.clear()
     for fault in faults:
-        tally.mended += fault.mended
+        tally.repaired += fault.repaired
 
 
-def read_tsv(path: Path, data: DataConfig, tally: Tally) -> Iterator[Found]:
+def read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[Found]:
     """Two columns with a tab between them, or two of more."""
     names: list[str] = []
     for number, line in enumerate(lines(path, tally)):
@@ -166,17 +168,17 @@ def read_tsv(path: Path, data: DataConfig, tally: Tally) -> Iterator[Found]:
         cells = line.split("\t")
         if data.header and number == 0:
             names = cells
-            tally.refused["header"] += 1
+            tally.rejected["header"] += 1
         elif data.columns:
             places = [column_place(path, column, names) for column in data.columns]
             if max(places) < len(cells):
                 yield cells[places[0]], (cells[places[0]], cells[places[1]])
             else:
-                tally.refused["too few columns"] += 1
+                tally.rejected["too few columns"] += 1
         elif len(cells) == 2:
             yield cells[0], (cells[0], cells[1])
         else:
-            tally.refused["not two columns"] += 1
+            tally.rejected["not two columns"] += 1
 
 
 def column_place(path: Path, column: str, names: list[str]) -> int:
@@ -189,7 +191,7 @@ def column_place(path: Path, column: str, names: list[str]) -> int:
     raise UserError(f"{path} has no column {column!r}: {told}")
 
 
-def json_lines(path: Path, tally: Tally) -> Iterator[object]:
+def json_lines(path: Path, tally: LineStats) -> Iterator[object]:
     """One JSON value a line; None where it is none."""
     for line in lines(path, tally):
         if line is None:
@@ -201,22 +203,22 @@ def json_lines(path: Path, tally: Tally) -> Iterator[object]:
             yield None
 
 
-def read_entries(data: DataConfig, entries: Iterator[object], tally: Tally) -> Iterator[Found]:
+def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) -> Iterator[Found]:
     """JSON objects with the keys of their kind: source and target, text, label, turns."""
     keys = data.columns or KEYS[data.kind]
     for entry in entries:
         found = [look_up(entry, key) for key in keys]
         if data.kind == "dialogues":
-            yield from answers(found[0], data.history, tally)
+            yield from answers(found[0], data.context_turns, tally)
             continue
         tally.read += 1
         if not isinstance(entry, dict):
-            tally.refused["not a JSON object"] += 1
+            tally.rejected["not a JSON object"] += 1
         elif all(type(value) in (str, int) for value in found):
             example = tuple(valid_unicode(str(value)) for value in found)
             yield example[0], example
         else:
-            tally.refused["without " + " and ".join(keys)] += 1
+            tally.rejected["without " + " and ".join(keys)] += 1
 
 
 def look_up(entry: object, key: str) -> object:
@@ -229,7 +231,7 @@ def look_up(entry: object, key: str) -> object:
     return look_up(entry.get(first), rest)
 
 
-def read_documents(path: Path, separator: str, tally: Tally) -> Iterator[Found]:
+def read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[Found]:
     """Documents between separator lines, or without a separator one text a line."""
     document: list[str] = []
     for line in lines(path, tally):
@@ -245,16 +247,16 @@ def read_documents(path: Path, separator: str, tally: Tally) -> Iterator[Found]:
     yield from finish(document, tally)
 
 
-def read_cut(path: Path, tail: float, split: str, tally: Tally) -> Iterator[Found]:
+def read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[Found]:
     """The whole file as one text, and of it the beginning or, for `valid`, the end."""
     found = [line for line in lines(path, tally) if line is not None]
-    tally.read += tally.refused.total()
+    tally.read += tally.rejected.total()
     text = "\n".join(found)
     cut = round(len(text) * (1 - tail))
     yield from finish([text[cut:] if split == "valid" else text[:cut]], tally)
 
 
-def finish(document: list[str], tally: Tally) -> Iterator[Found]:
+def finish(document: list[str], tally: LineStats) -> Iterator[Found]:
     """The document collected so far, if there is one."""
     if document:
         tally.read += 1
@@ -263,7 +265,7 @@ def finish(document: list[str], tally: Tally) -> Iterator[Found]:
         document.clear()
 
 
-def read_turn_lines(path: Path, between: str, history: int, tally: Tally) -> Iterator[Found]:
+def read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[Found]:
     """One dialogue a line, its turns ended by `__eou__`, or in a .tsv file with tabs between."""
     for line in lines(path, tally):
         if line is None:
@@ -273,11 +275,11 @@ def read_turn_lines(path: Path, between: str, history: int, tally: Tally) -> Ite
             yield from answers([turn for turn in turns if turn], history, tally)
 
 
-def answers(turns: object, history: int, tally: Tally) -> Iterator[Found]:
+def answers(turns: object, history: int, tally: LineStats) -> Iterator[Found]:
     """Each turn but the first is an answer; its source is the turns before it, one a line."""
     if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(t, str) for t in turns):
         tally.read += 1
-        tally.refused["no dialogue of two turns"] += 1
+        tally.rejected["no dialogue of two turns"] += 1
         return
     turns = [valid_unicode(turn) for turn in turns]
     for i in range(1, len(turns)):

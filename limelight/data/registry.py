@@ -16,12 +16,12 @@ from typing import Any
 from limelight.data.config import DataConfig
 from limelight.data.download import extract, fetch
 from limelight.data.readers import PACKED, raw_lines
-from limelight.errors import UserError, unknown
-from limelight.files import cache_folder, replace_file
+from limelight.errors import UserError, unknown_name
+from limelight.files import atomic_write, cache_folder
 
 
 @dataclass(frozen=True)
-class Named:
+class CorpusSpec:
     """What the files of a corpus are, where they come from, and under which terms."""
 
     licence: str
@@ -34,7 +34,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Source:
+class Download:
     """An address that gives a file, alone or as a member of a .zip or .tgz archive."""
 
     url: str
@@ -47,19 +47,19 @@ def in_both(stem: str, source: str, target: str) -> tuple[str, str]:
     return f"{stem}.{source}", f"{stem}.{target}"
 
 
-def multi30k(source: str, target: str) -> Named:
+def multi30k(source: str, target: str) -> CorpusSpec:
     """Image captions, one direction of three languages."""
     train, valid, test = (
         in_both(f"multi30k/{split}", source, target)
         for split in ("train", "val", "test_2016_flickr")
     )
     licence = "research use; cite Elliott et al. 2016"
-    return Named(licence, "github.com/multi30k/dataset", (train,), valid, test)
+    return CorpusSpec(licence, "github.com/multi30k/dataset", (train,), valid, test)
 
 
-def tatoeba(language: str, date: str) -> Named:
+def tatoeba(language: str, date: str) -> CorpusSpec:
     """Everyday sentences from English."""
-    return Named(
+    return CorpusSpec(
         "CC BY 2.0 FR: tatoeba.org, manythings.org/anki",
         f"manythings.org/anki as of {date}; what lies there now is another corpus",
         ((f"tatoeba/anki.en-{language}.tsv",),),
@@ -68,7 +68,7 @@ def tatoeba(language: str, date: str) -> Named:
 
 
 NAMED = {
-    "greetings": Named(
+    "greetings": CorpusSpec(
         "Apache-2.0, written for Limelight",
         "comes with the package",
         (("greetings.tsv",),),
@@ -78,7 +78,7 @@ NAMED = {
     "multi30k-en-de": multi30k("en", "de"),
     "multi30k-de-en": multi30k("de", "en"),
     "multi30k-en-fr": multi30k("en", "fr"),
-    "wmt14-en-de": Named(
+    "wmt14-en-de": CorpusSpec(
         "research use; see statmt.org/wmt14",
         "statmt.org; newstest2014 as text from a bucket of TensorFlow's",
         (
@@ -91,47 +91,47 @@ NAMED = {
     ),
     "tatoeba-en-de": tatoeba("de", "2018-05-13"),
     "tatoeba-en-fr": tatoeba("fr", "2019-04-08"),
-    "everyday-en-de": Named(
+    "everyday-en-de": CorpusSpec(
         "CC BY 2.0 FR: tatoeba.org, manythings.org/anki",
         "tatoeba-en-de, split by sentence with benchmarks/bundled_data.py",
         (("everyday/en-de.train.tsv",),),
         ("everyday/en-de.valid.tsv",),
         ("everyday/en-de.test.tsv",),
     ),
-    "stories": Named(
+    "stories": CorpusSpec(
         "public domain in the USA (Project Gutenberg)",
         "173 books from github.com/GITenberg, put together and cleaned",
         (("prose/stories-train.txt",),),
         ("prose/stories-valid.txt",),
-        settings={"kind": "texts", "separator": "<|endoftext|>", "longest": 2**24},
+        settings={"kind": "texts", "separator": "<|endoftext|>", "max_chars": 2**24},
     ),
-    "tinyshakespeare": Named(
+    "tinyshakespeare": CorpusSpec(
         "public domain",
         "github.com/karpathy/char-rnn",
         (("prose/tinyshakespeare.txt",),),
-        settings={"kind": "texts", "tail": 0.1, "longest": 2**24},
+        settings={"kind": "texts", "valid_tail": 0.1, "max_chars": 2**24},
     ),
-    "sst2": Named(
+    "sst2": CorpusSpec(
         "research use; cite Socher et al. 2013",
         "github.com/forest-snow/alps, 60,614 of the 67,349 training lines that GLUE has",
         (("classify/sst2.train.tsv",),),
         ("classify/sst2.dev.tsv",),
         settings={"kind": "labelled", "header": True},
     ),
-    "dailydialog": Named(
+    "dailydialog": CorpusSpec(
         "CC BY-NC-SA 4.0, non-commercial",
         "github.com/Ls-Dai, data of a project there; other copies are in other forms",
         (("dialogue/dailydialog.train.txt",),),
         ("dialogue/dailydialog.validation.txt",),
         settings={"kind": "dialogues"},
     ),
-    "synthetic-persona-chat": Named(
+    "synthetic-persona-chat": CorpusSpec(
         "CC BY 4.0",
         "github.com/google-research-datasets/Synthetic-Persona-Chat, turned into JSON lines",
         (("dialogue/synthetic-persona-chat.valid.jsonl",),),
         settings={"kind": "dialogues", "hold_out": 0.05},
     ),
-    "small-talk": Named(
+    "small-talk": CorpusSpec(
         "CC BY 4.0 (Synthetic-Persona-Chat)",
         "synthetic-persona-chat, split with benchmarks/bundled_data.py",
         (("small-talk/personas.train.jsonl",),),
@@ -139,7 +139,7 @@ NAMED = {
         ("small-talk/personas.test.jsonl",),
         settings={"kind": "dialogues"},
     ),
-    "small-talk-short": Named(
+    "small-talk-short": CorpusSpec(
         "Apache-2.0 (our greetings) and BSD (ChatterBot's corpus)",
         "the package chatterbot-corpus 1.3.3, with benchmarks/bundled_data.py",
         (("small-talk/short.train.jsonl",),),
@@ -215,14 +215,14 @@ NEWSTEST2014 = (
 )
 
 SOURCES = {
-    "prose/tinyshakespeare.txt": Source(f"{CHAR_RNN}/data/tinyshakespeare/input.txt"),
+    "prose/tinyshakespeare.txt": Download(f"{CHAR_RNN}/data/tinyshakespeare/input.txt"),
     **{
-        f"multi30k/{split}.{language}": Source(f"{MULTI30K}/{split}.{language}.gz")
+        f"multi30k/{split}.{language}": Download(f"{MULTI30K}/{split}.{language}.gz")
         for split in ("train", "val", "test_2016_flickr")
         for language in ("en", "de", "fr")
     },
     **{
-        f"wmt/{Path(stem).name}.{language}": Source(url, f"{stem}.{language}")
+        f"wmt/{Path(stem).name}.{language}": Download(url, f"{stem}.{language}")
         for url, stem in (
             (f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"),
             (f"{STATMT}/wmt13/training-parallel-commoncrawl.tgz", "commoncrawl.de-en"),
@@ -235,14 +235,14 @@ SOURCES = {
 }
 
 
-def described(data: DataConfig) -> DataConfig:
+def with_registry_defaults(data: DataConfig) -> DataConfig:
     """The same with what is known of a named corpus, whether its files are there or not."""
     if data.corpora:
-        return replace(data, corpora=tuple(map(described, data.corpora)))
+        return replace(data, corpora=tuple(map(with_registry_defaults, data.corpora)))
     if not data.name:
         return data
     if data.name not in NAMED:
-        raise unknown("corpus", data.name, NAMED)
+        raise unknown_name("corpus", data.name, NAMED)
     known, defaults = NAMED[data.name].settings, DataConfig()
     ours = {k: v for k, v in known.items() if getattr(data, k) == getattr(defaults, k)}
     return replace(data, **ours)
@@ -255,9 +255,9 @@ def resolve(data: DataConfig, only: str = "") -> DataConfig:
         return replace(data, corpora=tuple(part for one in each for part in one.corpora or (one,)))
     if not data.name:
         return data
-    data = described(data)
+    data = with_registry_defaults(data)
     corpus = NAMED[data.name]
-    cut_off = bool(data.hold_out or data.tail)  # then the other splits are parts of the first
+    cut_off = bool(data.hold_out or data.valid_tail)  # then the other splits are parts of the first
 
     def found(split: str, files: tuple[str, ...]) -> tuple[str, ...]:
         wanted = only in ("", split) or (split == "train" and cut_off)
@@ -282,7 +282,7 @@ def find(name: str, file: str) -> Path:
         for ending in ("", *PACKED):
             path = root / f"{file}{ending}"
             if path.is_file():
-                prove(path, file, root)
+                verify_sha256(path, file, root)
                 return path
     needs = (
         f"the corpus {name} ({NAMED[name].licence}) needs {file}, which is neither under "
@@ -305,7 +305,7 @@ def downloads() -> Path:
     return cache_folder() / "data"
 
 
-def download(file: str, source: Source) -> Path:
+def download(file: str, source: Download) -> Path:
     """Bring a file here, and with it all others from the same archive; each is proved first."""
     if not source.member:
         ending = Path(source.url).suffix
@@ -323,14 +323,14 @@ def download(file: str, source: Source) -> Path:
 
 def accept(path: Path, file: str) -> None:
     """Prove what has come, and of a file that was never in hand remember for good what it was."""
-    digest = prove(path, file, downloads())
+    digest = verify_sha256(path, file, downloads())
     if file not in SHA256:
         write_note(downloads() / f"{file}.sha256", f"{digest}  {Path(file).name}\n")
 
 
-def prove(path: Path, file: str, root: Path) -> str:
+def verify_sha256(path: Path, file: str, root: Path) -> str:
     """The SHA-256 of a file's content, which must be the one we know or the one noted beside it."""
-    digest, lines = content(path)
+    digest, lines = cached_sha256(path)
     note = root / f"{file}.sha256"
     known, told = SHA256.get(file, digest), ""
     if file not in SHA256 and note.is_file():
@@ -342,7 +342,7 @@ def prove(path: Path, file: str, root: Path) -> str:
     return digest
 
 
-def content(path: Path) -> tuple[str, int]:
+def cached_sha256(path: Path) -> tuple[str, int]:
     """SHA-256 and lines of a file, unpacked; what has not changed since is not read again."""
     stat = path.stat()  # the inode and not the name: a download is read before it has its name
     seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {path.suffix}"
@@ -362,4 +362,4 @@ def content(path: Path) -> tuple[str, int]:
 def write_note(note: Path, text: str) -> None:
     """Write a small file so that nobody ever sees half of it."""
     note.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(note, text.encode())
+    atomic_write(note, text.encode())

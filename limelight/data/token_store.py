@@ -22,14 +22,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from limelight.data.config import DataConfig, files_of, hub_rows, parts_of, sides
+from limelight.data.config import DataConfig, corpora_for_split, files_of, hub_rows, num_columns
 from limelight.data.corpora import read_split
-from limelight.data.readers import Example, Tally, check_stays
+from limelight.data.readers import Example, LineStats, check_regular_file
 from limelight.data.tokenizer import Tokenizer
-from limelight.errors import UserError, place_from
-from limelight.files import naming, replace_file, sync
+from limelight.errors import UserError, path_from_option
+from limelight.files import atomic_write, sync, with_filename
 
-FORMAT = 2  # a store written by another version of this file has another name
+FORMAT = 3  # a store written by another version of this file has another name
 AT_ONCE = 4096  # examples that are tokenised together: enough for all cores, little memory
 
 
@@ -57,59 +57,62 @@ def read_array(path: Path, dtype: str) -> NDArray[Any]:
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
 
-class Store:
+class TokenStore:
     """One split of one corpus, tokenised."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
-        names = [str(i) for i in range(self.facts["columns"])]
-        self.columns = [Column(folder, name, self.facts["dtype"]) for name in names]
+        self.meta: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
+        names = [str(i) for i in range(self.meta["columns"])]
+        self.columns = [Column(folder, name, self.meta["dtype"]) for name in names]
 
     def __len__(self) -> int:
-        return int(self.facts["examples"])
+        return int(self.meta["examples"])
 
-    def __reduce__(self) -> tuple[type["Store"], tuple[Path]]:
-        return Store, (self.folder,)  # another process opens the files itself: nothing is copied
+    def __reduce__(self) -> tuple[type["TokenStore"], tuple[Path]]:
+        return TokenStore, (
+            self.folder,
+        )  # another process opens the files itself: nothing is copied
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> LineStats:
         """What became of the lines that were read."""
-        told = self.facts["tally"]
-        counters = {name: Counter(told[name]) for name in ("refused", "mended")}
-        return Tally(told["read"], told["used"], **counters)
+        told = self.meta["tally"]
+        return LineStats(
+            told["read"], told["used"], Counter(told["rejected"]), Counter(told["repaired"])
+        )
 
 
-def prepare(
+def open_or_build(
     data: DataConfig,
     split: str,
     tokenizer: Tokenizer,
     stores: Path,
     progress: Callable[[int], object] = lambda _: None,
-) -> Store:
+) -> TokenStore:
     """The store of this split, made now or found from before; `progress` hears of examples done."""
-    with place_from("LIMELIGHT_CACHE"):
+    with path_from_option("LIMELIGHT_CACHE"):
         stores.mkdir(parents=True, exist_ok=True)
-    name = key(data, split, tokenizer, stores)
+    name = cache_key(data, split, tokenizer, stores)
     folder = stores / name
-    if not whole(folder):
+    if not is_complete(folder):
         sweep(stores)
         unfinished = stores / f"{name}.tmp-{secrets.token_hex(4)}"
         unfinished.mkdir()
         try:
-            with naming(folder):
+            with with_filename(folder):
                 write(data, split, tokenizer, unfinished, progress)
-            if key(data, split, tokenizer, stores) != name:
+            if cache_key(data, split, tokenizer, stores) != name:
                 raise UserError(
                     f"the files of data.{split} changed while they were read: try again"
                 )
             commit(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    return Store(folder)
+    return TokenStore(folder)
 
 
-def whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether this is a store with all its bytes; a damaged one is taken away, to be made anew."""
     if not folder.is_dir():
         return False
@@ -136,7 +139,7 @@ def commit(unfinished: Path, folder: Path) -> None:
     try:
         unfinished.rename(folder)
     except OSError:
-        if not whole(folder):
+        if not is_complete(folder):
             raise
     sync(folder.parent)
 
@@ -150,12 +153,14 @@ def write(
 ) -> None:
     """Tokenise a split into a folder, a few thousand examples at a time."""
     dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"
-    columns = sides(data)
-    tally = Tally()
+    columns = num_columns(data)
+    tally = LineStats()
     labels: list[str] = []
     writers = [ColumnWriter(folder, str(i), dtype) for i in range(columns)]
     counts = []
-    for part in parts_of(data, split) or (data,):  # read_split says what is wrong with none
+    for part in corpora_for_split(data, split) or (
+        data,
+    ):  # read_split says what is wrong with none
         before = tally.used
         for chunk in chunks(read_split(part, split, tally)):
             for i, writer in enumerate(writers):
@@ -214,9 +219,9 @@ def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
         yield chunk
 
 
-def key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
+def cache_key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
     """A name for exactly this content, read this way, by this tokenizer."""
-    parts = [content_of(part, split, stores) for part in parts_of(data, split)]
+    parts = [content_of(part, split, stores) for part in corpora_for_split(data, split)]
     made_of = [FORMAT, data.kind, parts, tokenizer.hash]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -229,14 +234,14 @@ def content_of(data: DataConfig, split: str, stores: Path) -> list[Any]:
     files: list[Any] = [[name.suffixes, content_hash(name, stores)] for name in names]
     if data.hub:
         files = [hub_rows(data, split)._fingerprint]  # the library's own hash of the content
-    part = split if data.toy or data.hold_out or data.tail else ""
+    part = split if data.toy or data.hold_out or data.valid_tail else ""
     return [settings, part, files]
 
 
 def content_hash(path: Path, stores: Path) -> str:
     """SHA-256 of a file. A file whose size and time have not changed since is not read again."""
     try:
-        check_stays(path)
+        check_regular_file(path)
         stat = path.stat()
         seen = sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
         note = stores / "hashes" / seen
@@ -248,5 +253,5 @@ def content_hash(path: Path, stores: Path) -> str:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     with suppress(OSError):  # a folder that cannot be written to only costs the reading
         note.parent.mkdir(exist_ok=True)
-        replace_file(note, digest.encode())
+        atomic_write(note, digest.encode())
     return digest

@@ -25,9 +25,9 @@ import tokenizers
 from pydantic import Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from limelight.config import table
+from limelight.config import config_class
 from limelight.errors import UserError
-from limelight.files import read_small
+from limelight.files import read_bounded
 
 Kind = Literal["bpe", "word", "char", "uncased"]
 SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
@@ -43,7 +43,7 @@ def special(name: str) -> str:
     return f"⟨{name}⟩"
 
 
-@table
+@config_class
 class TokenizerConfig:
     """What kind of tokenizer is learned from the training text, and how large."""
 
@@ -87,7 +87,7 @@ class Tokenizer:
         vocabulary = {
             piece: i for i, piece in enumerate([*map(special, names), *ALPHABET, *pieces])
         }
-        core = assemble(kind, vocabulary, merges)
+        core = build_tokenizer(kind, vocabulary, merges)
         if (size := len(core.to_str().encode())) > LARGEST:
             raise UserError(
                 f"vocab={vocab} is too large: such a tokenizer.json of {size:,} bytes would not be "
@@ -102,7 +102,7 @@ class Tokenizer:
         It is built anew from its vocabulary and merges, and all else in the file must be as it is
         in ours: a pattern or a rule of somebody else's is never run.
         """
-        text = read_small(path, LARGEST)
+        text = read_bounded(path, LARGEST)
         try:
             told = json.loads(text)
             model = told["model"]
@@ -111,7 +111,7 @@ class Tokenizer:
             units: Kind = "char" if told["pre_tokenizer"]["type"] == "Sequence" else "word"
             pieces: Kind = "uncased" if told["normalizer"] else "bpe"
             kind = units if model["ignore_merges"] else pieces
-            core = assemble(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
+            core = build_tokenizer(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
             if json.loads(core.to_str()) != told:
                 raise UserError("it has other parts than ours have")
             return cls(core)
@@ -145,14 +145,16 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, special tokens left out; half a character shows as U+FFFD."""
-        return self.core.decode([i for i in ids if i >= self.first], skip_special_tokens=False)
+        return self.core.decode(
+            [i for i in ids if i >= self.first_text_id], skip_special_tokens=False
+        )
 
     @property
     def uncased(self) -> bool:
         """Whether letters are made small and marks stand apart."""
         return self.core.normalizer is not None
 
-    def as_read(self, text: str) -> str:
+    def normalize(self, text: str) -> str:
         """What comes back of a text: all of it, or as `uncased` reads it."""
         text = valid_unicode(text)
         if not self.uncased:
@@ -161,7 +163,7 @@ class Tokenizer:
         return "".join(f" {word}" for word, _ in APART.pre_tokenize_str(small))
 
     @property
-    def first(self) -> int:
+    def first_text_id(self) -> int:
         """The first id that stands for text: the special ones come before it."""
         return len(self.special)
 
@@ -175,12 +177,14 @@ class Tokenizer:
         """Each id as a person can read it: text, a special name, or bytes of half a character."""
         return [self._readable(i) for i in ids]
 
-    def raw(self, i: int) -> bytes:
+    def token_bytes(self, i: int) -> bytes:
         """The bytes that a token stands for; none for a special one."""
-        return b"" if i < self.first else bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
+        return (
+            b"" if i < self.first_text_id else bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
+        )
 
     def _readable(self, i: int) -> str:
-        if i < self.first:
+        if i < self.first_text_id:
             return self._symbols[i]
         return readable(self._symbols[i])
 
@@ -303,7 +307,7 @@ def splitter(kind: Kind) -> Any:
 
 def learn_merges(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
     """Byte-pair encoding (Sennrich et al. 2016), as the paper uses it (section 5.1)."""
-    core = around(models.BPE(), kind)
+    core = wrap_model(models.BPE(), kind)
     trainer = trainers.BpeTrainer(
         vocab_size=room + len(ALPHABET), initial_alphabet=ALPHABET, show_progress=False
     )
@@ -323,15 +327,17 @@ def learn_units(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str],
     return sorted(longer, key=lambda piece: (-count[piece], piece))[:room], []
 
 
-def assemble(kind: Kind, vocabulary: dict[str, int], merges: list[Any]) -> tokenizers.Tokenizer:
+def build_tokenizer(
+    kind: Kind, vocabulary: dict[str, int], merges: list[Any]
+) -> tokenizers.Tokenizer:
     """A vocabulary and its merges as the library's tokenizer."""
     whole = kind in ("word", "char")
-    core = around(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
+    core = wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
     core.decoder = decoders.ByteLevel()
     return core
 
 
-def around(model: models.BPE, kind: Kind) -> tokenizers.Tokenizer:
+def wrap_model(model: models.BPE, kind: Kind) -> tokenizers.Tokenizer:
     """What a text goes through before its words come to the model."""
     core = tokenizers.Tokenizer(model)
     core.pre_tokenizer = splitter(kind)

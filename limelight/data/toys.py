@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from limelight.data.config import DataConfig
-from limelight.data.readers import Example, Tally
+from limelight.data.readers import Example, LineStats
 
 TOYS: dict[str, Callable[[list[str]], list[str]]] = {
     "reverse": lambda words: words[::-1],
@@ -13,7 +13,7 @@ TOYS: dict[str, Callable[[list[str]], list[str]]] = {
 }
 
 
-def make_toys(data: DataConfig, split: str, tally: Tally) -> Iterator[Example]:
+def make_toys(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
     """Random letters and what a toy makes of them. No row of one split occurs in another."""
     number = {"train": 0, "valid": 1, "test": 2}[split]
     wanted = data.toy_examples if split == "train" else max(1, data.toy_examples // 10)

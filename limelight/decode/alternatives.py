@@ -7,10 +7,10 @@ import torch
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
-from limelight.decode.constraints import Excluded
+from limelight.decode.constraints import BannedPhrases
 from limelight.decode.generate import write
-from limelight.decode.request import Request, Stepper, Written, begin
-from limelight.decode.sampling import BANNED
+from limelight.decode.request import Hypothesis, Request, StepModel, prefill
+from limelight.decode.sampling import NEG_INF
 from limelight.errors import UserError
 
 
@@ -20,11 +20,11 @@ class Alternative:
 
     token: int
     logprob: float
-    rest: Written
+    rest: Hypothesis
 
 
-def likeliest_at(
-    model: Stepper,
+def top_tokens_at(
+    model: StepModel,
     request: Request,
     written: Sequence[int],
     places: Sequence[int],
@@ -37,16 +37,18 @@ def likeliest_at(
     """
     if wrong := [place for place in places if not 0 <= place <= len(written)]:
         raise UserError(f"there is no place {wrong[0]} in a text of {len(written)} tokens")
-    here = [up_to(request, written, place) for place in places]
-    logits, _ = begin(model, here, tokenizer.pad)
+    here = [prefix_request(request, written, place) for place in places]
+    logits, _ = prefill(model, here, tokenizer.pad)
     precise = torch.promote_types(logits.dtype, torch.float32)
     logprobs = logits.to(precise).log_softmax(dim=-1)
-    excluded = Excluded(request.exclude, tokenizer, request.prompt, request.spaced)
+    excluded = BannedPhrases(
+        request.exclude, tokenizer, request.prompt, request.needs_leading_space
+    )
     found = []
     for place, row in zip(places, logprobs, strict=True):
         allowed = row.clone()
-        allowed[excluded.banned(written[:place])] = BANNED
-        best = allowed.topk(min(count, int((allowed > BANNED).sum()))).indices.tolist()
+        allowed[excluded.banned(written[:place])] = NEG_INF
+        best = allowed.topk(min(count, int((allowed > NEG_INF).sum()))).indices.tolist()
         if place < len(written) and written[place] not in best:
             best[-1:] = [written[place]]
         found.append([(token, row[token].item()) for token in best])
@@ -54,7 +56,7 @@ def likeliest_at(
 
 
 def alternatives(
-    model: Stepper,
+    model: StepModel,
     request: Request,
     written: Sequence[int],
     places: Sequence[int],
@@ -62,29 +64,29 @@ def alternatives(
     tokenizer: Tokenizer,
 ) -> list[list[Alternative]]:
     """The same, each token with its likeliest continuation."""
-    found = likeliest_at(model, request, written, places, count, tokenizer)
+    found = top_tokens_at(model, request, written, places, count, tokenizer)
     going_on: dict[tuple[int, int], Request] = {}
     for place, tokens in zip(places, found, strict=True):
-        here = up_to(request, written, place)
+        here = prefix_request(request, written, place)
         for token, _ in tokens:
             if token != tokenizer.end and here.limit > 1:
-                going_on[place, token] = up_to(here, [token], 1)
+                going_on[place, token] = prefix_request(here, [token], 1)
     greedy = DecodeConfig(beam=1)
     rests = write(model, list(going_on.values()), greedy, tokenizer) if going_on else []
     continued = dict(zip(going_on, rests, strict=True))
-    nothing = Written([], [], False, 0.0)
+    nothing = Hypothesis([], [], False, 0.0)
     return [
         [Alternative(token, lp, continued.get((place, token), nothing)) for token, lp in tokens]
         for place, tokens in zip(places, found, strict=True)
     ]
 
 
-def up_to(request: Request, written: Sequence[int], place: int) -> Request:
+def prefix_request(request: Request, written: Sequence[int], place: int) -> Request:
     """The same request, after so many of these tokens; no words are promised any more."""
     return replace(
         request,
         prompt=[*request.prompt, *written[:place]],
         limit=max(1, request.limit - place),
         include=(),
-        spaced=request.spaced and not place,
+        needs_leading_space=request.needs_leading_space and not place,
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def read_later(*tensors: Tensor) -> Callable[[], list[Tensor]]:
+def copy_to_host_async(*tensors: Tensor) -> Callable[[], list[Tensor]]:
     """These numbers as they are now, once somebody asks; from a GPU they come while it works on."""
     if not tensors[0].is_cuda:
         now = [x.clone() for x in tensors]
@@ -25,7 +25,7 @@ def read_later(*tensors: Tensor) -> Callable[[], list[Tensor]]:
     return read
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
+def copy_to_device_async(values: Tensor, device: torch.device) -> Tensor:
     """Numbers for a device; a GPU fetches them itself when it comes to them."""
     if device.type != "cuda":
         return values.to(device)

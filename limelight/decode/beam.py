@@ -20,26 +20,26 @@ import torch
 from torch import Tensor
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.async_copy import read_later, sent
+from limelight.decode.async_copy import copy_to_device_async, copy_to_host_async
 from limelight.decode.config import DecodeConfig
-from limelight.decode.constraints import Excluded, Included
+from limelight.decode.constraints import BannedPhrases, RequiredPhrases
 from limelight.decode.request import (
     DAMAGED,
+    Hypothesis,
     Request,
-    Stepper,
-    Written,
-    begin,
+    StepModel,
     device_of,
-    history_of,
-    time_to_leave,
+    pad_histories,
+    prefill,
+    should_evict,
 )
-from limelight.decode.sampling import BANNED, discourage
+from limelight.decode.sampling import NEG_INF, apply_repetition_penalty
 from limelight.errors import UserError
-from limelight.model.topk import highest, log_softmax_over
+from limelight.model.topk import fast_topk, log_softmax_inplace
 
 
 @dataclass(frozen=True)
-class Node:
+class BeamNode:
     """A place of a beam after a step, for those who want to see the search."""
 
     place: int
@@ -50,7 +50,7 @@ class Node:
     ended: bool
 
 
-Tree = list[list[Node]]  # for each step, the places that were taken
+Tree = list[list[BeamNode]]  # for each step, the places that were taken
 WIDEST_RANKED = 8  # places of a beam that a GPU searches by itself
 
 
@@ -60,26 +60,30 @@ def length_penalty(length: int, alpha: float) -> float:
 
 
 def beam_search(
-    model: Stepper,
+    model: StepModel,
     requests: Sequence[Request],
     config: DecodeConfig,
     tokenizer: Tokenizer,
     nbest: int = 1,
-) -> list[list[Written]]:
+) -> list[list[Hypothesis]]:
     """For each request the best texts that were found, the best first."""
-    own: type[Search] | None = getattr(model, "plain_search", None)  # a faster one, on a GPU
-    search = own if own and is_plain(requests, config) else Search
+    own: type[BeamSearch] | None = getattr(model, "plain_search", None)  # a faster one, on a GPU
+    search = own if own and is_unconstrained(requests, config) else BeamSearch
     return search(model, requests, config, tokenizer, nbest).run()
 
 
-def is_plain(requests: Sequence[Request], config: DecodeConfig) -> bool:
+def is_unconstrained(requests: Sequence[Request], config: DecodeConfig) -> bool:
     """Whether nothing counts but what the model itself finds likely, and the beam is narrow."""
-    wishes = any(request.include or request.exclude or request.spaced for request in requests)
-    discouraged = config.repetition_penalty != 1 or config.no_repeat
-    return not wishes and not discouraged and config.groups == 1 and config.beam <= WIDEST_RANKED
+    wishes = any(
+        request.include or request.exclude or request.needs_leading_space for request in requests
+    )
+    discouraged = config.repetition_penalty != 1 or config.no_repeat_ngram
+    return (
+        not wishes and not discouraged and config.beam_groups == 1 and config.beam <= WIDEST_RANKED
+    )
 
 
-class Found(NamedTuple):
+class PendingStep(NamedTuple):
     """What a step has found; it may be on its way."""
 
     rows: list[int]
@@ -88,12 +92,12 @@ class Found(NamedTuple):
     read: Callable[[], list[Tensor]]
 
 
-class Search:
+class BeamSearch:
     """Beams that are extended together: B requests, K places each, N tokens so far."""
 
     def __init__(
         self,
-        model: Stepper,
+        model: StepModel,
         requests: Sequence[Request],
         config: DecodeConfig,
         tokenizer: Tokenizer,
@@ -102,43 +106,47 @@ class Search:
     ) -> None:
         if not 1 <= nbest <= config.beam:
             raise UserError(f"nbest={nbest} of a beam of {config.beam}: ask for 1 to {config.beam}")
-        if config.groups > 1 and any(request.include for request in requests):
-            raise UserError(f"groups={config.groups} cannot promise words: set groups to 1")
+        if config.beam_groups > 1 and any(request.include for request in requests):
+            raise UserError(f"groups={config.beam_groups} cannot promise words: set groups to 1")
         self.model, self.requests, self.config = model, requests, config
         self.tokenizer, self.nbest, self.keep_trees = tokenizer, nbest, keep_trees
         self.rows = list(range(len(requests)))  # which request each beam of the state belongs to
-        self.found: list[list[Written]] = [[] for _ in requests]
+        self.found: list[list[Hypothesis]] = [[] for _ in requests]
         self.trees: list[Tree] = [[] for _ in requests]
-        self.given_up: set[int] = set()
-        self.excluded = [Excluded(r.exclude, tokenizer, r.prompt, r.spaced) for r in requests]
-        self.included = [Included(r.include, tokenizer, r.prompt) for r in requests]
+        self.cancelled: set[int] = set()
+        self.excluded = [
+            BannedPhrases(r.exclude, tokenizer, r.prompt, r.needs_leading_space) for r in requests
+        ]
+        self.included = [RequiredPhrases(r.include, tokenizer, r.prompt) for r in requests]
         self.length = 0  # N
-        self.underway: deque[Found] = deque()  # what steps have found, and nobody has seen yet
-        self.hopes = dict.fromkeys(self.rows, math.inf)  # no text can come to more than this
+        self.in_flight: deque[PendingStep] = (
+            deque()
+        )  # what steps have found, and nobody has seen yet
+        self.upper_bounds = dict.fromkeys(self.rows, math.inf)  # no text can come to more than this
         self.closed_rows: set[int] = set()
         plain = not keep_trees and not any(self.excluded) and not any(self.included)
-        self.runs_ahead = plain and device_of(model).type == "cuda"
-        self.begin()
+        self.async_ahead = plain and device_of(model).type == "cuda"
+        self.prefill()
 
-    def begin(self) -> None:
+    def prefill(self) -> None:
         """Read sources and prompts; every beam has an empty text in each of its groups."""
         requests, config = self.requests, self.config
-        logits, self.state = begin(self.model, requests, self.tokenizer.pad)
+        logits, self.state = prefill(self.model, requests, self.tokenizer.pad)
         every = torch.arange(len(requests), device=logits.device).repeat_interleave(config.beam)
         self.state.select(every)
         self.logits = logits.index_select(0, every)  # B*K V
         precise = torch.promote_types(logits.dtype, torch.float32)
         shape = (len(requests), config.beam)
-        self.scores = logits.new_full(shape, BANNED, dtype=precise)  # B K: BANNED where no text is
-        self.size = config.beam // config.groups
+        self.scores = logits.new_full(shape, NEG_INF, dtype=precise)  # B K: BANNED where no text is
+        self.size = config.beam // config.beam_groups
         self.scores[:, :: self.size] = 0
-        self.open = torch.full((len(requests), config.groups), self.size, device=logits.device)
+        self.open = torch.full((len(requests), config.beam_groups), self.size, device=logits.device)
         self.tokens = torch.zeros((*shape, 0), dtype=torch.long, device=logits.device)  # B K N
         self.logprobs = self.scores.new_zeros((*shape, 0))  # B K N: the model's own
         limits = torch.tensor([request.limit for request in requests])
-        self.limits = sent(limits, logits.device)[:, None]  # B 1
+        self.limits = copy_to_device_async(limits, logits.device)[:, None]  # B 1
 
-    def run(self) -> list[list[Written]]:
+    def run(self) -> list[list[Hypothesis]]:
         """Search to the end."""
         while self.step():
             pass
@@ -148,30 +156,30 @@ class Search:
         """One more token for every text; whether there is anything left to do."""
         self.extend()
         self.length += 1
-        self.close_ended()
-        behind = 1 if self.runs_ahead and not self.at_a_limit() else 0
-        while len(self.underway) > behind:
-            self.collect(self.underway.popleft())
-        self.leave()
+        self.mark_finished()
+        behind = 1 if self.async_ahead and not self.at_a_limit() else 0
+        while len(self.in_flight) > behind:
+            self.collect(self.in_flight.popleft())
+        self.evict_finished()
         if not self.rows:
             return False
-        self.read_newest()
+        self.advance_model()
         return True
 
     def at_a_limit(self) -> bool:
         """Whether a request may not become longer."""
         return self.length >= min(self.requests[row].limit for row in self.rows)
 
-    def read_newest(self) -> None:
+    def advance_model(self) -> None:
         """Let the model read the last tokens."""
         self.state.select(self.origins.flatten())
         self.logits = self.model.step(self.tokens[..., -1].reshape(-1, 1), self.state)
 
     def stop(self, row: int) -> None:
         """Nobody waits for this request any more."""
-        self.given_up.add(row)
+        self.cancelled.add(row)
 
-    def best_of(self, row: int) -> list[Written]:
+    def best_of(self, row: int) -> list[Hypothesis]:
         """The best texts found; those without the words that must appear come last."""
         complete = self.included[row].complete
         ranked = sorted(self.found[row], key=lambda text: (not complete(text.tokens), -text.score))
@@ -180,19 +188,19 @@ class Search:
     def extend(self) -> None:
         """All texts by all tokens: the best take the places."""
         logits = self.logits.to(self.scores.dtype)
-        fair = self.discouraged(logits)  # before the scores are written over
-        own = log_softmax_over(logits).view(*self.scores.shape, -1)  # B K V
-        judged = self.restrict(own if fair is None else fair.view_as(own))
+        fair = self.penalized_logprobs(logits)  # before the scores are written over
+        own = log_softmax_inplace(logits).view(*self.scores.shape, -1)  # B K V
+        judged = self.apply_constraints(own if fair is None else fair.view_as(own))
         parents, tokens = self.pick(judged)
         beams = torch.arange(len(self.rows), device=own.device)[:, None]
         totals = self.scores[beams, parents] + judged[beams, parents, tokens]
-        self.scores = totals.masked_fill(self.closed(), BANNED)
+        self.scores = totals.masked_fill(self.closed(), NEG_INF)
         chosen = own[beams, parents, tokens]
         self.tokens = torch.cat([self.tokens[beams, parents], tokens[..., None]], dim=-1)
         self.logprobs = torch.cat([self.logprobs[beams, parents], chosen[..., None]], dim=-1)
         self.origins = beams * self.config.beam + parents  # B K: rows that the state has now
         if self.keep_trees:
-            self.remember(parents)
+            self.record_tree(parents)
 
     def closed(self) -> Tensor:
         """Which places, B K, belong to texts that have ended: the last ones of each group."""
@@ -206,7 +214,7 @@ class Search:
         al. 2018).
         """
         beams, _, vocabulary = judged.shape
-        several = self.config.groups > 1
+        several = self.config.beam_groups > 1
         # How often each token was chosen already: of interest to the next group alone.
         taken = judged.new_zeros(beams, 1, vocabulary if several else 0)
         parents, tokens = [], []
@@ -217,26 +225,26 @@ class Search:
             parents.append(best + first)
             tokens.append(which)
             if several:
-                written = self.scores[:, group].gather(1, best) > BANNED
+                written = self.scores[:, group].gather(1, best) > NEG_INF
                 written &= ~self.closed()[:, group]
                 taken.scatter_add_(2, which[:, None], written.to(taken.dtype)[:, None])
         all_parents, all_tokens = torch.cat(parents, dim=1), torch.cat(tokens, dim=1)
         for beam, row in enumerate(self.rows):
             if self.included[row]:
                 totals = self.scores[beam, :, None] + judged[beam]
-                all_parents[beam], all_tokens[beam] = self.pick_towards_words(beam, totals)
+                all_parents[beam], all_tokens[beam] = self.constrained_candidates(beam, totals)
         return all_parents, all_tokens
 
     def best_of_group(self, scores: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
         """The best extensions of all texts of a group are among the best few of each of them."""
         beams, places, vocabulary = judged.shape
         few = min(self.size, vocabulary)
-        values, tokens = highest(judged.flatten(0, 1), few)
+        values, tokens = fast_topk(judged.flatten(0, 1), few)
         totals = scores[..., None] + values.view(beams, places, few)
         best = totals.flatten(1).topk(self.size, dim=1).indices
         return best // few, tokens.view(beams, -1).gather(1, best)
 
-    def pick_towards_words(self, beam: int, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def constrained_candidates(self, beam: int, totals: Tensor) -> tuple[Tensor, Tensor]:
         """The same for a request with words that must appear (Post and Vilar 2018).
 
         Besides each text's best extensions, those that go on with a word are candidates. Those that
@@ -251,7 +259,7 @@ class Search:
         banks: dict[int, list[tuple[int, int]]] = {}
         impossible = []
         for place, token in sorted(candidates, key=lambda pair: -totals[pair].item()):
-            if totals[place, token].item() == BANNED:
+            if totals[place, token].item() == NEG_INF:
                 impossible.append((place, token))
                 continue
             there, _ = words.progress([*texts[place], token])
@@ -263,43 +271,45 @@ class Search:
         pairs = torch.tensor(chosen[: self.config.beam], device=totals.device)
         return pairs[:, 0], pairs[:, 1]
 
-    def discouraged(self, logits: Tensor) -> Tensor | None:
+    def penalized_logprobs(self, logits: Tensor) -> Tensor | None:
         """Log-probabilities with less for repetitions, B*K V, if that is wanted."""
-        if self.config.repetition_penalty == 1 and not self.config.no_repeat:
+        if self.config.repetition_penalty == 1 and not self.config.no_repeat_ngram:
             return None
         read = torch.cat([self.prompts(), self.tokens], dim=-1).flatten(0, 1)
-        return discourage(logits, read, self.config, self.tokenizer.first).log_softmax(dim=-1)
+        return apply_repetition_penalty(
+            logits, read, self.config, self.tokenizer.first_text_id
+        ).log_softmax(dim=-1)
 
-    def restrict(self, judged: Tensor) -> Tensor:
+    def apply_constraints(self, judged: Tensor) -> Tensor:
         """The same, B K V, with nothing for what must not be written now."""
         wished = [i for i, row in enumerate(self.rows) if self.excluded[row] or self.included[row]]
         judged = judged.clone() if wished else judged
         for beam in wished:
             row = self.rows[beam]
             for place, text in enumerate(self.tokens[beam].tolist()):
-                judged[beam, place, self.excluded[row].banned(text)] = BANNED
+                judged[beam, place, self.excluded[row].banned(text)] = NEG_INF
                 if not self.included[row].complete(text):
-                    judged[beam, place, self.tokenizer.end] = BANNED
+                    judged[beam, place, self.tokenizer.end] = NEG_INF
         return judged
 
     def prompts(self) -> Tensor:
         """What the beams began with, B K P, -1 before the first token."""
         given = [self.requests[row].history for row in self.rows]
-        read = history_of(given, self.tokens.device)
+        read = pad_histories(given, self.tokens.device)
         return read[:, None].expand(-1, self.config.beam, -1)
 
-    def close_ended(self) -> None:
+    def mark_finished(self) -> None:
         """Texts that have ended, and at the limit all, are found; their places are closed."""
         ended = self.tokens[..., -1] == self.tokenizer.end
-        taken = self.scores > BANNED
+        taken = self.scores > NEG_INF
         found = taken & (ended | (self.limits <= self.length))
         self.open = self.open - (taken & ended).view(len(self.rows), -1, self.size).sum(dim=-1)
-        self.scores = self.scores.masked_fill(found, BANNED)
-        sums = self.logprobs.sum(dim=-1).masked_fill(self.scores == BANNED, BANNED)
-        read = read_later(found, self.tokens, self.logprobs, sums.amax(dim=1))
-        self.underway.append(Found(self.rows, self.length, read))
+        self.scores = self.scores.masked_fill(found, NEG_INF)
+        sums = self.logprobs.sum(dim=-1).masked_fill(self.scores == NEG_INF, NEG_INF)
+        read = copy_to_host_async(found, self.tokens, self.logprobs, sums.amax(dim=1))
+        self.in_flight.append(PendingStep(self.rows, self.length, read))
 
-    def collect(self, step: Found) -> None:
+    def collect(self, step: PendingStep) -> None:
         """Keep the texts that were found, and note what the others may come to."""
         found, texts, logprobs, hopes = step.read()
         if hopes.isnan().any():
@@ -311,24 +321,24 @@ class Search:
             text, known = (text[:-1] if done else text), self.found[step.rows[beam]]
             if any(text == other.tokens and done == other.ended for other in known):
                 continue  # by another group
-            known.append(Written(text, numbers, done, sum(numbers) / penalty))
-        self.hopes.update(zip(step.rows, hopes.tolist(), strict=True))
+            known.append(Hypothesis(text, numbers, done, sum(numbers) / penalty))
+        self.upper_bounds.update(zip(step.rows, hopes.tolist(), strict=True))
 
-    def leave(self) -> None:
+    def evict_finished(self) -> None:
         """Let beams go that are done, if it is time."""
-        done = {row for row in self.rows if self.is_done(row, self.hopes[row])}
+        done = {row for row in self.rows if self.is_done(row, self.upper_bounds[row])}
         if not done:
             return
         active = set(self.rows) - done
-        if not time_to_leave(self.requests, self.rows, active, self.length):
+        if not should_evict(self.requests, self.rows, active, self.length):
             if done - self.closed_rows:  # nothing more is wanted of them
                 closed = torch.tensor([row in done for row in self.rows])[:, None]
-                self.scores.masked_fill_(sent(closed, self.scores.device), BANNED)
+                self.scores.masked_fill_(copy_to_device_async(closed, self.scores.device), NEG_INF)
                 self.closed_rows |= done
             return
         keep = [beam for beam, row in enumerate(self.rows) if row in active]
         self.rows = [self.rows[beam] for beam in keep]
-        self.keep(sent(torch.tensor(keep, dtype=torch.long), self.scores.device))
+        self.keep(copy_to_device_async(torch.tensor(keep, dtype=torch.long), self.scores.device))
 
     def keep(self, beams: Tensor) -> None:
         """Only these beams stay."""
@@ -340,7 +350,7 @@ class Search:
 
         Log-probabilities only fall; and what falls no further is divided by most at the limit.
         """
-        if row in self.given_up or hope == BANNED:
+        if row in self.cancelled or hope == NEG_INF:
             return True
         scores = self.scores_of(row)
         if len(scores) < self.nbest:
@@ -352,7 +362,7 @@ class Search:
         """Of the texts that were found."""
         return [text.score for text in self.found[row]]
 
-    def remember(self, parents: Tensor) -> None:
+    def record_tree(self, parents: Tensor) -> None:
         """Note what the beams look like now."""
         over = length_penalty(self.tokens.size(-1), self.config.length_penalty)
         sums = (self.logprobs.sum(dim=-1) / over).tolist()
@@ -362,13 +372,13 @@ class Search:
             self.tokens[..., -1].tolist(),
             self.logprobs[..., -1].tolist(),
             sums,
-            (self.scores > BANNED).tolist(),
+            (self.scores > NEG_INF).tolist(),
             strict=True,
         )
         for row, *columns in told:
             self.trees[row].append(
                 [
-                    Node(place, parent, token, logprob, score, token == self.tokenizer.end)
+                    BeamNode(place, parent, token, logprob, score, token == self.tokenizer.end)
                     for place, (parent, token, logprob, score, taken) in enumerate(
                         zip(*columns, strict=True)
                     )

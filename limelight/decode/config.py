@@ -1,26 +1,32 @@
 """How a model writes, as data. The defaults are the paper's (section 6.1)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from limelight.config import Count, Fraction, table
+from limelight.config import Count, Fraction, config_class
 from limelight.errors import UserError
 
-Beams = Annotated[int, Field(ge=1, le=1000)]
+BeamSize = Annotated[int, Field(ge=1, le=1000)]
 Weight = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Precision = Literal["auto", "float32", "bfloat16", "float64", "int8"]
 
 
-@table
+@config_class
 class DecodeConfig:
     """The paper: beam 4 with length penalty 0.6, at most 50 tokens more than the input has."""
 
-    beam: Beams = 4  # 1: always the likeliest token
+    RENAMED: ClassVar[dict[str, str]] = {
+        "no_repeat": "no_repeat_ngram",
+        "groups": "beam_groups",
+        "extra_tokens": "max_extra_tokens",
+    }
+
+    beam: BeamSize = 4  # 1: always the likeliest token
     length_penalty: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.6  # alpha
-    groups: Beams = 1  # of beams that avoid each other's words
+    beam_groups: BeamSize = 1  # of beams that avoid each other's words
     diversity: Weight = 0.5  # how much they do
-    extra_tokens: Count = 50  # the output may be longer than the input by so many
+    max_extra_tokens: Count = 50  # the output may be longer than the input by so many
     max_tokens: Count = 0  # of the output, whatever the input; 0: no other limit, but 200 to write
 
     temperature: Weight = 0.0  # above 0 every token is drawn, and there is no beam
@@ -31,10 +37,10 @@ class DecodeConfig:
 
     precision: Precision = "auto"  # of the numbers; int8 is for CPUs, faster and not exact
     repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0  # above 1
-    no_repeat: Annotated[int, Field(ge=0, le=100)] = 0  # no sequence of so many tokens twice
+    no_repeat_ngram: Annotated[int, Field(ge=0, le=100)] = 0  # no sequence of so many tokens twice
 
     def __post_init__(self) -> None:
-        if self.beam % self.groups:
+        if self.beam % self.beam_groups:
             raise UserError(
-                f"groups={self.groups} does not divide beam={self.beam}: all have the same size"
+                f"beam_groups={self.beam_groups} does not divide beam={self.beam}: all have the same size"
             )

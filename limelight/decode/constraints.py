@@ -8,7 +8,7 @@ from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.errors import UserError
 
 
-def several(texts: Iterable[str], name: str) -> tuple[str, ...]:
+def as_phrases(texts: Iterable[str], name: str) -> tuple[str, ...]:
     """Texts, and not a single one, whose letters would be taken for texts."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise UserError(f"{name}={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
@@ -18,13 +18,13 @@ def several(texts: Iterable[str], name: str) -> tuple[str, ...]:
     return found
 
 
-def given_in(prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+def prompt_text_tokens(prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """What a text begins with: all behind the last special token, which no word spans."""
-    plain = takewhile(lambda i: i >= tokenizer.first, reversed(prompt))
+    plain = takewhile(lambda i: i >= tokenizer.first_text_id, reversed(prompt))
     return [*plain][::-1]
 
 
-class Excluded:
+class BannedPhrases:
     """Words that no output contains, however its tokens might spell them.
 
     Tokens are compared by their bytes: a token is banned if it would complete the word, whatever
@@ -37,22 +37,22 @@ class Excluded:
         words: Iterable[str],
         tokenizer: Tokenizer,
         prompt: Sequence[int] = (),
-        spaced: bool = False,
+        needs_leading_space: bool = False,
     ) -> None:
         self.words = [valid_unicode(word).encode() for word in words if word]
-        self.tokenizer, self.spaced = tokenizer, spaced
-        self.given = given_in(prompt, tokenizer)
+        self.tokenizer, self.needs_leading_space = tokenizer, needs_leading_space
+        self.given = prompt_text_tokens(prompt, tokenizer)
 
     def __bool__(self) -> bool:
-        return bool(self.words or self.spaced)
+        return bool(self.words or self.needs_leading_space)
 
     def banned(self, written: Sequence[int]) -> list[int]:
         """The tokens that must not follow these."""
-        unspaced = without_space(self.tokenizer) if self.spaced and not written else []
+        unspaced = without_space(self.tokenizer) if self.needs_leading_space and not written else []
         if not self.words:
             return unspaced
-        visible = [i for i in (*self.given, *written) if i >= self.tokenizer.first]
-        tail = b"".join(map(self.tokenizer.raw, visible[-max(map(len, self.words)) :]))
+        visible = [i for i in (*self.given, *written) if i >= self.tokenizer.first_text_id]
+        tail = b"".join(map(self.tokenizer.token_bytes, visible[-max(map(len, self.words)) :]))
         return unspaced + [
             token
             for word in self.words
@@ -65,24 +65,24 @@ class Excluded:
 @lru_cache(maxsize=64)
 def without_space(tokenizer: Tokenizer) -> list[int]:
     """The tokens of texts that do not begin with a space."""
-    texts = range(tokenizer.first, len(tokenizer))
-    return [i for i in texts if not tokenizer.raw(i).startswith(b" ")]
+    texts = range(tokenizer.first_text_id, len(tokenizer))
+    return [i for i in texts if not tokenizer.token_bytes(i).startswith(b" ")]
 
 
 @lru_cache(maxsize=64)
-def spaces_are_joined(tokenizer: Tokenizer) -> bool:
+def has_leading_space_tokens(tokenizer: Tokenizer) -> bool:
     """Whether words have the space before them in their tokens; single characters have not."""
-    pieces = map(tokenizer.raw, range(tokenizer.first, len(tokenizer)))
+    pieces = map(tokenizer.token_bytes, range(tokenizer.first_text_id, len(tokenizer)))
     return any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)
 
 
-def encode_beginning(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
+def encode_prefix(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
     """A text that will go on, as tokens, and whether it goes on with a space.
 
     Where a space belongs to the word behind it, one that is left alone at the end would be read as
     if no word could follow.
     """
-    cut = text.rstrip(" ") if spaces_are_joined(tokenizer) else text
+    cut = text.rstrip(" ") if has_leading_space_tokens(tokenizer) else text
     return tokenizer.encode(cut), cut != text
 
 
@@ -90,20 +90,20 @@ def encode_beginning(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
 def completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
     """The tokens with which a word is complete that is there already up to some byte."""
     rest = word[there:]
-    pieces = ((i, tokenizer.raw(i)) for i in range(tokenizer.first, len(tokenizer)))
+    pieces = ((i, tokenizer.token_bytes(i)) for i in range(tokenizer.first_text_id, len(tokenizer)))
     if not there:
         return [i for i, piece in pieces if rest in piece]
     return [i for i, piece in pieces if piece.startswith(rest)]
 
 
-class Included:
+class RequiredPhrases:
     """Words that every output of a beam search has, wherever they fit best."""
 
     def __init__(
         self, words: Iterable[str], tokenizer: Tokenizer, prompt: Sequence[int] = ()
     ) -> None:
         self.words = [valid_unicode(word) for word in words if word]
-        self.tokenizer, self.given = tokenizer, given_in(prompt, tokenizer)
+        self.tokenizer, self.given = tokenizer, prompt_text_tokens(prompt, tokenizer)
         self.first = [tuple(tokenizer.encode(word)) for word in self.words]
         self.later = [tuple(tokenizer.encode(f" {word}")) for word in self.words]
 

@@ -4,25 +4,25 @@ import codecs
 from collections.abc import Sequence
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.constraints import several
+from limelight.decode.constraints import as_phrases
 
 
-class TextStream:
+class IncrementalDetokenizer:
     """Takes tokens and gives back the text that is certain; joined, it is what `decode` gives."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), spaced: bool = False
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), needs_leading_space: bool = False
     ) -> None:
         self.tokenizer = tokenizer
-        self.stops = several(stops, "stops")
+        self.stops = as_phrases(stops, "stops")
         self.stopped = False  # a stop string has come; it and what follows are not shown
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        self._spaced = spaced  # the space that comes first is there already
+        self._spaced = needs_leading_space  # the space that comes first is there already
         self._held = ""  # text that may turn out to be the beginning of a stop string
 
     def feed(self, token: int) -> str:
         """The text that has become certain with this token."""
-        raw = self.tokenizer.raw(token)
+        raw = self.tokenizer.token_bytes(token)
         raw, self._spaced = (raw.removeprefix(b" ") if self._spaced else raw), False
         return self._show(self._bytes.decode(raw))
 
@@ -40,12 +40,14 @@ class TextStream:
         if found:
             self.stopped = True
             return self._held[: min(found)]
-        certain = len(self._held) - max((begun(self._held, stop) for stop in self.stops), default=0)
+        certain = len(self._held) - max(
+            (partial_stop_length(self._held, stop) for stop in self.stops), default=0
+        )
         shown, self._held = self._held[:certain], self._held[certain:]
         return shown
 
 
-def begun(text: str, stop: str) -> int:
+def partial_stop_length(text: str, stop: str) -> int:
     """How many characters at the end of a text may be the beginning of this stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

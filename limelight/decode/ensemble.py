@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.decode.request import Stepper
+from limelight.decode.request import StepModel
 from limelight.errors import UserError
 
 
 class Ensemble:
     """Models with the same tokenizer, which write together."""
 
-    def __init__(self, models: Sequence[Stepper]) -> None:
+    def __init__(self, models: Sequence[StepModel]) -> None:
         families = {str(model.config.family).removeprefix("recurrent-") for model in models}
         if len(families) != 1:
             raise UserError(f"an ensemble is of one kind, and not of {' and '.join(families)}")
@@ -52,7 +52,7 @@ class States:
         for state in self.states:
             state.select(rows)
 
-    def put(self, other: "States", places: Tensor) -> None:
+    def insert_rows(self, other: "States", places: Tensor) -> None:
         """Put the rows of other states into these places: over a row, or behind the last one."""
         for mine, its in zip(self.states, other.states, strict=True):
-            mine.put(its, places)
+            mine.insert_rows(its, places)

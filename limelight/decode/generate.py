@@ -22,31 +22,31 @@ import torch
 from torch import Tensor
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.async_copy import read_later, sent
+from limelight.decode.async_copy import copy_to_device_async, copy_to_host_async
 from limelight.decode.config import DecodeConfig
-from limelight.decode.constraints import Excluded
+from limelight.decode.constraints import BannedPhrases
 from limelight.decode.request import (
     DAMAGED,
-    MANY,
+    EVICT_FRACTION,
+    Hypothesis,
     Request,
-    Stepper,
-    Written,
-    begin,
+    StepModel,
     device_of,
-    history_of,
-    read_sources,
-    room_for,
+    encode_sources,
+    max_total_length,
+    pad_histories,
+    prefill,
 )
-from limelight.decode.sampling import BANNED, discourage, draw, luck_of
+from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample, uniform_draws
 from limelight.errors import UserError
 from limelight.model.kv_cache import padded
-from limelight.model.topk import likeliest, log_softmax_over
+from limelight.model.topk import fast_argmax, log_softmax_inplace
 
 NO_BEAM = "words that must appear need a beam: set beam to 2 or more, and temperature to 0"
-Watch = Callable[["Event"], bool]
+Watch = Callable[["TokenEvent"], bool]
 
 
-class Event(NamedTuple):
+class TokenEvent(NamedTuple):
     """A token that was written."""
 
     row: int  # of which request
@@ -55,7 +55,7 @@ class Event(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens here, if the request wants them
 
 
-class Text:
+class ActiveSequence:
     """A request that is being written."""
 
     def __init__(self, request: Request, config: DecodeConfig, tokenizer: Tokenizer) -> None:
@@ -63,13 +63,15 @@ class Text:
             raise UserError(NO_BEAM)
         self.request = request
         self.config = without_seed(config)
-        self.excluded = Excluded(request.exclude, tokenizer, request.prompt, request.spaced)
-        self.first = tokenizer.first  # the tokens before it are no text
+        self.excluded = BannedPhrases(
+            request.exclude, tokenizer, request.prompt, request.needs_leading_space
+        )
+        self.first = tokenizer.first_text_id  # the tokens before it are no text
         self.written: list[int] = []
         self.length = len(request.prompt)  # of what the model has read
         self.chosen = 0  # tokens; the last of them may not be known here yet
-        self.luck = luck_of(request.seed, request.limit) if config.temperature else None
-        looks_back = config.repetition_penalty != 1 or config.no_repeat or self.excluded
+        self.uniforms = uniform_draws(request.seed, request.limit) if config.temperature else None
+        looks_back = config.repetition_penalty != 1 or config.no_repeat_ngram or self.excluded
         self.needs_nothing = not (looks_back or request.top)  # known of one token for the next one
         self.takes_likeliest = self.needs_nothing and not config.temperature
 
@@ -80,7 +82,7 @@ class Text:
 
     def next_luck(self) -> Tensor:
         """The number that the next token is drawn with; who has ended may draw on, unseen."""
-        luck = cast(Tensor, self.luck)
+        luck = cast(Tensor, self.uniforms)
         return luck[min(self.chosen, len(luck) - 1)]
 
 
@@ -90,53 +92,55 @@ def without_seed(config: DecodeConfig) -> DecodeConfig:
     return replace(config, seed=0)
 
 
-class Told(NamedTuple):
+class PendingTokens(NamedTuple):
     """A token for each of these rows, and all that is to be said of it; it may be on its way."""
 
     rows: Sequence[int]
     read: Callable[[], list[Tensor]]  # tokens, their log-probabilities, and the likeliest of both
 
 
-class Writing:
+class GenerationBatch:
     """Requests that are being written, all by one token at a time; others may join at any time."""
 
     def __init__(
         self,
-        model: Stepper,
+        model: StepModel,
         requests: Sequence[Request],
         config: DecodeConfig,
         tokenizer: Tokenizer,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.texts: dict[int, Text] = {}  # by the numbers that requests get when they join
+        self.texts: dict[
+            int, ActiveSequence
+        ] = {}  # by the numbers that requests get when they join
         self.rows: list[int] = []  # which of them each row of the state belongs to
         self.active: set[int] = set()  # those that have not ended
         self.state: Any = None
         self.tokens = torch.zeros(0, dtype=torch.long)  # written, and not read yet
         self.room = 0  # tokens that a row of the state may have
-        self.first: list[Told] = []  # tokens of those who have just joined
-        self.underway: deque[Told] = deque()  # steps that were begun
-        self.runs_ahead = device_of(model).type == "cuda"
+        self.first: list[PendingTokens] = []  # tokens of those who have just joined
+        self.in_flight: deque[PendingTokens] = deque()  # steps that were begun
+        self.async_ahead = device_of(model).type == "cuda"
         self.ranks = getattr(model, "ranks", False)  # the GPU finds the likeliest by itself
         self.joined = 0
         if requests:
-            self.join(requests, [config] * len(requests))
+            self.add_requests(requests, [config] * len(requests))
 
-    def join(self, requests: Sequence[Request], configs: Sequence[DecodeConfig]) -> range:
+    def add_requests(self, requests: Sequence[Request], configs: Sequence[DecodeConfig]) -> range:
         """Let more requests in, and say which numbers they have. Nobody's text changes by it."""
         both = zip(requests, configs, strict=True)
-        texts = [Text(request, config, self.tokenizer) for request, config in both]
+        texts = [ActiveSequence(request, config, self.tokenizer) for request, config in both]
         if short := all(len(request.prompt) == 1 for request in requests):
             # They are read with everybody's next token: a step for a few takes as long as for many.
-            state = read_sources(self.model, requests, self.tokenizer.pad)
+            state = encode_sources(self.model, requests, self.tokenizer.pad)
             tokens = torch.tensor([request.prompt[0] for request in requests])
             tokens = tokens.to(device_of(self.model))
         else:
-            logits, state = begin(self.model, requests, self.tokenizer.pad)
+            logits, state = prefill(self.model, requests, self.tokenizer.pad)
             tokens = choose(logits, texts)
         rows = range(self.joined, self.joined + len(texts))
         first = [] if short else [tell(rows, texts, logits, tokens)]
-        self.take_in(rows, state, tokens, room_for(requests))
+        self.insert_rows(rows, state, tokens, max_total_length(requests))
         # Now nothing can fail any more: had there been no memory, all would be as it was.
         self.joined = rows.stop
         self.texts.update(zip(rows, texts, strict=True))
@@ -147,19 +151,19 @@ class Writing:
                 text.length = 0
         return rows
 
-    def take_in(self, rows: range, state: Any, tokens: Tensor, room: int) -> None:
+    def insert_rows(self, rows: range, state: Any, tokens: Tensor, room: int) -> None:
         """The newcomers take the places of those who have ended, or new ones behind the others."""
         if not any(row in self.active for row in self.rows):
-            self.forget(self.rows)
-            self.underway.clear()
+            self.drop(self.rows)
+            self.in_flight.clear()
             self.rows, self.state, self.tokens, self.room = [*rows], state, tokens, room
             return
         free = [place for place, row in enumerate(self.rows) if row not in self.active]
         behind = range(len(self.rows), len(self.rows) + len(rows))
         places = [*free, *behind][: len(rows)]
         where = torch.tensor(places, device=tokens.device)
-        self.state.put(state, where)
-        self.forget(self.rows[place] for place in free[: len(rows)])
+        self.state.insert_rows(state, where)
+        self.drop(self.rows[place] for place in free[: len(rows)])
         self.rows += [0] * max(0, len(rows) - len(free))
         # A copy: they may lie where another batch will write, once this one has moved.
         self.tokens = padded(self.tokens.clone(), 0, len(self.rows) - len(self.tokens))
@@ -168,21 +172,21 @@ class Writing:
         self.tokens[where] = tokens
         self.room = max(self.room, room)
 
-    def forget(self, rows: Iterable[int]) -> None:
+    def drop(self, rows: Iterable[int]) -> None:
         """They have ended, and left."""
         for row in rows:
             del self.texts[row]
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[TokenEvent]:
         """One more token for every request that is being written; the first for newcomers."""
         if self.first:
             joined, self.first = self.first, []
-            return [event for first in joined for event in self.note(first)]
-        if not self.underway:
-            self.go_on()
-        if self.runs_ahead and self.can_run_ahead():
-            self.go_on()
-        return self.note(self.underway.popleft())
+            return [event for first in joined for event in self.collect(first)]
+        if not self.in_flight:
+            self.launch_step()
+        if self.async_ahead and self.can_run_ahead():
+            self.launch_step()
+        return self.collect(self.in_flight.popleft())
 
     def can_run_ahead(self) -> bool:
         """Whether the next token can be chosen before the last one is known, and is wanted."""
@@ -190,34 +194,34 @@ class Writing:
         known = all(text.needs_nothing for text in texts)
         return known and any(text.chosen < text.request.limit for text in texts)
 
-    def go_on(self) -> None:
+    def launch_step(self) -> None:
         """Begin the next step."""
-        self.leave()
+        self.evict_finished()
         texts = [self.texts[row] for row in self.rows]
         for text in texts:
             text.length += 1
         if self.ranks and all(text.takes_likeliest for text in texts):
-            self.underway.append(self.take_likeliest(texts))
+            self.in_flight.append(self.launch_greedy_step(texts))
             return
         logits = self.model.step(self.tokens[:, None], self.state)
         self.tokens = choose(logits, texts)
-        self.underway.append(tell([*self.rows], texts, logits, self.tokens))
+        self.in_flight.append(tell([*self.rows], texts, logits, self.tokens))
 
-    def take_likeliest(self, texts: Sequence[Text]) -> Told:
+    def launch_greedy_step(self, texts: Sequence[ActiveSequence]) -> PendingTokens:
         """A step after which nobody needs the scores of all tokens."""
         model: Any = self.model
         told, self.tokens = model.step_likeliest(self.tokens, self.state)
         for text in texts:
             text.chosen += 1
-        arrived = read_later(told)
+        arrived = copy_to_host_async(told)
 
         def read() -> list[Tensor]:
             tokens, logprobs = arrived()[0][:, : len(texts)]
             return [tokens.long(), logprobs]
 
-        return Told([*self.rows], read)
+        return PendingTokens([*self.rows], read)
 
-    def note(self, told: Told) -> list[Event]:
+    def collect(self, told: PendingTokens) -> list[TokenEvent]:
         """What was written, as far as somebody waits for it."""
         tokens, logprobs, *best = (numbers.tolist() for numbers in told.read())
         events = []
@@ -230,7 +234,7 @@ class Writing:
                 raise UserError(DAMAGED)
             text = self.texts[row]
             others = tuple(zip(*(kind[place] for kind in best), strict=True)) if best else ()
-            events.append(Event(row, token, logprob, others[: text.request.top]))
+            events.append(TokenEvent(row, token, logprob, others[: text.request.top]))
             text.written.append(token)
             if token == self.tokenizer.end or len(text.written) == text.request.limit:
                 self.stop(row)
@@ -240,13 +244,13 @@ class Writing:
         """This request has been written far enough."""
         self.active.discard(row)
 
-    def leave(self) -> None:
+    def evict_finished(self) -> None:
         """Let rows that have ended go: if they are many, or one has no room to stay."""
         done = [self.texts[row] for row in self.rows if row not in self.active]
         full = any(text.length >= self.room for text in done)
-        if not full and len(done) < MANY * len(self.rows):
+        if not full and len(done) < EVICT_FRACTION * len(self.rows):
             return
-        self.forget(row for row in self.rows if row not in self.active)
+        self.drop(row for row in self.rows if row not in self.active)
         keep = [place for place, row in enumerate(self.rows) if row in self.active]
         places = torch.tensor(keep, device=self.tokens.device)
         self.state.select(places)
@@ -254,42 +258,44 @@ class Writing:
         self.rows = [self.rows[place] for place in keep]
 
 
-def choose(logits: Tensor, texts: Sequence[Text]) -> Tensor:
+def choose(logits: Tensor, texts: Sequence[ActiveSequence]) -> Tensor:
     """The next token of each text, B; those with the same settings are chosen together."""
     if len({id(text.config) for text in texts}) == 1:
-        return choose_alike(logits, texts)
+        return select_tokens(logits, texts)
     alike: dict[int, list[int]] = {}
     for place, text in enumerate(texts):
         alike.setdefault(id(text.config), []).append(place)
     tokens = torch.zeros(len(texts), dtype=torch.long, device=logits.device)
     for places in alike.values():
         where = torch.tensor(places, device=logits.device)
-        tokens[where] = choose_alike(logits[where], [texts[place] for place in places])
+        tokens[where] = select_tokens(logits[where], [texts[place] for place in places])
     return tokens
 
 
-def choose_alike(logits: Tensor, texts: Sequence[Text]) -> Tensor:
+def select_tokens(logits: Tensor, texts: Sequence[ActiveSequence]) -> Tensor:
     """The same for texts with the same settings."""
     config, own = texts[0].config, logits
-    if config.repetition_penalty != 1 or config.no_repeat:
-        history = history_of([text.read for text in texts], logits.device)
-        logits = discourage(logits, history, config, texts[0].first)
+    if config.repetition_penalty != 1 or config.no_repeat_ngram:
+        history = pad_histories([text.read for text in texts], logits.device)
+        logits = apply_repetition_penalty(logits, history, config, texts[0].first)
     for place, text in enumerate(texts):
         if text.excluded and (banned := text.excluded.banned(text.written)):
             logits = logits.clone() if logits is own else logits
-            logits[place, banned] = BANNED
+            logits[place, banned] = NEG_INF
     luck = [text.next_luck() for text in texts] if config.temperature else []
     for text in texts:
         text.chosen += 1
     if not luck:
-        return likeliest(logits)
-    return draw(logits, sent(torch.stack(luck), logits.device), config)
+        return fast_argmax(logits)
+    return sample(logits, copy_to_device_async(torch.stack(luck), logits.device), config)
 
 
-def tell(rows: Sequence[int], texts: Sequence[Text], logits: Tensor, tokens: Tensor) -> Told:
+def tell(
+    rows: Sequence[int], texts: Sequence[ActiveSequence], logits: Tensor, tokens: Tensor
+) -> PendingTokens:
     """What has been chosen for these rows, which are of these texts."""
     top = max((text.request.top for text in texts), default=0)
-    return Told(rows, read_later(tokens, *logprobs_of(logits, tokens, top)))
+    return PendingTokens(rows, copy_to_host_async(tokens, *logprobs_of(logits, tokens, top)))
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> list[Tensor]:
@@ -297,7 +303,7 @@ def logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> list[Tensor]:
 
     The scores are not needed after this, and may be overwritten.
     """
-    precise = log_softmax_over(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    precise = log_softmax_inplace(logits.to(torch.promote_types(logits.dtype, torch.float32)))
     own = precise.gather(1, tokens[:, None])[:, 0]
     if not top:
         return [own]
@@ -306,26 +312,26 @@ def logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> list[Tensor]:
 
 
 def write(
-    model: Stepper,
+    model: StepModel,
     requests: Sequence[Request],
     config: DecodeConfig,
     tokenizer: Tokenizer,
-    watch: Watch = lambda _: False,
-) -> list[Written]:
+    on_token: Watch = lambda _: False,
+) -> list[Hypothesis]:
     """All requests to their ends. `watch` sees every token as it comes, and may say: enough."""
-    writing = Writing(model, requests, config, tokenizer)
+    writing = GenerationBatch(model, requests, config, tokenizer)
     tokens: list[list[int]] = [[] for _ in requests]
     logprobs: list[list[float]] = [[] for _ in requests]
     while writing.active:
         for event in writing.step():
             tokens[event.row].append(event.token)
             logprobs[event.row].append(event.logprob)
-            if watch(event):
+            if on_token(event):
                 writing.stop(event.row)
-    return [wrap_up(*row, tokenizer.end) for row in zip(tokens, logprobs, strict=True)]
+    return [finalize(*row, tokenizer.end) for row in zip(tokens, logprobs, strict=True)]
 
 
-def wrap_up(tokens: list[int], logprobs: list[float], end: int) -> Written:
+def finalize(tokens: list[int], logprobs: list[float], end: int) -> Hypothesis:
     """What was written, the end token taken off."""
     ended = bool(tokens) and tokens[-1] == end
-    return Written(tokens[:-1] if ended else tokens, logprobs, ended, sum(logprobs))
+    return Hypothesis(tokens[:-1] if ended else tokens, logprobs, ended, sum(logprobs))

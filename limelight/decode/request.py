@@ -9,22 +9,22 @@ from torch import Tensor
 
 from limelight.errors import UserError
 
-MANY = 0.25  # of all rows: so many that are done are worth the moving of the others
+EVICT_FRACTION = 0.25  # of all rows: so many that are done are worth the moving of the others
 DAMAGED = "the model's scores are not numbers (NaN): its weights are damaged"
 LARGEST_LIMIT = 100_000  # tokens: more than any model writes well, less than would fill a memory
 
 
-class State(Protocol):
+class DecoderState(Protocol):
     """What a model keeps between two tokens."""
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be named again (beams) or not at all."""
 
-    def put(self, other: Any, places: Tensor) -> None:
+    def insert_rows(self, other: Any, places: Tensor) -> None:
         """Put the rows of another state into these places: over a row, or behind the last one."""
 
 
-class Stepper(Protocol):
+class StepModel(Protocol):
     """A model as search sees it: any family that can write, or several of them."""
 
     config: Any
@@ -53,13 +53,13 @@ class Request:
     include: tuple[str, ...] = ()  # words that must appear (beam search)
     exclude: tuple[str, ...] = ()  # words that must not
     top: int = 0  # tell so many of the likeliest tokens at every place (not of beams)
-    before: Sequence[int] = ()  # what stood before the prompt, and is read no more
-    spaced: bool = False  # what is written begins with a space, or with nothing
+    truncated_prompt: Sequence[int] = ()  # what stood before the prompt, and is read no more
+    needs_leading_space: bool = False  # what is written begins with a space, or with nothing
 
     @property
     def history(self) -> list[int]:
         """All that is there already, for those who look for repetitions."""
-        return [*self.before, *self.prompt]
+        return [*self.truncated_prompt, *self.prompt]
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= LARGEST_LIMIT:
@@ -69,7 +69,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Written:
+class Hypothesis:
     """What a model wrote: its own log-probability of every token, the end token's included."""
 
     tokens: list[int]  # without the end token
@@ -78,11 +78,11 @@ class Written:
     score: float  # the sum of `logprobs`, after a beam divided by the length penalty
 
 
-def begin(model: Stepper, requests: Sequence[Request], pad: int) -> tuple[Tensor, Any]:
+def prefill(model: StepModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Any]:
     """Read sources and prompts: scores of each row's next token, B V, and the state."""
     device = device_of(model)
-    prompt, real = side_by_side([request.prompt for request in requests], pad)
-    state = read_sources(model, requests, pad)
+    prompt, real = pad_batch([request.prompt for request in requests], pad)
+    state = encode_sources(model, requests, pad)
     padded = None if real.all() else real.to(device)
     logits = model.step(prompt.to(device), state, padded)
     if not torch.isfinite(logits).all():
@@ -90,33 +90,33 @@ def begin(model: Stepper, requests: Sequence[Request], pad: int) -> tuple[Tensor
     return logits, state
 
 
-def read_sources(model: Stepper, requests: Sequence[Request], pad: int) -> Any:
+def encode_sources(model: StepModel, requests: Sequence[Request], pad: int) -> Any:
     """The state before the first token of the prompt is read."""
-    room = room_for(requests)
-    if not reads_a_source(model):
+    room = max_total_length(requests)
+    if not has_encoder(model):
         return model.start(len(requests), max_len=room)
     device = device_of(model)
-    source, real = side_by_side([request.source for request in requests], pad)
+    source, real = pad_batch([request.source for request in requests], pad)
     padded = None if real.all() else real.to(device)
     return model.start(source.to(device), padded, max_len=room)
 
 
-def room_for(requests: Sequence[Request]) -> int:
+def max_total_length(requests: Sequence[Request]) -> int:
     """How many tokens the longest of them may come to."""
     return max(len(request.prompt) + request.limit for request in requests)
 
 
-def time_to_leave(
+def should_evict(
     requests: Sequence[Request], rows: Sequence[int], active: Container[int], steps: int
 ) -> bool:
     """Whether to let rows go that are done: if they are many, or one has no room to stay."""
     done = [row for row in rows if row not in active]
-    room = room_for(requests)
+    room = max_total_length(requests)
     full = any(len(requests[row].prompt) + steps >= room for row in done)
-    return full or len(done) >= MANY * len(rows)
+    return full or len(done) >= EVICT_FRACTION * len(rows)
 
 
-def reads_a_source(model: Stepper) -> bool:
+def has_encoder(model: StepModel) -> bool:
     """Whether this is an encoder with a decoder."""
     return str(model.config.family).endswith("encoder-decoder")
 
@@ -127,7 +127,7 @@ def device_of(model: Any) -> torch.device:
     return device
 
 
-def side_by_side(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+def pad_batch(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     """Rows of tokens as one tensor, padded on the right, and where it is not padding."""
     width = max(map(len, rows))
     tokens = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
@@ -135,7 +135,7 @@ def side_by_side(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tenso
     return tokens, real
 
 
-def history_of(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def pad_histories(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """What each row has read, B T, the newest last and -1 before the first."""
     width = max(map(len, rows))
     return torch.tensor([[*[-1] * (width - len(row)), *row] for row in rows], device=device)

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from limelight.decode.config import DecodeConfig
 
-BANNED = -math.inf
+NEG_INF = -math.inf
 
 
-def discourage(logits: Tensor, history: Tensor, config: DecodeConfig, first: int) -> Tensor:
+def apply_repetition_penalty(
+    logits: Tensor, history: Tensor, config: DecodeConfig, first: int
+) -> Tensor:
     """Less for tokens that were there already (CTRL's penalty), nothing for a repeated n-gram.
 
     `history`, B T, is all that the decoder has read, -1 where a row has nothing yet. Special
@@ -24,22 +26,22 @@ def discourage(logits: Tensor, history: Tensor, config: DecodeConfig, first: int
         penalty = config.repetition_penalty
         weaker = torch.where(logits > 0, logits / penalty, logits * penalty)
         logits = torch.where(there, weaker, logits)
-    if config.no_repeat and history.size(1) >= config.no_repeat:
-        logits = forbid_repeats(logits, history, config.no_repeat)
+    if config.no_repeat_ngram and history.size(1) >= config.no_repeat_ngram:
+        logits = ban_repeated_ngrams(logits, history, config.no_repeat_ngram)
     return logits
 
 
-def forbid_repeats(logits: Tensor, history: Tensor, n: int) -> Tensor:
+def ban_repeated_ngrams(logits: Tensor, history: Tensor, n: int) -> Tensor:
     """Whoever followed these last n - 1 tokens before must not follow them again."""
     windows = history.unfold(1, n, 1)  # B W n
     last = history[:, None, history.size(1) - n + 1 :]  # B 1 n-1
     same = (windows[..., :-1] == last).all(dim=-1) & (windows >= 0).all(dim=-1)  # B W
     banned = torch.zeros_like(logits, dtype=torch.int)
     banned.scatter_add_(1, windows[..., -1].clamp(min=0), same.int())
-    return logits.masked_fill(banned > 0, BANNED)
+    return logits.masked_fill(banned > 0, NEG_INF)
 
 
-def draw(logits: Tensor, luck: Tensor, config: DecodeConfig) -> Tensor:
+def sample(logits: Tensor, uniforms: Tensor, config: DecodeConfig) -> Tensor:
     """One token for each row, B, with `luck` (B, from 0 to below 1) in place of dice.
 
     The tokens lie side by side, the likeliest first, each as wide as it is likely; luck points at
@@ -49,14 +51,14 @@ def draw(logits: Tensor, luck: Tensor, config: DecodeConfig) -> Tensor:
     # In this order a tiny temperature gives 0 and -inf, and never inf - inf.
     sharper = (ranked - ranked[:, :1]).double() / config.temperature
     chances = sharper.softmax(dim=-1)
-    chances = chances * supported(chances, config)
+    chances = chances * top_k_top_p_mask(chances, config)
     reached = chances.cumsum(dim=-1)
-    place = (reached <= luck[:, None] * reached[:, -1:]).sum(dim=-1)
+    place = (reached <= uniforms[:, None] * reached[:, -1:]).sum(dim=-1)
     place = torch.minimum(place, (chances > 0).sum(dim=-1) - 1)  # luck a hair below 1 may round up
     return tokens.gather(1, place[:, None])[:, 0]
 
 
-def supported(chances: Tensor, config: DecodeConfig) -> Tensor:
+def top_k_top_p_mask(chances: Tensor, config: DecodeConfig) -> Tensor:
     """Which of the ranked tokens may be drawn at all, B V: top-k, then top-p, then min-p of those.
 
     Top-p keeps the fewest tokens that have this chance together. The likeliest always stays.
@@ -74,6 +76,6 @@ def supported(chances: Tensor, config: DecodeConfig) -> Tensor:
     return keep
 
 
-def luck_of(seed: int, count: int) -> Tensor:
+def uniform_draws(seed: int, count: int) -> Tensor:
     """The random numbers of one request: they depend on its seed alone."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

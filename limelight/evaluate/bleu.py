@@ -6,7 +6,7 @@ sacrebleu is imported where it is used, so that nobody else waits for it.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from limelight.errors import UserError, unknown
+from limelight.errors import UserError, unknown_name
 from limelight.evaluate.metrics import Better, Measure, check_lines
 
 if TYPE_CHECKING:
@@ -48,5 +48,5 @@ def metrics(tokenize: str = "13a") -> Mapping[str, "Metric"]:
     from sacrebleu import BLEU, CHRF, TER
 
     if tokenize not in BLEU.TOKENIZERS:
-        raise unknown("tokenizer of sacrebleu", tokenize, BLEU.TOKENIZERS)
+        raise unknown_name("tokenizer of sacrebleu", tokenize, BLEU.TOKENIZERS)
     return {"BLEU": BLEU(tokenize=tokenize), "chrF2": CHRF(), "TER": TER()}

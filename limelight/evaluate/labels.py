@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from limelight.errors import UserError, unknown
+from limelight.errors import UserError, unknown_name
 from limelight.evaluate.language import accuracy
 from limelight.evaluate.metrics import Measure, check_lines
 
@@ -20,7 +20,7 @@ def score_labels(
     right = sum(a == b for a, b in zip(outputs, references, strict=True))
     each = f1_by_class(outputs, references)
     if positive and positive not in each:
-        raise unknown("class", positive, each)
+        raise unknown_name("class", positive, each)
     if positive and len(each) > 2:
         raise UserError(f"positive={positive!r} is for two classes, and there are {len(each)}")
     scores = [

@@ -17,7 +17,7 @@ class Origin(NamedTuple):
     sources: tuple[str, ...]
 
 
-def origins(config: ModelConfig) -> dict[str, Origin]:
+def dataflow(config: ModelConfig) -> dict[str, Origin]:
     """For the name of every tap, in the order of happening."""
     found: dict[str, Origin] = {}
     last = ""

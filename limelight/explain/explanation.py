@@ -13,11 +13,11 @@ from limelight.decode.config import DecodeConfig
 from limelight.explain.render.figures import picture_of
 from limelight.explain.render.html import as_html
 from limelight.explain.render.terminal import plain_text
-from limelight.explain.stage import Stop
+from limelight.explain.stage import Stage
 from limelight.explain.stages import walk
 from limelight.explain.trace import Trace
 from limelight.explain.traced_text import passage_for
-from limelight.tasks.text_model import Trained
+from limelight.tasks.text_model import TextModel
 
 NOTEBOOK = 1_000_000  # bytes of a page in a notebook, which keeps every one of them
 
@@ -26,13 +26,13 @@ class Explanation(Trace):
     """What happened to one text, and the walk through it."""
 
     @property
-    def stops(self) -> list[Stop]:
+    def stops(self) -> list[Stage]:
         """The story, station by station, with this model's numbers."""
         return self.walk()
 
     def walk(
         self, layer: int | None = None, head: int | None = None, word: str | None = None
-    ) -> list[Stop]:
+    ) -> list[Stage]:
         """The same for a layer, a head and a word of one's own choice, counted from 1."""
         return walk(self, layer, head, word)
 
@@ -60,7 +60,7 @@ class Explanation(Trace):
 
 
 def explain(
-    trained: Trained,
+    trained: TextModel,
     text: str,
     target: str | None = None,
     config: DecodeConfig | None = None,

@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.errors import UserError
-from limelight.explain.dataflow import origins, sides
-from limelight.explain.stage import Check, Formula, Grid, factor, number
+from limelight.explain.dataflow import dataflow, sides
+from limelight.explain.stage import Check, Formula, Heatmap, factor, number
 from limelight.explain.tokens import Words
 from limelight.explain.trace import Trace, in_range
 from limelight.model.positions import rotation
 
 
 @dataclass(frozen=True)
-class View:
+class Focus:
     """A trace, seen at one layer, one head and one word; all are counted from 0 in here."""
 
     trace: Trace
@@ -69,7 +69,7 @@ class View:
 
     def origin(self, name: str) -> tuple[str, ...]:
         """What a value is made of."""
-        return origins(self.trace.config)[name].sources
+        return dataflow(self.trace.config)[name].sources
 
     def check(self, claim: str, value: str | Tensor, again: Tensor) -> Check:
         """Compare a value with the same computed again; masked places must agree exactly."""
@@ -82,28 +82,28 @@ class View:
         error = (shown - again).abs().max().item() if shown.numel() else 0.0
         return Check(claim, error, self.trace.tolerance * (1 + size))
 
-    def all_words(self, side: str, name: str, title: str, rows: Sequence[str] = ()) -> Grid:
+    def all_words(self, side: str, name: str, title: str, rows: Sequence[str] = ()) -> Heatmap:
         """A value that has a vector for every word."""
         value, labels = self.tensor(name), rows or self.words(side).labels
         columns = numbered(value.size(1))
-        return Grid(title, (name,), value, labels, columns, focus=(self.word(side), None))
+        return Heatmap(title, (name,), value, labels, columns, focus=(self.word(side), None))
 
-    def one_word(self, title: str, rows: Mapping[str, str], side: str) -> Grid:
+    def one_word(self, title: str, rows: Mapping[str, str], side: str) -> Heatmap:
         """The chosen word's vectors of several values, each with a label."""
         i, names = self.word(side), tuple(rows.values())
         values = torch.stack([self.tensor(name)[i] for name in names])
-        return Grid(title, names, values, list(rows), numbered(values.size(1)), at=i)
+        return Heatmap(title, names, values, list(rows), numbered(values.size(1)), at=i)
 
-    def block(self, side: str, use: str = "self") -> "Block":
+    def block(self, side: str, use: str = "self") -> "AttentionView":
         """An attention of the chosen layer."""
-        return Block(self, side, use)
+        return AttentionView(self, side, use)
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionView:
     """One attention at one head, with names for all that is in equation 1."""
 
-    view: View
+    view: Focus
     side: str
     use: str
 
@@ -123,12 +123,12 @@ class Block:
         return f"{self.side}, layer {self.view.layer + 1}, head {self.view.head + 1}"
 
     @property
-    def asking(self) -> Words:
+    def query_tokens(self) -> Words:
         """The words that ask: a row each."""
         return self.view.words(self.side)
 
     @property
-    def answering(self) -> Words:
+    def key_tokens(self) -> Words:
         """The words that answer: a column each."""
         return self.view.words("encoder" if self.use == "cross" else self.side)
 
@@ -136,29 +136,29 @@ class Block:
     def rows(self) -> Sequence[str]:
         """The rows' names: in a decoder what each reads, and what it has to find."""
         if self.side == "encoder":
-            return self.asking.labels
+            return self.query_tokens.labels
         answers = self.view.trace.answers.labels
-        found = [f"{a} → {b}" for a, b in zip(self.asking.labels, answers, strict=False)]
-        return [*found, *self.asking.labels[len(found) :]]
+        found = [f"{a} → {b}" for a, b in zip(self.query_tokens.labels, answers, strict=False)]
+        return [*found, *self.query_tokens.labels[len(found) :]]
 
     @property
-    def asker(self) -> int:
+    def query_index(self) -> int:
         """The chosen word among those that ask."""
         return self.view.word(self.side)
 
     @cached_property
-    def answerer(self) -> int:
+    def key_index(self) -> int:
         """The word that it looks at most, itself left out where there is another."""
-        weights = self.get("weights")[self.asker].clone()
-        if self.use == "self" and self.asker > 0:
-            weights[self.asker] = -1
+        weights = self.get("weights")[self.query_index].clone()
+        if self.use == "self" and self.query_index > 0:
+            weights[self.query_index] = -1
         return int(weights.argmax())
 
     @property
     def key_head(self) -> int:
         """The head of keys and values that this head of queries shares."""
         config = self.view.trace.config
-        return self.view.head // (config.heads // config.key_heads)
+        return self.view.head // (config.heads // config.num_kv_heads)
 
     def get(self, step: str) -> Tensor:
         """A step of equation 1 at this head."""
@@ -169,7 +169,7 @@ class Block:
         """What the query's, key's or value's linear layer reads, for every word."""
         return self.view.tensor(self.view.origin(f"{self.name}.{part}")[0])
 
-    def again(self, step: str) -> Tensor:
+    def recompute(self, step: str) -> Tensor:
         """q, k or v computed from the states, by the linear layer, split, and turned if rotary."""
         part = {"q": "query", "k": "key", "v": "value"}[step]
         config = self.view.trace.config
@@ -181,10 +181,8 @@ class Block:
 
     def dot_product(self) -> Formula:
         """The score of the chosen word and the one it looks at most, its largest terms first."""
-        q, k = self.get("q")[self.asker], self.get("k")[self.answerer]
-        name = (
-            f"score({self.asking.labels[self.asker]} asks {self.answering.labels[self.answerer]})"
-        )
+        q, k = self.get("q")[self.query_index], self.get("k")[self.key_index]
+        name = f"score({self.query_tokens.labels[self.query_index]} asks {self.key_tokens.labels[self.key_index]})"
         return sum_of_products(name, "q . k", q, k, ("q", "k"))
 
 
@@ -211,13 +209,13 @@ def sum_of_products(
     return Formula(f"{name} = {letters}", f"{spelled} = {number(total)}", numbers)
 
 
-def look_at(
+def focus_on(
     trace: Trace,
     layer: int | None,
     head: int | None,
     word: str | None,
     rows: tuple[int | None, int | None] = (None, None),
-) -> View:
+) -> Focus:
     """The place somebody asked for; without that, the first layer and head, and a word that tells.
 
     Of the source that is its last word. Of the target it is the last row that still had a word to
@@ -247,7 +245,7 @@ def look_at(
     source = source if rows[0] is None else place_of("source", rows[0], len(trace.source))
     target = target if rows[1] is None else place_of("target", rows[1], len(trace.target))
     asked = (None if layer is None else at_layer, None if head is None else at_head)
-    return View(trace, at_layer, at_head, source, target, asked)
+    return Focus(trace, at_layer, at_head, source, target, asked)
 
 
 def place_of(side: str, row: int, count: int) -> int:

@@ -16,7 +16,7 @@ Scale = Literal["share", "signed", "size"]  # 0 to 1; around 0; from 0 up
 
 
 @dataclass(frozen=True)
-class Grid:
+class Heatmap:
     """Numbers in rows and columns, each with a label.
 
     `names` has the value that all rows are from, or one for each row; `head` counts from 0, and
@@ -37,7 +37,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Listing:
+class TableFigure:
     """Rows of words and numbers under headings. `share` is a column that is drawn as bars."""
 
     title: str
@@ -72,7 +72,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stage:
     """One station: what happens here, with which numbers, and whether they are true."""
 
     name: str
@@ -80,7 +80,7 @@ class Stop:
     what: str
     section: str  # of "Attention Is All You Need": where to read more
     formulas: Sequence[Formula] = ()
-    exhibits: Sequence[Grid | Listing] = ()
+    figures: Sequence[Heatmap | TableFigure] = ()
     checks: Sequence[Check] = ()
     notes: Sequence[str] = ()
     place: str = ""  # layer and head, where that matters

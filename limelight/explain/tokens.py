@@ -38,7 +38,7 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Words:
         tuple(pieces),
         tuple(visible(piece) for piece in pieces),
         tuple(places(tokenizer, ids, valid_unicode(text))),
-        tuple(i < tokenizer.first for i in ids),
+        tuple(i < tokenizer.first_text_id for i in ids),
     )
 
 
@@ -66,7 +66,7 @@ def places(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[Span | N
     found: list[Span | None] = []
     offset = 0
     for i in ids:
-        raw = b"" if i >= len(tokenizer) else tokenizer.raw(i)
+        raw = b"" if i >= len(tokenizer) else tokenizer.token_bytes(i)
         raw = BLANK.encode() if i == tokenizer.mask else raw
         raw = raw.removeprefix(b" ") if tokenizer.uncased else raw  # there may have been none
         start = data.find(raw, offset) if raw else -1

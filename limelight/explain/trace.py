@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import without_space
-from limelight.decode.request import history_of
-from limelight.decode.sampling import BANNED, discourage, draw, luck_of
-from limelight.errors import UserError, unknown
+from limelight.decode.request import pad_histories
+from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample, uniform_draws
+from limelight.errors import UserError, unknown_name
 from limelight.explain.dataflow import axes_of, sides
 from limelight.explain.tokens import pieces_of, words_of
-from limelight.explain.traced_text import Passage
+from limelight.explain.traced_text import TracedText
 from limelight.model.taps import Recorder, matching, taps
-from limelight.tasks.text_model import Trained
+from limelight.tasks.text_model import TextModel
 
 TOP = 20  # candidates that are kept of every step
 Which = Literal["encoder", "decoder", "cross"]
@@ -42,7 +42,7 @@ class Summary(NamedTuple):
     broken: int  # how many are NaN or +inf: the model is damaged
 
 
-class Candidate(NamedTuple):
+class TokenCandidate(NamedTuple):
     """A token that could come next."""
 
     token: int
@@ -52,13 +52,13 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodingStep:
     """What the model says at one row: what could come, and what was taken."""
 
     row: int
     reads: str  # the piece at this row
-    chosen: Candidate
-    top: tuple[Candidate, ...]  # of the whole vocabulary, the likeliest first
+    chosen: TokenCandidate
+    top: tuple[TokenCandidate, ...]  # of the whole vocabulary, the likeliest first
     entropy: float  # in nats: 0 is sure, log(vocabulary) knows nothing
     logsumexp: float  # probability = exp(logit - logsumexp)
     end: bool
@@ -72,7 +72,7 @@ class Checks:
     fast_difference: float | None = None  # of the words' log-probabilities, the largest
     traced_difference: float = 0.0  # of the logits with and without a recorder
     row_error: float = 0.0  # how far a row of attention is from summing to 1
-    look_ahead: float = 0.0  # the largest weight on something that comes later
+    max_future_weight: float = 0.0  # the largest weight on something that comes later
     broken: dict[str, int] = field(default_factory=dict)  # values that are NaN, by name
 
 
@@ -85,9 +85,9 @@ class Trace:
 
     def __init__(
         self,
-        trained: Trained,
+        trained: TextModel,
         text: str,
-        passage: Passage,
+        passage: TracedText,
         config: DecodeConfig,
         names: str | Sequence[str] = "*",
         smoothing: float = 0.0,
@@ -108,7 +108,7 @@ class Trace:
         self.values: dict[str, Tensor] = {}
         self.held: dict[str, Tensor] = {}  # beyond the room, for a while
         self.logits: Tensor  # the scores of all tokens at every row, or of all classes
-        found = self.record("*", self._look)
+        found = self.record("*", self._observe)
         self.values = {k: v for k, v in found.items() if k in self.wanted and v.numel()}
         self.steps = self._steps()
         self._check()
@@ -121,12 +121,12 @@ class Trace:
     def tensor(self, name: str, head: int | None = None, rows: slice | None = None) -> Tensor:
         """A value by name, without the batch; of it one head (counted from 1), or some rows."""
         if name not in self.summaries:
-            raise unknown("value", name, self.names)
+            raise unknown_name("value", name, self.names)
         if (kept := self.kept(name)) is not None:
             return self.part(name, kept, head, rows)
         return self.record(name, lambda n, value: self.part(n, value, head, rows).clone())[name]
 
-    def several(
+    def collect(
         self, names: Sequence[str], keep: Callable[[str, Tensor], Tensor]
     ) -> dict[str, Tensor]:
         """Something of each of these values, in one pass for all that were not kept."""
@@ -139,7 +139,7 @@ class Trace:
         """A value, if it is at hand."""
         return self.values.get(name, self.held.get(name))
 
-    def hold(self, names: Iterable[str]) -> None:
+    def prefetch(self, names: Iterable[str]) -> None:
         """Have these values at hand too, until others are asked for: one pass for all of them."""
         wanted = [name for name in names if name not in self.values]
         if wanted and set(wanted) != set(self.held):
@@ -227,7 +227,7 @@ class Trace:
         kind: torch.dtype = next(self.model.parameters()).dtype
         return kind
 
-    def _look(self, name: str, value: Tensor) -> Tensor:
+    def _observe(self, name: str, value: Tensor) -> Tensor:
         """Sum a value up as it comes by, and keep it only if it is wanted."""
         self.summaries[name] = summary = summarise(value)
         if summary.broken:
@@ -237,7 +237,7 @@ class Trace:
             self.checks.row_error = max(self.checks.row_error, error)
             if name.startswith("decoder") and ".self." in name:
                 ahead = value.triu(diagonal=1).max().item()
-                self.checks.look_ahead = max(self.checks.look_ahead, ahead)
+                self.checks.max_future_weight = max(self.checks.max_future_weight, ahead)
         if name == "logits":
             self.logits = value
         if name not in self.wanted or value.nbytes > self.room:
@@ -245,7 +245,7 @@ class Trace:
         self.room -= value.nbytes
         return value
 
-    def _steps(self) -> list[Step]:
+    def _steps(self) -> list[DecodingStep]:
         """What the model says where it chose: the rows after the prompt, or the blanks."""
         if self.config.classes or self.checks.broken.get("logits"):
             return []
@@ -253,12 +253,14 @@ class Trace:
         if self.trained.family == "encoder-only":
             blanks = [i for i, t in enumerate(self.source.ids) if t == tokenizer.mask]
             rows = blanks or [i for i, special in enumerate(self.source.special) if not special]
-            words = self.logits[rows, tokenizer.first : len(tokenizer)]  # no blank is a special one
-            return self._steps_at(rows, (words.argmax(dim=-1) + tokenizer.first).tolist())
+            words = self.logits[
+                rows, tokenizer.first_text_id : len(tokenizer)
+            ]  # no blank is a special one
+            return self._steps_at(rows, (words.argmax(dim=-1) + tokenizer.first_text_id).tolist())
         rows = list(range(self.passage.given, len(self.answers)))
         return self._steps_at(rows, [self.answers.ids[row] for row in rows])
 
-    def _steps_at(self, rows: list[int], chosen: list[int]) -> list[Step]:
+    def _steps_at(self, rows: list[int], chosen: list[int]) -> list[DecodingStep]:
         """The scores of these rows as probabilities over the whole vocabulary."""
         logits = self.logits[rows].double()
         totals = logits.logsumexp(dim=-1)
@@ -283,14 +285,14 @@ class Trace:
         logits: list[float],
         entropy: float,
         total: float,
-    ) -> Step:
+    ) -> DecodingStep:
         """One row; the token that was chosen comes last."""
         pieces = pieces_of(self.trained.tokenizer, tokens)
         found = zip(tokens, pieces, chances, logits, strict=True)
-        *top, chosen = (Candidate(*facts) for facts in found)
+        *top, chosen = (TokenCandidate(*facts) for facts in found)
         reads = (self.target or self.source).pieces[row]
         end = chosen.token == self.trained.tokenizer.end
-        return Step(row, reads, chosen, tuple(top), entropy, total, end)
+        return DecodingStep(row, reads, chosen, tuple(top), entropy, total, end)
 
     def _check(self) -> None:
         """Compare with the model as it is without a recorder, and with what it wrote."""
@@ -309,27 +311,27 @@ class Trace:
         close = checks.fast_difference <= 10 * self.tolerance
         checks.same_words = (
             close
-            if passage.how == "beam"
-            else self._chosen_again() == [step.chosen.token for step in self.steps]
+            if passage.mode == "beam"
+            else self._replay_choices() == [step.chosen.token for step in self.steps]
         )
 
-    def _chosen_again(self) -> list[int]:
+    def _replay_choices(self) -> list[int]:
         """What would be chosen from the scores of this pass, with the same luck."""
         rows = [step.row for step in self.steps]
         logits = self.logits[rows]
         config, read = self.decode, list(self.passage.target)
-        if config.repetition_penalty != 1 or config.no_repeat:
-            history = [history_of([read[: row + 1]], logits.device) for row in rows]
-            first = self.trained.tokenizer.first
+        if config.repetition_penalty != 1 or config.no_repeat_ngram:
+            history = [pad_histories([read[: row + 1]], logits.device) for row in rows]
+            first = self.trained.tokenizer.first_text_id
             both = zip(logits[:, None], history, strict=True)
-            judged = [discourage(row, before, config, first) for row, before in both]
+            judged = [apply_repetition_penalty(row, before, config, first) for row, before in both]
             logits = torch.cat(judged)
         if self.passage.spaced and rows:
-            logits[0, without_space(self.trained.tokenizer)] = BANNED
+            logits[0, without_space(self.trained.tokenizer)] = NEG_INF
         if not config.temperature:
             return logits.argmax(dim=-1).tolist()
-        luck = luck_of(self.passage.seed, self.passage.limit + 1)  # as many as writing has
-        return draw(logits, luck[: len(rows)], config).tolist()
+        luck = uniform_draws(self.passage.seed, self.passage.limit + 1)  # as many as writing has
+        return sample(logits, luck[: len(rows)], config).tolist()
 
 
 def in_range(what: str, number: int, count: int) -> int:

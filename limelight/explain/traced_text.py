@@ -6,16 +6,16 @@ from typing import Literal
 
 import torch
 
-from limelight.decode.beam import Search, Tree
+from limelight.decode.beam import BeamSearch, Tree
 from limelight.decode.config import DecodeConfig
-from limelight.decode.generate import Event, Writing, wrap_up
-from limelight.decode.request import Request, Written
+from limelight.decode.generate import GenerationBatch, TokenEvent, finalize
+from limelight.decode.request import Hypothesis, Request
 from limelight.errors import UserError
-from limelight.tasks.classify import framed
-from limelight.tasks.fill import BLANK, with_blanks
-from limelight.tasks.text_model import Trained
+from limelight.tasks.classify import add_special_tokens
+from limelight.tasks.fill import BLANK, mask_blanks
+from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import request_for
-from limelight.tasks.write import USUAL, beginning
+from limelight.tasks.write import DEFAULT_MAX_TOKENS, encode_prompt
 
 ENOUGH = 16  # tokens of a continuation, where nobody says how many: a page, not a book
 How = Literal["read", "given", "greedy", "beam", "drawn", "damaged"]
@@ -26,14 +26,14 @@ class TooLongError(UserError):
 
 
 @dataclass(frozen=True)
-class Passage:
+class TracedText:
     """Tokens for one pass: the decoder's row t reads `target[t]`, and `answers[t]` follows."""
 
     source: Sequence[int] = ()  # what an encoder reads
     target: Sequence[int] = ()  # what a decoder reads
     answers: Sequence[int] = ()
     given: int = 0  # so many of the answers were there from the beginning, as a prompt
-    how: How = "read"  # where the other answers come from
+    mode: How = "read"  # where the other answers come from
     logprobs: Sequence[float] = ()  # of these, as the fast way found them
     ended: bool = False  # by an end token
     tree: Tree = field(default_factory=list)  # of a beam
@@ -43,8 +43,8 @@ class Passage:
 
 
 def passage_for(
-    trained: Trained, text: str, target: str | None, config: DecodeConfig, tag: str = ""
-) -> Passage:
+    trained: TextModel, text: str, target: str | None, config: DecodeConfig, tag: str = ""
+) -> TracedText:
     """Read the text as the family reads it, and write what follows, unless `target` says it."""
     steps = passage_in_steps(trained, text, target, config, tag)
     with torch.inference_mode():
@@ -52,21 +52,21 @@ def passage_for(
             try:
                 next(steps)
             except StopIteration as done:
-                found: Passage = done.value
+                found: TracedText = done.value
                 return found
 
 
 def passage_in_steps(
-    trained: Trained, text: str, target: str | None, config: DecodeConfig, tag: str = ""
-) -> Generator[None, None, Passage]:
+    trained: TextModel, text: str, target: str | None, config: DecodeConfig, tag: str = ""
+) -> Generator[None, None, TracedText]:
     """The same token by token, for those who have others to look after in between."""
     refuse_what_cannot_be_walked(trained, target)
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
         plain = bool(trained.classes)
-        tokens = framed(trained, text) if plain else with_blanks(trained, text, BLANK)
+        tokens = add_special_tokens(trained, text) if plain else mask_blanks(trained, text, BLANK)
         within(len(tokens), trained.max_len)
-        return Passage(source=tokens)
+        return TracedText(source=tokens)
     request = request_of(trained, text, config, tag)
     if target is not None:
         return given_passage(trained, request, target)
@@ -77,18 +77,18 @@ def passage_in_steps(
             raise
         # Nothing can be chosen among scores that are no numbers; where they stop being is shown.
         prompt = list(request.prompt)
-        return Passage(request.source, prompt, prompt[1:], len(prompt) - 1, "damaged")
+        return TracedText(request.source, prompt, prompt[1:], len(prompt) - 1, "damaged")
 
 
-def given_passage(trained: Trained, request: Request, target: str) -> Passage:
+def given_passage(trained: TextModel, request: Request, target: str) -> TracedText:
     """As in training: what follows is known."""
-    wanted = trained.tokenizer.encode(f" {target}" if request.spaced else target)
-    found = passage(request, Written(wanted, [], True, 0.0), "given", trained.tokenizer.end)
+    wanted = trained.tokenizer.encode(f" {target}" if request.needs_leading_space else target)
+    found = passage(request, Hypothesis(wanted, [], True, 0.0), "given", trained.tokenizer.end)
     within(len(found.target), trained.max_len)
     return found
 
 
-def refuse_what_cannot_be_walked(trained: Trained, target: str | None) -> None:
+def refuse_what_cannot_be_walked(trained: TextModel, target: str | None) -> None:
     """There is one model to look into, and it has attention."""
     kind = str(trained.model.config.family)
     if kind.startswith("recurrent"):
@@ -96,22 +96,22 @@ def refuse_what_cannot_be_walked(trained: Trained, target: str | None) -> None:
             f"this model is {kind}: it reads one token after another into a state, and has no "
             "attention layers to walk through; explain is for Transformers"
         )
-    if trained.others:
+    if trained.ensemble:
         raise UserError("an ensemble is several models: load one of them to explain it")
     if target is not None and trained.family == "encoder-only":
         raise UserError(f"--target is for models that write; for this one, put {BLANK} in the text")
 
 
-def request_of(trained: Trained, text: str, config: DecodeConfig, tag: str) -> Request:
+def request_of(trained: TextModel, text: str, config: DecodeConfig, tag: str) -> Request:
     """What the model is asked, as `translate`, `chat` and `write` ask it."""
     tokenizer = trained.tokenizer
     if trained.kind == "texts":
         trained.refuse_tag(tag)
-        read, spaced = beginning(trained, text)
+        read, spaced = encode_prompt(trained, text)
         within(len(read) + 1, trained.max_len)  # one more is to be written
-        most = config.max_tokens or USUAL
+        most = config.max_tokens or DEFAULT_MAX_TOKENS
         limit = max(1, min(most, trained.max_len - len(read)))
-        return Request(read, limit, seed=config.seed, spaced=spaced)
+        return Request(read, limit, seed=config.seed, needs_leading_space=spaced)
     if not text.strip():
         raise UserError("there is nothing to explain in an empty text: give a sentence")
     source = [*trained.tag(tag), *tokenizer.encode(text)]
@@ -130,46 +130,46 @@ def within(count: int, longest: int) -> None:
 
 
 def written(
-    trained: Trained, request: Request, config: DecodeConfig
-) -> Generator[None, None, Passage]:
+    trained: TextModel, request: Request, config: DecodeConfig
+) -> Generator[None, None, TracedText]:
     """What the model writes, with the tree of the search if there is one."""
     model, tokenizer = trained.engine.model, trained.tokenizer
     if not config.temperature and config.beam > 1 and trained.kind != "texts":
-        search = Search(model, [request], config, tokenizer, keep_trees=True)
+        search = BeamSearch(model, [request], config, tokenizer, keep_trees=True)
         while search.step():
             yield
         (best,) = search.best_of(0)
         return replace(passage(request, best, "beam", tokenizer.end), tree=search.trees[0])
-    events: list[Event] = []
+    events: list[TokenEvent] = []
     most = config.max_tokens or ENOUGH if trained.kind == "texts" else 0
-    writing = Writing(model, [request], replace(config, beam=1, groups=1), tokenizer)
+    writing = GenerationBatch(model, [request], replace(config, beam=1, beam_groups=1), tokenizer)
     while writing.active:
         events += writing.step()
         if len(events) == most:
             writing.stop(0)
         yield
-    found = wrap_up([e.token for e in events], [e.logprob for e in events], tokenizer.end)
+    found = finalize([e.token for e in events], [e.logprob for e in events], tokenizer.end)
     return passage(request, found, "drawn" if config.temperature else "greedy", tokenizer.end)
 
 
-def passage(request: Request, found: Written, how: How, end: int) -> Passage:
+def passage(request: Request, found: Hypothesis, mode: How, end: int) -> TracedText:
     """The prompt and what follows it, for one pass."""
     tokens = [*request.prompt, *found.tokens, *([end] if found.ended else [])]
-    return Passage(
+    return TracedText(
         request.source,
         tokens[:-1],
         tokens[1:],
         len(request.prompt) - 1,
-        how,
+        mode,
         found.logprobs,
         found.ended,
         seed=request.seed,
         limit=request.limit,
-        spaced=request.spaced,
+        spaced=request.needs_leading_space,
     )
 
 
-def damaged(trained: Trained, request: Request) -> bool:
+def damaged(trained: TextModel, request: Request) -> bool:
     """Whether a weight of the model, or what it makes of the request, is no number (NaN)."""
     if not all(torch.isfinite(weight).all() for weight in trained.model.parameters()):
         return True

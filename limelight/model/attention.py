@@ -28,7 +28,7 @@ class Attend(Protocol):
         ...
 
 
-def attend(
+def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
 ) -> Tensor:
     """Equation 1 in one fused kernel."""
@@ -38,7 +38,7 @@ def attend(
     )
 
 
-def attend_explicitly(
+def explicit_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -49,27 +49,27 @@ def attend_explicitly(
 ) -> Tensor:
     """Equation 1 step by step: softmax(Q K^T / sqrt(d_k)) V."""
     q, k, v = watch("q", q), watch("k", k), watch("v", v)
-    k, v = share_heads(k, q.size(1)), share_heads(v, q.size(1))
+    k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
     scores = watch("scores", q @ k.transpose(-2, -1))  # B H T S: each query against each key
     scaled = watch("scaled", scores / math.sqrt(q.size(-1)))
     if causal:
-        mask = look_back(q.size(-2), q.device)
+        mask = causal_mask(q.size(-2), q.device)
     masked = scaled if mask is None else scaled.masked_fill(~mask, -math.inf)
     weights = watch("weights", watch("masked", masked).softmax(dim=-1))  # each row sums to 1
     return watch("mixed", F.dropout(weights, dropout) @ v)  # B H T K
 
 
-def share_heads(x: Tensor, heads: int) -> Tensor:
+def repeat_kv(x: Tensor, heads: int) -> Tensor:
     """Repeat each of the G heads of keys or values for the group of query heads that shares it."""
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
-def look_back(length: int, device: torch.device) -> Tensor:
+def causal_mask(length: int, device: torch.device) -> Tensor:
     """The look-ahead mask, T T: a position sees itself and what came before, never what follows."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def may_see(real: Tensor, causal: bool = False) -> Tensor:
+def attention_mask(real: Tensor, causal: bool = False) -> Tensor:
     """The mask for a padded batch, B 1 T S or B 1 1 S, from `real` (B S), False at padding.
 
     Softmax over nothing would be NaN. So a padding position under the causal mask sees itself, and
@@ -79,7 +79,7 @@ def may_see(real: Tensor, causal: bool = False) -> Tensor:
         return (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
     length = real.size(1)
     itself = torch.eye(length, dtype=torch.bool, device=real.device)
-    return (look_back(length, real.device) & real[:, None, None, :]) | itself
+    return (causal_mask(length, real.device) & real[:, None, None, :]) | itself
 
 
 class Attention(nn.Module):
@@ -92,14 +92,14 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        d_model, d_keys = config.d_model, config.key_heads * config.d_head
+        d_model, d_keys = config.d_model, config.num_kv_heads * config.d_head
         self.d_head = config.d_head
         self.dropout = config.attention_dropout
         self.query = nn.Linear(d_model, d_model, bias=config.bias)
         self.key = nn.Linear(d_model, d_keys, bias=config.bias)
         self.value = nn.Linear(d_model, d_keys, bias=config.bias)
         self.output = nn.Linear(d_model, d_model, bias=config.bias)
-        self.attend: Attend = attend
+        self.attend: Attend = fused_attention
 
     def forward(
         self,
@@ -107,8 +107,9 @@ class Attention(nn.Module):
         memory: Tensor | KeysValues | None = None,  # B S D, or what `keys_values` made of it before
         mask: Tensor | None = None,  # True where a query may look
         causal: bool = False,  # the look-ahead mask, without building it
-        rotate: Callable[[Tensor], Tensor] | None = None,  # rotary positions
-        remember: Callable[[Tensor, Tensor], KeysValues] | None = None,  # a cache: adds the past
+        rope: Callable[[Tensor], Tensor] | None = None,  # rotary positions
+        update_cache: Callable[[Tensor, Tensor], KeysValues]
+        | None = None,  # a cache: adds the past
     ) -> Tensor:
         if causal and mask is not None:
             raise ValueError("give a mask or causal=True, not both: may_see can make one of them")
@@ -117,10 +118,10 @@ class Attention(nn.Module):
             k, v = memory
         else:
             k, v = self.keys_values(x if memory is None else memory)  # B G S K
-        if rotate is not None:
-            q, k = rotate(q), rotate(k)
-        if remember is not None:
-            k, v = remember(k, v)
+        if rope is not None:
+            q, k = rope(q), rope(k)
+        if update_cache is not None:
+            k, v = update_cache(k, v)
         mixed = self.attend(q, k, v, mask, causal, self.dropout if self.training else 0.0)
         return self.output(mixed.transpose(1, 2).flatten(2))  # heads side by side again: B T D
 

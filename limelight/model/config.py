@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from limelight.config import Fraction, table
-from limelight.errors import UserError, unknown
+from limelight.config import Fraction, config_class
+from limelight.errors import UserError, unknown_name
 
 # Bounds far beyond every published model, and far below what would overflow a size in bytes.
 Width = Annotated[int, Field(ge=1, le=2**20)]
@@ -18,7 +18,7 @@ Heads = Annotated[int, Field(ge=1, le=4096)]
 OpenWidth = Annotated[int, Field(ge=0, le=2**22)]  # 0 leaves it open
 
 
-@table
+@config_class
 class ModelConfig:
     """A Transformer. The defaults are the paper's base model."""
 
@@ -51,7 +51,7 @@ class ModelConfig:
                 f"heads={self.heads} does not divide d_model={self.d_model}: "
                 f"every head needs an equal share; {fitting[-1]} heads would fit"
             )
-        if self.heads % self.key_heads:
+        if self.heads % self.num_kv_heads:
             raise UserError(
                 f"kv_heads={self.kv_heads} does not divide heads={self.heads}: "
                 "every group of query heads shares one head of keys and values"
@@ -86,17 +86,17 @@ class ModelConfig:
         return self.d_model // self.heads
 
     @property
-    def d_inner(self) -> int:
+    def ffn_dim(self) -> int:
         """The width inside the feed-forward layer, the paper's d_ff."""
         return self.d_ff or 4 * self.d_model
 
     @property
-    def key_heads(self) -> int:
+    def num_kv_heads(self) -> int:
         """G: how many heads of keys and values there are."""
         return self.kv_heads or self.heads
 
 
-@table
+@config_class
 class RecurrentConfig:
     """What the paper replaced: a recurrent language model, or a recurrent encoder and decoder."""
 
@@ -130,5 +130,5 @@ def model_config(**values: Any) -> AnyConfig:
     """The configuration that these names and values describe, or a sentence that says why none."""
     family = values.get("family", "encoder-decoder")
     if str(family) not in FAMILIES:
-        raise unknown("family", family, FAMILIES)
+        raise unknown_name("family", family, FAMILIES)
     return FAMILIES[family](**values)

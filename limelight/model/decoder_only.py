@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from limelight.model.attention import may_see
+from limelight.model.attention import attention_mask
 from limelight.model.config import ModelConfig
-from limelight.model.kv_cache import Cache
+from limelight.model.kv_cache import KVCache
 from limelight.model.positions import positions_of
 from limelight.model.stack import Classifier, Embedding, Stack, initialise, last_real
 
@@ -50,21 +50,21 @@ class DecoderOnly(nn.Module):
         rest.
         """
         positions = positions_of(tokens, real)
-        mask = None if real is None else may_see(real, causal=True)
+        mask = None if real is None else attention_mask(real, causal=True)
         return self.decoder(self.target(tokens, positions), positions, mask, causal=mask is None)
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """Logits, B T V: row t scores the token that follows tokens[:, t]."""
         return self.classifier(self.decode(tokens, real))
 
-    def start(self, rows: int, max_len: int | None = None) -> Cache:
+    def start(self, rows: int, max_len: int | None = None) -> KVCache:
         """The state from which `step` writes: nothing read yet."""
         table = self.target.tokens.weight
-        return Cache(self.config, rows, max_len or self.config.max_len, like=table)
+        return KVCache(self.config, rows, max_len or self.config.max_len, like=table)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: Cache, real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: KVCache, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
-        state.open(tokens.size(1))
+        state.begin(tokens.size(1))
         states = self.decoder.step(self.target(tokens, state.positions), state)
-        return self.classifier(last_real(states, state.close(real)))
+        return self.classifier(last_real(states, state.commit(real)))

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from limelight.model.attention import may_see
+from limelight.model.attention import attention_mask
 from limelight.model.config import ModelConfig
-from limelight.model.kv_cache import Cache
+from limelight.model.kv_cache import KVCache
 from limelight.model.positions import positions_of
 from limelight.model.stack import Classifier, Embedding, Stack, initialise, last_real
 
@@ -56,7 +56,7 @@ class EncoderDecoder(nn.Module):
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
         """The memory, B S D: one vector per source token, not one for the sentence."""
         positions = positions_of(source, source_real)
-        mask = None if source_real is None else may_see(source_real)
+        mask = None if source_real is None else attention_mask(source_real)
         return self.encoder(self.source(source, positions), positions, mask)
 
     def decode(
@@ -68,8 +68,8 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """States, B T D: row t has read the target up to t, and the whole memory."""
         positions = positions_of(target, target_real)
-        mask = None if target_real is None else may_see(target_real, causal=True)
-        memory_mask = None if source_real is None else may_see(source_real)
+        mask = None if target_real is None else attention_mask(target_real, causal=True)
+        memory_mask = None if source_real is None else attention_mask(source_real)
         x = self.target(target, positions)
         return self.decoder(
             x, positions, mask, causal=mask is None, memory=memory, memory_mask=memory_mask
@@ -89,17 +89,17 @@ class EncoderDecoder(nn.Module):
     @torch.no_grad()
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
-    ) -> Cache:
+    ) -> KVCache:
         """The state from which `step` writes: the source is read once, its keys and values kept."""
         memory = self.encode(source, source_real)
-        cache = Cache(self.config, source.size(0), max_len or self.config.max_len, like=memory)
+        cache = KVCache(self.config, source.size(0), max_len or self.config.max_len, like=memory)
         cache.memory = self.decoder.keys_values(memory)
-        cache.memory_mask = None if source_real is None else may_see(source_real)
+        cache.memory_mask = None if source_real is None else attention_mask(source_real)
         return cache
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: Cache, real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: KVCache, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
-        state.open(tokens.size(1))
+        state.begin(tokens.size(1))
         states = self.decoder.step(self.target(tokens, state.positions), state)
-        return self.classifier(last_real(states, state.close(real)))
+        return self.classifier(last_real(states, state.commit(real)))

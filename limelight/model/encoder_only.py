@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from limelight.model.attention import may_see
+from limelight.model.attention import attention_mask
 from limelight.model.config import ModelConfig
 from limelight.model.layers import ACTIVATIONS, make_norm
 from limelight.model.positions import positions_of
 from limelight.model.stack import Classifier, Embedding, Stack, initialise
 
 
-class MaskedTokenHead(nn.Module):
+class MaskedLMHead(nn.Module):
     """What stood here? One more layer, then a score for every token of the vocabulary."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -28,7 +28,7 @@ class MaskedTokenHead(nn.Module):
         return self.classifier(self.prepare(states))
 
 
-class TextHead(nn.Module):
+class ClassificationHead(nn.Module):
     """What is this text, or this pair? Decided from the first token's state alone."""
 
     def __init__(self, config: ModelConfig, classes: int) -> None:
@@ -54,11 +54,11 @@ class EncoderOnly(nn.Module):
         self.source = Embedding(config, segments=2, norm=True)  # the two sentences of a pair
         self.encoder = Stack(config)
         if config.classes:
-            self.text_head = TextHead(config, config.classes)
+            self.text_head = ClassificationHead(config, config.classes)
         else:
-            self.masked_head = MaskedTokenHead(config)
+            self.masked_head = MaskedLMHead(config)
         if config.sentence_pairs:
-            self.pair_head = TextHead(config, 2)
+            self.pair_head = ClassificationHead(config, 2)
         self.initialise()
 
     def initialise(self) -> None:
@@ -76,7 +76,7 @@ class EncoderOnly(nn.Module):
     ) -> Tensor:
         """States, B S D. `segments` is 1 in the second sentence; `real` is False at padding."""
         positions = positions_of(tokens, real)
-        mask = None if real is None else may_see(real)
+        mask = None if real is None else attention_mask(real)
         return self.encoder(self.source(tokens, positions, segments), positions, mask)
 
     def forward(
@@ -90,7 +90,7 @@ class EncoderOnly(nn.Module):
         """Logits for each class of text, B classes."""
         return self.text_head(first_real(states, real))
 
-    def relate(self, states: Tensor, real: Tensor | None = None) -> Tensor:
+    def next_sentence(self, states: Tensor, real: Tensor | None = None) -> Tensor:
         """Logits for "the second sentence follows the first" and "it does not", B 2."""
         return self.pair_head(first_real(states, real))
 

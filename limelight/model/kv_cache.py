@@ -14,7 +14,7 @@ from limelight.model.attention import KeysValues
 from limelight.model.config import ModelConfig
 
 
-class Cache:
+class KVCache:
     """Keys and values of every layer for a batch of rows, and those of the source, if any.
 
     To read tokens: `open`, then each layer's `append`, then `close`.
@@ -26,21 +26,21 @@ class Cache:
                 f"a cache for max_len={max_len} is of no use: this model's learned positions end "
                 f"at max_len={config.max_len}"
             )
-        shape = (rows, config.key_heads, max_len, config.d_head)  # B G S K, for each layer
+        shape = (rows, config.num_kv_heads, max_len, config.d_head)  # B G S K, for each layer
         self.keys = [like.new_zeros(shape) for _ in range(config.layers)]
         self.values = [like.new_zeros(shape) for _ in range(config.layers)]
         self.length = torch.zeros(rows, dtype=torch.long, device=like.device)
-        self.reach = 0  # no row is longer than this, so no slot beyond need be looked at
+        self.max_used = 0  # no row is longer than this, so no slot beyond need be looked at
         self.positions = self.length[:, None]  # B T: of the tokens being read now
         self.memory: list[KeysValues] = []  # of each layer's cross-attention, computed once
         self.memory_mask: Tensor | None = None
 
-    def open(self, count: int) -> None:
+    def begin(self, count: int) -> None:
         """Make ready for `count` more tokens in every row."""
         room = self.keys[0].size(2)
-        if self.reach + count > room:
+        if self.max_used + count > room:
             raise UserError(
-                f"{self.reach + count} tokens do not fit into a cache made for max_len={room}: "
+                f"{self.max_used + count} tokens do not fit into a cache made for max_len={room}: "
                 "ask for a longer one, or stop earlier"
             )
         self.positions = self.length[:, None]
@@ -49,26 +49,26 @@ class Cache:
 
     def mask(self) -> Tensor:
         """B 1 T S: a token sees the slots up to its own."""
-        slots = torch.arange(self.reach + self.positions.size(1), device=self.length.device)
+        slots = torch.arange(self.max_used + self.positions.size(1), device=self.length.device)
         return (slots <= self.positions[..., None])[:, None]
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
         """Write the new keys and values (B G T K) into their slots; return them with the past."""
         rows = torch.arange(k.size(0), device=k.device)[:, None]
-        end = self.reach + k.size(2)
+        end = self.max_used + k.size(2)
         for kept, new in ((self.keys[layer], k), (self.values[layer], v)):
             kept[rows, :, self.positions] = new.transpose(1, 2).to(kept.dtype)
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
-    def close(self, real: Tensor | None = None) -> Tensor:
+    def commit(self, real: Tensor | None = None) -> Tensor:
         """Count the tokens just read, without the padding behind them; return how many, B."""
         count = self.positions.size(1)
         if real is None:
-            self.reach += count
+            self.max_used += count
             taken = torch.full_like(self.length, count)
         else:
             taken = real.sum(dim=1)
-            self.reach = max((self.length + taken).tolist(), default=0)
+            self.max_used = max((self.length + taken).tolist(), default=0)
         self.length = self.length + taken
         return taken
 
@@ -81,30 +81,30 @@ class Cache:
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
                 if same:
-                    old[:, :, : self.reach] = old[rows, :, : self.reach]
+                    old[:, :, : self.max_used] = old[rows, :, : self.max_used]
                 else:
                     kept[layer] = old[rows]
         self.length = self.length[rows]
         if not same:  # a longer row may have left
-            self.reach = max(self.length.tolist(), default=0)
+            self.max_used = max(self.length.tolist(), default=0)
         self.memory = [(k[rows], v[rows]) for k, v in self.memory]
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[rows]
 
-    def put(self, other: "Cache", places: Tensor) -> None:
+    def insert_rows(self, other: "KVCache", places: Tensor) -> None:
         """Put the rows of another cache into these places: over a row, or behind the last one."""
         rows, room = self.length.numel(), max(self.keys[0].size(2), other.keys[0].size(2))
         more = max(0, max(places.tolist(), default=-1) + 1 - rows)
         self.length = padded(self.length, 0, more)
         self.length[places] = other.length
-        self.reach = max(self.length.tolist(), default=0)
+        self.max_used = max(self.length.tolist(), default=0)
         for kept, new in ((self.keys, other.keys), (self.values, other.values)):
             for layer, old in enumerate(kept):
                 kept[layer] = placed(old, new[layer], places, more, room)
         if self.memory:
-            self.put_memory(other, places, more)
+            self.insert_memory(other, places, more)
 
-    def put_memory(self, other: "Cache", places: Tensor, more: int) -> None:
+    def insert_memory(self, other: "KVCache", places: Tensor, more: int) -> None:
         """The same for the sources; the shorter ones get padding, which is hidden."""
         length = max(self.memory[0][0].size(2), other.memory[0][0].size(2))
         both = zip(self.memory, other.memory, strict=True)

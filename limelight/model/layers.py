@@ -30,10 +30,10 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activate = ACTIVATIONS[config.activation]
-        self.inner = nn.Linear(config.d_model, config.d_inner, bias=config.bias)
-        self.outer = nn.Linear(config.d_inner, config.d_model, bias=config.bias)
+        self.inner = nn.Linear(config.d_model, config.ffn_dim, bias=config.bias)
+        self.outer = nn.Linear(config.ffn_dim, config.d_model, bias=config.bias)
         gated = config.activation == "swiglu"
-        self.gate = nn.Linear(config.d_model, config.d_inner, bias=config.bias) if gated else None
+        self.gate = nn.Linear(config.d_model, config.ffn_dim, bias=config.bias) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -78,13 +78,13 @@ class Layer(nn.Module):
         x: Tensor,  # B T D
         mask: Tensor | None = None,
         causal: bool = False,
-        rotate: Callable[[Tensor], Tensor] | None = None,
-        remember: Callable[[Tensor, Tensor], KeysValues] | None = None,
+        rope: Callable[[Tensor], Tensor] | None = None,
+        update_cache: Callable[[Tensor, Tensor], KeysValues] | None = None,
         memory: Tensor | KeysValues | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        look_around = {"mask": mask, "causal": causal, "rotate": rotate, "remember": remember}
-        x = self.self_residual(x, lambda x: self.self_attention(x, **look_around))
+        self_kwargs = {"mask": mask, "causal": causal, "rope": rope, "update_cache": update_cache}
+        x = self.self_residual(x, lambda x: self.self_attention(x, **self_kwargs))
         if memory is not None:
             x = self.cross_residual(x, lambda x: self.cross_attention(x, memory, memory_mask))
         return self.feed_forward_residual(x, self.feed_forward)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from limelight.model.attention import may_see
+from limelight.model.attention import attention_mask
 from limelight.model.config import RecurrentConfig
 from limelight.model.kv_cache import padded, placed
 from limelight.model.stack import Classifier, initialise, last_real
@@ -22,7 +22,7 @@ CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "
 Hidden = tuple[Tensor, ...]  # what a cell carries along, each N B D: (h,), or (h, c) for an LSTM
 
 
-class Memory(NamedTuple):
+class EncoderOutput(NamedTuple):
     """What a recurrent encoder leaves: its state after each token, B S D, and after the last."""
 
     states: Tensor
@@ -45,7 +45,7 @@ class RecurrentState:
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[rows])
 
-    def put(self, other: "RecurrentState", places: Tensor) -> None:
+    def insert_rows(self, other: "RecurrentState", places: Tensor) -> None:
         """Put the rows of another state into these places: over a row, or behind the last one."""
         more = max(0, max(places.tolist(), default=-1) + 1 - self.hidden[0].size(1))
         hidden = tuple(padded(h, 1, more) for h in self.hidden)
@@ -69,7 +69,7 @@ class RecurrentState:
         return torch.ones_like(memory[..., :1], dtype=torch.bool)
 
 
-class Reader(nn.Module):
+class RecurrentStack(nn.Module):
     """Layers of recurrent cells over a padded batch; padding leaves no trace in the state."""
 
     def __init__(self, config: RecurrentConfig, both_ways: bool = False) -> None:
@@ -164,8 +164,8 @@ class RecurrentEncoderDecoder(nn.Module):
         self.config = config
         self.source = nn.Embedding(config.vocab, config.d_model)
         self.target = nn.Embedding(config.vocab, config.d_model)
-        self.encoder = Reader(config, both_ways=True)
-        self.decoder = Reader(config)
+        self.encoder = RecurrentStack(config, both_ways=True)
+        self.decoder = RecurrentStack(config)
         self.attention = AdditiveAttention(config.d_model) if config.attention else None
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = Classifier(config.vocab, config.d_model, bias=True)
@@ -183,15 +183,15 @@ class RecurrentEncoderDecoder(nn.Module):
         if self.config.tied:
             self.source.weight = self.classifier.weight = self.target.weight
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """The states of every source token, and the last."""
         x = embed(self.source, source, self.dropout)
-        return Memory(*self.encoder(x, None, source_real))
+        return EncoderOutput(*self.encoder(x, None, source_real))
 
     def decode(
         self,
         target: Tensor,
-        memory: Memory,
+        memory: EncoderOutput,
         source_real: Tensor | None = None,
         target_real: Tensor | None = None,
     ) -> Tensor:
@@ -222,12 +222,12 @@ class RecurrentEncoderDecoder(nn.Module):
         states = self.read(tokens, state, real)
         return self.classifier(last_real(states, count_real(tokens, real)))
 
-    def remember(self, memory: Memory, source_real: Tensor | None) -> RecurrentState:
+    def remember(self, memory: EncoderOutput, source_real: Tensor | None) -> RecurrentState:
         """The decoder's first state: the encoder's last one, and with attention all the others."""
         state = RecurrentState(memory.hidden)
         if self.attention is None:
             return state
-        mask = None if source_real is None else may_see(source_real)[:, 0]
+        mask = None if source_real is None else attention_mask(source_real)[:, 0]
         return replace(
             state, memory=memory.states, keys=self.attention.key(memory.states), mask=mask
         )
@@ -247,7 +247,7 @@ class RecurrentDecoderOnly(nn.Module):
         super().__init__()
         self.config = config
         self.target = nn.Embedding(config.vocab, config.d_model)
-        self.decoder = Reader(config)
+        self.decoder = RecurrentStack(config)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = Classifier(config.vocab, config.d_model, bias=True)
         self.initialise()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from limelight.model.attention import KeysValues
 from limelight.model.config import ModelConfig
-from limelight.model.kv_cache import Cache
+from limelight.model.kv_cache import KVCache
 from limelight.model.layers import Layer, make_norm
 from limelight.model.positions import LearnedPositions, SinusoidalPositions, rotation
 
@@ -67,21 +67,21 @@ class Stack(nn.Module):
         memory: Tensor | None = None,  # B S D
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        rotate = rotation(positions, self.d_head, x.dtype) if self.rotary else None
+        rope = rotation(positions, self.d_head, x.dtype) if self.rotary else None
         for layer in self.layers:
-            x = layer(x, mask, causal, rotate, memory=memory, memory_mask=memory_mask)
+            x = layer(x, mask, causal, rope, memory=memory, memory_mask=memory_mask)
         return self.norm(x)
 
-    def step(self, x: Tensor, cache: Cache) -> Tensor:
+    def step(self, x: Tensor, cache: KVCache) -> Tensor:
         """The same for tokens that follow those in the cache."""
-        rotate = rotation(cache.positions, self.d_head, x.dtype) if self.rotary else None
+        rope = rotation(cache.positions, self.d_head, x.dtype) if self.rotary else None
         mask = cache.mask()
         for i, layer in enumerate(self.layers):
             x = layer(
                 x,
                 mask,
-                rotate=rotate,
-                remember=partial(cache.append, i),
+                rope=rope,
+                update_cache=partial(cache.update, i),
                 memory=cache.memory[i] if cache.memory else None,
                 memory_mask=cache.memory_mask,
             )

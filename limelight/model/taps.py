@@ -17,21 +17,21 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from limelight.errors import UserError, unknown
-from limelight.model.attention import Attention, attend_explicitly
+from limelight.errors import UserError, unknown_name
+from limelight.model.attention import Attention, explicit_attention
 from limelight.model.config import ModelConfig, RecurrentConfig
 
 INSIDE_ATTENTION = ("q", "k", "v", "scores", "scaled", "masked", "weights", "mixed")
 
 
-class Place(NamedTuple):
+class TapLocation(NamedTuple):
     """Where a tap sits: a module's input, its output, or a step inside an attention's equation."""
 
     module: str
     what: str
 
 
-def taps(model: nn.Module) -> dict[str, Place]:
+def taps(model: nn.Module) -> dict[str, TapLocation]:
     """The names of everything that can be watched in this model, in the order of happening."""
     config = getattr(model, "config", None)
     if isinstance(config, RecurrentConfig):
@@ -41,84 +41,87 @@ def taps(model: nn.Module) -> dict[str, Place]:
     raise UserError(f"{type(model).__name__} is not one of Limelight's models: it has no taps")
 
 
-def transformer_taps(config: ModelConfig) -> Iterator[tuple[str, Place]]:
+def transformer_taps(config: ModelConfig) -> Iterator[tuple[str, TapLocation]]:
     """The two sides, as far as the family has them, and the scores."""
     if config.family != "decoder-only":
         yield from side_taps(config, "encoder", "source", cross=False)
     if config.family != "encoder-only":
         yield from side_taps(config, "decoder", "target", config.family == "encoder-decoder")
     heads = {"encoder-only": "text_head" if config.classes else "masked_head"}
-    yield "logits", Place(heads.get(config.family, "classifier"), "output")
+    yield "logits", TapLocation(heads.get(config.family, "classifier"), "output")
 
 
 def side_taps(
     config: ModelConfig, side: str, embedding: str, cross: bool
-) -> Iterator[tuple[str, Place]]:
+) -> Iterator[tuple[str, TapLocation]]:
     """An encoder's or a decoder's: embedding, positions, layers, output."""
-    yield f"{side}.embedding", Place(f"{embedding}.tokens", "output")
+    yield f"{side}.embedding", TapLocation(f"{embedding}.tokens", "output")
     if config.positions != "rotary":
-        yield f"{side}.positions", Place(f"{embedding}.positions", "output")
+        yield f"{side}.positions", TapLocation(f"{embedding}.positions", "output")
     if config.family == "encoder-only":
-        yield f"{side}.segments", Place(f"{embedding}.segments", "output")
-    yield f"{side}.input", Place(embedding, "output")
+        yield f"{side}.segments", TapLocation(f"{embedding}.segments", "output")
+    yield f"{side}.input", TapLocation(embedding, "output")
     for i in range(config.layers):
         path = f"{side}.layers.{i}"
         yield from attention_taps(config, f"{side}.{i}.self", path, "self")
         if cross:
             yield from attention_taps(config, f"{side}.{i}.cross", path, "cross")
         yield from feed_forward_taps(config, f"{side}.{i}.feed_forward", path)
-    yield f"{side}.output", Place(side, "output")
+    yield f"{side}.output", TapLocation(side, "output")
 
 
 def attention_taps(
     config: ModelConfig, name: str, layer: str, use: str
-) -> Iterator[tuple[str, Place]]:
+) -> Iterator[tuple[str, TapLocation]]:
     """From the three linear layers through equation 1 to the output layer, and add & norm."""
     path = f"{layer}.{use}_attention"
     inner = [
-        (f"{name}.{part}", Place(f"{path}.{part}", "output")) for part in ("query", "key", "value")
+        (f"{name}.{part}", TapLocation(f"{path}.{part}", "output"))
+        for part in ("query", "key", "value")
     ]
-    inner += [(f"{name}.{step}", Place(path, step)) for step in INSIDE_ATTENTION]
-    inner += [(f"{name}.concat", Place(f"{path}.output", "input"))]
-    inner += [(f"{name}.output", Place(f"{path}.output", "output"))]
+    inner += [(f"{name}.{step}", TapLocation(path, step)) for step in INSIDE_ATTENTION]
+    inner += [(f"{name}.concat", TapLocation(f"{path}.output", "input"))]
+    inner += [(f"{name}.output", TapLocation(f"{path}.output", "output"))]
     yield from with_residual(config, name, f"{layer}.{use}_residual", inner)
 
 
-def feed_forward_taps(config: ModelConfig, name: str, layer: str) -> Iterator[tuple[str, Place]]:
+def feed_forward_taps(
+    config: ModelConfig, name: str, layer: str
+) -> Iterator[tuple[str, TapLocation]]:
     """Before and after the activation, the output, and add & norm."""
     path = f"{layer}.feed_forward"
-    inner = [(f"{name}.inner", Place(f"{path}.inner", "output"))]
+    inner = [(f"{name}.inner", TapLocation(f"{path}.inner", "output"))]
     if config.activation == "swiglu":
-        inner.insert(0, (f"{name}.gate", Place(f"{path}.gate", "output")))
-    inner += [(f"{name}.active", Place(f"{path}.outer", "input"))]
-    inner += [(f"{name}.output", Place(f"{path}.outer", "output"))]
+        inner.insert(0, (f"{name}.gate", TapLocation(f"{path}.gate", "output")))
+    inner += [(f"{name}.active", TapLocation(f"{path}.outer", "input"))]
+    inner += [(f"{name}.output", TapLocation(f"{path}.outer", "output"))]
     yield from with_residual(config, name, f"{layer}.feed_forward_residual", inner)
 
 
 def with_residual(
-    config: ModelConfig, name: str, path: str, inner: list[tuple[str, Place]]
-) -> Iterator[tuple[str, Place]]:
+    config: ModelConfig, name: str, path: str, inner: list[tuple[str, TapLocation]]
+) -> Iterator[tuple[str, TapLocation]]:
     """Add & norm come after the sub-layer in post-norm; in pre-norm the norm comes before it."""
-    norm = (f"{name}.norm", Place(f"{path}.norm", "output"))
+    norm = (f"{name}.norm", TapLocation(f"{path}.norm", "output"))
     if config.norm_order == "post":
-        yield from [*inner, (f"{name}.add", Place(f"{path}.norm", "input")), norm]
+        yield from [*inner, (f"{name}.add", TapLocation(f"{path}.norm", "input")), norm]
     else:
-        yield from [norm, *inner, (f"{name}.add", Place(path, "output"))]
+        yield from [norm, *inner, (f"{name}.add", TapLocation(path, "output"))]
 
 
-def recurrent_taps(config: RecurrentConfig) -> Iterator[tuple[str, Place]]:
+def recurrent_taps(config: RecurrentConfig) -> Iterator[tuple[str, TapLocation]]:
     """The states of the cells, and attention where there is one."""
     seq2seq = config.family == "recurrent-encoder-decoder"
     if seq2seq:
-        yield "encoder.embedding", Place("source", "output")
-        yield "encoder.output", Place("encoder", "output")
-    yield "decoder.embedding", Place("target", "output")
-    yield "decoder.states", Place("decoder", "output")
+        yield "encoder.embedding", TapLocation("source", "output")
+        yield "encoder.output", TapLocation("encoder", "output")
+    yield "decoder.embedding", TapLocation("target", "output")
+    yield "decoder.states", TapLocation("decoder", "output")
     if seq2seq and config.attention:
-        yield "decoder.cross.masked", Place("attention.softmax", "input")
-        yield "decoder.cross.weights", Place("attention.softmax", "output")
-        yield "decoder.cross.output", Place("attention", "output")
-    yield "logits", Place("classifier", "output")
+        yield "decoder.cross.masked", TapLocation("attention.softmax", "input")
+        yield "decoder.cross.weights", TapLocation("attention.softmax", "output")
+        yield "decoder.cross.output", TapLocation("attention", "output")
+    yield "logits", TapLocation("classifier", "output")
 
 
 class Recorder:
@@ -155,7 +158,7 @@ class Recorder:
             return self.values[name]
         known = taps(self.model)
         if name not in known:
-            raise unknown("tap", name, known)
+            raise unknown_name("tap", name, known)
         why = "no pass went through it" if name in self.places else "it was filtered out"
         raise UserError(f"the tap {name!r} was not recorded: {why}")
 
@@ -168,12 +171,16 @@ class Recorder:
         for path, module in self.model.named_modules():
             self._change(module, "_compiled_call_impl", None)  # hooks never fire in compiled code
             if isinstance(module, Attention):
-                steps = {s: name for s in INSIDE_ATTENTION if (name := name_at.get(Place(path, s)))}
-                self._change(module, "attend", partial(attend_explicitly, watch=self._watch(steps)))
-            if name := name_at.get(Place(path, "input")):
+                steps = {
+                    s: name for s in INSIDE_ATTENTION if (name := name_at.get(TapLocation(path, s)))
+                }
+                self._change(
+                    module, "attend", partial(explicit_attention, watch=self._watch(steps))
+                )
+            if name := name_at.get(TapLocation(path, "input")):
                 hook = module.register_forward_pre_hook(partial(self._keep_input, name))
                 self._undo.append(hook.remove)
-            if name := name_at.get(Place(path, "output")):
+            if name := name_at.get(TapLocation(path, "output")):
                 after = module.register_forward_hook(partial(self._keep_output, name))
                 self._undo.append(after.remove)
         return self
@@ -220,5 +227,5 @@ def matching(patterns: Iterable[str], known: Iterable[str]) -> list[str]:
     known, patterns = list(known), list(patterns)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
-            raise unknown("tap", pattern, known)
+            raise unknown_name("tap", pattern, known)
     return [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]

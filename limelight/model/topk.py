@@ -11,12 +11,12 @@ from torch import Tensor
 BLOCK = 160  # tokens among which a processor finds the highest score fast
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def fast_argmax(logits: Tensor) -> Tensor:
     """The index of the highest score of each row, B V -> B; the first one among equals."""
     rows, vocab = logits.shape
     if rows < 4 or vocab < 2 * BLOCK or not logits.is_cpu:
         return logits.argmax(dim=1)
-    members = blocks_of(vocab).index_select(0, peaks_of(logits, BLOCK).argmax(dim=1))
+    members = blocks_of(vocab).index_select(0, block_max(logits, BLOCK).argmax(dim=1))
     inside = logits.gather(1, members).argmax(dim=1, keepdim=True)
     return members.gather(1, inside)[:, 0]
 
@@ -29,19 +29,19 @@ def blocks_of(vocab: int) -> Tensor:
         return starts[:, None] + torch.arange(BLOCK)
 
 
-def highest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def fast_topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The highest scores of each row and their indices, B count, as `topk` has them."""
-    scores, tokens = shortlist(logits, count)
+    scores, tokens = topk_candidates(logits, count)
     best = scores.topk(count, dim=1)
     return best.values, tokens.gather(1, best.indices)
 
 
-def log_softmax_over(logits: Tensor) -> Tensor:
+def log_softmax_inplace(logits: Tensor) -> Tensor:
     """`log_softmax` of each row, B V; on a CPU it is written over the scores themselves."""
     return torch.log_softmax(logits, dim=-1, out=logits if logits.is_cpu else None)
 
 
-def peaks_of(logits: Tensor, block: int) -> Tensor:
+def block_max(logits: Tensor, block: int) -> Tensor:
     """The highest score of every block of tokens, B W; the last one ends with the last token."""
     peaks = peaks_of_whole(logits, block)
     if logits.size(1) % block == 0:
@@ -55,7 +55,7 @@ def peaks_of_whole(logits: Tensor, block: int) -> Tensor:
     return logits[:, : whole * block].view(-1, whole, block).amax(dim=2)
 
 
-def shortlist(logits: Tensor, count: int, block: int = 64) -> tuple[Tensor, Tensor]:
+def topk_candidates(logits: Tensor, count: int, block: int = 64) -> tuple[Tensor, Tensor]:
     """Scores and indices of a few tokens, B C, among which are the highest `count` of each row.
 
     They are in the blocks whose highest scores are the highest. A processor finds the highest value

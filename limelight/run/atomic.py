@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from limelight.errors import UserError
-from limelight.files import naming, seize, sync, temporary
+from limelight.files import sync, temp_sibling, try_lock_file, with_filename
 
 FORMAT = 1  # of the manifest
 MANIFEST = "MANIFEST.json"
@@ -36,9 +36,9 @@ def commit(folder: Path, write: Callable[[Path], None]) -> None:
 
     One that is there and whole stays: a resumed run comes to the same step with the same bytes.
     """
-    if damage(folder) is not None:
+    if find_damage(folder) is not None:
         if os.path.lexists(folder):
-            discard(folder)
+            remove_atomically(folder)
         create(folder, write)
     sync(folder.parent)
 
@@ -46,12 +46,12 @@ def commit(folder: Path, write: Callable[[Path], None]) -> None:
 def create(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a checkpoint under a temporary name and rename it when it is whole."""
     make_folder(folder.parent)
-    unfinished = temporary(folder)
+    unfinished = temp_sibling(folder)
     try:
         unfinished.mkdir()
-        with naming(folder):
+        with with_filename(folder):
             write(unfinished)
-            seal(unfinished)
+            write_manifest(unfinished)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -65,7 +65,7 @@ def make_folder(folder: Path) -> None:
         sync(folder.parent)
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Have every file on the disk, and then the manifest that vouches for them."""
     files = {}
     for name, size in files_in(folder).items():
@@ -94,9 +94,9 @@ def sha256_of(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-def discard(folder: Path) -> None:
+def remove_atomically(folder: Path) -> None:
     """Take a checkpoint away: first its name, so that no half of it is ever taken for one."""
-    doomed = temporary(folder)
+    doomed = temp_sibling(folder)
     folder.rename(doomed)
     sync(folder.parent)
     remove(doomed)
@@ -110,7 +110,7 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def damage(folder: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
     """Why this is no whole checkpoint, or None; whatever lies there, it answers and never fails.
 
     Only what a listing of the folder shows is opened, never a path that the manifest names.
@@ -160,7 +160,7 @@ def difference(folder: Path, told: Told, sizes: dict[str, int]) -> str | None:
     return None
 
 
-def numbered(parent: Path) -> list[Path]:
+def list_checkpoints(parent: Path) -> list[Path]:
     """What is named like a checkpoint, newest first."""
     try:
         matches = [NAME.fullmatch(name) for name in os.listdir(parent)]
@@ -170,19 +170,19 @@ def numbered(parent: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps, reverse=True)]
 
 
-def newest(parent: Path) -> tuple[Path | None, list[str]]:
+def latest_valid(parent: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint, and a sentence about each newer one that is damaged.
 
     Another process may be saving and pruning. A checkpoint goes away all at once, so whoever finds
     a file of it gone while reading asks again.
     """
     passed: list[str] = []
-    for folder in numbered(parent):
-        why = damage(folder)
+    for folder in list_checkpoints(parent):
+        why = find_damage(folder)
         if why is None:
             return folder, passed
         if not os.path.lexists(folder):  # pruned just now, so newer ones have come
-            return newest(parent)
+            return latest_valid(parent)
         passed.append(f"{folder.name} is damaged and passed over: {why}")
     return None, passed
 
@@ -195,20 +195,20 @@ def prune(parent: Path, keep: int, spare: Iterable[str] = (), written: Container
     """
     spared = set(spare)
     whole = 0
-    for folder in numbered(parent):
+    for folder in list_checkpoints(parent):
         if whole < max(keep, 1):
-            whole += folder.name in written or damage(folder) is None
+            whole += folder.name in written or find_damage(folder) is None
         elif folder.name not in spared:
-            discard(folder)
+            remove_atomically(folder)
 
 
-def sweep(parent: Path) -> None:
+def remove_stale_temp(parent: Path) -> None:
     """Take away what dead runs left under temporary names; nobody else may be writing here."""
     for path in parent.glob(TEMPORARY):
         remove(path)
 
 
-def is_ours(folder: Path) -> bool:
+def was_used_before(folder: Path) -> bool:
     """Whether a training was here before, even one that could not begin."""
     return (folder / LOCK).exists()
 
@@ -219,7 +219,7 @@ def lock(folder: Path) -> Iterator[None]:
     make_folder(folder)
     with (folder / LOCK).open("a", encoding="utf-8") as file:
         try:
-            seize(file)
+            try_lock_file(file)
         except (BlockingIOError, PermissionError):  # on Unix, on Windows
             raise UserError(
                 f"another process is training in {folder}: wait for it, or choose another folder"
@@ -227,7 +227,7 @@ def lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_room(parent: Path, needed: int) -> None:
+def check_disk_space(parent: Path, needed: int) -> None:
     """Fail before the disk is full, and not in the middle of a save; a fifth more must be free."""
     free = shutil.disk_usage(parent).free
     if free < 1.2 * needed:

@@ -29,9 +29,9 @@ def model_names() -> list[str]:
 
 def find_run(run: str | Path) -> RunFolder:
     """The run folder at a path, or else the model of that name; a misspelt one is answered."""
-    name = typed(run)
+    name = name_as_typed(run)
     own = RunFolder(Path(name))
-    if own.begun:
+    if own.exists:
         return own
     if name in model_names():
         return RunFolder(MODELS / name)
@@ -44,7 +44,7 @@ def find_run(run: str | Path) -> RunFolder:
     raise UserError(f"{name} is no run folder here, and no model that comes with limelight: {hint}")
 
 
-def typed(run: str | Path) -> str:
+def name_as_typed(run: str | Path) -> str:
     """A run's name as it was given: a path would forget how it was written."""
     name = os.fspath(run) if isinstance(run, os.PathLike) else run
     if not isinstance(name, str):
@@ -62,7 +62,7 @@ def is_run(run: str | Path) -> bool:
     return Path(run).is_dir() or str(run) in model_names()
 
 
-def place_of(run: RunFolder) -> str:
+def canonical_name(run: RunFolder) -> str:
     """How to call a run again, wherever the caller stands: a model's name, or a path."""
     return run.path.name if run.path.parent == MODELS else str(run.path.resolve())
 

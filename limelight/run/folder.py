@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from limelight.errors import UserError
-from limelight.files import read_small, replace_file
-from limelight.run.atomic import newest
+from limelight.files import atomic_write, read_bounded
+from limelight.run.atomic import latest_valid
 
 FORMAT = 1
 PARTS = (  # all that a training writes
@@ -62,7 +62,7 @@ class RunFolder:
         return self.path / "curves.svg"
 
     @property
-    def begun(self) -> bool:
+    def exists(self) -> bool:
         """Whether a run was begun here."""
         return (self.path / "run.json").is_file()
 
@@ -72,7 +72,7 @@ class RunFolder:
 
     def check(self) -> str:
         """The name of its recipe. What is no run folder, or one of another format, is refused."""
-        if not self.begun:
+        if not self.exists:
             raise UserError(f"{self.path} is no run folder: it has no run.json")
         told = self.read_json("run.json")
         if not isinstance(told, dict) or told.get("format") != FORMAT:
@@ -84,7 +84,7 @@ class RunFolder:
 
     def write(self, name: str, text: str) -> None:
         """Write a small file, whole or not at all."""
-        replace_file(self.path / name, text.encode())
+        atomic_write(self.path / name, text.encode())
 
     def write_json(self, name: str, value: Any) -> None:
         """The same for plain data."""
@@ -97,7 +97,7 @@ class RunFolder:
 
     def read_recipe(self) -> str:
         """The recipe as TOML."""
-        text = read_small(self.path / "recipe.toml", LARGEST_RECIPE)
+        text = read_bounded(self.path / "recipe.toml", LARGEST_RECIPE)
         self.check_recipe(text)
         return text
 
@@ -112,7 +112,7 @@ class RunFolder:
 
     def read_json(self, name: str) -> Any:
         """A small file as plain data."""
-        text = read_small(self.path / name)
+        text = read_bounded(self.path / name)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -132,7 +132,7 @@ class RunFolder:
         """
         warnings: list[str] = []
         for parent in (self.finished, self.checkpoints):
-            folder, passed_over = newest(parent)
+            folder, passed_over = latest_valid(parent)
             warnings += [f"{parent.name}/{sentence}" for sentence in passed_over]
             if folder is not None:
                 return folder, warnings

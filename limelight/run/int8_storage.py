@@ -18,7 +18,7 @@ SCALES = ".scales"  # behind a matrix's name: where its scales are
 BITS = 12  # of a scale; with the 7 of a byte they fit the 24 of a float32
 
 
-def pack(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def quantize_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Matrices as bytes and scales, everything else in float32."""
     packed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
@@ -40,7 +40,7 @@ def scales_of(matrix: Tensor) -> Tensor:
     return torch.where(most > 0, scales, 1.0).float()
 
 
-def unpack(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def dequantize_rows(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights again; a file that has nothing packed comes back as it is."""
     return {
         name: tensor * packed[name + SCALES][:, None] if tensor.dtype == torch.int8 else tensor

@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from limelight.files import replace_file
+from limelight.files import atomic_write
 
-TIMING = ("seconds", "tokens_per_second", "memory")  # what no two runs have in common
+TIMING = ("seconds", "tokens_per_second", "peak_memory")  # what no two runs have in common
+RENAMED = {"rate": "lr", "norm": "grad_norm", "memory": "peak_memory"}  # since 0.1.0
 Entry = dict[str, Any]
 
 
@@ -23,7 +24,7 @@ class Log:
     What a full disk does not take waits here: training goes on, and `sync` says what is wrong.
     """
 
-    def __init__(self, path: Path, also: "Hearer | None" = None) -> None:
+    def __init__(self, path: Path, also: "LogSink | None" = None) -> None:
         self.path, self.also = path, also
         self.file = path.open("ab", buffering=0)
         self.waiting = b""
@@ -53,7 +54,7 @@ class Log:
             self.also.close()
 
 
-class Hearer(Protocol):
+class LogSink(Protocol):
     """Who is told of every line too."""
 
     def add(self, entry: Entry) -> None:
@@ -64,7 +65,7 @@ class Hearer(Protocol):
 
 
 def read_log(path: Path) -> Iterator[Entry]:
-    """The entries of a log, as far as they are whole."""
+    """The entries of a log, as far as they are whole; old names of fields become today's."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -75,7 +76,7 @@ def read_log(path: Path) -> Iterator[Entry]:
                 return  # the last line of a run that was killed
             if not line.endswith("\n") or not isinstance(entry, dict):
                 return
-            yield entry
+            yield {RENAMED.get(str(key), str(key)): value for key, value in entry.items()}
 
 
 def cut_log(path: Path, step: int, validated: int) -> None:
@@ -85,7 +86,7 @@ def cut_log(path: Path, step: int, validated: int) -> None:
         for entry in read_log(path)
         if entry.get("step", 0) <= (validated if entry.get("validation") else step)
     ]
-    replace_file(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+    atomic_write(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
 
 def without_timing(entry: Entry) -> Entry:
@@ -96,7 +97,7 @@ def without_timing(entry: Entry) -> Entry:
 def summary(path: Path) -> Entry:
     """How far a run has come: its last training line, and its best and last validation."""
     entries = [without_timing(entry) for entry in read_log(path)]
-    train = [entry for entry in entries if "rate" in entry]
+    train = [entry for entry in entries if "lr" in entry]
     valid = [entry for entry in entries if entry.get("validation")]
     best = min(valid, key=lambda entry: float(entry["loss"]), default=None)
     return {"last": train[-1] if train else None, "best_validation": best}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from limelight.files import naming
+from limelight.files import with_filename
 from limelight.run.log import read_log
 
 
@@ -14,7 +14,7 @@ def draw_curves(log: Path, picture: Path) -> None:
     from matplotlib import pyplot as plt
 
     entries = list(read_log(log))
-    train = [entry for entry in entries if "rate" in entry]
+    train = [entry for entry in entries if "lr" in entry]
     valid = [entry for entry in entries if entry.get("validation")]
     if not train:
         return
@@ -33,11 +33,11 @@ def draw_curves(log: Path, picture: Path) -> None:
             )
         left.set(xlabel="step", ylabel="loss per token")
         left.legend()
-        right.plot(steps, [e["rate"] for e in train], color="#555555")
+        right.plot(steps, [e["lr"] for e in train], color="#555555")
         right.set(xlabel="step", ylabel="learning rate")
         for axes in (left, right):
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
-        with naming(picture):
+        with with_filename(picture):
             figure.savefig(picture, metadata={"Date": None})
         plt.close(figure)

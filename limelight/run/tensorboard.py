@@ -7,7 +7,7 @@ from typing import Any
 from limelight.run.log import Entry
 
 
-class Board:
+class TensorBoardSink:
     """Writes the numbers of a log as TensorBoard's events; without TensorBoard, nothing."""
 
     def __init__(self, folder: Path, step: int) -> None:

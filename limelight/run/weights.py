@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from limelight.errors import UserError
-from limelight.run.int8_storage import check_packed, is_scales, unpack
+from limelight.run.int8_storage import check_packed, dequantize_rows, is_scales
 
 WEIGHTS = "weights.safetensors"
 LARGEST_HEADER = 2**23  # bytes that tell the names and shapes of tensors: some 50,000 of them
@@ -24,7 +24,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The same for weights to be used, whose shapes were looked at; bytes become float32."""
-    return unpack(read_tensors(path))
+    return dequantize_rows(read_tensors(path))
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:

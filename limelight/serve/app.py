@@ -10,9 +10,9 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from limelight.serve import docs_pages
-from limelight.serve.errors import complaint
-from limelight.serve.middleware import Gate, error_body, error_headers
-from limelight.serve.model_registry import House
+from limelight.serve.errors import validation_message
+from limelight.serve.middleware import SecurityMiddleware, error_body, error_headers
+from limelight.serve.model_registry import ModelRegistry
 from limelight.serve.routes import api, openai, trace
 from limelight.serve.schemas import ErrorBody, Health
 from limelight.serve.static import add_files, page_files
@@ -38,8 +38,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def application(
-    house: House, key: str = "", hosts: Iterable[str] = (), origins: Iterable[str] = ()
-) -> Gate:
+    house: ModelRegistry, key: str = "", hosts: Iterable[str] = (), origins: Iterable[str] = ()
+) -> SecurityMiddleware:
     """Everything together."""
     app = FastAPI(
         title="Limelight",
@@ -60,10 +60,10 @@ def application(
     app.add_exception_handler(RequestValidationError, tell_invalid)
     app.add_exception_handler(HTTPException, tell_http)
     app.add_exception_handler(Exception, tell_broken)
-    return Gate(app, house.limits, house.counts, key, hosts, origins, public)
+    return SecurityMiddleware(app, house.limits, house.counts, key, hosts, origins, public)
 
 
-def add_health(app: FastAPI, house: House) -> None:
+def add_health(app: FastAPI, house: ModelRegistry) -> None:
     """For whoever watches over the service."""
 
     @app.get("/healthz", tags=["Health"], summary="Whether the process lives")
@@ -85,7 +85,7 @@ def add_health(app: FastAPI, house: House) -> None:
         return Response(house.counts.shown(), media_type="text/plain; version=0.0.4")
 
 
-def add_pages(app: FastAPI, house: House) -> None:
+def add_pages(app: FastAPI, house: ModelRegistry) -> None:
     """For people, in plain text and tables."""
 
     @app.get("/about", include_in_schema=False)
@@ -115,7 +115,7 @@ async def tell_invalid(_: Request, error: Exception) -> Response:
     """A field that is wrong: which, and why, but not its value."""
     if not isinstance(error, RequestValidationError):
         raise error
-    message = complaint(error.errors(), error.body)
+    message = validation_message(error.errors(), error.body)
     return told(RefusedError(422, "invalid_field", message, "see /docs for what can be asked"))
 
 

@@ -6,7 +6,7 @@ They have no scripts, and load nothing from anywhere.
 from html import escape
 from typing import Any
 
-from limelight.serve.model_registry import House
+from limelight.serve.model_registry import ModelRegistry
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem;
@@ -26,7 +26,7 @@ def page(title: str, body: str) -> str:
     )
 
 
-def landing(house: House) -> str:
+def landing(house: ModelRegistry) -> str:
     """What is running."""
     rows = []
     for desk in house.desks.values():

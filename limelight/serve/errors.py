@@ -31,7 +31,7 @@ BROKEN = {  # where it is of the right kind: which rule it breaks
 }
 
 
-def complaint(errors: Sequence[dict[str, Any]], body: Any) -> str:
+def validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
     """One sentence: the first field that is wrong, and why, but not its value.
 
     Where a field may be of several kinds there is an error for each. The one that came furthest

@@ -9,13 +9,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from limelight.config import Positive, table
+from limelight.config import Positive, config_class
 from limelight.errors import UserError
 
 Some = Annotated[int, Field(ge=1, le=2**30)]
 
 
-@table
+@config_class
 class Limits:
     """What a request may ask for, and what the service holds at a time."""
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 LONGEST = 300  # characters of a value
 
 
-def note(event: str, **facts: object) -> None:
+def log_event(event: str, **facts: object) -> None:
     """Write a line, whole: lines of several processes do not mix."""
     when = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = {"time": when, "event": event, **{name: short(fact) for name, fact in facts.items()}}
@@ -35,10 +35,10 @@ def note_error(error: BaseException, **facts: object) -> None:
     """Something that should not have happened: where, but not with which words."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
-    note("error", kind=type(error).__name__, where=" ".join(where), **facts)
+    log_event("error", kind=type(error).__name__, where=" ".join(where), **facts)
 
 
-def take_over() -> None:
+def install() -> None:
     """From now on, what any library has to say is a line of ours."""
     logging.captureWarnings(True)
     logging.basicConfig(handlers=[Handler(logging.WARNING)], force=True)
@@ -54,4 +54,4 @@ class Handler(logging.Handler):
             return
         warned = record.name == "py.warnings"  # a library's own words, and nobody else's
         message = record.getMessage() if warned else str(record.msg)
-        note("library", source=record.name, level=record.levelname, message=message)
+        log_event("library", source=record.name, level=record.levelname, message=message)

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Counts:
+class Metrics:
     """Numbers of one service. Labels are routes, models and status codes, never a user's words."""
 
     def __init__(self) -> None:

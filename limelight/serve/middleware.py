@@ -16,7 +16,7 @@ from typing import Any
 
 from limelight.serve import logs
 from limelight.serve.limits import Limits
-from limelight.serve.metrics import Counts
+from limelight.serve.metrics import Metrics
 from limelight.serve.worker_client import RefusedError
 
 Scope = MutableMapping[str, Any]
@@ -42,14 +42,14 @@ class ClientLeftError(Exception):
     """Nobody waits for an answer."""
 
 
-class Gate:
+class SecurityMiddleware:
     """Stands before the application."""
 
     def __init__(
         self,
         app: App,
         limits: Limits,
-        counts: Counts,
+        counts: Metrics,
         key: str = "",
         hosts: Iterable[str] = (),
         origins: Iterable[str] = (),
@@ -63,7 +63,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await Visit(self, scope, receive, send).run()
+            await RequestContext(self, scope, receive, send).run()
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
@@ -119,10 +119,12 @@ def as_sent(origin: str) -> str:
     return origin.removesuffix(USUAL_PORTS.get(scheme, ""))
 
 
-class Visit:
+class RequestContext:
     """One request on its way through the gate."""
 
-    def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, gate: SecurityMiddleware, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self.gate, self.scope, self.limits = gate, scope, gate.limits
         self.receive, self.send_on = receive, send
         self.id = secrets.token_hex(8)
@@ -154,7 +156,7 @@ class Visit:
         self.gate.counts.seconds.labels(route).observe(seconds)
         method = self.scope["method"] if self.scope["method"] in METHODS else "other"
         facts = {"id": self.id, "method": method, "route": route, "status": status}
-        logs.note("request", **facts, seconds=round(seconds, 4))
+        logs.log_event("request", **facts, seconds=round(seconds, 4))
 
     async def pass_through(self) -> None:
         """All checks; then the application, as long as the client waits."""

@@ -8,15 +8,15 @@ from fastapi import Request
 
 from limelight.serve.ipc import Message
 from limelight.serve.limits import Limits
-from limelight.serve.metrics import Counts
-from limelight.serve.schemas import Asked, Settings
-from limelight.serve.worker_client import Desk, RefusedError
+from limelight.serve.metrics import Metrics
+from limelight.serve.schemas import BaseRequest, Settings
+from limelight.serve.worker_client import RefusedError, WorkerClient
 
 
-class House:
+class ModelRegistry:
     """All models of a service. Names come from the list made at start, and from nowhere else."""
 
-    def __init__(self, desks: dict[str, Desk], limits: Limits, counts: Counts) -> None:
+    def __init__(self, desks: dict[str, WorkerClient], limits: Limits, counts: Metrics) -> None:
         self.desks, self.limits, self.counts = desks, limits, counts
         self.draining = False
 
@@ -25,7 +25,7 @@ class House:
         """Whether every model can be asked."""
         return not self.draining and all(desk.ready for desk in self.desks.values())
 
-    def find(self, name: str) -> Desk:
+    def find(self, name: str) -> WorkerClient:
         """A model by its name; the first, if none is named."""
         if not name:
             return next(iter(self.desks.values()))
@@ -34,7 +34,7 @@ class House:
             raise RefusedError(404, "model_not_found", "there is no model of this name", hint)
         return self.desks[name]
 
-    def choose(self, name: str, *abilities: str) -> Desk:
+    def choose(self, name: str, *abilities: str) -> WorkerClient:
         """A model that can do one of these."""
         desk = self.find(name)
         if self.draining:
@@ -48,15 +48,21 @@ class House:
             raise RefusedError(400, "not_for_this_model", message, f"it can {', '.join(can)}")
         return desk
 
-    def ask(self, desk: Desk, asked: Asked, do: str, **fields: Any) -> AsyncGenerator[Message]:
+    def ask(
+        self, desk: WorkerClient, asked: BaseRequest, do: str, **fields: Any
+    ) -> AsyncGenerator[Message]:
         """Hand in a job."""
         return desk.ask(do, asked.timeout, **fields)
 
-    async def answer(self, desk: Desk, asked: Asked, do: str, **fields: Any) -> Message:
+    async def answer(
+        self, desk: WorkerClient, asked: BaseRequest, do: str, **fields: Any
+    ) -> Message:
         """The whole answer."""
         return await self.fetch(desk, asked.timeout, do, **fields)
 
-    async def fetch(self, desk: Desk, seconds: float | None, do: str, **fields: Any) -> Message:
+    async def fetch(
+        self, desk: WorkerClient, seconds: float | None, do: str, **fields: Any
+    ) -> Message:
         """The same, within so many seconds."""
         async with aclosing(desk.ask(do, seconds, **fields)) as messages:
             async for message in messages:
@@ -87,7 +93,7 @@ class House:
         names = ("temperature", "top_p", "top_k", "min_p", "seed", "beam", "repetition_penalty")
         given = {name: getattr(asked, name) for name in names}
         # A beam of another size may not be divisible into the recipe's groups.
-        groups = {} if asked.beam is None else {"groups": 1}
+        groups = {} if asked.beam is None else {"beam_groups": 1}
         return {**given, **groups, "max_tokens": max_tokens}
 
 

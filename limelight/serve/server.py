@@ -18,10 +18,10 @@ from limelight.run.bundled_models import find_run
 from limelight.serve import logs
 from limelight.serve.app import application
 from limelight.serve.limits import Limits
-from limelight.serve.metrics import Counts
-from limelight.serve.middleware import Gate, error_body
-from limelight.serve.model_registry import House
-from limelight.serve.worker_client import Desk, RefusedError, wait_for_all
+from limelight.serve.metrics import Metrics
+from limelight.serve.middleware import SecurityMiddleware, error_body
+from limelight.serve.model_registry import ModelRegistry
+from limelight.serve.worker_client import RefusedError, WorkerClient, wait_for_all
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # as browsers name it, less the port
@@ -39,7 +39,7 @@ def serve(
 ) -> None:
     """Until it is told to end."""
     check_port(port)
-    check_let_in(hosts, origins)
+    check_allowlists(hosts, origins)
     paths = named(runs)
     key = os.environ.get(KEY, "")
     if not is_loopback(host) and not key:
@@ -47,7 +47,7 @@ def serve(
             f"--host {host} lets other machines in: set {KEY} in the environment, "
             "so that they need a key"
         )
-    logs.take_over()
+    logs.install()
     listener = listen(host, port)
     asyncio.run(Service(paths, listener, limits, key, [host, *hosts], origins).run())
 
@@ -75,7 +75,7 @@ def check_port(port: int) -> None:
         )
 
 
-def check_let_in(hosts: Sequence[str], origins: Sequence[str]) -> None:
+def check_allowlists(hosts: Sequence[str], origins: Sequence[str]) -> None:
     """What no browser ever sends would be waited for in vain."""
     for host in hosts:
         if not HOST.fullmatch(host):
@@ -130,9 +130,11 @@ class Service:
 
     async def run(self) -> None:
         """All of its life."""
-        counts = Counts()
-        desks = {name: Desk(name, path, self.limits, counts) for name, path in self.paths.items()}
-        self.house = House(desks, self.limits, counts)
+        counts = Metrics()
+        desks = {
+            name: WorkerClient(name, path, self.limits, counts) for name, path in self.paths.items()
+        }
+        self.house = ModelRegistry(desks, self.limits, counts)
         app = application(self.house, self.key, self.hosts, self.origins)
         self.server = Server(self.config(app))
         loop = asyncio.get_running_loop()
@@ -145,20 +147,20 @@ class Service:
         watcher = asyncio.create_task(self.give_up_on_failure())
         host, port = self.listener.getsockname()[:2]
         page = address_of(host, port)
-        logs.note("listening", page=page, host=host, port=port, models=", ".join(desks))
+        logs.log_event("listening", page=page, host=host, port=port, models=", ".join(desks))
         await self.server.serve(sockets=[self.listener])
         await asyncio.gather(*(desk.close() for desk in desks.values()))
         for task in (*keepers, watcher):
             task.cancel()
         await asyncio.gather(*keepers, watcher, return_exceptions=True)
-        logs.note("ended")
+        logs.log_event("ended")
         if failed := [desk for desk in desks.values() if desk.failed and desk.facts is None]:
             raise UserError(failed[0].failed)
 
-    def config(self, app: Gate) -> uvicorn.Config:
+    def config(self, app: SecurityMiddleware) -> uvicorn.Config:
         """The server's settings."""
 
-        class Protocol(CarefulProtocol):
+        class Protocol(TimeoutProtocol):
             limits, counts = self.limits, self.house.counts
 
         return uvicorn.Config(
@@ -183,13 +185,13 @@ class Service:
             if any(desk.failed for desk in desks):
                 self.server.should_exit = True
                 return
-        logs.note("ready")
+        logs.log_event("ready")
 
     def drain(self) -> None:
         """Take nothing new in; what is being answered may finish, for a while."""
         if self.house.draining:
             return
-        logs.note("ending")
+        logs.log_event("ending")
         self.house.draining = True
         self.server.should_exit = True
         loop = asyncio.get_running_loop()
@@ -211,11 +213,11 @@ class Server(uvicorn.Server):
         yield
 
 
-class CarefulProtocol(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """A connection, with a clock for clients that send or read too slowly."""
 
     limits: Limits
-    counts: Counts
+    counts: Metrics
     clock: asyncio.TimerHandle | None = None  # until a request has begun
     reading: asyncio.TimerHandle | None = None  # until the client has taken what was sent
 

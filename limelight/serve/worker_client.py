@@ -16,7 +16,7 @@ from typing import Any
 from limelight.serve import logs
 from limelight.serve.ipc import Message, packed, receive_from
 from limelight.serve.limits import Limits
-from limelight.serve.metrics import Counts
+from limelight.serve.metrics import Metrics
 
 LOST = (
     "the model could not be loaded: its process ended before it was ready, and the log says how; "
@@ -38,10 +38,10 @@ class RefusedError(Exception):
         self.retry_after = retry_after
 
 
-class Desk:
+class WorkerClient:
     """One model: its worker, and those who wait for an answer."""
 
-    def __init__(self, name: str, run: Path, limits: Limits, counts: Counts) -> None:
+    def __init__(self, name: str, run: Path, limits: Limits, counts: Metrics) -> None:
         self.name, self.run_path, self.limits, self.counts = name, run, limits, counts
         self.facts: Message | None = None  # what the worker says of the model, once it has loaded
         self.failed = ""  # why it could not be loaded at all
@@ -58,7 +58,7 @@ class Desk:
         """Keep a worker alive until the service ends."""
         pause = FIRST_PAUSE
         while not self.closing:
-            was_ready = await self.live()
+            was_ready = await self.run_worker()
             if self.facts is None:  # the very first: what is wrong now will be wrong later
                 if not self.closing:
                     self.failed = self.failed or LOST
@@ -68,7 +68,7 @@ class Desk:
             if not self.closing:
                 await asyncio.sleep(pause)
 
-    async def live(self) -> bool:
+    async def run_worker(self) -> bool:
         """The life of one worker; whether it was ever ready."""
         names = ("batch", "texts", "traced")
         limits = json.dumps({name: getattr(self.limits, name) for name in names})
@@ -81,15 +81,15 @@ class Desk:
         was_ready = False
         try:
             while (message := await receive_from(assert_pipe(self.process.stdout))) is not None:
-                self.hear(message)
+                self.on_message(message)
                 was_ready = was_ready or self.ready
         except ValueError as error:
             logs.note_error(error, model=self.name)
         finally:
-            await self.bury()
+            await self.cleanup()
         return was_ready
 
-    async def bury(self) -> None:
+    async def cleanup(self) -> None:
         """The worker is gone, or must go; whoever waited for it is told."""
         self.set_ready(False)
         process, self.process = self.process, None
@@ -97,7 +97,7 @@ class Desk:
             code = await end(process)
             if not self.closing:
                 self.counts.deaths.labels(self.name).inc()
-                logs.note("worker_ended", model=self.name, code=code, jobs=len(self.jobs))
+                logs.log_event("worker_ended", model=self.name, code=code, jobs=len(self.jobs))
         self.counts.texts.labels(self.name).set(0)
         message = "the model's process ended before it could answer"
         self.fail_all({"code": "worker_died", "message": message})
@@ -112,17 +112,17 @@ class Desk:
         self.ready = ready
         self.counts.ready.labels(self.name).set(int(ready))
 
-    def hear(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Something from the worker; what is for somebody who has left is dropped."""
         if "ready" in message:
             self.facts = message["ready"]
             self.failed = ""
             self.set_ready(True)
             self.started.set()
-            logs.note("model_ready", model=self.name)
+            logs.log_event("model_ready", model=self.name)
         elif "failed" in message:
             self.failed = message["failed"]
-            logs.note("model_failed", model=self.name, message=self.failed)
+            logs.log_event("model_failed", model=self.name, message=self.failed)
         elif "active" in message:
             self.counts.texts.labels(self.name).set(message["active"])
         elif (queue := self.jobs.get(message["id"])) is not None:
@@ -133,11 +133,11 @@ class Desk:
     def give_up(self, number: int, queue: asyncio.Queue[Message]) -> None:
         """A client that reads more slowly than the model writes would fill the memory."""
         del self.jobs[number]
-        self.say({"id": number, "do": "cancel"})
+        self.send({"id": number, "do": "cancel"})
         message = "the answer was not read as fast as it was written"
         queue.put_nowait({"error": {"code": "too_slow", "message": message}})
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Something to the worker, if there is one."""
         if self.process is not None and self.process.stdin is not None:
             with suppress(ConnectionError, RuntimeError):
@@ -170,7 +170,7 @@ class Desk:
         number, queue, finished = next(self.numbers), asyncio.Queue[Message](), False
         self.jobs[number] = queue
         try:
-            self.say({"id": number, "do": do, **fields})
+            self.send({"id": number, "do": do, **fields})
             while not finished:
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -188,7 +188,7 @@ class Desk:
         finally:
             self.jobs.pop(number, None)
             if not finished:
-                self.say({"id": number, "do": "cancel"})
+                self.send({"id": number, "do": "cancel"})
 
     async def close(self) -> None:
         """End the worker. Those who still wait are told so."""
@@ -239,7 +239,7 @@ def assert_pipe(stream: asyncio.StreamReader | None) -> asyncio.StreamReader:
     return stream
 
 
-async def wait_for_all(desks: Iterable[Desk]) -> None:
+async def wait_for_all(desks: Iterable[WorkerClient]) -> None:
     """Until every model is ready, or has failed."""
     for desk in desks:
         await desk.started.wait()

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from limelight.data.tokenizer import valid_unicode
 from limelight.decode.config import DecodeConfig
-from limelight.decode.detokenizer import TextStream
-from limelight.decode.generate import Event
-from limelight.tasks.text_model import Trained
+from limelight.decode.detokenizer import IncrementalDetokenizer
+from limelight.decode.generate import TokenEvent
+from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import longest_source, request_for
 
 
@@ -18,7 +18,7 @@ class Conversation:
     A model sees as many turns as it learned to look at, and never more than it has room for.
     """
 
-    trained: Trained
+    trained: TextModel
     config: DecodeConfig | None = None
     tag: str = ""  # what is asked of a model that learned several things
     turns: list[str] = field(default_factory=list)  # as many as the model may look at
@@ -37,14 +37,14 @@ class Conversation:
         trained, config = self.trained, self.config or self.trained.decode
         turns = [*self.turns, " ".join(valid_unicode(text).split())]
         request = request_for(trained, self.source(turns), config)
-        stream, pieces = TextStream(trained.tokenizer), list[str]()
+        stream, pieces = IncrementalDetokenizer(trained.tokenizer), list[str]()
 
-        def watch(event: Event) -> bool:
+        def watch(event: TokenEvent) -> bool:
             pieces.append(stream.feed(event.token))
             show(pieces[-1])
             return False
 
-        ((written, *_),) = trained.engine.answer([request], config, watch=watch)
+        ((written, *_),) = trained.engine.generate([request], config, on_token=watch)
         if not pieces:
             pieces = [trained.tokenizer.decode(written.tokens)]
             show(pieces[0])

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.tasks.text_model import Trained, in_batches, windows
+from limelight.tasks.text_model import TextModel, growing_windows, in_batches
 
 
-def classify(trained: Trained, texts: Iterable[str]) -> Iterator[dict[str, float]]:
+def classify(trained: TextModel, texts: Iterable[str]) -> Iterator[dict[str, float]]:
     """For each text the probability of every class, the likeliest first."""
     trained.require("classify")
-    for window in windows(texts):
-        rows = [framed(trained, text) for text in window]
+    for window in growing_windows(texts):
+        rows = [add_special_tokens(trained, text) for text in window]
         told: list[dict[str, float]] = [{} for _ in rows]
         with torch.inference_mode():
             for batch, tokens, real in in_batches(trained, rows):
@@ -24,11 +24,11 @@ def classify(trained: Trained, texts: Iterable[str]) -> Iterator[dict[str, float
         yield from told
 
 
-def embed(trained: Trained, texts: Iterable[str]) -> Iterator[list[float]]:
+def embed(trained: TextModel, texts: Iterable[str]) -> Iterator[list[float]]:
     """For each text one vector: the mean of the states of its tokens, of length 1."""
     trained.require("embed")
-    for window in windows(texts):
-        rows = [framed(trained, text) for text in window]
+    for window in growing_windows(texts):
+        rows = [add_special_tokens(trained, text) for text in window]
         told: list[list[float]] = [[] for _ in rows]
         with torch.inference_mode():
             for batch, tokens, real in in_batches(trained, rows):
@@ -41,7 +41,7 @@ def embed(trained: Trained, texts: Iterable[str]) -> Iterator[list[float]]:
         yield from told
 
 
-def states_of(trained: Trained, tokens: Tensor, real: Tensor) -> Tensor:
+def states_of(trained: TextModel, tokens: Tensor, real: Tensor) -> Tensor:
     """The states of a text's tokens, B S D, as the family reads it."""
     model: Any = trained.model
     if trained.family == "decoder-only":
@@ -53,7 +53,7 @@ def states_of(trained: Trained, tokens: Tensor, real: Tensor) -> Tensor:
     return getattr(states, "states", states)  # a recurrent encoder gives its last state too
 
 
-def framed(trained: Trained, text: str) -> list[int]:
+def add_special_tokens(trained: TextModel, text: str) -> list[int]:
     """A text as the model reads it, its end cut off where there is no room."""
     tokenizer = trained.tokenizer
     tokens = tokenizer.encode(text)[: trained.max_len - 2]

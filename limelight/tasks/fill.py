@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import torch
 
 from limelight.data.tokenizer import valid_unicode
-from limelight.decode.constraints import spaces_are_joined
+from limelight.decode.constraints import has_leading_space_tokens
 from limelight.errors import UserError, check_count
-from limelight.tasks.text_model import Trained, in_batches
+from limelight.tasks.text_model import TextModel, in_batches
 
 BLANK = "___"
 HIDDEN = 0.15  # of all tokens, to see how well blanks are filled in
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FillCandidate:
     """A token for a blank."""
 
     text: str
@@ -23,19 +23,19 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledText:
     """A text with its blanks filled in, and for each blank what could stand there."""
 
     text: str
-    blanks: tuple[tuple[Candidate, ...], ...]
+    blanks: tuple[tuple[FillCandidate, ...], ...]
 
 
-def fill(trained: Trained, text: str, count: int = 5, blank: str = BLANK) -> Filled:
+def fill(trained: TextModel, text: str, count: int = 5, blank: str = BLANK) -> FilledText:
     """The text with the likeliest token in each blank; the blanks are filled independently."""
     trained.require("fill")
     check_count("count", count, 1000)
     text = valid_unicode(text)
-    tokens = with_blanks(trained, text, blank)
+    tokens = mask_blanks(trained, text, blank)
     places = [i for i, token in enumerate(tokens) if token == trained.tokenizer.mask]
     if not places:
         raise UserError(f"there is no blank in the text: write {blank} where a word is missing")
@@ -46,7 +46,7 @@ def fill(trained: Trained, text: str, count: int = 5, blank: str = BLANK) -> Fil
     device = next(trained.model.parameters()).device
     with torch.inference_mode():
         scores = trained.model(torch.tensor([tokens], device=device))[0, places]
-        first, end = trained.tokenizer.first, len(trained.tokenizer)
+        first, end = trained.tokenizer.first_text_id, len(trained.tokenizer)
         words = scores[:, first:end]  # no blank is a special token
         chances, found = words.softmax(dim=-1).topk(min(count, words.size(-1)), dim=-1)
         found += first
@@ -54,22 +54,22 @@ def fill(trained: Trained, text: str, count: int = 5, blank: str = BLANK) -> Fil
         tokens[place] = best
     blanks = tuple(
         tuple(
-            Candidate(piece.strip() or piece, chance)
+            FillCandidate(piece.strip() or piece, chance)
             for piece, chance in zip(trained.tokenizer.pieces(row), its, strict=True)
         )
         for row, its in zip(found.tolist(), chances.tolist(), strict=True)
     )
     if trained.tokenizer.uncased:  # it did not see how the text was set, which is to stay
         best = (candidates[0].text for candidates in blanks)
-        return Filled("".join(part + next(best, "") for part in text.split(blank)), blanks)
-    return Filled(trained.tokenizer.decode(tokens).strip(), blanks)
+        return FilledText("".join(part + next(best, "") for part in text.split(blank)), blanks)
+    return FilledText(trained.tokenizer.decode(tokens).strip(), blanks)
 
 
-def with_blanks(trained: Trained, text: str, blank: str) -> list[int]:
+def mask_blanks(trained: TextModel, text: str, blank: str) -> list[int]:
     """Tokens with a mask for each blank. The space before it belongs to the missing word."""
     tokenizer = trained.tokenizer
     *before, last = text.split(blank)
-    if spaces_are_joined(tokenizer):
+    if has_leading_space_tokens(tokenizer):
         before = [piece.rstrip(" ") for piece in before]
     tokens = [tokenizer.start]
     for piece in before:
@@ -77,7 +77,7 @@ def with_blanks(trained: Trained, text: str, blank: str) -> list[int]:
     return [*tokens, *tokenizer.encode(last), tokenizer.end]
 
 
-def ranks_of_hidden(trained: Trained, texts: Sequence[str], seed: int = 1) -> list[list[int]]:
+def ranks_of_hidden(trained: TextModel, texts: Sequence[str], seed: int = 1) -> list[list[int]]:
     """Of every text some tokens are hidden: how many others the model finds likelier than each.
 
     0 is right at once. A text that is longer than the model reads is taken in stretches.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limelight.decode.request import side_by_side
+from limelight.decode.request import pad_batch
 from limelight.errors import UserError
-from limelight.tasks.text_model import Trained, in_batches, windows
+from limelight.tasks.text_model import TextModel, growing_windows, in_batches
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Scored:
         return sum(self.logprobs)
 
 
-def score(trained: Trained, texts: Iterable[tuple[str, ...]], tag: str = "") -> Iterator[Scored]:
+def score(trained: TextModel, texts: Iterable[tuple[str, ...]], tag: str = "") -> Iterator[Scored]:
     """Of (source, target) the target, given the source; of (text,) the text."""
     trained.require("score")
     asked = trained.tag(tag)
-    for window in windows(texts):
+    for window in growing_windows(texts):
         yield from score_some(trained, window, asked)
 
 
-def score_some(trained: Trained, texts: list[tuple[str, ...]], tag: list[int]) -> list[Scored]:
+def score_some(trained: TextModel, texts: list[tuple[str, ...]], tag: list[int]) -> list[Scored]:
     """The same for a few, those of like length together."""
     told = [Scored() for _ in texts]
     read: dict[int, Reading] = {}
@@ -65,7 +65,7 @@ class Reading(NamedTuple):
     first: int  # the first token there that is scored
 
 
-def to_be_read(trained: Trained, text: tuple[str, ...], tag: list[int]) -> Reading:
+def to_be_read(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> Reading:
     """The text as the family reads it, as in training."""
     tokenizer = trained.tokenizer
     wanted = 1 if trained.kind == "texts" else 2
@@ -93,14 +93,16 @@ def to_be_read(trained: Trained, text: tuple[str, ...], tag: list[int]) -> Readi
     return Reading(given, whole, first)
 
 
-def logprobs_of(trained: Trained, sources: list[list[int]], tokens: Tensor, real: Tensor) -> Tensor:
+def logprobs_of(
+    trained: TextModel, sources: list[list[int]], tokens: Tensor, real: Tensor
+) -> Tensor:
     """The log-probability of each token but the first, B T-1, all in one pass."""
     read, answers = tokens[:, :-1], tokens[:, 1:]
     given = [read, real[:, :-1]]
     if trained.family == "encoder-decoder":
-        source, source_real = (x.to(tokens.device) for x in side_by_side(sources, 0))
+        source, source_real = (x.to(tokens.device) for x in pad_batch(sources, 0))
         given = [source, read, source_real, real[:, :-1]]
-    models = [trained.model, *trained.others]
+    models = [trained.model, *trained.ensemble]
     told = [precise(model(*given)).log_softmax(dim=-1) for model in models]
     mean = torch.stack(told).logsumexp(dim=0) - math.log(len(told))  # of the probabilities
     return mean.gather(2, answers[..., None])[..., 0]
@@ -111,7 +113,7 @@ def precise(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def surprise_of(trained: Trained, texts: Sequence[str]) -> list[float]:
+def nll_per_text(trained: TextModel, texts: Sequence[str]) -> list[float]:
     """For each text the negative log-probability of all its tokens and its end, in nats.
 
     A text that is longer than the model reads is taken in stretches; each begins afresh, with the

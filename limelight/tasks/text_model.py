@@ -11,14 +11,14 @@ from torch import Tensor
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import Engine
-from limelight.decode.request import side_by_side
-from limelight.errors import UserError, unknown
+from limelight.decode.request import pad_batch
+from limelight.errors import UserError, unknown_name
 
 AHEAD = 256  # texts that are read before the first of them is answered, at most
 
 
 @dataclass
-class Trained:
+class TextModel:
     """What a task needs to know of a model."""
 
     model: Any
@@ -27,15 +27,15 @@ class Trained:
     kind: str = "pairs"  # of the data that it learned from
     history: int = 1  # turns of a dialogue that it learned to look at
     tags: tuple[str, ...] = ()  # one of them goes before every source
-    usual_tag: str = ""  # which, where nobody says it
+    default_tag: str = ""  # which, where nobody says it
     classes: tuple[str, ...] = ()
     int8: bool = False  # write with weights rounded to bytes
-    others: Sequence[Any] = ()  # models that write with it, as an ensemble
+    ensemble: Sequence[Any] = ()  # models that write with it, as an ensemble
 
     @cached_property
     def engine(self) -> Engine:
         """The fast way to write with it."""
-        return Engine([self.model, *self.others], self.tokenizer, self.int8)
+        return Engine([self.model, *self.ensemble], self.tokenizer, self.int8)
 
     @property
     def family(self) -> str:
@@ -45,10 +45,10 @@ class Trained:
     @property
     def max_len(self) -> int:
         """The longest text it can read or write, and all who write with it."""
-        return min(int(model.config.max_len) for model in (self.model, *self.others))
+        return min(int(model.config.max_len) for model in (self.model, *self.ensemble))
 
     @property
-    def abilities(self) -> tuple[str, ...]:
+    def tasks(self) -> tuple[str, ...]:
         """What it can be asked for."""
         if self.family == "encoder-only":
             return ("classify", "embed") if self.classes else ("fill", "embed")
@@ -58,10 +58,10 @@ class Trained:
 
     def require(self, ability: str) -> None:
         """Refuse what it cannot do, and say what it can."""
-        if ability not in self.abilities:
+        if ability not in self.tasks:
             raise UserError(
                 f"this model cannot {ability}: it is {self.family} and learned from {self.kind}, "
-                f"so it can {', '.join(self.abilities)}"
+                f"so it can {', '.join(self.tasks)}"
             )
 
     def tag(self, wanted: str) -> list[int]:
@@ -69,11 +69,11 @@ class Trained:
         if not self.tags:
             self.refuse_tag(wanted)
             return []
-        wanted = wanted or self.usual_tag
+        wanted = wanted or self.default_tag
         if not wanted and len(self.tags) > 1:
             raise UserError(f"say with --tag what is wanted: {' or '.join(self.tags)}")
         if wanted and wanted not in self.tags:
-            raise unknown("tag", wanted, self.tags)
+            raise unknown_name("tag", wanted, self.tags)
         return [self.tokenizer.tag(wanted or self.tags[0])]
 
     def refuse_tag(self, wanted: str) -> None:
@@ -85,7 +85,7 @@ class Trained:
 Thing = TypeVar("Thing")
 
 
-def windows(things: Iterable[Thing]) -> Iterator[list[Thing]]:
+def growing_windows(things: Iterable[Thing]) -> Iterator[list[Thing]]:
     """Some at a time: at first one, so that its answer comes at once, then more and more."""
     left, ahead = iter(things), 1
     while window := list(islice(left, ahead)):
@@ -94,7 +94,7 @@ def windows(things: Iterable[Thing]) -> Iterator[list[Thing]]:
 
 
 def in_batches(
-    trained: Trained,
+    trained: TextModel,
     rows: Sequence[Sequence[int]],
     positions: int = 4096,
     sources: Sequence[Sequence[int]] = (),
@@ -105,12 +105,12 @@ def in_batches(
     """
     device = next(trained.model.parameters()).device
     sizes = [sum(map(len, parts)) for parts in zip_longest(rows, sources, fillvalue=())]
-    for batch in alike(sizes, positions):
-        tokens, real = side_by_side([rows[i] for i in batch], trained.tokenizer.pad)
+    for batch in bucket_by_length(sizes, positions):
+        tokens, real = pad_batch([rows[i] for i in batch], trained.tokenizer.pad)
         yield batch, tokens.to(device), real.to(device)
 
 
-def alike(sizes: Sequence[int], positions: int) -> Iterator[list[int]]:
+def bucket_by_length(sizes: Sequence[int], positions: int) -> Iterator[list[int]]:
     """Which rows to put side by side, the longest first, in at most so many positions."""
     batch: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

@@ -6,27 +6,27 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from limelight.data.tokenizer import Tokenizer, valid_unicode
-from limelight.decode.alternatives import Alternative, alternatives, likeliest_at
+from limelight.decode.alternatives import Alternative, alternatives, top_tokens_at
 from limelight.decode.config import DecodeConfig
-from limelight.decode.constraints import encode_beginning, given_in, several
-from limelight.decode.request import LARGEST_LIMIT, Request, Written
+from limelight.decode.constraints import as_phrases, encode_prefix, prompt_text_tokens
+from limelight.decode.request import LARGEST_LIMIT, Hypothesis, Request
 from limelight.errors import UserError, check_count
 from limelight.tasks.sentence_split import in_parts
-from limelight.tasks.text_model import Trained
+from limelight.tasks.text_model import TextModel
 
 HALF = "\ufffd"  # where a text ends within a character
 TOGETHER = 8  # places whose alternatives are looked at together
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class InvalidLine:
     """A line that is no text."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Output:
+class TranslationOutput:
     """A text that a model wrote, and how likely it found it."""
 
     text: str
@@ -40,7 +40,7 @@ class Translation:
     """What became of one text: translations, the best first, and what is wrong with them."""
 
     source: str
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[TranslationOutput, ...] = ()
     parts: int = 1  # in which it was translated, being too long for the model
     problem: str = ""
 
@@ -51,7 +51,7 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Constraints:
     """What a translation should be like, besides good."""
 
     tag: str = ""  # what is asked of a model that learned several things
@@ -62,7 +62,7 @@ class Wishes:
     def __post_init__(self) -> None:
         valid_unicode(self.prefix)
         for name in ("include", "exclude"):
-            object.__setattr__(self, name, several(getattr(self, name), name))
+            object.__setattr__(self, name, as_phrases(getattr(self, name), name))
         for banned in self.exclude:
             if banned in self.prefix:
                 raise UserError(f"{banned!r} cannot be excluded: the prefix {self.prefix!r} has it")
@@ -70,40 +70,40 @@ class Wishes:
                 raise UserError(f"{wanted[0]!r} cannot be included, and {banned!r} excluded")
 
 
-NOTHING_SPECIAL = Wishes()
+NO_CONSTRAINTS = Constraints()
 
 
 def translate(
-    trained: Trained,
-    texts: Iterable[str | Unreadable],
+    trained: TextModel,
+    texts: Iterable[str | InvalidLine],
     config: DecodeConfig | None = None,
     nbest: int = 1,
-    wishes: Wishes = NOTHING_SPECIAL,
+    wishes: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[Translation]:
     """The translations of texts, in order; a line that is no text has its own outcome."""
     trained.require("translate")
-    config = wide_enough(config or trained.decode, nbest)
+    config = widen_beam(config or trained.decode, nbest)
     check_wishes(trained, config, wishes)
     if isinstance(texts, str):
         raise UserError(f"texts={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
     jobs = (job_for(trained, text, config, wishes) for text in texts)
-    for text, found in trained.engine.answer_all(jobs, config, nbest):
+    for text, found in trained.engine.generate_stream(jobs, config, nbest):
         if isinstance(text, Translation):
             yield text
         else:
             yield translation_of(trained, text, found, wishes)
 
 
-def check_wishes(trained: Trained, config: DecodeConfig, wishes: Wishes) -> None:
+def check_wishes(trained: TextModel, config: DecodeConfig, wishes: Constraints) -> None:
     """What no text could be given is refused before the first one."""
-    if not isinstance(wishes, Wishes):
+    if not isinstance(wishes, Constraints):
         raise UserError(f"wishes={wishes!r:.80} are none: write Wishes(prefix='...')")
     trained.tag(wishes.tag)
     request_for(trained, [], config, wishes)  # which has room for a prefix, or none
 
 
 def translation_of(
-    trained: Trained, text: str, found: list[list[Written]], wishes: Wishes
+    trained: TextModel, text: str, found: list[list[Hypothesis]], wishes: Constraints
 ) -> Translation:
     """What was found for the parts of a text, as its translations."""
     ways = zip(*found, strict=False)
@@ -113,7 +113,7 @@ def translation_of(
     return Translation(text, outputs, max(1, len(found)), problem)
 
 
-def wide_enough(config: DecodeConfig, nbest: int) -> DecodeConfig:
+def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
     """The settings, with a beam in which so many find room."""
     check_count("nbest", nbest, 1000)
     if nbest > 1 and config.temperature:
@@ -121,18 +121,18 @@ def wide_enough(config: DecodeConfig, nbest: int) -> DecodeConfig:
             f"nbest={nbest} needs a beam, but with temperature={config.temperature} every token is "
             "drawn: set temperature to 0, or ask again with another seed"
         )
-    if nbest > config.beam and config.groups > 1:
+    if nbest > config.beam and config.beam_groups > 1:
         raise UserError(
-            f"nbest={nbest} of a beam of {config.beam} in {config.groups} groups: widen the beam"
+            f"nbest={nbest} of a beam of {config.beam} in {config.beam_groups} groups: widen the beam"
         )
     return replace(config, beam=max(nbest, config.beam))
 
 
 def job_for(
-    trained: Trained, text: str | Unreadable, config: DecodeConfig, wishes: Wishes
+    trained: TextModel, text: str | InvalidLine, config: DecodeConfig, wishes: Constraints
 ) -> tuple[str | Translation, list[Request]]:
     """A text and what the model is asked for it; what cannot be asked does not stop the others."""
-    if isinstance(text, Unreadable):
+    if isinstance(text, InvalidLine):
         return Translation("", problem=text.why), []
     text = valid_unicode(text)
     try:
@@ -142,7 +142,7 @@ def job_for(
 
 
 def requests_for(
-    trained: Trained, text: str, config: DecodeConfig, wishes: Wishes
+    trained: TextModel, text: str, config: DecodeConfig, wishes: Constraints
 ) -> list[Request]:
     """What the model is asked for a text: nothing for an empty one, several things for a long."""
     if not text.strip():
@@ -162,7 +162,7 @@ def requests_for(
     ]
 
 
-def longest_source(trained: Trained) -> int:
+def longest_source(trained: TextModel) -> int:
     """How many tokens a source may have: an encoder reads its end too, a GPT its answer."""
     if trained.family == "encoder-decoder":
         return trained.max_len - 1
@@ -170,11 +170,14 @@ def longest_source(trained: Trained) -> int:
 
 
 def request_for(
-    trained: Trained, source: list[int], config: DecodeConfig, wishes: Wishes = NOTHING_SPECIAL
+    trained: TextModel,
+    source: list[int],
+    config: DecodeConfig,
+    wishes: Constraints = NO_CONSTRAINTS,
 ) -> Request:
     """An encoder reads the source; a language model has it before it, and a separator."""
     tokenizer = trained.tokenizer
-    begun, spaced = encode_beginning(tokenizer, wishes.prefix)
+    begun, spaced = encode_prefix(tokenizer, wishes.prefix)
     two_sided = trained.family == "encoder-decoder"
     prompt = [tokenizer.start, *begun]
     if not two_sided:
@@ -183,7 +186,7 @@ def request_for(
         raise UserError(
             f"nothing can follow {len(prompt)} tokens: the model has room for {trained.max_len}"
         )
-    limits = [len(source) + config.extra_tokens, trained.max_len - len(prompt), LARGEST_LIMIT]
+    limits = [len(source) + config.max_extra_tokens, trained.max_len - len(prompt), LARGEST_LIMIT]
     limit = min([*limits, config.max_tokens or LARGEST_LIMIT])
     return Request(
         prompt=prompt,
@@ -192,17 +195,19 @@ def request_for(
         seed=config.seed,
         include=wishes.include,
         exclude=wishes.exclude,
-        spaced=spaced,
+        needs_leading_space=spaced,
     )
 
 
-def join(trained: Trained, parts: Iterable[Written], begun: str = "", strip: bool = True) -> Output:
+def join(
+    trained: TextModel, parts: Iterable[Hypothesis], begun: str = "", strip: bool = True
+) -> TranslationOutput:
     """The parts of a translation as one text, with the beginning that was given."""
     parts, tokenizer = list(parts), trained.tokenizer
-    given = [encode_beginning(tokenizer, begun)[0], *([] for _ in parts[1:])]
+    given = [encode_prefix(tokenizer, begun)[0], *([] for _ in parts[1:])]
     texts = [tokenizer.decode([*g, *part.tokens]) for g, part in zip(given, parts, strict=True)]
     texts = [text.strip() for text in texts] if strip else texts
-    return Output(
+    return TranslationOutput(
         text=" ".join(texts),
         score=sum(part.score for part in parts),
         tokens=tuple(tokenizer.pieces(token for part in parts for token in part.tokens)),
@@ -210,7 +215,7 @@ def join(trained: Trained, parts: Iterable[Written], begun: str = "", strip: boo
     )
 
 
-class Likely(NamedTuple):
+class TokenProbability(NamedTuple):
     """A piece that could have stood at a place of a translation."""
 
     piece: str
@@ -218,7 +223,7 @@ class Likely(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlternativeChoice:
     """The same, and where it would have led."""
 
     piece: str
@@ -227,48 +232,48 @@ class Choice:
     begin: str  # up to this piece, and a whole character: as `Wishes.prefix` it makes the choice
 
 
-def other_choices(
-    trained: Trained,
+def alternative_choices(
+    trained: TextModel,
     text: str,
     config: DecodeConfig | None = None,
     count: int = 3,
-    wishes: Wishes = NOTHING_SPECIAL,
-) -> Iterator[list[Choice]]:
+    wishes: Constraints = NO_CONSTRAINTS,
+) -> Iterator[list[AlternativeChoice]]:
     """For every token of a translation, and for its end: what else could have come here."""
-    request, written = written_at_once(trained, text, config or trained.decode, wishes)
+    request, written = translate_single(trained, text, config or trained.decode, wishes)
     return choices_along(trained, request, written, count)
 
 
-def other_pieces(
-    trained: Trained,
+def alternative_tokens(
+    trained: TextModel,
     text: str,
     config: DecodeConfig | None = None,
     count: int = 3,
-    wishes: Wishes = NOTHING_SPECIAL,
-) -> Iterator[list[Likely]]:
+    wishes: Constraints = NO_CONSTRAINTS,
+) -> Iterator[list[TokenProbability]]:
     """The same in a fraction of the time: nobody asks where it would have led."""
-    request, written = written_at_once(trained, text, config or trained.decode, wishes)
+    request, written = translate_single(trained, text, config or trained.decode, wishes)
     tokenizer, model = trained.tokenizer, trained.engine.model
     for some in places_of(written):
-        for found in likeliest_at(model, request, written, some, count, tokenizer):
+        for found in top_tokens_at(model, request, written, some, count, tokenizer):
             pieces = tokenizer.pieces(token for token, _ in found)
             chances = (math.exp(logprob) for _, logprob in found)
-            yield [Likely(*pair) for pair in zip(pieces, chances, strict=True)]
+            yield [TokenProbability(*pair) for pair in zip(pieces, chances, strict=True)]
 
 
-def written_at_once(
-    trained: Trained, text: str, config: DecodeConfig, wishes: Wishes
+def translate_single(
+    trained: TextModel, text: str, config: DecodeConfig, wishes: Constraints
 ) -> tuple[Request, list[int]]:
     """The translation of a text that the model reads at once, its end among the tokens."""
     trained.require("translate")
     requests = requests_for(trained, text, config, wishes)
     if len(requests) != 1:
         raise UserError("alternatives are for a text that the model can read at once")
-    ((written, *_),) = trained.engine.answer(requests, config)
+    ((written, *_),) = trained.engine.generate(requests, config)
     return requests[0], with_end(trained, written)
 
 
-def with_end(trained: Trained, written: Written) -> list[int]:
+def with_end(trained: TextModel, written: Hypothesis) -> list[int]:
     """All tokens that a model wrote."""
     return [*written.tokens, trained.tokenizer.end] if written.ended else written.tokens
 
@@ -280,11 +285,11 @@ def places_of(written: list[int]) -> Iterator[range]:
 
 
 def choices_along(
-    trained: Trained, request: Request, written: list[int], count: int
-) -> Iterator[list[Choice]]:
+    trained: TextModel, request: Request, written: list[int], count: int
+) -> Iterator[list[AlternativeChoice]]:
     """The same for what was written already, place by place."""
     tokenizer, model = trained.tokenizer, trained.engine.model
-    given = given_in(request.prompt, tokenizer)
+    given = prompt_text_tokens(request.prompt, tokenizer)
     for some in places_of(written):
         found = alternatives(model, request, written, some, count, tokenizer)
         for place, choices in zip(some, found, strict=True):
@@ -292,7 +297,7 @@ def choices_along(
             yield [choice_of(tokenizer, before, choice) for choice in choices]
 
 
-def choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> Choice:
+def choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> AlternativeChoice:
     """An alternative behind these tokens, as text."""
     whole = [*before, choice.token, *choice.rest.tokens]
     ends = range(len(before) + 1, len(whole) + 1)
@@ -300,4 +305,4 @@ def choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> C
     begins = (tokenizer.decode(whole[:end]) for end in ends)
     begin = next((some for some in begins if not some.endswith(HALF)), text)
     piece = tokenizer.pieces([choice.token])[0]
-    return Choice(piece, math.exp(choice.logprob), text.strip(), begin)
+    return AlternativeChoice(piece, math.exp(choice.logprob), text.strip(), begin)

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from limelight.decode.config import DecodeConfig
-from limelight.decode.constraints import encode_beginning
-from limelight.decode.detokenizer import TextStream
-from limelight.decode.generate import Writing
+from limelight.decode.constraints import encode_prefix
+from limelight.decode.detokenizer import IncrementalDetokenizer
+from limelight.decode.generate import GenerationBatch
 from limelight.decode.request import Request
 from limelight.errors import UserError
-from limelight.tasks.text_model import Trained
+from limelight.tasks.text_model import TextModel
 
-USUAL = 200  # tokens, where nobody says how many
+DEFAULT_MAX_TOKENS = 200  # tokens, where nobody says how many
 
 
 def write(
-    trained: Trained,
+    trained: TextModel,
     prompt: str,
     config: DecodeConfig | None = None,
     stops: Sequence[str] = (),
@@ -37,16 +37,16 @@ class Continuation:
     """A text that goes on: what to ask the model for next, and what came of it."""
 
     def __init__(
-        self, trained: Trained, prompt: str, config: DecodeConfig, stops: Sequence[str] = ()
+        self, trained: TextModel, prompt: str, config: DecodeConfig, stops: Sequence[str] = ()
     ) -> None:
         trained.require("write")
         self.trained = trained
-        self.config = replace(config, beam=1, groups=1)  # texts come token by token
-        self.tokens, self.spaced = beginning(trained, prompt)
-        self.most = config.max_tokens or USUAL
+        self.config = replace(config, beam=1, beam_groups=1)  # texts come token by token
+        self.tokens, self.spaced = encode_prompt(trained, prompt)
+        self.most = config.max_tokens or DEFAULT_MAX_TOKENS
         self.read_from = 0  # what is before this place has no room in the model's context any more
         self.written: list[int] = []
-        self.stream = TextStream(trained.tokenizer, stops, self.spaced)
+        self.stream = IncrementalDetokenizer(trained.tokenizer, stops, self.spaced)
 
     @property
     def ended(self) -> bool:
@@ -65,8 +65,8 @@ class Continuation:
             read,
             limit=min(self.most - len(self.written), max(1, room - len(read))),
             seed=self.config.seed + len(self.written),
-            before=before,
-            spaced=self.spaced and not self.written,
+            truncated_prompt=before,
+            needs_leading_space=self.spaced and not self.written,
         )
 
     def take(self, token: int) -> str:
@@ -82,18 +82,18 @@ def refuse_beam(wanted: int | None) -> None:
         raise UserError(f"beam={wanted} is not for writing: a text is shown as it comes")
 
 
-def beginning(trained: Trained, prompt: str) -> tuple[list[int], bool]:
+def encode_prompt(trained: TextModel, prompt: str) -> tuple[list[int], bool]:
     """What the model reads first, and whether a space follows that is not among it.
 
     Between two texts it has always seen an end token.
     """
-    begun, spaced = encode_beginning(trained.tokenizer, prompt)
+    begun, spaced = encode_prefix(trained.tokenizer, prompt)
     return [trained.tokenizer.end, *begun], spaced
 
 
-def tokens_of(trained: Trained, request: Request, config: DecodeConfig) -> Iterator[int]:
+def tokens_of(trained: TextModel, request: Request, config: DecodeConfig) -> Iterator[int]:
     """The tokens of one request, as they come."""
-    writing = Writing(trained.engine.model, [request], config, trained.tokenizer)
+    writing = GenerationBatch(trained.engine.model, [request], config, trained.tokenizer)
     while writing.active:
         for event in writing.step():
             yield event.token

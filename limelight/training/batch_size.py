@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from limelight.data.batching import Batches, EpochPlan
+from limelight.data.batching import BatchPlan, EpochPlan
 from limelight.data.datasets import Batch
 from limelight.device import is_out_of_memory
 
@@ -21,7 +21,7 @@ LARGEST_ON_CPU = 16_384
 CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroups, new and old
 
 
-def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
+def find_max_batch_tokens(fits: Callable[[int], bool], most: int) -> int:
     """Double until it does not fit; then a fifth less than what did, for what still may come."""
     tokens = SMALLEST
     if not fits(tokens):
@@ -31,7 +31,7 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
     return tokens if tokens * 2 > most else max(SMALLEST, int(tokens * 0.8))
 
 
-def hardest(batches: Batches, tokens: int) -> list[Batch]:
+def worst_case_batches(batches: BatchPlan, tokens: int) -> list[Batch]:
     """Of all batches with so many tokens the one with the most, and the one with the longest."""
     batches = replace(batches, batch_tokens=tokens, workers=0)
     plan = batches.plan(0)
@@ -43,10 +43,10 @@ def hardest(batches: Batches, tokens: int) -> list[Batch]:
     return [made[int(np.argmax(sizes))], made[int(np.argmax(widths))]]
 
 
-def fits_on_gpu(learn: Callable[[Batch], object], batches: Batches, tokens: int) -> bool:
+def fits_on_gpu(learn: Callable[[Batch], object], batches: BatchPlan, tokens: int) -> bool:
     """Try a forward and a backward pass."""
     try:
-        for batch in hardest(batches, tokens):
+        for batch in worst_case_batches(batches, tokens):
             learn(batch)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -57,7 +57,7 @@ def fits_on_gpu(learn: Callable[[Batch], object], batches: Batches, tokens: int)
     return True
 
 
-def memory_of_machine(root: Path = Path("/")) -> int:
+def available_memory(root: Path = Path("/")) -> int:
     """Bytes that programs may still have; where the system does not say, a modest machine's.
 
     Files that Linux keeps in memory make room when asked to. A container may have less.

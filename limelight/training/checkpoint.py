@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from limelight.errors import UserError
 from limelight.run.weights import WEIGHTS, read_tensors
-from limelight.training.distributed import assign, whole
+from limelight.training.distributed import copy_into, full_tensor
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 
 @dataclass
-class State:
+class TrainState:
     """Where a training stands."""
 
     step: int = 0
@@ -33,22 +33,27 @@ class State:
     position: int = 0  # in the plan of the epoch
     tokens: int = 0  # learned from so far
     skipped: int = 0  # steps in a row that were not finite
-    usual: float = 0.0  # loss of a token, over the last hundred steps or so
+    smoothed_loss: float = 0.0  # loss of a token, over the last hundred steps or so
     validated: int = 0  # the last step after which the model was validated
     metric: str = ""  # what the next three are about
     best: float = math.inf  # of the metric, lower is better
     best_step: int = 0
-    tired: int = 0  # validations since then
+    validations_without_improvement: int = 0  # validations since then
     window: list[float] = field(default_factory=lambda: [0.0] * 4)  # scores since the last log line
 
-    def judge_by(self, metric: str) -> bool:
+    def set_metric(self, metric: str) -> bool:
         """Look for the best by this metric. If it was another before, that best counts no more.
 
         The last validation is done again, so that where the training stands can be the best.
         """
         if metric == self.metric:
             return False
-        self.metric, self.best, self.best_step, self.tired = metric, math.inf, 0, 0
+        self.metric, self.best, self.best_step, self.validations_without_improvement = (
+            metric,
+            math.inf,
+            0,
+            0,
+        )
         self.validated = min(self.validated, max(0, self.step - 1))
         return True
 
@@ -57,21 +62,23 @@ class NotFiniteError(Exception):
     """A tensor that must not be saved."""
 
 
-def gather(
+def collect_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """All tensors by name, whole and on the CPU: the weights, and what the optimizer keeps."""
     weights, kept = {}, {}
     for name, parameter in model.named_parameters():
-        weights[name] = whole(parameter.detach()).cpu().contiguous()
+        weights[name] = full_tensor(parameter.detach()).cpu().contiguous()
         for key, value in optimizer.state.get(parameter, {}).items():
-            kept[f"{key}.{name}"] = whole(value.detach()).cpu().contiguous()
+            kept[f"{key}.{name}"] = full_tensor(value.detach()).cpu().contiguous()
         if name in average:
-            kept[f"ema.{name}"] = whole(average[name]).cpu().contiguous()
+            kept[f"ema.{name}"] = full_tensor(average[name]).cpu().contiguous()
     return weights, kept
 
 
-def write(folder: Path, weights: dict[str, Tensor], kept: dict[str, Tensor], state: State) -> None:
+def write(
+    folder: Path, weights: dict[str, Tensor], kept: dict[str, Tensor], state: TrainState
+) -> None:
     """The files of a checkpoint. A number that is none is never written."""
     for name, tensor in (*weights.items(), *kept.items()):
         if not torch.isfinite(tensor).all():
@@ -94,13 +101,13 @@ def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     average: dict[str, Tensor],
-) -> State:
+) -> TrainState:
     """Put everything back as it was."""
     weights, kept = read_tensors(folder / WEIGHTS), read_tensors(folder / OPTIMIZER)
-    fill(model, weights)
+    load_weights(model, weights)
     for name, parameter in model.named_parameters():
         if name in average:
-            assign(average[name], kept[f"ema.{name}"])
+            copy_into(average[name], kept[f"ema.{name}"])
         if f"step.{name}" not in kept:
             continue  # it was never moved: it is frozen, or no step was finite yet
         held = optimizer.state[parameter]
@@ -110,22 +117,22 @@ def restore(
                 held[key] = saved.to(parameter.device)
             else:
                 held[key] = torch.zeros_like(parameter)
-                assign(held[key], saved)
+                copy_into(held[key], saved)
     return read_state(folder / STATE)
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> TrainState:
     """The numbers of a checkpoint; unknown or missing ones are refused."""
     try:
         told: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        if set(told) != {f.name for f in fields(State)}:
+        if set(told) != {f.name for f in fields(TrainState)}:
             raise ValueError("it has other entries than it should")
-        return State(**told)
+        return TrainState(**told)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give a model these weights; names and shapes must be the same on both sides."""
     parameters = dict(model.named_parameters())
     missing = sorted(parameters.keys() ^ weights.keys())
@@ -138,7 +145,7 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
                 f"{name} is {tuple(parameter.shape)} in the model and "
                 f"{tuple(weights[name].shape)} in the file"
             )
-        assign(parameter, weights[name])
+        copy_into(parameter, weights[name])
 
 
 def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -148,7 +155,7 @@ def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool
     )
 
 
-def average_of(folders: Iterable[Path]) -> dict[str, Tensor]:
+def average_checkpoints(folders: Iterable[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints (section 6.1); of none, nothing."""
     total: dict[str, Tensor] = {}
     kinds: dict[str, torch.dtype] = {}

@@ -62,7 +62,7 @@ class Report:
     def train(self, entry: dict[str, Any], steps: int) -> None:
         """What was logged."""
         loss, speed = f"loss {entry['loss']:.4f}", f"{entry['tokens_per_second']:,.0f} tokens/s"
-        told = f"{loss}  rate {entry['rate']:.2e}  {speed}  {entry['memory'] / 1e9:.1f} GB"
+        told = f"{loss}  lr {entry['lr']:.2e}  {speed}  {entry['peak_memory'] / 1e9:.1f} GB"
         if self.bar is not None:
             shown = told if self.console.width >= ROOMY else f"{loss}  {speed}"
             self.bar.update(self.task, completed=entry["step"], told=shown)

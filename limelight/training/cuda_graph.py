@@ -13,55 +13,55 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from limelight.data.datasets import Batch, Masked
+from limelight.data.datasets import Batch, MaskedLMBatch
 
 Shape = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Recording:
+class CapturedStep:
     """A step on batches of one shape."""
 
     graph: torch.cuda.CUDAGraph
     result: Tensor  # where it writes
 
 
-class Repeater:
+class CudaGraphStep:
     """Takes steps, and records those that come again."""
 
     def __init__(self, step: Callable[[Batch], Tensor], device: torch.device) -> None:
         self.step, self.device = step, device
         self.places: dict[Shape, Batch] = {}  # where recordings read
-        self.recordings: dict[Shape, Recording] = {}
+        self.recordings: dict[Shape, CapturedStep] = {}
         self.pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take a step; what it gives is to be read before the next one."""
-        if isinstance(batch, Masked):
+        if isinstance(batch, MaskedLMBatch):
             return self.step(batch)  # how many blanks there are differs from batch to batch
         shape = shape_of(batch)
         if shape not in self.places:
             # Once it is taken as it is: that compiles, and chooses and loads the kernels; for a
             # batch that lies in memory like the one which the recording will read.
-            self.places[shape] = copied(batch, self.device)
+            self.places[shape] = static_copy(batch, self.device)
             return self.step(self.places[shape])
         for place, value in zip(self.places[shape], batch, strict=True):
             if isinstance(place, Tensor) and isinstance(value, Tensor):
                 place.copy_(value, non_blocking=True)
         if shape not in self.recordings:
-            self.recordings[shape] = self.record(self.places[shape])
+            self.recordings[shape] = self.capture(self.places[shape])
         self.recordings[shape].graph.replay()
         return self.recordings[shape].result
 
-    def record(self, place: Batch) -> Recording:
+    def capture(self, place: Batch) -> CapturedStep:
         """Watch a step without taking it. Steps follow each other, so all use the same memory."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
             result = self.step(place)
-        return Recording(graph, result)
+        return CapturedStep(graph, result)
 
 
-def copied(batch: Batch, device: torch.device) -> Batch:
+def static_copy(batch: Batch, device: torch.device) -> Batch:
     """The same numbers in memory of their own."""
     kind: Any = type(batch)
     copies = (x.to(device, copy=True) if isinstance(x, Tensor) else x for x in batch)

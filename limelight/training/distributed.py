@@ -25,62 +25,62 @@ from limelight.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
-class Workers:
+class World:
     """This process among all of them."""
 
     device: torch.device
     rank: int = 0
-    ranks: int = 1
+    world_size: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one that writes and prints."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
         """Add up what every process has."""
-        if self.ranks > 1:
+        if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
-    def least(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         """The smallest that any process has."""
         held = torch.tensor(value, device=self.device)
-        if self.ranks > 1:
+        if self.world_size > 1:
             dist.all_reduce(held, dist.ReduceOp.MIN)
         return int(held)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Go on when all have come here."""
-        if self.ranks > 1:
+        if self.world_size > 1:
             dist.barrier()
 
-    def agree(self, yes: bool) -> bool:
+    def any_rank(self, yes: bool) -> bool:
         """Whether any process says yes: then all do."""
-        if self.ranks == 1:
+        if self.world_size == 1:
             return yes  # without waiting for a GPU
         return bool(self.sum(torch.tensor(float(yes), device=self.device)).item())
 
 
 @contextmanager
-def join(config: TrainConfig) -> Iterator[Workers]:
+def init_distributed(config: TrainConfig) -> Iterator[World]:
     """Meet the other processes, if `torchrun` has started any."""
     device = choose_device(config.device, local_rank())
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # what stays in float32 may use tensor cores
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks == 1 and not (config.shard and "RANK" in os.environ):
-        yield Workers(device)
+    if ranks == 1 and not (config.fsdp and "RANK" in os.environ):
+        yield World(device)
         return
-    rank = meet("nccl" if device.type == "cuda" else "gloo")
+    rank = join_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Workers(device, rank, ranks)
+        yield World(device, rank, ranks)
     finally:
         dist.destroy_process_group()
 
 
-def meet(backend: str) -> int:
+def join_process_group(backend: str) -> int:
     """Find the other processes, and give back which of them this one is.
 
     The place where they meet outlives them: when `torchrun` starts them again, addresses of dead
@@ -95,11 +95,11 @@ def meet(backend: str) -> int:
     return int(rank)
 
 
-def spread(learner: nn.Module, workers: Workers, config: TrainConfig) -> nn.Module:
+def parallelize(learner: nn.Module, workers: World, config: TrainConfig) -> nn.Module:
     """The learner as all processes together train it."""
-    if workers.ranks == 1:
+    if workers.world_size == 1:
         return learner
-    if not config.shard:
+    if not config.fsdp:
         return DistributedDataParallel(learner)
     for part in learner.modules():
         if isinstance(part, Layer):
@@ -107,7 +107,7 @@ def spread(learner: nn.Module, workers: Workers, config: TrainConfig) -> nn.Modu
     return cast(nn.Module, fully_shard(learner))
 
 
-def gathering(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+def grad_sync(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
     """Gradients are exchanged only once a step, in the last of its backward passes."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(last)
@@ -116,18 +116,18 @@ def gathering(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def share_out_again(module: nn.Module) -> None:
+def reshard(module: nn.Module) -> None:
     """Give up what a forward pass has put together, of a module that is shared out."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor that may be shared out, put together; every process must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def assign(target: Tensor, values: Tensor) -> None:
+def copy_into(target: Tensor, values: Tensor) -> None:
     """Fill a tensor that may be shared out from one that is whole."""
     with torch.no_grad():
         if isinstance(target, DTensor):

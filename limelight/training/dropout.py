@@ -11,31 +11,31 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-FACES = 2**15  # of a coin
+LEVELS = 2**15  # of a coin
 
 
-class QuickDropout(nn.Dropout):
+class FastCpuDropout(nn.Dropout):
     """Drops as torch's does, by other coins."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training and self.p):
             return input
-        return input * kept(input.shape, self.p, input.dtype)
+        return input * dropout_mask(input.shape, self.p, input.dtype)
 
 
-def kept(shape: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
+def dropout_mask(shape: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
     """Nothing where a number is dropped; elsewhere what makes up for that, so the mean stays."""
-    dropped = min(round(p * FACES), FACES - 1)
+    dropped = min(round(p * LEVELS), LEVELS - 1)
     count = math.prod(shape)
     drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_()
-    coins = drawn.view(torch.int16)[:count].bitwise_and_(FACES - 1)
+    coins = drawn.view(torch.int16)[:count].bitwise_and_(LEVELS - 1)
     # -1 where a coin shows `dropped` or more, else 0, by its sign: comparing takes twice as long
     stays = coins.neg_().add_(dropped - 1).bitwise_right_shift_(15)
-    return stays.view(shape).to(dtype).mul_(-FACES / (FACES - dropped))
+    return stays.view(shape).to(dtype).mul_(-LEVELS / (LEVELS - dropped))
 
 
-def toss_quickly(model: nn.Module) -> None:
+def use_fast_cpu_dropout(model: nn.Module) -> None:
     """Let a model that learns on a CPU drop by these coins."""
     for part in model.modules():
         if type(part) is nn.Dropout:
-            part.__class__ = QuickDropout
+            part.__class__ = FastCpuDropout

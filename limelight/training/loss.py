@@ -13,58 +13,58 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.model.topk import likeliest
+from limelight.model.topk import fast_argmax
 
 IGNORED = -100  # what a position holds that nothing is asked of
 Judge = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-class Score(NamedTuple):
+class LossSums(NamedTuple):
     """What a batch says about a model: sums over what was asked for, and how much that was."""
 
     loss: Tensor  # with label smoothing: what is made smaller
-    surprise: Tensor  # without: the negative log-probability of the right answers
-    right: Tensor  # answers that were the model's first choice
-    asked: Tensor  # how many answers were wanted
+    nll: Tensor  # without: the negative log-probability of the right answers
+    correct: Tensor  # answers that were the model's first choice
+    total: Tensor  # how many answers were wanted
 
 
-def score_tokens(
+def chunked_cross_entropy(
     states: Tensor,  # ... D
     weight: Tensor,  # V D, of the classifier
     bias: Tensor | None,  # V
     answers: Tensor,  # ... in 0 to V - 1, or IGNORED
     smoothing: float = 0.0,
-    agreement: float = 0.0,
+    rdrop_alpha: float = 0.0,
     judge: Judge | None = None,  # a compiled one, perhaps
-) -> Score:
+) -> LossSums:
     """How well a classifier on these states gives the answers.
 
-    With `agreement`, both halves of the batch are the same texts: see `disagreement`.
+    With `rdrop_alpha`, both halves of the batch are the same texts: see `disrdrop_alpha`.
     """
     states, answers = states.flatten(0, -2), answers.flatten()
-    if agreement:
-        states, answers = beside_each_other(states), beside_each_other(answers)
-    judging = partial(judge or judge_logits, smoothing=smoothing, agreement=agreement)
+    if rdrop_alpha:
+        states, answers = interleave_halves(states), interleave_halves(answers)
+    judging = partial(judge or cross_entropy_chunk, smoothing=smoothing, rdrop_alpha=rdrop_alpha)
     learning = torch.is_grad_enabled()  # inside of a Function it never is
     loss, surprise, right = chunked_loss(states, weight, bias, answers, judging, learning)
-    return Score(loss, surprise, right, (answers != IGNORED).sum())
+    return LossSums(loss, surprise, right, (answers != IGNORED).sum())
 
 
-def beside_each_other(both: Tensor) -> Tensor:
+def interleave_halves(both: Tensor) -> Tensor:
     """Two halves, a1 a2 ... b1 b2 ..., as pairs: a1 b1 a2 b2 ..."""
     return torch.stack(both.chunk(2), dim=1).flatten(0, 1)
 
 
-def score_plainly(
+def cross_entropy_reference(
     states: Tensor, weight: Tensor, bias: Tensor | None, answers: Tensor, smoothing: float = 0.0
-) -> Score:
+) -> LossSums:
     """The same in the open: all logits at once, and torch's own loss."""
     logits, answers = F.linear(states, weight, bias).flatten(0, -2), answers.flatten()
     total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
     loss = total(logits, answers, label_smoothing=smoothing)
     surprise = total(logits.detach(), answers)
     right = (logits.argmax(dim=-1) == answers).sum()
-    return Score(loss, surprise, right, (answers != IGNORED).sum())
+    return LossSums(loss, surprise, right, (answers != IGNORED).sum())
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -84,7 +84,7 @@ class ChunkedLoss(torch.autograd.Function):
         judge: Judge,
         learning: bool,
     ) -> tuple[Tensor, ...]:
-        fewer = computed_in(states)
+        fewer = autocast_dtype(states)
         matrix, shift = weight.to(fewer), None if bias is None else bias.to(fewer)
         inputs = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         grads = [
@@ -101,7 +101,7 @@ class ChunkedLoss(torch.autograd.Function):
             judged, slope = judge(logits, answers[part], learning=learning)
             sums.append(judged)
             if slope is not None:
-                add_gradients(grads, part, some, matrix, slope, answers[part] != IGNORED)
+                accumulate_grads(grads, part, some, matrix, slope, answers[part] != IGNORED)
         ctx.save_for_backward(*grads)
         totals = torch.stack(sums).sum(dim=0)
         return tuple(total.clone() for total in totals)  # FSDP warns of views
@@ -117,13 +117,13 @@ def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
 
     Multiples of 128, which the matrix units of a GPU like.
     """
-    most = max(1, room_for_logits(vocab, device) // vocab)
+    most = max(1, max_logits(vocab, device) // vocab)
     most -= most % 128 if most > 128 else 0
     chunks = max(1, -(-positions // most))
     return min(most, -(-positions // (128 * chunks)) * 128) or 1
 
 
-def room_for_logits(vocab: int, device: torch.device) -> int:
+def max_logits(vocab: int, device: torch.device) -> int:
     """How many logits may be there at a time.
 
     One takes up to ten bytes on its way, so on an NVIDIA GPU they take 4% of the memory. On a CPU
@@ -134,8 +134,8 @@ def room_for_logits(vocab: int, device: torch.device) -> int:
     return 2**25 if device.type == "mps" else min(max(512 * vocab, 2**22), 2**24)
 
 
-def judge_logits(
-    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, agreement: float = 0.0
+def cross_entropy_chunk(
+    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, rdrop_alpha: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
     """Of some positions: loss, surprise and right answers (3), and the slope of the loss (n V).
 
@@ -143,30 +143,30 @@ def judge_logits(
     """
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     asked, place = answers != IGNORED, answers.clamp(min=0)[:, None]
-    p, first = logits.softmax(dim=-1, dtype=kind), likeliest(logits)[:, None]
+    p, first = logits.softmax(dim=-1, dtype=kind), fast_argmax(logits)[:, None]
     # log p = logit - total, and the largest p is never so small that its logarithm is inexact
     total = logits.gather(1, first).to(kind) - p.gather(1, first).log()
     right = (first[:, 0] == answers).sum()
     surprise = ((total - logits.gather(1, place))[:, 0] * asked).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1, dtype=kind)) * asked).sum()
     loss = (1 - smoothing) * surprise + smoothing * spread
-    apart = disagreement(logits - total) if agreement else None
+    apart = rdrop_kl(logits - total) if rdrop_alpha else None
     if apart is not None:
-        loss = loss + agreement * (apart[0] * asked[::2]).sum()
+        loss = loss + rdrop_alpha * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
     if not learning:
         return sums, None
     slope = p
     if apart is not None:
-        slope.add_(apart[1], alpha=agreement)
+        slope.add_(apart[1], alpha=rdrop_alpha)
     if smoothing:
         slope.sub_(smoothing / logits.size(-1))
     slope.scatter_add_(1, place, torch.full_like(total, smoothing - 1))
     return sums, slope.to(logits.dtype)
 
 
-def judge_to_compile(
-    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, agreement: float = 0.0
+def cross_entropy_chunk_functional(
+    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, rdrop_alpha: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
     """The same without a step in place: a compiler makes two passes over the logits of it.
 
@@ -185,20 +185,20 @@ def judge_to_compile(
     surprise = ((total - wanted)[:, 0] * asked).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
-    apart = disagreement(logits - total) if agreement else None
+    apart = rdrop_kl(logits - total) if rdrop_alpha else None
     if apart is not None:
-        loss = loss + agreement * (apart[0] * asked[::2]).sum()
+        loss = loss + rdrop_alpha * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
     if not learning:
         return sums, None
     hit = (here == place).to(kind)
     slope = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * hit
     if apart is not None:
-        slope = slope + agreement * apart[1]
+        slope = slope + rdrop_alpha * apart[1]
     return sums, slope.to(given)
 
 
-def disagreement(log_p: Tensor) -> tuple[Tensor, Tensor]:
+def rdrop_kl(log_p: Tensor) -> tuple[Tensor, Tensor]:
     """R-Drop (Liang et al. 2021): how far two predictions for one place are apart, and its slope.
 
     Dropout makes them differ, rows 2i and 2i + 1. The measure is the mean of both ways to compare
@@ -213,25 +213,25 @@ def disagreement(log_p: Tensor) -> tuple[Tensor, Tensor]:
     return (there + back) / 2, slope / 2
 
 
-def add_gradients(
+def accumulate_grads(
     grads: list[Tensor | None],
     part: slice,
     states: Tensor,
     weight: Tensor,
-    slope: Tensor,
+    grad: Tensor,
     asked: Tensor,
 ) -> None:
     """What the slope of some positions' loss means for their states, the weights and the bias."""
     for_states, for_weight, for_bias = grads
-    asked = asked.to(slope.dtype)
+    asked = asked.to(grad.dtype)
     if for_states is not None:
-        for_states[part] = (slope @ weight) * asked[:, None]
-    if for_weight is not None and for_weight.dtype == slope.dtype:
-        for_weight.addmm_(slope.T, states * asked[:, None])
+        for_states[part] = (grad @ weight) * asked[:, None]
+    if for_weight is not None and for_weight.dtype == grad.dtype:
+        for_weight.addmm_(grad.T, states * asked[:, None])
     elif for_weight is not None:  # autocast: the weights themselves have more bits
-        for_weight += slope.T @ (states * asked[:, None])
+        for_weight += grad.T @ (states * asked[:, None])
     if for_bias is not None:
-        for_bias += asked @ slope
+        for_bias += asked @ grad
 
 
 # Compiled models leave out this part, in which the number of chunks depends on the batch.
@@ -239,7 +239,7 @@ disable: Any = torch.compiler.disable
 chunked_loss: Any = disable(ChunkedLoss.apply)
 
 
-def computed_in(tensor: Tensor) -> torch.dtype:
+def autocast_dtype(tensor: Tensor) -> torch.dtype:
     """The type that products with such a tensor are computed in: autocast may want fewer bits."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype

@@ -6,15 +6,15 @@ import time
 from limelight.device import peak_memory
 from limelight.errors import FailedError
 from limelight.run.log import Log
-from limelight.training.objectives import tokens_in
-from limelight.training.trainer import Taken, Trainer
+from limelight.training.objectives import count_tokens
+from limelight.training.trainer import StepResult, Trainer
 
-PATIENCE_WITH_NAN = 3  # steps in a row that may be skipped
+MAX_NAN_STEPS = 3  # steps in a row that may be skipped
 LOOKING_BACK = 100  # steps, to know what loss is usual
 FEW_TOKENS = 30  # whose mean loss says little of a step
 
 
-class Clock:
+class Throughput:
     """Seconds since training began here, and tokens since the last line of the log."""
 
     def __init__(self) -> None:
@@ -29,12 +29,12 @@ class Clock:
         return {"seconds": round(now - self.began, 3), "tokens_per_second": round(speed, 1)}
 
 
-def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
+def log_step(trainer: Trainer, log: Log | None, clock: Throughput, taken: StepResult) -> None:
     """Remember what a step did, and write it down every few steps, or at once if it failed."""
     config, state = trainer.config, trainer.state
     *sums, norm, finite = taken.numbers()
-    mine = sum(tokens_in(part.batch) for part in taken.turn if part.batch is not None)
-    clock.tokens += mine * trainer.workers.ranks
+    mine = sum(count_tokens(part.batch) for part in taken.turn if part.batch is not None)
+    clock.tokens += mine * trainer.workers.world_size
     trainer.report.step(taken.step)
     state.skipped = 0 if finite else state.skipped + 1
     if finite:
@@ -43,7 +43,7 @@ def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
         if sums[3] >= FEW_TOKENS:
             watch_for_spikes(trainer, log, taken, sums[0] / sums[3])
     else:
-        tell_skipped(trainer, log, taken)
+        log_skipped_step(trainer, log, taken)
     asked = state.window[3]
     if asked and (taken.step % config.log_every == 0 or taken.step >= config.steps):
         loss, surprise, right, _ = (value / asked for value in state.window)
@@ -54,51 +54,53 @@ def tell(trainer: Trainer, log: Log | None, clock: Clock, taken: Taken) -> None:
             "loss": loss,
             "perplexity": perplexity(surprise),
             "accuracy": right,
-            "rate": taken.rate,
-            "norm": norm,
+            "lr": taken.rate,
+            "grad_norm": norm,
             "tokens": state.tokens,
             **clock.read(),
-            "memory": peak_memory(trainer.workers.device),
+            "peak_memory": peak_memory(trainer.workers.device),
         }
         trainer.report.train(line, config.steps)
         if log is not None:
             log.add(line)
 
 
-def watch_for_spikes(trainer: Trainer, log: Log | None, taken: Taken, loss: float) -> None:
+def watch_for_spikes(trainer: Trainer, log: Log | None, taken: StepResult, loss: float) -> None:
     """Say when the loss jumps to twice what is usual: bad texts, or the weights running away."""
     state = trainer.state
-    spike = taken.step > LOOKING_BACK and loss > max(2 * state.usual, state.usual + 1)
+    spike = taken.step > LOOKING_BACK and loss > max(
+        2 * state.smoothed_loss, state.smoothed_loss + 1
+    )
     if spike and log is not None:
-        entry = {"loss": loss, "usual": state.usual, "examples": examples_met(taken)}
+        entry = {"loss": loss, "usual": state.smoothed_loss, "examples": example_ids(taken)}
         log.add({"step": taken.step, "spike": True, **entry})
     if spike and not trainer.spiking:  # of several in a row the first is told
         trainer.report.warn(
-            f"step {taken.step} has a loss of {loss:.2f}, and {state.usual:.2f} is usual: bad "
+            f"step {taken.step} has a loss of {loss:.2f}, and {state.smoothed_loss:.2f} is usual: bad "
             "texts (its examples are in the log), or too large a --train.learning-rate"
         )
     trainer.spiking = spike
-    state.usual += (loss - state.usual) / min(taken.step, LOOKING_BACK)
+    state.smoothed_loss += (loss - state.smoothed_loss) / min(taken.step, LOOKING_BACK)
 
 
-def tell_skipped(trainer: Trainer, log: Log | None, taken: Taken) -> None:
+def log_skipped_step(trainer: Trainer, log: Log | None, taken: StepResult) -> None:
     """A step that was not finite: say which examples it met; three in a row are too many."""
-    examples = examples_met(taken)
+    examples = example_ids(taken)
     if log is not None:
         log.add({"step": taken.step, "skipped": True, "examples": examples})
     trainer.report.warn(
         f"step {taken.step} was skipped: its loss or gradient is not finite "
         f"(examples {', '.join(map(str, examples[:5]))}, ... are in the log)"
     )
-    if trainer.state.skipped >= PATIENCE_WITH_NAN:
+    if trainer.state.skipped >= MAX_NAN_STEPS:
         raise FailedError(
             f"{trainer.state.skipped} steps in a row were not finite, so training stops; the last "
             "good checkpoint, if there is one, is kept. Begin again in another folder, with a "
-            "smaller --train.learning-rate or --train.clip 1"
+            "smaller --train.learning-rate or --train.clip-grad-norm 1"
         )
 
 
-def examples_met(taken: Taken) -> list[int]:
+def example_ids(taken: StepResult) -> list[int]:
     """The examples that a step has learned from in this process."""
     batches = [part.batch for part in taken.turn if part.batch is not None]
     return [i for batch in batches for i in batch.examples.tolist() if i >= 0]

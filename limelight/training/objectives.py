@@ -14,12 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from limelight.data.datasets import Batch, Labelled, Masked, Pairs, Texts
+from limelight.data.datasets import Batch, ClassificationBatch, LMBatch, MaskedLMBatch, Seq2SeqBatch
 from limelight.device import COMPILING
-from limelight.model.attention import Attention, attend_explicitly
-from limelight.training.loss import IGNORED, Score, judge_logits, judge_to_compile, score_tokens
+from limelight.model.attention import Attention, explicit_attention
+from limelight.training.loss import (
+    IGNORED,
+    LossSums,
+    chunked_cross_entropy,
+    cross_entropy_chunk,
+    cross_entropy_chunk_functional,
+)
 
-Scorer = Callable[..., Score]
+Scorer = Callable[..., LossSums]
 SHORT = 64  # tokens
 BLOCKS_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -29,7 +35,7 @@ BLOCKS_FIRST = [
 ]
 
 
-class Learner(nn.Module):
+class LossModule(nn.Module):
     """A model with its exercise."""
 
     def __init__(
@@ -37,33 +43,37 @@ class Learner(nn.Module):
         model: nn.Module,
         smoothing: float = 0.0,
         compiled: bool = False,
-        agreement: float = 0.0,
+        rdrop_alpha: float = 0.0,
     ) -> None:
         super().__init__()
-        self.model, self.agreement = model, agreement
-        judge = torch.compile(judge_to_compile, options=COMPILING) if compiled else judge_logits
-        self.score = partial(score_tokens, smoothing=smoothing, judge=judge)
+        self.model, self.rdrop_alpha = model, rdrop_alpha
+        judge = (
+            torch.compile(cross_entropy_chunk_functional, options=COMPILING)
+            if compiled
+            else cross_entropy_chunk
+        )
+        self.score = partial(chunked_cross_entropy, smoothing=smoothing, judge=judge)
         self.smoothing = smoothing
 
-    def forward(self, batch: Batch) -> Score:
+    def forward(self, batch: Batch) -> LossSums:
         """How well the model does on a batch."""
-        if isinstance(batch, Labelled):
-            return choose_class(self.model, batch, self.smoothing)
-        exercise: Any = EXERCISES[type(batch)]
-        if self.agreement and self.training:
-            score = partial(self.score, agreement=self.agreement)
-            return exercise(self.model, twice(batch), score)
+        if isinstance(batch, ClassificationBatch):
+            return classification_loss(self.model, batch, self.smoothing)
+        exercise: Any = OBJECTIVES[type(batch)]
+        if self.rdrop_alpha and self.training:
+            score = partial(self.score, rdrop_alpha=self.rdrop_alpha)
+            return exercise(self.model, duplicate_batch(batch), score)
         return exercise(self.model, batch, self.score)
 
 
-def twice(batch: Batch) -> Batch:
+def duplicate_batch(batch: Batch) -> Batch:
     """The same texts once more below: dropout will treat them differently."""
     kind: Any = type(batch)
     both = (torch.cat([x, x]) if isinstance(x, Tensor) else x for x in batch)
     return cast(Batch, kind(*both))
 
 
-def predict_target(model: Any, batch: Pairs, score: Scorer) -> Score:
+def seq2seq_loss(model: Any, batch: Seq2SeqBatch, score: Scorer) -> LossSums:
     """Teacher forcing: the target is read, and at every position its next token asked for."""
     answers = batch.target[:, 1:].masked_fill(~batch.target_real[:, 1:], IGNORED)
     memory = model.encode(batch.source, batch.source_real)
@@ -71,22 +81,22 @@ def predict_target(model: Any, batch: Pairs, score: Scorer) -> Score:
     return score(states, model.classifier.weight, model.classifier.bias, answers)
 
 
-def predict_next(model: Any, batch: Texts, score: Scorer) -> Score:
+def causal_lm_loss(model: Any, batch: LMBatch, score: Scorer) -> LossSums:
     """A language model: at every position the next token, where it is asked for."""
-    answers = batch.tokens[:, 1:].masked_fill(~batch.asked[:, 1:], IGNORED)
+    answers = batch.tokens[:, 1:].masked_fill(~batch.loss_mask[:, 1:], IGNORED)
     states = model.decode(batch.tokens[:, :-1])  # padding is on the right: nobody looks at it
     return score(states, model.classifier.weight, model.classifier.bias, answers)
 
 
-def fill_blanks(model: Any, batch: Masked, score: Scorer) -> Score:
+def masked_lm_loss(model: Any, batch: MaskedLMBatch, score: Scorer) -> LossSums:
     """BERT: what stood at the blanks. Nothing is computed at the other positions."""
-    states, head = model.encode(batch.tokens)[batch.asked], model.masked_head
+    states, head = model.encode(batch.tokens)[batch.loss_mask], model.masked_head
     classifier = head.classifier
-    answers = batch.answers[batch.asked]
+    answers = batch.labels[batch.loss_mask]
     return score(head.prepare(states), classifier.weight, classifier.bias, answers)
 
 
-def choose_class(model: Any, batch: Labelled, smoothing: float) -> Score:
+def classification_loss(model: Any, batch: ClassificationBatch, smoothing: float) -> LossSums:
     """What is this text?"""
     logits = model(batch.tokens, real=batch.real)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -95,27 +105,27 @@ def choose_class(model: Any, batch: Labelled, smoothing: float) -> Score:
     loss = total(logits, answers, label_smoothing=smoothing)
     surprise = total(logits.detach(), answers)
     right = (logits.argmax(dim=-1) == answers).sum()
-    return Score(loss, surprise, right, (answers != IGNORED).sum())
+    return LossSums(loss, surprise, right, (answers != IGNORED).sum())
 
 
-EXERCISES = {Pairs: predict_target, Texts: predict_next, Masked: fill_blanks}
+OBJECTIVES = {Seq2SeqBatch: seq2seq_loss, LMBatch: causal_lm_loss, MaskedLMBatch: masked_lm_loss}
 
 
-def write_out_attention(model: nn.Module) -> None:
+def use_explicit_attention(model: nn.Module) -> None:
     """Let a compiler see attention step by step; for texts of up to `SHORT` tokens that is faster.
 
     A fused kernel works on tiles of 128 positions, which short texts leave empty for the most part.
     """
     for part in model.modules():
         if isinstance(part, Attention):
-            part.attend = attend_explicitly
+            part.attend = explicit_attention
 
 
-def fused_attention(batch: Batch) -> AbstractContextManager[Any]:
+def prefer_cudnn_attention(batch: Batch) -> AbstractContextManager[Any]:
     """For full blocks of text cuDNN's kernel first, where there is one: it is the faster one."""
-    if not isinstance(batch, Texts | Masked) or not batch.tokens.is_cuda:
+    if not isinstance(batch, LMBatch | MaskedLMBatch) or not batch.tokens.is_cuda:
         return nullcontext()
-    if isinstance(batch, Texts) and batch.real is not None:
+    if isinstance(batch, LMBatch) and batch.real is not None:
         return nullcontext()
     return cast(AbstractContextManager[Any], sdpa_kernel(BLOCKS_FIRST, set_priority=True))
 
@@ -127,7 +137,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return cast(Batch, kind(*moved))
 
 
-def tokens_in(batch: Batch) -> int:
+def count_tokens(batch: Batch) -> int:
     """How many real tokens a batch makes a model read."""
     named = batch._asdict()
     masks = [named[name] for name in ("real", "source_real", "target_real") if name in named]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from limelight.errors import UserError, unknown
+from limelight.errors import UserError, unknown_name
 from limelight.training.config import TrainConfig
 
 
@@ -35,7 +35,7 @@ def make_optimizer(
     return cast(torch.optim.AdamW, optimizer)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """The learning rate of the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
@@ -54,7 +54,7 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
     for part in parts:
         if part not in known:
             alike = [name for name in known if name.count(".") <= part.count(".")]
-            raise unknown("part of the model", part, alike)
+            raise unknown_name("part of the model", part, alike)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if any(name == part or name.startswith(f"{part}.") for part in parts):
             parameter.requires_grad_(False)
@@ -69,7 +69,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def move(
+def optimizer_step(
     optimizer: torch.optim.AdamW, parameters: list[nn.Parameter], factor: Tensor, finite: Tensor
 ) -> None:
     """A step with gradients times a factor; nothing moves if it is not finite."""
@@ -78,7 +78,7 @@ def move(
         optimizer.step()
 
 
-def move_unseen(
+def optimizer_step_no_sync(
     optimizer: torch.optim.AdamW, parameters: list[nn.Parameter], factor: Tensor, finite: Tensor
 ) -> None:
     """The same without looking at a number, so that a GPU need not be waited for.

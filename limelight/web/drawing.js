@@ -23,7 +23,7 @@ export function drawingPanel(model) {
   const topK = drawingSlider("Top-k", { min: 0, max: 100, step: 1, value: Math.min(100, decode.top_k || 0) }, (v) => (v === 0 ? "all" : `the ${v} likeliest`), draw);
   const topP = drawingSlider("Top-p", { min: 0.05, max: 1, step: 0.01, value: decode.top_p ?? 1 }, (v) => (v === 1 ? "all" : `the likeliest ${Math.round(100 * v)}%`), draw);
   const settings = () => ({ temperature: temperature.value(), top_k: topK.value(), top_p: topP.value(), min_p: decode.min_p ?? 0 });
-  const repeats = decode.repetition_penalty !== 1 || decode.no_repeat
+  const repeats = decode.repetition_penalty !== 1 || decode.no_repeat_ngram
     ? h("p", { class: "small soft" }, "This model's recipe also makes repeats less likely when it writes; the bars do not have that in them.")
     : null;
   const element = h(

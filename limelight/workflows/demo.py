@@ -19,17 +19,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from limelight.errors import UserError, place_from
+from limelight.errors import UserError, path_from_option
 from limelight.explain.explanation import Explanation
-from limelight.explain.focus import look_at
+from limelight.explain.focus import focus_on
 from limelight.explain.render import terminal
 from limelight.explain.render.figures import weights_of
 from limelight.explain.render.html import as_html
-from limelight.explain.stage import Grid
+from limelight.explain.stage import Heatmap
 from limelight.explain.stages import stop_at
-from limelight.files import cache_folder, replace_file
-from limelight.loading import Loaded, load
-from limelight.run.atomic import check_room, make_folder, newest
+from limelight.files import atomic_write, cache_folder
+from limelight.loading import LoadedModel, load
+from limelight.run.atomic import check_disk_space, latest_valid, make_folder
 from limelight.run.folder import RunFolder
 from limelight.run.weights import step_of
 from limelight.training.console import clock
@@ -72,13 +72,13 @@ def tour(console: Console, run: Path, quick: bool = False) -> int:
 
 def prepare(run: Path) -> None:
     """Find out now, and not after minutes, whether there is a place for what will be made."""
-    with place_from("--run"):
+    with path_from_option("--run"):
         make_folder(run)
-    with place_from("LIMELIGHT_CACHE"):
+    with path_from_option("LIMELIGHT_CACHE"):
         make_folder(cache_folder())
-    check_room(run, ROOM)
+    check_disk_space(run, ROOM)
     folder = RunFolder(run)
-    if folder.begun and folder.check() != RECIPE:
+    if folder.exists and folder.check() != RECIPE:
         raise UserError(
             f"{run} holds another run, of the recipe {folder.check()!r}: choose another folder for "
             "the tour with --run"
@@ -107,7 +107,7 @@ def paragraph(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style), width=min(console.width, terminal.WIDEST))
 
 
-def bundled(console: Console, name: str) -> Loaded | None:
+def bundled(console: Console, name: str) -> LoadedModel | None:
     """A model that comes with the package; where it does not, that is said and the tour goes on."""
     try:
         return load(name)
@@ -137,14 +137,14 @@ def translate(console: Console) -> None:
     )
 
 
-def alignment(explanation: Explanation) -> Grid:
+def alignment(explanation: Explanation) -> Heatmap:
     """What each word that was written looked at in the source, in the layer that shows it best."""
     layers = [
         weights_of(explanation, "decoder.cross", layer + 1, None)[:-1, :-1]  # but for the ends
         for layer in range(explanation.config.layers)
     ]
     clearest = max(range(len(layers)), key=lambda layer: clearness(layers[layer]))
-    return Grid(
+    return Heatmap(
         f"How much each word looks at each, layer {clearest + 1}, mean of all heads",
         names=(f"decoder.{clearest}.cross.weights",),
         values=layers[clearest],
@@ -194,7 +194,7 @@ def flow(console: Console, pieces: Iterable[str], column: int, style: str = "gre
 def learn(console: Console, run: Path, steps: int) -> int:
     """Train the chatbot, or go on with it, or take it as it is. As `train` says: 0, or a signal."""
     heading(console, 3, "It learns")
-    finished, _ = newest(RunFolder(run).finished)
+    finished, _ = latest_valid(RunFolder(run).finished)
     if finished is not None and step_of(finished) >= steps:
         paragraph(
             console,
@@ -211,7 +211,7 @@ def learn(console: Console, run: Path, steps: int) -> int:
     return train(RECIPE, run, [f"train.steps={steps}"])
 
 
-def ask(console: Console, chatbot: Loaded) -> None:
+def ask(console: Console, chatbot: LoadedModel) -> None:
     """A few questions, with the answers as they are."""
     heading(console, 4, "It answers")
     paragraph(console, "Each question is asked once, and the answers are not picked:\n")
@@ -222,7 +222,7 @@ def ask(console: Console, chatbot: Loaded) -> None:
     console.print(talk)
 
 
-def look_inside(console: Console, chatbot: Loaded) -> Explanation:
+def look_inside(console: Console, chatbot: LoadedModel) -> Explanation:
     """Three stops of the walk through the model, with its own numbers."""
     heading(console, 5, "It explains itself")
     explanation = chatbot.explain(QUESTION)
@@ -232,7 +232,7 @@ def look_inside(console: Console, chatbot: Loaded) -> Explanation:
         "of the way, with the numbers that were computed for this answer.\n",
     )
     terminal.introduce(console, explanation)
-    view = look_at(explanation, None, None, None)
+    view = focus_on(explanation, None, None, None)
     for name, what in STOPS.items():
         console.print()
         paragraph(console, what, "italic")
@@ -243,7 +243,7 @@ def look_inside(console: Console, chatbot: Loaded) -> Explanation:
 def keep_page(explanation: Explanation, run: Path) -> Path:
     """The whole walk as one file for a browser."""
     page = run / "explain.html"
-    replace_file(page, as_html(explanation, name=run.name).encode())
+    atomic_write(page, as_html(explanation, name=run.name).encode())
     return page
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from rich.console import Console
 
-from limelight.data.config import DataConfig, parts_of
+from limelight.data.config import DataConfig, corpora_for_split
 from limelight.data.corpora import read_split
 from limelight.data.progress import counting
-from limelight.data.readers import Tally
-from limelight.data.registry import described, resolve
+from limelight.data.readers import LineStats
+from limelight.data.registry import resolve, with_registry_defaults
 from limelight.device import choose_precision
-from limelight.errors import UserError, unknown
+from limelight.errors import UserError, unknown_name
 from limelight.evaluate import report
 from limelight.evaluate.bleu import score_translations
 from limelight.evaluate.labels import score_labels
@@ -29,39 +29,50 @@ from limelight.evaluate.language import accuracy, bits_per_byte, count_bytes
 from limelight.evaluate.metrics import Measure
 from limelight.evaluate.significance import Comparison, compare_examples, compare_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
-from limelight.loading import Loaded, load
-from limelight.recipe import Recipe, changed, listed, recipe_of
+from limelight.loading import LoadedModel, load
+from limelight.recipe import Recipe, as_list, recipe_from_run, with_overrides
 from limelight.run.bundled_models import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
-from limelight.tasks.score import surprise_of
-from limelight.tasks.translate import Wishes, translate
+from limelight.tasks.score import nll_per_text
+from limelight.tasks.translate import Constraints, translate
 from limelight.training.console import Report
-from limelight.training.distributed import join
+from limelight.training.distributed import init_distributed
 from limelight.training.loop import evaluate
-from limelight.training.objectives import Learner
+from limelight.training.objectives import LossModule
 from limelight.training.trainer import Trainer
-from limelight.workflows.datasets import batches_of, tokenise
+from limelight.workflows.datasets import build_batches, tokenize_split
 from limelight.workflows.preflight import check_compiler
-from limelight.workflows.validation_decoding import exact
+from limelight.workflows.validation_decoding import exact_match
 
 SPLITS = ("train", "valid", "test")
-COMPUTING = ("batch_tokens", "compile", "device", "precision", "shard", "workers")  # of the loss
-HIDING = ("mask_rate", "seed", "whole_words")  # which tokens a model that fills in has to find
+COMPUTING = (
+    "batch_tokens",
+    "compile",
+    "device",
+    "precision",
+    "fsdp",
+    "data_workers",
+)  # of the loss
+HIDING = (
+    "mask_rate",
+    "seed",
+    "whole_word_masking",
+)  # which tokens a model that fills in has to find
 
 
 @dataclass(frozen=True)
-class Lines:
+class EvaluationLines:
     """A split as it was written: sources and targets, texts and labels, or texts alone."""
 
     columns: list[list[str]]
     tags: list[str]  # what is asked of the model for each line, if it learned several things
-    tally: Tally  # what became of all that was read
+    tally: LineStats  # what became of all that was read
 
     @property
     def counts(self) -> dict[str, Any]:
         """The tally as `limelight data check` has it."""
-        reasons = {"refused": dict(self.tally.refused), "mended": dict(self.tally.mended)}
+        reasons = {"rejected": dict(self.tally.rejected), "repaired": dict(self.tally.repaired)}
         return {"read": self.tally.read, "used": self.tally.used, **reasons}
 
     def tell_unusable(self, report: Report) -> None:
@@ -74,8 +85,8 @@ def score_run(
     path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
-    changes = listed(changes)
-    recipe = recipe_for(path, split, changes)
+    changes = as_list(changes)
+    recipe = evaluation_recipe(path, split, changes)
     find_run(path).weights()  # that there are any is known before a corpus is downloaded
     lines = read_lines(recipe, split)
     lines.tell_unusable(Report(silent))
@@ -90,16 +101,18 @@ def evaluate_run(
     path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
-    recipe = recipe_for(path, split, changes)
+    recipe = evaluation_recipe(path, split, changes)
     loaded = load(path)
     data = data_of(recipe, split)
-    with join(recipe.train) as workers:
+    with init_distributed(recipe.train) as workers:
         check_compiler(recipe.train, workers.device)
-        telling = Report(silent or not workers.first)
-        store = tokenise(data, split, loaded.tokenizer, workers, telling)
-        batches = batches_of(recipe, store, split, data, loaded.tokenizer, loaded.classes, workers)
+        telling = Report(silent or not workers.is_main)
+        store = tokenize_split(data, split, loaded.tokenizer, workers, telling)
+        batches = build_batches(
+            recipe, store, split, data, loaded.tokenizer, loaded.classes, workers
+        )
         trainer = Trainer(
-            learner=Learner(loaded.model),
+            learner=LossModule(loaded.model),
             batches=batches,
             config=recipe.train,
             run=find_run(path),
@@ -110,7 +123,7 @@ def evaluate_run(
         scores: dict[str, Any] = evaluate(trainer, batches, [])
         if data.toy and scores:
             model, longest = trainer.learner.model.eval(), recipe.model.max_len
-            scores |= exact(loaded.tokenizer, store, batches.readable, longest, model)
+            scores |= exact_match(loaded.tokenizer, store, batches.usable, longest, model)
     return {
         "run": str(path),
         "step": loaded.step,
@@ -121,26 +134,26 @@ def evaluate_run(
     }
 
 
-def recipe_for(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
+def evaluation_recipe(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
     """A run's recipe with these changes; texts that they name are read instead of the recipe's."""
     if split not in SPLITS:
-        raise unknown("split", split, SPLITS)
-    changes = listed(changes)
+        raise unknown_name("split", split, SPLITS)
+    changes = as_list(changes)
     named = {change.partition("=")[0].replace("-", "_") for change in changes}
     for other in SPLITS:
         if other != split and f"data.{other}" in named:
             raise UserError(f"--data.{other} names texts of another split: say --split {other}")
-    recipe = recipe_of(find_run(path))
+    recipe = recipe_from_run(find_run(path))
     refuse_others(recipe, changes)
     if f"data.{split}" in named:
-        recipe = replace(recipe, data=only_how(described(recipe.data)))
+        recipe = replace(recipe, data=without_sources(with_registry_defaults(recipe.data)))
     elif named & {"data.name", "data.hub", "data.toy"}:
-        recipe = replace(recipe, data=only_how(recipe.data))
+        recipe = replace(recipe, data=without_sources(recipe.data))
     elif recipe.data.corpora and (files := getattr(recipe.data, split)):  # for all of them together
-        recipe = replace(recipe, data=replace(only_how(recipe.data), **{split: files}))
+        recipe = replace(recipe, data=replace(without_sources(recipe.data), **{split: files}))
     # What pays in a long training takes longer here than all the rest: only if it is asked for.
     recipe = replace(recipe, train=replace(recipe.train, compile=False))
-    return changed(recipe, changes)
+    return with_overrides(recipe, changes)
 
 
 def refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
@@ -157,9 +170,9 @@ def refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
             )
 
 
-def only_how(data: DataConfig) -> DataConfig:
+def without_sources(data: DataConfig) -> DataConfig:
     """How texts are read, without where they come from."""
-    data = replace(data, name="", hub="", toy="", corpora=(), hold_out=0.0, tail=0.0)
+    data = replace(data, name="", hub="", toy="", corpora=(), hold_out=0.0, valid_tail=0.0)
     return replace(data, train=(), valid=(), test=())
 
 
@@ -170,45 +183,47 @@ def data_of(recipe: Recipe, split: str) -> DataConfig:
         data = resolve(recipe.data, split)
     except UserError as error:
         raise UserError(f"{error}. You can give texts of your own instead: {own}") from error
-    if not parts_of(data, split):
+    if not corpora_for_split(data, split):
         raise UserError(f"there is no {split} split: say {own}, or --split")
     return data
 
 
-def read_lines(recipe: Recipe, split: str) -> Lines:
+def read_lines(recipe: Recipe, split: str) -> EvaluationLines:
     """The lines of a split, of one corpus after the other."""
-    examples, tags, tally = [], [], Tally()
-    for part in parts_of(data_of(recipe, split), split):
+    examples, tags, tally = [], [], LineStats()
+    for part in corpora_for_split(data_of(recipe, split), split):
         read = list(read_split(part, split, tally))
         examples += read
         tags += [part.tag] * len(read)
     if not examples:
         why = tally.unusable or "it is empty"
         raise UserError(f"there is nothing to score in the {split} split: {why}")
-    return Lines([list(column) for column in zip(*examples, strict=True)], tags, tally)
+    return EvaluationLines([list(column) for column in zip(*examples, strict=True)], tags, tally)
 
 
-def score_task(loaded: Loaded, recipe: Recipe, lines: Lines, silent: bool = False) -> list[Measure]:
+def score_task(
+    loaded: LoadedModel, recipe: Recipe, lines: EvaluationLines, silent: bool = False
+) -> list[Measure]:
     """The scores of the task that a model was trained for."""
     texts, *rest = lines.columns
-    if "translate" in loaded.abilities:
+    if "translate" in loaded.tasks:
         outputs = translations_of(loaded, recipe, lines, silent)
         scores = score_translations(outputs, rest[0])
         if is_wmt14(recipe.data.name):
-            swapped = recipe.data.name.split("-")[1] if recipe.data.swap else ""
+            swapped = recipe.data.name.split("-")[1] if recipe.data.reverse else ""
             scores.append(paper_bleu(recipe.data.name, outputs, rest[0], swapped))
         return scores
-    if "classify" in loaded.abilities:
+    if "classify" in loaded.tasks:
         return score_labels(labels_of(loaded, texts), rest[0])
-    if "write" in loaded.abilities:
-        bits = bits_per_byte(sum(surprise_of(loaded, texts)), count_bytes(texts))
+    if "write" in loaded.tasks:
+        bits = bits_per_byte(sum(nll_per_text(loaded, texts)), count_bytes(texts))
         return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
     return score_blanks(
         [rank for ranks in ranks_of_hidden(loaded, texts) for rank in ranks], loaded
     )
 
 
-def score_blanks(ranks: Sequence[int], loaded: Loaded) -> list[Measure]:
+def score_blanks(ranks: Sequence[int], loaded: LoadedModel) -> list[Measure]:
     """How often the right token is the first choice for a blank, and one of the first five."""
     signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
     return [
@@ -220,22 +235,22 @@ def score_blanks(ranks: Sequence[int], loaded: Loaded) -> list[Measure]:
 
 
 def translations_of(
-    loaded: Loaded, recipe: Recipe, lines: Lines, silent: bool = False
+    loaded: LoadedModel, recipe: Recipe, lines: EvaluationLines, silent: bool = False
 ) -> list[str]:
     """What the model makes of the sources, as its recipe says."""
     outputs = []
-    loaded.on(precision=recipe.decode.precision)
+    loaded.to(precision=recipe.decode.precision)
     sources = zip(lines.tags, lines.columns[0], strict=True)
     with counting("translating", Console(stderr=True, quiet=silent)) as progress:
         for tag, tagged in groupby(sources, key=itemgetter(0)):
             texts = (source for _, source in tagged)
-            for done in translate(loaded, texts, recipe.decode, wishes=Wishes(tag=tag)):
+            for done in translate(loaded, texts, recipe.decode, wishes=Constraints(tag=tag)):
                 outputs.append(done.text)
                 progress(1)
     return outputs
 
 
-def labels_of(loaded: Loaded, texts: Sequence[str]) -> list[str]:
+def labels_of(loaded: LoadedModel, texts: Sequence[str]) -> list[str]:
     """The likeliest class of each text."""
     return [next(iter(chances)) for chances in classify(loaded, texts)]
 
@@ -247,11 +262,11 @@ def compare_runs(
     silent: bool = False,
 ) -> dict[str, Any]:
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
-    changes = listed(changes)
-    recipes = [recipe_for(path, split, changes) for path in paths]
+    changes = as_list(changes)
+    recipes = [evaluation_recipe(path, split, changes) for path in paths]
     both = [load(path) for path in paths]
-    if both[0].abilities != both[1].abilities:
-        told = [", ".join(loaded.abilities) for loaded in both]
+    if both[0].tasks != both[1].tasks:
+        told = [", ".join(loaded.tasks) for loaded in both]
         raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
     lines = [read_lines(recipe, split) for recipe in recipes]  # each with what is asked of its run
     if lines[0].columns != lines[1].columns:
@@ -269,34 +284,36 @@ def compare_runs(
 
 def compare_task(
     names: tuple[str, str],
-    both: list[Loaded],
+    both: list[LoadedModel],
     recipes: list[Recipe],
-    lines: list[Lines],
+    lines: list[EvaluationLines],
     silent: bool,
 ) -> list[Comparison]:
     """The comparison for the task that both were trained for."""
     texts, *rest = lines[0].columns
-    if "translate" in both[0].abilities:
+    if "translate" in both[0].tasks:
         first, second = (
             translations_of(*asked, silent) for asked in zip(both, recipes, lines, strict=True)
         )
         return compare_translations(names, (first, second), rest[0])
-    if "classify" in both[0].abilities:
+    if "classify" in both[0].tasks:
         right = [
             [float(a == b) for a, b in zip(labels_of(loaded, texts), rest[0], strict=True)]
             for loaded in both
         ]
         return [compare_examples("accuracy", names, (right[0], right[1]))]
-    if "write" in both[0].abilities:
+    if "write" in both[0].tasks:
         one, other = (
-            [nats / math.log(2) for nats in surprise_of(loaded, texts)] for loaded in both
+            [nats / math.log(2) for nats in nll_per_text(loaded, texts)] for loaded in both
         )
         sizes = [count_bytes([text]) for text in texts]
         return [compare_examples("bits per byte", names, (one, other), sizes, better="lower")]
     return [compare_blanks(names, both, texts)]
 
 
-def compare_blanks(names: tuple[str, str], both: list[Loaded], texts: Sequence[str]) -> Comparison:
+def compare_blanks(
+    names: tuple[str, str], both: list[LoadedModel], texts: Sequence[str]
+) -> Comparison:
     """How often the first choice for a blank is right, if the same tokens are hidden from both."""
     if len({(loaded.tokenizer.hash, loaded.max_len) for loaded in both}) > 1:
         raise UserError(

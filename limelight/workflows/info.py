@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from limelight.errors import UserError
 from limelight.model import AnyConfig, ModelConfig, build
-from limelight.model.attention import Attention, attend
+from limelight.model.attention import Attention, fused_attention
 from limelight.model.count import count_parameters
 from limelight.model.decoder_only import DecoderOnly
 from limelight.model.encoder_decoder import EncoderDecoder
@@ -63,7 +63,7 @@ def settled(config: AnyConfig) -> dict[str, Any]:
     """All settings, those left open with the value they get."""
     values = asdict(config)
     if isinstance(config, ModelConfig):
-        values |= {"d_ff": config.d_inner, "kv_heads": config.key_heads}
+        values |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
     return values
 
 
@@ -159,7 +159,7 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
     with saved_tensors_hooks(keep, lambda value: value):
         logits: Tensor = model.train()(*tokens)
     for attention in attentions:
-        attention.attend = attend
+        attention.attend = fused_attention
     return sum(storage.nbytes() for storage in kept.values()), logits.nbytes
 
 

@@ -11,25 +11,25 @@ from typing import Any
 
 import torch
 
-from limelight.data.config import DataConfig, parts_of, sides
+from limelight.data.config import DataConfig, corpora_for_split, num_columns
 from limelight.data.readers import raw_lines
 from limelight.data.tokenizer import Tokenizer
-from limelight.errors import UserError, unknown
-from limelight.loading import Loaded
-from limelight.recipe import Recipe, recipe_of
-from limelight.run.atomic import is_ours, newest, numbered
-from limelight.run.bundled_models import find_run, place_of
+from limelight.errors import UserError, unknown_name
+from limelight.loading import LoadedModel
+from limelight.recipe import Recipe, recipe_from_run
+from limelight.run.atomic import latest_valid, list_checkpoints, was_used_before
+from limelight.run.bundled_models import canonical_name, find_run
 from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.training.config import TrainConfig
-from limelight.training.loop import MEASURED
+from limelight.training.loop import VALIDATION_METRICS
 
-CHANGEABLE = {  # of [train], when a run is resumed: none of them alters what a step does
-    *("steps", "checkpoint_every", "validate_every", "keep", "patience", "metric", "log_every"),
-    *("average", "workers", "device"),
+RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
+    *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
+    *("log_every", "average_checkpoints", "data_workers", "device"),
 }
 NO_DATA = "the recipe names no data to train on: say --data.train FILE ..., or --data.name"
-FINE_TUNED = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
+FINETUNE_CHANGES = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
 }
 
@@ -43,9 +43,9 @@ def named_folder(run: str | Path) -> RunFolder:
     return RunFolder(Path(run))
 
 
-def check_place(run: RunFolder) -> None:
+def check_run_folder(run: RunFolder) -> None:
     """Refuse a folder with files that a run would write over, and that no run of ours has left."""
-    if run.begun or is_ours(run.path):
+    if run.exists or was_used_before(run.path):
         return
     if foreign := [name for name in PARTS if (run.path / name).exists()]:
         raise UserError(
@@ -71,7 +71,7 @@ def check_data(data: DataConfig) -> None:
 
 def check_steps(recipe: Recipe, run: RunFolder) -> None:
     """A run cannot go back to fewer steps than it has taken."""
-    taken = max(map(step_of, numbered(run.checkpoints)), default=0) if run.begun else 0
+    taken = max(map(step_of, list_checkpoints(run.checkpoints)), default=0) if run.exists else 0
     if taken > recipe.train.steps:
         raise UserError(
             f"{run.path} has taken {taken} steps already, and --train.steps is "
@@ -82,21 +82,21 @@ def check_steps(recipe: Recipe, run: RunFolder) -> None:
 def check_plan(recipe: Recipe, data: DataConfig) -> None:
     """Refuse, before anything is made, a training that could not do what its recipe says."""
     config, model = recipe.train, recipe.model
-    if not parts_of(data, "train"):  # a dataset of the hub may have none
+    if not corpora_for_split(data, "train"):  # a dataset of the hub may have none
         raise UserError(NO_DATA)
     measured = metrics_of(recipe, data)
     if config.metric not in measured:
-        raise unknown("metric", config.metric, measured)
-    if not parts_of(data, "valid"):
+        raise unknown_name("metric", config.metric, measured)
+    if not corpora_for_split(data, "valid"):
         check_unvalidated(config)
     if getattr(model, "sentence_pairs", False):
         raise UserError(
             "sentence_pairs=true adds a head for pairs of sentences, as published BERTs have it, "
             "but there is no data here to train it with: set --model.sentence-pairs false"
         )
-    if config.shard and config.batch_tokens == "auto":
+    if config.fsdp and config.batch_tokens == "auto":
         raise UserError(
-            "batch_tokens='auto' tries the whole model on one device, and shard=true is for those "
+            "batch_tokens='auto' tries the whole model on one device, and fsdp=true is for those "
             "that fit on none: set --train.batch-tokens 4096, and more if it fits"
         )
     fills_blanks = model.family == "encoder-only" and not getattr(model, "classes", 0)
@@ -126,9 +126,9 @@ def check_compiler(config: TrainConfig, device: torch.device) -> None:
 
 def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     """What a validation measures for this task; a model that is shared out cannot write."""
-    if recipe.train.shard or sides(data) == 1:
-        return MEASURED
-    return (*MEASURED, "bleu", "chrf2", *(["exact"] if data.toy else []))
+    if recipe.train.fsdp or num_columns(data) == 1:
+        return VALIDATION_METRICS
+    return (*VALIDATION_METRICS, "bleu", "chrf2", *(["exact"] if data.toy else []))
 
 
 def check_unvalidated(config: TrainConfig) -> None:
@@ -141,10 +141,10 @@ def check_unvalidated(config: TrainConfig) -> None:
             )
 
 
-def check_origin(run: RunFolder, start_from: str | Path | None) -> str:
+def check_init_from(run: RunFolder, start_from: str | Path | None) -> str:
     """The run that this one began with, or "". One that goes on cannot begin with another."""
-    said = place_of(find_run(start_from)) if start_from else ""
-    if not run.begun:
+    said = canonical_name(find_run(start_from)) if start_from else ""
+    if not run.exists:
         return said
     before = str(run.environment().get("from", said))
     if said and said != before:
@@ -152,12 +152,12 @@ def check_origin(run: RunFolder, start_from: str | Path | None) -> str:
             f"{run.path} was begun from {before or 'no other run'}, and this is from {said}: go on "
             "without --from, or choose another folder"
         )
-    if before and not said and newest(run.checkpoints)[0] is None:
+    if before and not said and latest_valid(run.checkpoints)[0] is None:
         raise UserError(f"{run.path} has saved nothing yet: say --from {before} again")
     return before
 
 
-def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
+def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
     """The recipe with as many tokens as the tokenizer has; or as in the run that it goes on with.
 
     A change that would alter the model or the order of the data is refused.
@@ -171,16 +171,16 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
         vocab = len(tokenizer)
         learned = replace(recipe.tokenizer, vocab=vocab)
         recipe = replace(recipe, model=replace(recipe.model, vocab=vocab), tokenizer=learned)
-    if not run.begun:
+    if not run.exists:
         return recipe
-    before = recipe_of(run)
+    before = recipe_from_run(run)
     if recipe.train.batch_tokens == "auto":
         train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
         recipe = replace(recipe, train=train)
     for table in ("model", "data", "tokenizer", "train"):
         old, new = (asdict(getattr(r, table)) for r in (before, recipe))
         for key in old | new:
-            if (table != "train" or key not in CHANGEABLE) and old.get(key) != new.get(key):
+            if (table != "train" or key not in RESUMABLE_CHANGES) and old.get(key) != new.get(key):
                 raise UserError(
                     f"{run.path} was begun with {table}.{key} = {old.get(key)}, and this is "
                     f"{new.get(key)}: resume it as it was, or choose another folder"
@@ -188,7 +188,7 @@ def settle(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
     return recipe
 
 
-def check_same_tokenizer(recipe: Recipe, origin: Loaded) -> None:
+def check_same_tokenizer(recipe: Recipe, origin: LoadedModel) -> None:
     """A model goes on with the tokenizer that it learned with."""
     ours, theirs = recipe.tokenizer.kind, origin.recipe.tokenizer.kind
     if ours != theirs:
@@ -198,11 +198,11 @@ def check_same_tokenizer(recipe: Recipe, origin: Loaded) -> None:
         )
 
 
-def check_same_meaning(ours: dict[str, Any], origin: Loaded) -> None:
+def check_same_architecture(ours: dict[str, Any], origin: LoadedModel) -> None:
     """Weights of the same shapes mean something else with other heads, norms or positions."""
     theirs = asdict(origin.recipe.model)
     for name in sorted(ours.keys() | theirs.keys()):
-        if name not in FINE_TUNED and ours.get(name) != theirs.get(name):
+        if name not in FINETUNE_CHANGES and ours.get(name) != theirs.get(name):
             raise UserError(
                 f"model.{name} is {ours.get(name)} in this recipe and {theirs.get(name)} in the "
                 f"model to start from ({origin.recipe.name}): [model] must be the same"

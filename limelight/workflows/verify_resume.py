@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from limelight.errors import FailedError, UserError, place_from
-from limelight.files import temporary
-from limelight.recipe import Recipe, recipe_of
+from limelight.errors import FailedError, UserError, path_from_option
+from limelight.files import temp_sibling
+from limelight.recipe import Recipe, recipe_from_run
 from limelight.run.atomic import make_folder, sha256_of
 from limelight.run.folder import RunFolder
 from limelight.run.weights import name_of
@@ -29,11 +29,11 @@ def verify_resume(
         raise UserError("--verify-resume is for one process: say it without torchrun")
     report = Report()
     report.say(f"{steps} steps without a break; then {steps // 2}, a break, {steps - steps // 2}")
-    with place_from("--run"):
+    with path_from_option("--run"):
         make_folder(Path(run))
-    place = temporary(Path(run) / "proof")  # beside the run: elsewhere may be less room
+    place = temp_sibling(Path(run) / "proof")  # beside the run: elsewhere may be less room
     try:
-        left, hashes = with_and_without_a_break(recipe, place, start_from, steps)
+        left, hashes = run_twice(recipe, place, start_from, steps)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     if left:
@@ -58,7 +58,7 @@ def verify_resume(
     return 0
 
 
-def with_and_without_a_break(
+def run_twice(
     recipe: Recipe, place: Path, start_from: str | Path | None, steps: int
 ) -> tuple[int, list[dict[str, str]]]:
     """The hashes of the last checkpoint without a break and with one, and what `train` says."""
@@ -68,7 +68,7 @@ def with_and_without_a_break(
         warmup=min(recipe.train.warmup, steps - 1),
         checkpoint_every=steps // 2,
         validate_every=steps,
-        keep=2,
+        keep_checkpoints=2,
     )
     recipe = replace(recipe, train=short)
     whole, broken = (RunFolder(place / name) for name in ("whole", "broken"))
@@ -79,6 +79,6 @@ def with_and_without_a_break(
         left = train(recipe, run.path, start_from=start_from, silent=True)
         if left:
             return left, []
-        recipe = replace(recipe, train=recipe_of(run).train)  # "auto" is decided once
+        recipe = replace(recipe, train=recipe_from_run(run).train)  # "auto" is decided once
     last = [run.checkpoints / name_of(steps) for run in (whole, broken)]
     return 0, [{path.name: sha256_of(path) for path in sorted(f.iterdir())} for f in last]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from limelight.model import ModelConfig
-from limelight.model.attention import may_see
+from limelight.model.attention import attention_mask
 from limelight.model.layers import Layer
 from tests.against.copying import compare, load, randomise, rename
 
@@ -52,7 +52,7 @@ def test_encoder_layer(norm_order, activation, padded):
     load(ours, theirs, mapping)
     x = torch.randn(2, 6, D, dtype=torch.float64)
     real = torch.arange(6) < torch.tensor([[6], [4 if padded else 6]])
-    a = ours(x, may_see(real))
+    a = ours(x, attention_mask(real))
     b = theirs(x, src_key_padding_mask=~real)
     compare(ours, theirs, a * real[..., None], b * real[..., None], mapping)
 
@@ -72,7 +72,7 @@ def test_decoder_layer(norm_order, activation):
     load(ours, theirs, mapping)
     x, memory = torch.randn(2, 5, D).double(), torch.randn(2, 7, D).double()
     real = torch.arange(7) < torch.tensor([[7], [3]])
-    a = ours(x, causal=True, memory=memory, memory_mask=may_see(real))
+    a = ours(x, causal=True, memory=memory, memory_mask=attention_mask(real))
     hidden = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     b = theirs(x, memory, tgt_mask=hidden, memory_key_padding_mask=~real)
     compare(ours, theirs, a, b, mapping)

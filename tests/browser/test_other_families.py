@@ -2,7 +2,7 @@
 
 import pytest
 
-from limelight.tasks.translate import Wishes
+from limelight.tasks.translate import Constraints
 from tests.browser.conftest import ready, visit
 from tests.browser.shares import is_share
 from tests.serve.samples import Served
@@ -72,7 +72,7 @@ def test_what_is_asked_of_a_model_with_tags_can_be_chosen(opened, model):  # noq
     for tag in learned.tags:
         page.get_by_label("What is asked of the model").select_option(tag)
         shown = translation(page, "a c b")
-        assert shown == learned.translate("a c b", wishes=Wishes(tag=tag)).text
+        assert shown == learned.translate("a c b", wishes=Constraints(tag=tag)).text
 
 
 def test_the_tag_that_was_chosen_goes_along_into_the_walk(opened, model):  # noqa: F811

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from limelight.tasks.translate import Wishes, other_choices
+from limelight.tasks.translate import Constraints, alternative_choices
 from tests.browser.conftest import ready, visit
 from tests.browser.shares import is_share, number_in
 
@@ -101,7 +101,7 @@ def test_a_word_tells_where_it_looked_in_numbers(opened, known, service):
 def test_another_word_can_be_chosen_with_the_keyboard_alone(opened, known):
     page, model = opened, known["greetings"]
     config = model.settings()
-    places = list(other_choices(model, TEXT, config, count=6))
+    places = list(alternative_choices(model, TEXT, config, count=6))
     page.get_by_label("Text to translate").focus()
     while not page.evaluate("document.activeElement.classList.contains('word')"):
         page.keyboard.press("Tab")
@@ -128,7 +128,7 @@ def test_another_word_can_be_chosen_with_the_keyboard_alone(opened, known):
     page.keyboard.press("Enter")
     page.wait_for_selector(".word.given")
     ready(page)
-    forced = model.translate(TEXT, nbest=3, wishes=Wishes(prefix=places[0][wanted].begin))
+    forced = model.translate(TEXT, nbest=3, wishes=Constraints(prefix=places[0][wanted].begin))
     assert said(page)[0] == forced.text
     page.get_by_role("button", name="Let the model choose again").click()
     page.wait_for_selector(".result:not([aria-busy]) .words")

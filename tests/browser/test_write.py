@@ -8,9 +8,9 @@ import torch
 from limelight.decode.alternatives import alternatives
 from limelight.decode.config import DecodeConfig
 from limelight.decode.request import Request
-from limelight.decode.sampling import supported
+from limelight.decode.sampling import top_k_top_p_mask
 from limelight.explain.tokens import visible
-from limelight.tasks.write import beginning
+from limelight.tasks.write import encode_prompt
 from tests.browser.conftest import ready, visit
 from tests.browser.shares import is_share
 
@@ -53,12 +53,12 @@ def slide(page, name, value):
 
 def drawn_from(model, text, config):
     """The probabilities that Python draws the next token from, by token."""
-    tokens = torch.tensor([beginning(model, text)[0]])
+    tokens = torch.tensor([encode_prompt(model, text)[0]])
     with torch.inference_mode():
         logits = model.model(tokens)[0, -1].double()
     ranked, order = logits.sort(descending=True, stable=True)
     chances = (ranked / config.temperature).softmax(dim=-1)[None]
-    chances = chances * supported(chances, config)
+    chances = chances * top_k_top_p_mask(chances, config)
     return dict(zip(order.tolist(), (chances / chances.sum())[0].tolist(), strict=True))
 
 
@@ -100,7 +100,7 @@ def test_temperature_zero_takes_the_likeliest(opened, known):
 def suggested(model, text, count):
     """As Python's own search for alternatives finds them."""
     limit = min(8, max(1, model.max_len // 2))
-    read, _ = beginning(model, text)
+    read, _ = encode_prompt(model, text)
     request = Request(read[-max(1, model.max_len - limit) :], limit)
     with torch.inference_mode():
         (found,) = alternatives(model.engine.model, request, [], [0], count, model.tokenizer)

@@ -15,7 +15,7 @@ import pytest
 
 from limelight.cli import main
 from limelight.cli.parser import gather_changes
-from limelight.tasks.fill import Candidate, Filled
+from limelight.tasks.fill import FillCandidate, FilledText
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "limelight"]
@@ -155,7 +155,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(limelight, run):
 
 
 def test_candidates_can_be_seen(limelight, run, monkeypatch):
-    filled = Filled("a", ((Candidate("\n", 0.5), Candidate("b", 0.25)),))
+    filled = FilledText("a", ((FillCandidate("\n", 0.5), FillCandidate("b", 0.25)),))
     monkeypatch.setattr("limelight.cli.generate.fill", lambda *_: filled)
     assert limelight("fill", run("bert"), "___")[1] == ["a", "  1: '\\n' 50.0%   b 25.0%"]
 
@@ -254,7 +254,7 @@ def test_what_looks_like_an_option_can_be_a_text(limelight, run):
         ("--decode.beem 3", "there is no setting 'beem': did you mean 'beam'?"),
         ("--decode.beam many", "beam='many' must be a whole number"),
         ("--decode.top-p 0", "top_p=0 is out of range"),
-        ("--decode.groups 3 --beam 4", "groups=3 does not divide beam=4"),
+        ("--decode.beam_groups 3 --beam 4", "groups=3 does not divide beam=4"),
         ("--train.steps 3", "'train.steps=3' cannot be changed any more"),
         ("--tag german", "this model learned no tags"),
         ("--include x", "words that must appear need a beam"),

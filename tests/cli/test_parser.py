@@ -109,7 +109,9 @@ def test_the_last_word_counts():
     assert read == {"run": "run", "beam": 3, "json": False}
 
 
-@pytest.mark.parametrize("name", ["train.shard", "train.whole-words", "model.tied", "data.swap"])
+@pytest.mark.parametrize(
+    "name", ["train.fsdp", "train.whole-word-masking", "model.tied", "data.reverse"]
+)
 def test_a_bare_setting_means_true_where_it_is_yes_or_no(name):
     assert gather_changes(["x", f"--{name}"]) == ["x", "--set", f"{name}=true"]
 
@@ -144,7 +146,7 @@ WORDS = [
     "a.b=1",
     "--no-json",
     "--decode.beam",
-    "--train.shard",
+    "--train.fsdp",
 ]
 FLAGS = sorted({a.flag for command in COMMANDS.values() for a in arguments_of(command) if a.flag})
 ANYTHING = st.sampled_from([*WORDS, *FLAGS, *(f"{flag}=x" for flag in FLAGS)]) | st.text(max_size=9)

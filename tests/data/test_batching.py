@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from limelight.data.batching import Batches, plan_epoch, round_up
+from limelight.data.batching import BatchPlan, plan_epoch, round_up
 from limelight.data.config import DataConfig
-from limelight.data.datasets import PairExamples
-from limelight.data.token_store import prepare
+from limelight.data.datasets import Seq2SeqDataset
+from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train("char", ["a b c"], 300)
@@ -22,12 +22,12 @@ TOKENIZER = Tokenizer.train("char", ["a b c"], 300)
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     data = DataConfig(toy="reverse", toy_examples=137, toy_length=12)
-    return prepare(data, "train", TOKENIZER, tmp_path_factory.mktemp("stores"))
+    return open_or_build(data, "train", TOKENIZER, tmp_path_factory.mktemp("stores"))
 
 
 def batches(store, **changes):
-    examples = PairExamples(store, TOKENIZER)
-    return Batches(**{"examples": examples, "batch_tokens": 160, "seed": 5, **changes})
+    examples = Seq2SeqDataset(store, TOKENIZER)
+    return BatchPlan(**{"examples": examples, "batch_tokens": 160, "seed": 5, **changes})
 
 
 def order(store, epoch, position=0, ranks=1, workers=0):
@@ -117,7 +117,7 @@ def test_rounded_shapes_are_few(tmp_path):
         "".join(f"{'a' * s}\t{'b' * t}\n" for s, t in captions(8000).tolist())
     )
     data = DataConfig(train=(str(tmp_path / "a.tsv"),))
-    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
+    store = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
     made = list(batches(store, batch_tokens=4096, rounded=True).epoch(0))
     shapes = {(batch.source.shape, batch.target.shape) for batch in made}
     assert len(shapes) <= 48

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from limelight.data.check import check, plain, shifted
+from limelight.data.check import check, misaligned_blocks, plain
 from limelight.data.config import DataConfig
 from limelight.data.tokenizer import TokenizerConfig
 from limelight.errors import UserError
@@ -75,7 +75,7 @@ def test_twelve_planted_faults_are_counted_exactly(tmp_path):
     valid = write(
         tmp_path, "valid", [(good[5][0].title(), "x"), ("completely new", "y")]
     )  # 11 leak
-    data = DataConfig(train=tuple(map(str, files)), valid=valid, longest=500)
+    data = DataConfig(train=tuple(map(str, files)), valid=valid, max_chars=500)
     report = check(data, SMALL, 512, 256)
     train = report["splits"]["train"]
     assert train["tally"]["refused"] == {"empty": 2, "invalid UTF-8": 1, "NUL": 1, "too long": 2}
@@ -100,11 +100,11 @@ def test_shifted_files_are_suspected_and_good_ones_are_not():
     found = wrong = 0
     for seed in range(100):
         good = lengths(seed)
-        wrong += bool(shifted(good))
+        wrong += bool(misaligned_blocks(good))
         begin = seed * 15  # from the first line on, or from the middle
         bad = good.copy()
         bad[begin:-1, 1] = good[begin + 1 :, 1]
-        found += bool(shifted(bad))
+        found += bool(misaligned_blocks(bad))
     assert found >= 95
     assert wrong <= 1
 
@@ -126,8 +126,8 @@ def test_what_is_too_long_for_the_model_is_warned_of(tmp_path):
 def test_lengths_that_do_not_vary_prove_nothing():
     for source in range(1, 40):
         for target in range(1, 40):
-            assert shifted(np.full((500, 2), (source, target))) == []
-    assert shifted(lengths(0, count=30)) == []
+            assert misaligned_blocks(np.full((500, 2), (source, target))) == []
+    assert misaligned_blocks(lengths(0, count=30)) == []
 
 
 def test_plain_texts_share_what_near_duplicates_share():

@@ -10,14 +10,14 @@ import pytest
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import Tally
+from limelight.data.readers import LineStats
 from limelight.errors import UserError
 
 
 def read(data, split="train"):
-    tally = Tally()
+    tally = LineStats()
     examples = list(read_split(data, split, tally))
-    assert tally.read == tally.used + tally.refused.total()
+    assert tally.read == tally.used + tally.rejected.total()
     assert tally.used == len(examples)
     return examples, tally
 
@@ -46,7 +46,7 @@ def test_parallel_files(tmp_path, ending):
     )
     examples, tally = read(DataConfig(train=files))
     assert examples == [("one", "eins"), ("two", "zwei")]
-    assert tally == Tally(read=2, used=2)
+    assert tally == LineStats(read=2, used=2)
 
 
 def test_files_that_are_not_parallel_are_refused_with_both_counts(tmp_path):
@@ -59,7 +59,7 @@ def test_tsv_jsonl_and_labels(tmp_path):
     tsv = write(tmp_path / "a.tsv.xz", "hi\thallo\nbad\nx\ty\tz\n")
     examples, tally = read(DataConfig(train=(tsv,)))
     assert examples == [("hi", "hallo")]
-    assert tally.refused == Counter({"not two columns": 2})
+    assert tally.rejected == Counter({"not two columns": 2})
 
     rows = [
         {"source": "hi", "target": "hallo"},
@@ -70,7 +70,7 @@ def test_tsv_jsonl_and_labels(tmp_path):
     jsonl = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)) + "\n{nonsense\n")
     examples, tally = read(DataConfig(train=(jsonl,)))
     assert examples == [("hi", "hallo"), ("1", "2")]
-    assert tally.refused == {"without source and target": 1, "not a JSON object": 2}
+    assert tally.rejected == {"without source and target": 1, "not a JSON object": 2}
 
     odd = write(tmp_path / "o.jsonl", '{"source": "\\ud800 x", "target": "y"}\n')
     assert read(DataConfig(train=(odd,)))[0] == [("\ufffd x", "y")]  # JSON can spell a surrogate
@@ -83,7 +83,7 @@ def test_tsv_jsonl_and_labels(tmp_path):
     hostile = write(tmp_path / "h.jsonl", "\n".join(hostile))
     examples, tally = read(DataConfig(train=(hostile,)))
     assert examples == []
-    assert tally.refused == {"NUL": 1, "not a JSON object": 1, "without source and target": 1}
+    assert tally.rejected == {"NUL": 1, "not a JSON object": 1, "without source and target": 1}
 
     labelled = write(tmp_path / "l.jsonl", '{"text": "fine", "label": 1}\n')
     assert read(DataConfig(kind="labelled", train=(labelled,)))[0] == [("fine", "1")]
@@ -101,32 +101,32 @@ def test_a_header_is_no_example(tmp_path):
     file = write(tmp_path / "h.tsv", "sentence\tlabel\nfine\t1\n")
     examples, tally = read(DataConfig(kind="labelled", train=(file,), header=True))
     assert examples == [("fine", "1")]
-    assert tally.refused == {"header": 1}
+    assert tally.rejected == {"header": 1}
 
 
 def test_the_tail_of_one_text_is_valid(tmp_path):
     text = "".join(f"line {i}\n" for i in range(100))
     file = write(tmp_path / "t.txt", text)
-    data = DataConfig(kind="texts", train=(file,), tail=0.1)
+    data = DataConfig(kind="texts", train=(file,), valid_tail=0.1)
     ((begin,),), _ = read(data)
     ((end,),), _ = read(data, "valid")
     assert begin + end == text.removesuffix("\n")
     assert len(end) == pytest.approx(0.1 * len(text), abs=1)
     with pytest.raises(UserError, match=r"tail=0.1 is for one file of texts"):
-        DataConfig(kind="pairs", tail=0.1)
+        DataConfig(kind="pairs", valid_tail=0.1)
 
 
 def test_dialogues_become_history_and_answer(tmp_path):
     turns = write(tmp_path / "d.jsonl", '{"turns": ["a", "b", "c", "d"]}\n{"turns": ["x"]}\n')
-    examples, tally = read(DataConfig(kind="dialogues", train=(turns,), history=2))
+    examples, tally = read(DataConfig(kind="dialogues", train=(turns,), context_turns=2))
     assert examples == [("a", "b"), ("a\nb", "c"), ("b\nc", "d")]
-    assert tally.refused == {"no dialogue of two turns": 1}
+    assert tally.rejected == {"no dialogue of two turns": 1}
     lines = write(tmp_path / "d.txt", "Hi . __eou__ Hello ! __eou__\n")
     assert read(DataConfig(kind="dialogues", train=(lines,)))[0] == [("Hi .", "Hello !")]
     turns = write(tmp_path / "d.tsv", "Hi\tHello\tBye\nalone\n")
-    examples, tally = read(DataConfig(kind="dialogues", train=(turns,), history=1))
+    examples, tally = read(DataConfig(kind="dialogues", train=(turns,), context_turns=1))
     assert examples == [("Hi", "Hello"), ("Hello", "Bye")]
-    assert tally.refused == {"no dialogue of two turns": 1}
+    assert tally.rejected == {"no dialogue of two turns": 1}
     both = (write(tmp_path / "asked", "Hi\n"), write(tmp_path / "said", "Hello\n"))
     assert read(DataConfig(kind="dialogues", train=both))[0] == [("Hi", "Hello")]
 
@@ -157,10 +157,10 @@ def test_planted_faults_are_counted_one_by_one(tmp_path):
     files = [tmp_path / "a.en", tmp_path / "a.de"]
     files[0].write_bytes(b"\xef\xbb\xbf" + b"\n".join(source))
     files[1].write_bytes(b"\r\n".join(target))
-    examples, tally = read(DataConfig(train=tuple(map(str, files)), longest=100))
+    examples, tally = read(DataConfig(train=tuple(map(str, files)), max_chars=100))
     assert examples == [("fine", "fine")] * 7
-    assert tally.refused == expected
-    assert tally.mended == {"byte-order mark": 1, "carriage return": len(target) - 1}
+    assert tally.rejected == expected
+    assert tally.repaired == {"byte-order mark": 1, "carriage return": len(target) - 1}
     assert tally.read == len(source)
 
 
@@ -227,7 +227,7 @@ def test_columns_are_chosen_by_number_or_by_name(tmp_path):
     for columns in (("en", "de"), ("2", "3")):
         examples, tally = read(DataConfig(train=(tsv,), header=True, columns=columns))
         assert examples == [("hi", "hallo")]
-        assert tally.refused == Counter({"header": 1, "too few columns": 1})
+        assert tally.rejected == Counter({"header": 1, "too few columns": 1})
     said = complaint(DataConfig(train=(tsv,), header=True, columns=("en", "fr")))
     assert "has no column 'fr': its header names id, en, de" in said
     assert "say header = true" in complaint(DataConfig(train=(tsv,), columns=("en", "de")))
@@ -239,7 +239,7 @@ def test_json_keys_are_chosen_and_looked_up_inside(tmp_path):
     data = DataConfig(train=(path,), columns=("pair.de", "pair.en"))
     examples, tally = read(data)
     assert examples == [("hallo", "over")]  # a key that is there wins over one inside
-    assert tally.refused == Counter({"without pair.de and pair.en": 1, "not a JSON object": 1})
+    assert tally.rejected == Counter({"without pair.de and pair.en": 1, "not a JSON object": 1})
     with pytest.raises(UserError, match="must name where to find source and target"):
         DataConfig(columns=("text",))
 
@@ -247,7 +247,7 @@ def test_json_keys_are_chosen_and_looked_up_inside(tmp_path):
 def test_the_other_direction_stays_in_the_same_split(tmp_path):
     path = write(tmp_path / "a.tsv", "".join(f"left {i}\tright {i}\n" for i in range(500)))
     there = DataConfig(train=(path,), hold_out=0.1)
-    back = DataConfig(train=(path,), hold_out=0.1, swap=True)
+    back = DataConfig(train=(path,), hold_out=0.1, reverse=True)
     for split in ("train", "valid", "test"):
         forward, _ = read(there, split)
         assert read(back, split)[0] == [(b, a) for a, b in forward]
@@ -258,7 +258,7 @@ def test_several_corpora_are_read_one_after_the_other(tmp_path):
     b = DataConfig(train=(write(tmp_path / "b.jsonl", '{"source": "3", "target": "4"}'),))
     examples, tally = read(DataConfig(corpora=(a, b)))
     assert examples == [("1", "2"), ("3", "4")]
-    assert tally.refused == Counter({"empty": 1})
+    assert tally.rejected == Counter({"empty": 1})
     valid = write(tmp_path / "v.tsv", "5\t6\n")
     assert read(DataConfig(corpora=(a, b), valid=(valid,)), "valid")[0] == [("5", "6")]
     assert "data.valid names no file" in complaint_of(DataConfig(corpora=(a, b)), "valid")
@@ -301,7 +301,7 @@ def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
     for split in ("train", "valid"):
         examples, tally = read(data, split)
         assert examples == [("hi", "hallo")]
-        assert tally.refused == Counter({"empty": 1})
+        assert tally.rejected == Counter({"empty": 1})
     assert "data.test names no file" in complaint_of(data, "test")
     held = DataConfig(hub=str(folder), columns=data.columns, hold_out=0.3)
     assert sum(len(read(held, split)[0]) for split in ("train", "valid", "test")) == 1

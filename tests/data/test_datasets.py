@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from limelight.data.batching import Batches
+from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig
 from limelight.data.datasets import (
-    BlockExamples,
-    Blocks,
-    LabelledExamples,
-    MaskedExamples,
-    PairExamples,
-    PromptExamples,
+    CausalLMDataset,
+    ClassificationDataset,
+    MaskedLMDataset,
+    PackedBlocks,
+    PromptDataset,
+    Seq2SeqDataset,
 )
-from limelight.data.token_store import prepare
+from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
 
@@ -24,7 +24,7 @@ TOKENIZER = Tokenizer.train("char", ["a b c"], 300)
 def store_of(tmp_path, text, name="t.txt", **settings):
     (tmp_path / name).write_text(text)
     data = DataConfig(train=(str(tmp_path / name),), **settings)
-    return prepare(data, "train", TOKENIZER, tmp_path / "stores")
+    return open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def stream_of(store):
 @pytest.mark.parametrize("length", [1, 3, 8, 64])
 def test_packed_blocks_are_the_texts_end_to_end(texts, length):
     stream = stream_of(texts)
-    blocks = Blocks(texts, TOKENIZER.end, length, seed=3)
+    blocks = PackedBlocks(texts, TOKENIZER.end, length, seed=3)
     assert len(blocks) == (len(stream) - 1) // length
     made = blocks.gather(0, np.arange(len(blocks)))
     for i in range(len(blocks)):
@@ -50,7 +50,7 @@ def test_packed_blocks_are_the_texts_end_to_end(texts, length):
 @pytest.mark.parametrize("length", [3, 8, 64])
 def test_later_epochs_cut_the_same_ring_elsewhere(texts, length):
     stream = stream_of(texts)
-    blocks = Blocks(texts, TOKENIZER.end, length, seed=3)
+    blocks = PackedBlocks(texts, TOKENIZER.end, length, seed=3)
     rows = np.arange(len(blocks))
     begins = {blocks.begin(epoch) for epoch in range(20)}
     assert len(begins) > 10
@@ -61,7 +61,7 @@ def test_later_epochs_cut_the_same_ring_elsewhere(texts, length):
 
 
 def test_blocks_are_never_longer_than_the_text(texts):
-    blocks = Blocks(texts, TOKENIZER.end, 10**6, seed=0)
+    blocks = PackedBlocks(texts, TOKENIZER.end, 10**6, seed=0)
     assert len(blocks) == 1
     assert blocks.gather(0, np.array([0]))[0].tolist() == stream_of(texts)
 
@@ -69,12 +69,12 @@ def test_blocks_are_never_longer_than_the_text(texts):
 def test_no_text_is_nothing_to_read_and_predict(tmp_path):
     store = store_of(tmp_path, "", kind="texts")
     with pytest.raises(UserError, match=r"0 tokens of text are too few: .* at least 2 are needed"):
-        Blocks(store, TOKENIZER.end, 5, seed=0)
+        PackedBlocks(store, TOKENIZER.end, 5, seed=0)
 
 
 def test_a_language_model_is_asked_for_all_but_the_first(texts):
-    examples = BlockExamples(texts, TOKENIZER, 8, seed=0)
-    batches = list(Batches(examples, batch_tokens=24, seed=0).epoch(0))
+    examples = CausalLMDataset(texts, TOKENIZER, 8, seed=0)
+    batches = list(BatchPlan(examples, batch_tokens=24, seed=0).epoch(0))
     assert sorted(i for b in batches for i in b.examples.tolist()) == list(
         range(len(examples.lengths))
     )
@@ -86,9 +86,9 @@ def test_a_language_model_is_asked_for_all_but_the_first(texts):
 
 
 def test_filling_up_adds_nothing_to_learn(texts):
-    examples = BlockExamples(texts, TOKENIZER, 8, seed=0)
-    plain = list(Batches(examples, batch_tokens=96, seed=0).epoch(0))
-    full = list(Batches(examples, batch_tokens=96, seed=0, rounded=True).epoch(0))
+    examples = CausalLMDataset(texts, TOKENIZER, 8, seed=0)
+    plain = list(BatchPlan(examples, batch_tokens=96, seed=0).epoch(0))
+    full = list(BatchPlan(examples, batch_tokens=96, seed=0, bucketed=True).epoch(0))
     assert {len(b.tokens) for b in full} != {len(b.tokens) for b in plain}
     for a, b in zip(plain, full, strict=True):
         rows = len(a.tokens)
@@ -99,8 +99,8 @@ def test_filling_up_adds_nothing_to_learn(texts):
 
 def test_a_prompt_is_read_and_its_answer_asked_for(tmp_path):
     store = store_of(tmp_path, "ab\tc\na\tbca\nc\ta\n", "p.tsv")
-    examples = PromptExamples(store, TOKENIZER)
-    (batch,) = Batches(examples, batch_tokens=100, seed=0).epoch(0)
+    examples = PromptDataset(store, TOKENIZER)
+    (batch,) = BatchPlan(examples, batch_tokens=100, seed=0).epoch(0)
     for row, i in enumerate(batch.examples.tolist()):
         source, target = (column[i].tolist() for column in store.columns)
         whole = [TOKENIZER.start, *source, TOKENIZER.separator, *target, TOKENIZER.end]
@@ -111,16 +111,16 @@ def test_a_prompt_is_read_and_its_answer_asked_for(tmp_path):
 
 
 def test_blanks_are_drawn_by_epoch_and_the_answers_stay(texts):
-    examples = MaskedExamples(texts, TOKENIZER, 16, seed=0, rate=0.3)
+    examples = MaskedLMDataset(texts, TOKENIZER, 16, seed=0, rate=0.3)
 
     def batches(epoch, **settings):
-        return list(Batches(examples, batch_tokens=64, seed=0, **settings).epoch(epoch))
+        return list(BatchPlan(examples, batch_tokens=64, seed=0, **settings).epoch(epoch))
 
     for batch in batches(0):
         assert (batch.answers[:, 0] == TOKENIZER.start).all()
         assert batch.tokens.shape == batch.answers.shape == (len(batch.examples), 16)
         assert torch.equal(batch.tokens[~batch.asked], batch.answers[~batch.asked])
-        assert not batch.asked[batch.answers < TOKENIZER.first].any()
+        assert not batch.asked[batch.answers < TOKENIZER.first_text_id].any()
         block = examples.blocks.gather(0, batch.examples.numpy())
         assert torch.equal(batch.answers[:, 1:], torch.from_numpy(block[:, :-1]))
     again = [batch.asked for batch in batches(0, workers=2)]
@@ -133,22 +133,22 @@ def test_blanks_are_drawn_by_epoch_and_the_answers_stay(texts):
 def test_labels_are_numbered_alike_in_every_split(tmp_path):
     train = store_of(tmp_path, "ab\tgood\nc\tbad\n", "l.tsv", kind="labelled")
     valid = store_of(tmp_path, "c\tbad\nb\tgood\na\tbad\n", "v.tsv", kind="labelled")
-    classes = sorted(set(train.facts["labels"]))
+    classes = sorted(set(train.meta["labels"]))
     for store in (train, valid):
-        examples = LabelledExamples(store, TOKENIZER, classes, longest=20)
-        (batch,) = Batches(examples, batch_tokens=100, seed=0).epoch(0)
+        examples = ClassificationDataset(store, TOKENIZER, classes, longest=20)
+        (batch,) = BatchPlan(examples, batch_tokens=100, seed=0).epoch(0)
         for row, i in enumerate(batch.examples.tolist()):
-            assert classes[batch.labels[row]] == store.facts["labels"][i]
+            assert classes[batch.labels[row]] == store.meta["labels"][i]
             whole = [TOKENIZER.start, *store.columns[0][i].tolist(), TOKENIZER.end]
             assert batch.tokens[row][batch.real[row]].tolist() == whole
     with pytest.raises(UserError, match="the label 'bad' is none of the classes good"):
-        LabelledExamples(train, TOKENIZER, ["good"], longest=20)
+        ClassificationDataset(train, TOKENIZER, ["good"], longest=20)
 
 
 def test_a_long_text_is_cut_and_still_ends(tmp_path):
     store = store_of(tmp_path, "abcabcabc\tgood\nab\tbad\n", "l.tsv", kind="labelled")
-    examples = LabelledExamples(store, TOKENIZER, ["bad", "good"], longest=6)
-    (batch,) = Batches(examples, batch_tokens=100, seed=0).epoch(0)
+    examples = ClassificationDataset(store, TOKENIZER, ["bad", "good"], longest=6)
+    (batch,) = BatchPlan(examples, batch_tokens=100, seed=0).epoch(0)
     long = batch.examples.tolist().index(0)
     expected = [TOKENIZER.start, *store.columns[0][0].tolist()[:4], TOKENIZER.end]
     assert batch.tokens[long].tolist() == expected
@@ -160,17 +160,17 @@ def test_corpora_read_together_keep_their_weights_and_tags(tmp_path):
     data = DataConfig(
         corpora=(
             DataConfig(train=(str(tmp_path / "a.tsv"),), tag="up"),
-            DataConfig(train=(str(tmp_path / "b.tsv"),), tag="down", weight=3.0, swap=True),
+            DataConfig(train=(str(tmp_path / "b.tsv"),), tag="down", weight=3.0, reverse=True),
         )
     )
     tokenizer = Tokenizer.train("char", ["abc"], 300, ("up", "down"))
-    store = prepare(data, "train", tokenizer, tmp_path / "stores")
+    store = open_or_build(data, "train", tokenizer, tmp_path / "stores")
     sources = [store.columns[0][i].tolist() for i in range(3)]
     assert [tokenizer.pieces(ids)[0] for ids in sources] == ["⟨up⟩", "⟨up⟩", "⟨down⟩"]
     assert [tokenizer.decode(ids) for ids in sources] == ["ab", "b", "ab"]
     assert tokenizer.decode(store.columns[1][2]) == "c"
-    examples = PairExamples(store, tokenizer, [part.weight for part in data.corpora])
-    rows = np.concatenate(Batches(examples, batch_tokens=100, seed=0).plan(0))
+    examples = Seq2SeqDataset(store, tokenizer, [part.weight for part in data.corpora])
+    rows = np.concatenate(BatchPlan(examples, batch_tokens=100, seed=0).plan(0))
     assert sorted(rows.tolist()) == [0, 1, 2, 2, 2]
 
 
@@ -180,10 +180,10 @@ def test_weights_do_not_make_another_store_but_tags_do(tmp_path):
 
     def folder(**settings):
         data = DataConfig(train=(str(tmp_path / "a.tsv"),), **settings)
-        return prepare(data, "train", tokenizer, tmp_path / "stores").folder
+        return open_or_build(data, "train", tokenizer, tmp_path / "stores").folder
 
     assert folder() == folder(weight=2.0)
-    assert len({folder(), folder(tag="x"), folder(swap=True)}) == 3
+    assert len({folder(), folder(tag="x"), folder(reverse=True)}) == 3
 
 
 def test_texts_of_a_heavier_corpus_give_more_blocks(tmp_path):
@@ -194,8 +194,8 @@ def test_texts_of_a_heavier_corpus_give_more_blocks(tmp_path):
         for name, weight in (("a", 1.0), ("b", 4.0))
     )
     data = DataConfig(kind="texts", corpora=corpora)
-    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
-    examples = BlockExamples(store, TOKENIZER, 10, 0, [part.weight for part in corpora])
-    tokens = [b.tokens for b in Batches(examples, batch_tokens=50, seed=0).epoch(0)]
+    store = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
+    examples = CausalLMDataset(store, TOKENIZER, 10, 0, [part.weight for part in corpora])
+    tokens = [b.tokens for b in BatchPlan(examples, batch_tokens=50, seed=0).epoch(0)]
     text = TOKENIZER.decode(torch.cat(tokens)[:, 1:].flatten().tolist())
     assert 3 < text.count("b") / text.count("a") < 5

@@ -6,7 +6,7 @@ import pytest
 
 from limelight.data.check import check
 from limelight.data.corpora import read_split
-from limelight.data.readers import Tally
+from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 from limelight.model import build
 from limelight.recipe import load_recipe
@@ -29,10 +29,10 @@ def exchanges(recipe):
         data = resolve(recipe.data)
     splits = {}
     for split in ("train", "valid"):
-        tally = Tally()
+        tally = LineStats()
         splits[split] = list(read_split(data, split, tally))
         assert tally.read == tally.used == len(splits[split])
-        assert not tally.mended
+        assert not tally.repaired
     return splits
 
 

@@ -12,7 +12,7 @@ TOKENIZER = Tokenizer.train("bpe", CORPUS, 300)
 
 def masked(seed=0, rows=400, rate=0.15, words=None):
     torch.manual_seed(3)
-    tokens = torch.randint(TOKENIZER.first, len(TOKENIZER), (rows, 50))
+    tokens = torch.randint(TOKENIZER.first_text_id, len(TOKENIZER), (rows, 50))
     tokens[:, 0], tokens[:, 30] = TOKENIZER.start, TOKENIZER.separator
     real = torch.arange(50) < torch.randint(31, 51, (rows, 1))
     draw = torch.Generator().manual_seed(seed)
@@ -26,21 +26,21 @@ def share(part, whole):
 
 def test_the_papers_shares():
     tokens, real, hidden, asked = masked()
-    may = real & (tokens >= TOKENIZER.first)
+    may = real & (tokens >= TOKENIZER.first_text_id)
     assert share(asked, may) == pytest.approx(0.15, abs=0.01)
     assert share(asked & (hidden == TOKENIZER.mask), asked) == pytest.approx(0.8, abs=0.02)
     kept = asked & (hidden == tokens)
     assert share(kept, asked) == pytest.approx(0.1, abs=0.02)
     other = asked & (hidden != tokens) & (hidden != TOKENIZER.mask)
     assert share(other, asked) == pytest.approx(0.1, abs=0.02)
-    assert (hidden[other] >= TOKENIZER.first).all()
+    assert (hidden[other] >= TOKENIZER.first_text_id).all()
 
 
 def test_only_what_is_asked_for_changes():
     tokens, real, hidden, asked = masked()
     assert torch.equal(hidden[~asked], tokens[~asked])
     assert not asked[~real].any()
-    assert not asked[tokens < TOKENIZER.first].any()
+    assert not asked[tokens < TOKENIZER.first_text_id].any()
 
 
 def test_it_is_drawn_anew_and_repeatable():
@@ -54,7 +54,7 @@ def test_rates_at_the_edges():
     assert torch.equal(hidden, tokens)
     assert not asked.any()
     tokens, real, _, asked = masked(rate=1.0)
-    assert torch.equal(asked, real & (tokens >= TOKENIZER.first))
+    assert torch.equal(asked, real & (tokens >= TOKENIZER.first_text_id))
 
 
 def test_where_words_begin():
@@ -62,10 +62,10 @@ def test_where_words_begin():
     tokenizer = Tokenizer.train("bpe", [" über öl ärger übel"] * 9, 265)
     starts = word_starts(tokenizer)
     ids = tokenizer.encode(" über öl x")
-    raw = [tokenizer.raw(i) for i in ids]
+    raw = [tokenizer.token_bytes(i) for i in ids]
     assert any(len(piece) > 1 and piece[:1] == b" " for piece in raw)  # a space and half an umlaut
     assert starts[ids].tolist() == [piece[:1] == b" " for piece in raw]
-    assert starts[: tokenizer.first].all()
+    assert starts[: tokenizer.first_text_id].all()
 
 
 def test_whole_words_are_hidden_together():

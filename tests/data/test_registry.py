@@ -14,8 +14,8 @@ import pytest
 from limelight.data import download, registry
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import Tally
-from limelight.data.registry import LINES, NAMED, SHA256, SOURCES, Source, resolve
+from limelight.data.readers import LineStats
+from limelight.data.registry import LINES, NAMED, SHA256, SOURCES, Download, resolve
 from limelight.errors import UserError
 from limelight.recipe import load_recipe, recipe_names
 from tests.data.serving import Server
@@ -64,7 +64,7 @@ def server(multi30k, monkeypatch):
     with Server() as running:
         for file in multi30k:
             running.files[f"/{file}.gz"] = gzip.compress(text_of(file))
-        sources = {file: Source(f"{running.url}/{file}.gz") for file in multi30k}
+        sources = {file: Download(f"{running.url}/{file}.gz") for file in multi30k}
         monkeypatch.setattr(registry, "SOURCES", {**SOURCES, **sources})
         yield running
 
@@ -78,7 +78,7 @@ def put(path, content):
 def check_content(data):
     for split, stem in zip(("train", "valid", "test"), SPLITS, strict=True):
         expected = [(f"line of {stem}.en", f"line of {stem}.de")]
-        assert list(read_split(data, split, Tally())) == expected
+        assert list(read_split(data, split, LineStats())) == expected
 
 
 def test_found_and_read(own):
@@ -135,7 +135,7 @@ def test_what_the_user_says_comes_before_what_the_corpus_suggests(tmp_path, monk
     monkeypatch.setattr(registry, "find", lambda name, file: tmp_path / file)
     assert resolve(DataConfig(name="tatoeba-en-de")).hold_out == 0.02
     assert resolve(DataConfig(name="tatoeba-en-de", hold_out=0.1)).hold_out == 0.1
-    assert resolve(DataConfig(name="stories", longest=500)).longest == 500
+    assert resolve(DataConfig(name="stories", max_chars=500)).max_chars == 500
 
 
 def test_another_file_of_your_own_is_refused(own, server):
@@ -243,7 +243,7 @@ def wmt14(monkeypatch):
     urls = {SOURCES[file].url for file in files}
     with Server() as running:
         sources = {
-            f: Source(f"{running.url}/{Path(SOURCES[f].url).name}", SOURCES[f].member)
+            f: Download(f"{running.url}/{Path(SOURCES[f].url).name}", SOURCES[f].member)
             for f in files
         }
         for url in urls:
@@ -268,7 +268,7 @@ def test_parts_from_archives(wmt14, tmp_path):
     ]
     assert data.valid == (f"{cache}/newstest2013.en", f"{cache}/newstest2013.de")
     expected = [(f"{i} wmt/newstest2014.en", f"{i} wmt/newstest2014.de") for i in range(3)]
-    assert list(read_split(data, "test", Tally())) == expected
+    assert list(read_split(data, "test", LineStats())) == expected
     assert len(wmt14.requests) == 5  # two files from each
     assert wmt14.requests[-1][0] == "/training-parallel-nc-v9.tgz"  # the small ones came first
     assert not [p for p in (tmp_path / "cache/archives").rglob("*") if p.suffix == ".tgz"]
@@ -280,7 +280,7 @@ def test_parts_from_archives(wmt14, tmp_path):
 def test_one_split_needs_no_file_of_the_others(wmt14, tmp_path, monkeypatch):
     data = resolve(load_recipe("wmt14-en-de-base").data, "test")
     assert [path for path, *_ in wmt14.requests] == ["/newstest2014.tgz"]
-    assert list(read_split(data, "test", Tally()))
+    assert list(read_split(data, "test", LineStats()))
     assert data.train == data.valid == data.corpora == ()
     monkeypatch.setattr(registry, "find", lambda name, file: tmp_path / file)
     held_out = resolve(DataConfig(name="tatoeba-en-de"), "test")
@@ -365,7 +365,7 @@ def test_held_out_sources_are_in_one_split_only(tmp_path):
     data = DataConfig(train=(str(file),), hold_out=0.1)
     splits, tallies = {}, {}
     for split in ("train", "valid", "test"):
-        tallies[split] = Tally()
+        tallies[split] = LineStats()
         splits[split] = list(read_split(data, split, tallies[split]))
     assert sum(map(len, splits.values())) == 1200
     sources = [{source for source, _ in rows} for rows in splits.values()]
@@ -381,7 +381,7 @@ def test_a_dialogue_is_held_out_as_a_whole(tmp_path):
     file.write_text("\n".join(rows))
     data = DataConfig(kind="dialogues", train=(str(file),), hold_out=0.2)
     owners = [
-        {source.split()[0] for source, _ in read_split(data, split, Tally())}
+        {source.split()[0] for source, _ in read_split(data, split, LineStats())}
         for split in ("train", "valid", "test")
     ]
     assert len(set.union(*owners)) == sum(map(len, owners)) == 300
@@ -394,7 +394,7 @@ def test_corpora_by_name_among_others_are_found_too(tmp_path, monkeypatch):
     several = DataConfig(
         corpora=(
             DataConfig(name="wmt14-en-de", tag="de", weight=2.0),
-            DataConfig(name="tatoeba-en-de", swap=True),
+            DataConfig(name="tatoeba-en-de", reverse=True),
         )
     )
     parts = resolve(several).corpora
@@ -402,5 +402,5 @@ def test_corpora_by_name_among_others_are_found_too(tmp_path, monkeypatch):
     assert [part.tag for part in parts] == ["de", "de", "de", ""]
     assert [part.weight for part in parts] == [2.0, 2.0, 2.0, 1.0]
     assert parts[3].hold_out == 0.02
-    assert parts[3].swap
+    assert parts[3].reverse
     assert all(part.train and not part.name for part in parts)

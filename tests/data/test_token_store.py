@@ -11,8 +11,8 @@ import pytest
 from limelight.data import token_store as store_module
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import Tally
-from limelight.data.token_store import prepare
+from limelight.data.readers import LineStats
+from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
 
@@ -24,18 +24,18 @@ TOKENIZER = Tokenizer.train("bpe", ["a b c d e f g"], 280)
 def test_it_holds_what_the_corpus_holds(tmp_path, monkeypatch, at_once):
     monkeypatch.setattr(store_module, "AT_ONCE", at_once)
     done = []
-    store = prepare(DATA, "train", TOKENIZER, tmp_path, done.append)
-    examples = list(read_split(DATA, "train", Tally()))
+    store = open_or_build(DATA, "train", TOKENIZER, tmp_path, done.append)
+    examples = list(read_split(DATA, "train", LineStats()))
     assert len(store) == len(examples) == sum(done) == 300
     for i, example in enumerate(examples):
         for column, text in zip(store.columns, example, strict=True):
             assert TOKENIZER.decode(column[i]) == text
             assert column.lengths[i] == len(column[i])
-    assert store.tally == Tally(read=300, used=300)
+    assert store.tally == LineStats(read=300, used=300)
 
 
 def test_rows_are_gathered_side_by_side(tmp_path):
-    column = prepare(DATA, "train", TOKENIZER, tmp_path).columns[0]
+    column = open_or_build(DATA, "train", TOKENIZER, tmp_path).columns[0]
     rows = np.array([5, 0, 299, 5])
     width = int(column.lengths[rows].max()) + 2
     for row, got in zip(rows, column.gather(rows, width, pad=0), strict=True):
@@ -46,7 +46,7 @@ def test_a_second_start_reads_nothing_and_changes_get_a_store_of_their_own(tmp_p
     source = tmp_path / "a.tsv"
     source.write_text("hi\thallo\n" * 9)
     data = DataConfig(train=(str(source),))
-    first = prepare(data, "train", TOKENIZER, tmp_path / "stores")
+    first = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
 
     def never(*_):
         raise AssertionError("read again")
@@ -54,15 +54,15 @@ def test_a_second_start_reads_nothing_and_changes_get_a_store_of_their_own(tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "read_split", never)
         patch.setattr(store_module, "file_digest", never)
-        assert prepare(data, "train", TOKENIZER, tmp_path / "stores").folder == first.folder
+        assert open_or_build(data, "train", TOKENIZER, tmp_path / "stores").folder == first.folder
 
     other = Tokenizer.train("bpe", ["a b"], 270)
-    folders = {first.folder, prepare(data, "train", other, tmp_path / "stores").folder}
-    longer = DataConfig(train=data.train, longest=5)
-    folders.add(prepare(longer, "train", TOKENIZER, tmp_path / "stores").folder)
+    folders = {first.folder, open_or_build(data, "train", other, tmp_path / "stores").folder}
+    longer = DataConfig(train=data.train, max_chars=5)
+    folders.add(open_or_build(longer, "train", TOKENIZER, tmp_path / "stores").folder)
     source.write_text("hi\thello\n" * 9)  # as long as before
     os.utime(source, ns=(1, 1))
-    folders.add(prepare(data, "train", TOKENIZER, tmp_path / "stores").folder)
+    folders.add(open_or_build(data, "train", TOKENIZER, tmp_path / "stores").folder)
     assert len(folders) == 4
 
 
@@ -71,9 +71,9 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(DATA, "train", TOKENIZER, tmp_path, stop)
+        open_or_build(DATA, "train", TOKENIZER, tmp_path, stop)
     assert list(tmp_path.iterdir()) == []
-    assert len(prepare(DATA, "train", TOKENIZER, tmp_path)) == 300
+    assert len(open_or_build(DATA, "train", TOKENIZER, tmp_path)) == 300
 
 
 KILLED = """
@@ -89,7 +89,7 @@ def test_a_killed_process_leaves_no_store(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
     assert done.returncode == 9
     assert all(".tmp-" in path.name for path in tmp_path.iterdir())
-    assert len(prepare(DATA, "train", TOKENIZER, tmp_path)) == 300
+    assert len(open_or_build(DATA, "train", TOKENIZER, tmp_path)) == 300
 
 
 # Each waits in the middle of its work until the other one is there too.
@@ -107,19 +107,19 @@ def test_two_processes_make_the_same_store_in_peace(tmp_path):
     both = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert [path.name for path in stores.iterdir() if ".tmp-" in path.name] == []
-    assert len(prepare(DATA, "train", TOKENIZER, stores)) == 300
+    assert len(open_or_build(DATA, "train", TOKENIZER, stores)) == 300
 
 
 @pytest.mark.parametrize("name", ["facts.json", "0.tokens", "1.offsets"])
 @pytest.mark.parametrize("damage", ["empty", "shorter", "gone"])
 def test_a_damaged_store_is_made_anew(tmp_path, name, damage):
-    folder = prepare(DATA, "train", TOKENIZER, tmp_path).folder
+    folder = open_or_build(DATA, "train", TOKENIZER, tmp_path).folder
     content = (folder / name).read_bytes()
     if damage == "gone":
         (folder / name).unlink()
     else:
         (folder / name).write_bytes(b"" if damage == "empty" else content[:-8])
-    again = prepare(DATA, "train", TOKENIZER, tmp_path)
+    again = open_or_build(DATA, "train", TOKENIZER, tmp_path)
     assert (again.folder / name).read_bytes() == content
 
 
@@ -127,7 +127,7 @@ def test_old_leftovers_are_swept_and_new_ones_are_not(tmp_path):
     for name, age in (("a.tmp-1", 100_000), ("b.tmp-2", 0)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    prepare(DATA, "train", TOKENIZER, tmp_path)
+    open_or_build(DATA, "train", TOKENIZER, tmp_path)
     left = [path.name for path in tmp_path.iterdir() if ".tmp-" in path.name]
     assert left == ["b.tmp-2"]
 
@@ -137,7 +137,9 @@ def test_files_that_change_while_they_are_read_are_noticed(tmp_path):
     source.write_text("hi\thallo\n")
     data = DataConfig(train=(str(source),))
     with pytest.raises(UserError, match=r"data.train changed while they were read"):
-        prepare(data, "train", TOKENIZER, tmp_path / "s", lambda _: source.write_text("ho\tja\n"))
+        open_or_build(
+            data, "train", TOKENIZER, tmp_path / "s", lambda _: source.write_text("ho\tja\n")
+        )
     assert [p for p in (tmp_path / "s").iterdir() if p.name != "hashes"] == []
 
 
@@ -147,7 +149,7 @@ def test_the_same_bytes_read_another_way_are_another_store(tmp_path):
     texts = []
     for name in ("a.txt", "a.jsonl"):
         data = DataConfig(kind="texts", train=(str(tmp_path / name),))
-        store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
+        store = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
         texts.append(TOKENIZER.decode(store.columns[0][0]))
     assert texts == ['{"text": "hello"}', "hello"]
 
@@ -155,28 +157,28 @@ def test_the_same_bytes_read_another_way_are_another_store(tmp_path):
 def test_labels_are_kept(tmp_path):
     (tmp_path / "l.tsv").write_text("good\tyes\nbad\tno\n")
     data = DataConfig(kind="labelled", train=(str(tmp_path / "l.tsv"),))
-    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
-    assert store.facts["labels"] == ["yes", "no"]
+    store = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
+    assert store.meta["labels"] == ["yes", "no"]
     assert len(store.columns) == 1
 
 
 def test_an_empty_corpus_is_an_empty_store(tmp_path):
     (tmp_path / "e.tsv").write_text("no columns\n")
     data = DataConfig(train=(str(tmp_path / "e.tsv"),))
-    store = prepare(data, "train", TOKENIZER, tmp_path / "stores")
+    store = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
     assert len(store) == 0
-    assert store.tally.refused == {"not two columns": 1}
+    assert store.tally.rejected == {"not two columns": 1}
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.tsv")
     data = DataConfig(train=(str(tmp_path / "pipe.tsv"),))
     with pytest.raises(UserError, match=r"pipe.tsv is a pipe or a device, .* write it into a file"):
-        list(read_split(data, "train", Tally()))
+        list(read_split(data, "train", LineStats()))
     with pytest.raises(UserError, match=r"pipe.tsv is a pipe or a device"):
-        prepare(data, "train", TOKENIZER, tmp_path)
+        open_or_build(data, "train", TOKENIZER, tmp_path)
 
 
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*nothing.tsv: No such file"):
-        prepare(DataConfig(train=("nothing.tsv",)), "train", TOKENIZER, tmp_path)
+        open_or_build(DataConfig(train=("nothing.tsv",)), "train", TOKENIZER, tmp_path)

@@ -6,7 +6,7 @@ from itertools import product
 import torch
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.accel.cuda.device_beam import RankedSearch
+from limelight.decode.accel.cuda.device_beam import DeviceBeamSearch
 from limelight.decode.request import Request
 from limelight.model import build, model_config
 
@@ -57,7 +57,7 @@ def tiny(family, seed, vocab=4, d_model=8, sharp=3.0, dtype=torch.float64, **set
 class Ranking:
     """A model that tells the likeliest tokens itself, as one on a GPU does."""
 
-    ranks, plain_search = True, RankedSearch
+    ranks, plain_search = True, DeviceBeamSearch
 
     def __init__(self, model):
         self.model, self.config = model, model.config

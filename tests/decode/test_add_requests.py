@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from limelight.decode.accel.cpu.kv_cache import LeanState
-from limelight.decode.accel.cpu.model import lean
-from limelight.decode.accel.cuda.runner import Fixed
+from limelight.decode.accel.cpu.kv_cache import CpuDecodeState
+from limelight.decode.accel.cpu.model import for_cpu
+from limelight.decode.accel.cuda.runner import CudaGraphModel
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
-from limelight.decode.generate import Writing, write
+from limelight.decode.generate import GenerationBatch, write
 from tests.decode.samples import FAMILIES, Letters, Ranking, requests_for, tiny
 
 CONFIGS = (
     DecodeConfig(beam=1),
     DecodeConfig(temperature=0.9, top_k=8),
-    DecodeConfig(temperature=1.3, top_p=0.9, no_repeat=2),
+    DecodeConfig(temperature=1.3, top_p=0.9, no_repeat_ngram=2),
     DecodeConfig(beam=1, repetition_penalty=1.5),
 )
 
@@ -28,12 +28,16 @@ FAST = [f"{way} {family}" for way in WAYS for family in FAMILIES[:2]]
 
 def model_of(name):
     if name == "ensemble":
-        return Ensemble([lean(tiny(FAMILIES[0], seed, vocab=20, sharp=1.0)) for seed in (5, 6)])
+        return Ensemble([for_cpu(tiny(FAMILIES[0], seed, vocab=20, sharp=1.0)) for seed in (5, 6)])
     way, family = name.split() if " " in name else ("", name)
     positions = {"positions": "rotary"} if way == "turning" else {}
     model = tiny(family, 3, vocab=20, sharp=1.0, **positions)
-    ways = {"": lambda model: model, "fixed": Fixed, "ahead": lambda model: Ranking(Fixed(model))}
-    return ways.get(way, lean)(model)
+    ways = {
+        "": lambda model: model,
+        "fixed": CudaGraphModel,
+        "ahead": lambda model: Ranking(CudaGraphModel(model)),
+    }
+    return ways.get(way, for_cpu)(model)
 
 
 def jobs_for(model, count, dice, configs=CONFIGS):
@@ -53,16 +57,16 @@ def test_who_cannot_join_changes_nothing(monkeypatch):
     def fails(*_):
         raise MemoryError
 
-    writing, texts = Writing(model, [first, second], CONFIGS[0], letters), {0: [], 1: []}
+    writing, texts = GenerationBatch(model, [first, second], CONFIGS[0], letters), {0: [], 1: []}
     with torch.inference_mode():
         while writing.active:
             for event in writing.step():
                 texts[event.row] += [event.token] * (event.token != letters.end)
             with monkeypatch.context() as patch:
-                patch.setattr(LeanState, "put", fails)
+                patch.setattr(CpuDecodeState, "put", fails)
                 if len(writing.active) == 2:
                     with pytest.raises(MemoryError):
-                        writing.join([third], CONFIGS[:1])
+                        writing.add_requests([third], CONFIGS[:1])
     assert [*texts.values()] == alone
 
 
@@ -72,13 +76,13 @@ def test_joining_changes_no_text(name):
     model, dice, letters = model_of(name), random.Random(name), Letters(20)
     ahead = name.startswith("ahead")
     waiting = list(jobs_for(model, 60, dice, CONFIGS[:2] if ahead else CONFIGS))
-    writing, jobs, texts = Writing(model, [], CONFIGS[0], letters), {}, {}
-    writing.runs_ahead = ahead
+    writing, jobs, texts = GenerationBatch(model, [], CONFIGS[0], letters), {}, {}
+    writing.async_ahead = ahead
     with torch.inference_mode():
         while waiting or writing.active:
             while waiting and (not writing.active or dice.random() < 0.3):
                 job = waiting.pop()
-                (number,) = writing.join([job[0]], [job[1]])
+                (number,) = writing.add_requests([job[0]], [job[1]])
                 jobs[number], texts[number] = job, []
             for event in writing.step():
                 texts[event.row].append((event.token, event.logprob))
@@ -96,7 +100,7 @@ def test_joining_changes_no_text(name):
 def test_the_likeliest_tokens_are_told_to_those_who_ask():
     model, letters = tiny("decoder-only", 1, vocab=12), Letters(12)
     plain, asking = requests_for(model, 2, limit=4)
-    writing = Writing(model, [plain, replace(asking, top=3)], CONFIGS[0], letters)
+    writing = GenerationBatch(model, [plain, replace(asking, top=3)], CONFIGS[0], letters)
     told = []
     while writing.active:
         told += writing.step()

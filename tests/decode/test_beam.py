@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limelight.decode.accel.cuda.device_beam import RankedSearch
-from limelight.decode.beam import Search, beam_search, is_plain, length_penalty
+from limelight.decode.accel.cuda.device_beam import DeviceBeamSearch
+from limelight.decode.beam import BeamSearch, beam_search, is_unconstrained, length_penalty
 from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import write
 from limelight.decode.request import Request
@@ -190,8 +190,8 @@ def test_groups_differ_more_than_one_beam_does():
         return sum(len({text.tokens[0] if text.tokens else END for text in f}) for f in found)
 
     one = first_tokens()
-    assert first_tokens(groups=3, diversity=5.0) > one
-    assert first_tokens(groups=6, diversity=100.0) == 60  # all of them begin differently
+    assert first_tokens(beam_groups=3, diversity=5.0) > one
+    assert first_tokens(beam_groups=6, diversity=100.0) == 60  # all of them begin differently
 
 
 def test_groups_that_find_the_same_text_tell_it_once():
@@ -199,7 +199,7 @@ def test_groups_that_find_the_same_text_tell_it_once():
     for seed in range(10):
         model = tiny("encoder-decoder", seed, vocab=12)
         requests = requests_for(model, 4, limit=8, seed=seed)
-        config = DecodeConfig(beam=4, groups=4, diversity=0.3)
+        config = DecodeConfig(beam=4, beam_groups=4, diversity=0.3)
         for texts in beam_search(model, requests, config, Letters(12), nbest=4):
             kinds = {(*text.tokens, text.ended) for text in texts}
             assert len(kinds) == len(texts) >= 1
@@ -219,7 +219,7 @@ def test_one_group_without_diversity_is_a_beam():
     model = tiny("encoder-decoder", 2, vocab=12)
     requests = requests_for(model, 5, limit=8, seed=2)
     one = beam_search(model, requests, DecodeConfig(beam=2), Letters(12))
-    two = DecodeConfig(beam=4, groups=2, diversity=0.0)
+    two = DecodeConfig(beam=4, beam_groups=2, diversity=0.0)
     same = beam_search(model, requests, two, Letters(12))
     assert [f[0].tokens for f in one] == [f[0].tokens for f in same]
 
@@ -227,7 +227,7 @@ def test_one_group_without_diversity_is_a_beam():
 def test_the_tree_leads_to_what_was_found():
     model = tiny("encoder-decoder", 4, vocab=12)
     (request,) = requests_for(model, 1, limit=8, seed=4)
-    search = Search(model, [request], DecodeConfig(beam=3), Letters(12), 1, keep_trees=True)
+    search = BeamSearch(model, [request], DecodeConfig(beam=3), Letters(12), 1, keep_trees=True)
     (best,) = search.run()[0]
     texts = {0: []}
     paths = []
@@ -244,7 +244,7 @@ def test_what_cannot_be_written_takes_no_place_from_what_can():
     """Unless there is nothing else; then the places stay empty."""
     model = tiny("encoder-decoder", 3, vocab=30)
     (request,) = requests_for(model, 1, limit=9, seed=3, include=("xy",))
-    search = Search(model, [request], DecodeConfig(beam=4), Letters(30), 1, keep_trees=True)
+    search = BeamSearch(model, [request], DecodeConfig(beam=4), Letters(30), 1, keep_trees=True)
     search.run()
     assert [len(step) for step in search.trees[0][:3]] == [4, 4, 4]
 
@@ -290,10 +290,10 @@ def test_impossible_wishes_are_refused():
     with pytest.raises(UserError, match="nbest=5 of a beam of 4"):
         beam_search(model, [request], DecodeConfig(), Letters(4), nbest=5)
     with pytest.raises(UserError, match="groups=3 does not divide beam=4"):
-        DecodeConfig(groups=3)
+        DecodeConfig(beam_groups=3)
     named = replace(request, include=("a",))
     with pytest.raises(UserError, match="cannot promise words"):
-        beam_search(model, [named], DecodeConfig(groups=2), Letters(4))
+        beam_search(model, [named], DecodeConfig(beam_groups=2), Letters(4))
     with pytest.raises(UserError, match="need a beam"):
         write(model, [named], DecodeConfig(), Letters(4))
 
@@ -303,13 +303,13 @@ def test_impossible_wishes_are_refused():
 @pytest.mark.parametrize("family", FAMILIES[:2])
 def test_a_search_by_ranks_finds_the_same(family, beam, ahead, monkeypatch):
     """Also where it does not wait for what it has found."""
-    made = RankedSearch.__init__
+    made = DeviceBeamSearch.__init__
 
     def running_ahead(self, *given):
         made(self, *given)
         self.runs_ahead = ahead
 
-    monkeypatch.setattr(RankedSearch, "__init__", running_ahead)
+    monkeypatch.setattr(DeviceBeamSearch, "__init__", running_ahead)
     for seed in range(5):
         model, tokenizer = tiny(family, seed, vocab=9), Letters(9)
         requests = requests_for(model, 7, limit=3 + seed, seed=seed)
@@ -324,9 +324,9 @@ def test_a_search_by_ranks_finds_the_same(family, beam, ahead, monkeypatch):
 
 def test_what_needs_more_than_ranks_is_not_searched_by_them():
     request = Request([START], 5)
-    assert is_plain([request], DecodeConfig(beam=5))
-    assert not is_plain([request], DecodeConfig(beam=9))
-    assert not is_plain([request], DecodeConfig(beam=4, groups=2))
-    assert not is_plain([request], DecodeConfig(no_repeat=2))
-    assert not is_plain([Request([START], 5, exclude=("a",))], DecodeConfig())
-    assert not is_plain([request, Request([START], 5, include=("a",))], DecodeConfig())
+    assert is_unconstrained([request], DecodeConfig(beam=5))
+    assert not is_unconstrained([request], DecodeConfig(beam=9))
+    assert not is_unconstrained([request], DecodeConfig(beam=4, beam_groups=2))
+    assert not is_unconstrained([request], DecodeConfig(no_repeat_ngram=2))
+    assert not is_unconstrained([Request([START], 5, exclude=("a",))], DecodeConfig())
+    assert not is_unconstrained([request, Request([START], 5, include=("a",))], DecodeConfig())

@@ -9,12 +9,18 @@ from torch import nn
 from torch.nn import functional as F
 
 import limelight.decode.accel.cpu.huge_pages
-from limelight.decode.accel.cpu.huge_pages import AT_ONCE, Rooms, Shelf, in_large_pages, new_pages
-from limelight.decode.accel.cpu.kv_cache import LeanState
-from limelight.decode.accel.cpu.linear import Int8Product, Product
-from limelight.decode.accel.cpu.model import FEW, MANY, VERY_FEW, Lean, gather, lean
+from limelight.decode.accel.cpu.huge_pages import (
+    AT_ONCE,
+    Arena,
+    PagePool,
+    alloc_huge_pages,
+    new_pages,
+)
+from limelight.decode.accel.cpu.kv_cache import CpuDecodeState
+from limelight.decode.accel.cpu.linear import Int8Linear, PackedLinear
+from limelight.decode.accel.cpu.model import FEW, MANY, VERY_FEW, CpuModel, attention, for_cpu
 from limelight.errors import UserError
-from limelight.model.topk import highest, likeliest
+from limelight.model.topk import fast_argmax, fast_topk
 from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
 
 ONEDNN_LINEAR = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
@@ -47,8 +53,8 @@ precisions = pytest.mark.parametrize(
 def sides(family, dtype=torch.float64, rows=4, **changes):
     """A model and its fast form, each with a state that has read the same ragged sources."""
     model = small(family, dtype, **changes)
-    fast = lean(model)
-    assert isinstance(fast, Lean)
+    fast = for_cpu(model)
+    assert isinstance(fast, CpuModel)
     source, lengths = tokens(rows, 7), torch.randint(1, 8, (rows, 1))
     real = torch.arange(7) < lengths
     return model, fast, begin(model, source, real), begin(fast, source, real)
@@ -120,7 +126,7 @@ def test_steps_and_selections_at_random(family, changes, dtype, within, ragged):
 @pytest.mark.parametrize("kept", ["past", "source", "length"])
 def test_a_forgotten_selection_is_noticed(monkeypatch, kept):
     """The test above would fail if the past, the sources or the lengths stayed behind."""
-    select = LeanState.select
+    select = CpuDecodeState.select
 
     def forgetful(self, rows):
         before = self.past.clone(), self.cache.length, self.source
@@ -132,7 +138,7 @@ def test_a_forgotten_selection_is_noticed(monkeypatch, kept):
         if kept == "source" and self.source.size(2) <= before[2].size(2):
             self.keep_source(before[2][:, :, : self.source.size(2)], self.source_hidden)
 
-    monkeypatch.setattr(LeanState, "select", forgetful)
+    monkeypatch.setattr(CpuDecodeState, "select", forgetful)
     with pytest.raises(AssertionError, match="not close"):
         assert_walks_alike("encoder-decoder", torch.float64, 1e-10, {}, ragged=True)
 
@@ -166,7 +172,7 @@ def test_one_source_is_folded_into_the_weights(changes, dtype, within, beams):
 
 def test_a_long_source_or_two_are_not_folded():
     model = small("encoder-decoder")
-    fast = lean(model)
+    fast = for_cpu(model)
     for source in (tokens(1, 9), tokens(2, 3)):  # 4 heads x 9 are more than 2 x 16
         state = fast.start(source)
         expected = model.step(source[:, :1], model.start(source))
@@ -212,7 +218,7 @@ def test_the_end_of_the_room_is_said():
 
 def test_a_longer_cache_may_be_asked_for():
     model = small("decoder-only", max_len=4)
-    fast, text = lean(model), tokens(1, 9)
+    fast, text = for_cpu(model), tokens(1, 9)
     for room in (6, 9):
         state = fast.start(1, max_len=room)
         for i in range(room):
@@ -232,16 +238,16 @@ def test_a_state_that_lost_all_its_rows_takes_new_ones():
 @pytest.mark.parametrize("family", ["recurrent-encoder-decoder", "recurrent-decoder-only"])
 def test_where_no_faster_way_is_known_the_model_writes_itself(family):
     model = small(family)
-    assert lean(model) is model
+    assert for_cpu(model) is model
     half = small("decoder-only", torch.bfloat16)
-    assert lean(half) is half
+    assert for_cpu(half) is half
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS[:2])
 @pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
 def test_sources_and_texts_as_long_as_the_model_allows(family, positions):
     model = small(family, positions=positions, max_len=8)
-    fast, source, text = lean(model), tokens(2, 8), tokens(2, 8)
+    fast, source, text = for_cpu(model), tokens(2, 8), tokens(2, 8)
     state, quick = begin(model, source), begin(fast, source)
     for i in range(8):
         new = text[:, i : i + 1]
@@ -250,7 +256,7 @@ def test_sources_and_texts_as_long_as_the_model_allows(family, positions):
 
 def test_a_source_of_padding_alone_is_read_as_the_model_reads_it():
     model = small("encoder-decoder")
-    fast, source, first = lean(model), tokens(3, 5), tokens(3, 1)
+    fast, source, first = for_cpu(model), tokens(3, 5), tokens(3, 1)
     real = torch.arange(5) >= torch.tensor([[5], [2], [0]])  # padding comes first here
     expected = model.step(first, model.start(source, real))
     torch.testing.assert_close(fast.step(first, fast.start(source, real)), expected)
@@ -258,21 +264,21 @@ def test_a_source_of_padding_alone_is_read_as_the_model_reads_it():
 
 def test_int8_is_near_and_is_refused_where_it_would_not_be_int8():
     model = small("encoder-decoder", torch.float32)
-    fast, source, text = lean(model, int8=True), tokens(3, 5), tokens(3, 4)
+    fast, source, text = for_cpu(model, int8=True), tokens(3, 5), tokens(3, 4)
     state, quick = model.start(source), fast.start(source)
     for i in range(4):
         expected, got = model.step(text[:, i, None], state), fast.step(text[:, i, None], quick)
         assert not torch.equal(got, expected)
         assert (got - expected).std() < 0.1 * expected.std()
     with pytest.raises(UserError, match=r"this model is in torch\.float64"):
-        lean(small("decoder-only"), int8=True)
+        for_cpu(small("decoder-only"), int8=True)
     with pytest.raises(UserError, match="for Transformers, and this model is recurrent-decoder"):
-        lean(small("recurrent-decoder-only"), int8=True)
+        for_cpu(small("recurrent-decoder-only"), int8=True)
 
 
 @pytest.mark.parametrize("louder", [1, 100])
 def test_int8_rounds_every_row_by_itself(louder):
-    product = Int8Product(nn.Linear(24, 40))
+    product = Int8Linear(nn.Linear(24, 40))
     x = torch.randn(5, 24)
     x[1:] *= louder
     x[4] = 0  # nothing to round
@@ -285,13 +291,13 @@ def test_a_processor_without_int8_is_told_in_a_sentence(monkeypatch):
         "limelight.decode.accel.cpu.linear.PROBE", "import os; os.kill(os.getpid(), 4)"
     )
     with pytest.raises(UserError, match="int8 does not work on this CPU"):
-        lean(small("decoder-only", torch.float32), int8=True)
+        for_cpu(small("decoder-only", torch.float32), int8=True)
 
 
 @pytest.mark.parametrize("count", [0, 5, 2**20])
 def test_large_pages_are_ordinary_memory(count):
     like = torch.empty(1, dtype=torch.float64)
-    numbers = in_large_pages(like, count)
+    numbers = alloc_huge_pages(like, count)
     assert numbers.shape == (count,)
     assert numbers.dtype == torch.float64
     assert torch.equal(numbers.fill_(3).view(-1, 1).sum(), torch.tensor(3.0 * count).double())
@@ -308,26 +314,26 @@ def test_looking_at_few_or_many_is_attention(rows, slots, queries):
         truth = F.scaled_dot_product_attention(
             q, keys, values, None if unseen is None else ~unseen, scale=1.0
         )
-        got = gather(q, keys.mT, values, unseen)
+        got = attention(q, keys.mT, values, unseen)
         torch.testing.assert_close(got, truth, rtol=0, atol=1e-12)
 
 
 @pytest.fixture
 def rooms(monkeypatch):
-    monkeypatch.setattr("limelight.decode.accel.cpu.huge_pages.ROOMS", Rooms())
+    monkeypatch.setattr("limelight.decode.accel.cpu.huge_pages.ROOMS", PagePool())
     return limelight.decode.accel.cpu.huge_pages.ROOMS
 
 
 def test_pages_are_used_again_once_no_tensor_lies_in_them(rooms):
     like, count = torch.empty(1), 2**20
-    first = in_large_pages(like, count).fill_(1)
+    first = alloc_huge_pages(like, count).fill_(1)
     view, where = first.view(4, -1)[2], first.data_ptr()
     del first
-    second = in_large_pages(like, count).fill_(2)
+    second = alloc_huge_pages(like, count).fill_(2)
     assert second.data_ptr() != where
     assert view.eq(1).all()
     del view
-    third = in_large_pages(like.double(), count // 2 - 7).fill_(3)
+    third = alloc_huge_pages(like.double(), count // 2 - 7).fill_(3)
     assert third.data_ptr() == where
     assert third.numel() == count // 2 - 7
     assert second.eq(2).all()
@@ -336,17 +342,17 @@ def test_pages_are_used_again_once_no_tensor_lies_in_them(rooms):
 def test_few_pages_are_kept_and_none_for_ever_that_fit_nobody(rooms, monkeypatch):
     monkeypatch.setattr("limelight.decode.accel.cpu.huge_pages.KEPT", 2**23)
     like = torch.empty(1)
-    small, large = in_large_pages(like, 2**19), in_large_pages(like, 2**22)
+    small, large = alloc_huge_pages(like, 2**19), alloc_huge_pages(like, 2**22)
     del small, large
     assert [len(room) for room in rooms.free] == [2**21]
-    much = in_large_pages(like, 2**22)
+    much = alloc_huge_pages(like, 2**22)
     assert much.numel() == 2**22
     assert rooms.free == []
 
 
 def test_when_memory_ends_kept_pages_are_given_up_before_anybody_is_refused(rooms, monkeypatch):
     like = torch.empty(1)
-    both = [in_large_pages(like, 2**20) for _ in range(2)]
+    both = [alloc_huge_pages(like, 2**20) for _ in range(2)]
     del both
     assert len(rooms.free) == 2  # of which one is given up in any case
 
@@ -356,7 +362,7 @@ def test_when_memory_ends_kept_pages_are_given_up_before_anybody_is_refused(room
         return new_pages(size)
 
     monkeypatch.setattr("limelight.decode.accel.cpu.huge_pages.new_pages", while_nothing_is_kept)
-    much = in_large_pages(like, 2**21)
+    much = alloc_huge_pages(like, 2**21)
     assert rooms.free == []
     assert much.numel() == 2**21
 
@@ -379,7 +385,7 @@ def test_a_state_without_memory_for_newcomers_is_as_it_was(monkeypatch, failing)
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(LeanState, "move" if failing == "past" else "sources_with", fails)
+        patch.setattr(CpuDecodeState, "move" if failing == "past" else "sources_with", fails)
         with pytest.raises(MemoryError):
             quick.put(other, torch.tensor([1, 4, 5]))
     torch.testing.assert_close(fast.step(new, quick), model.step(new, state))
@@ -410,7 +416,7 @@ def test_the_ways_for_much_and_for_many_give_the_same(monkeypatch, family, chang
 
 def test_a_source_that_is_too_long_is_refused_with_its_length():
     model = small("encoder-decoder", positions="learned", max_len=8)
-    for writer in (model, lean(model)):
+    for writer in (model, for_cpu(model)):
         with pytest.raises(UserError, match=r"^9 tokens are too many"):
             writer.start(tokens(1, 9))
 
@@ -424,16 +430,16 @@ def test_a_product_is_a_linear_layer_with_any_kernel(monkeypatch, kernel, inputs
     layer = nn.Linear(inputs, outputs)
     x, onto = torch.randn(rows, inputs), torch.randn(rows, outputs)
     with torch.no_grad():
-        product, truth = Product(layer), layer(x)
+        product, truth = PackedLinear(layer), layer(x)
         torch.testing.assert_close(product(x), truth, rtol=1e-5, atol=1e-5)
         with_room = product(x, torch.full_like(truth, math.nan))
         torch.testing.assert_close(with_room, truth, rtol=1e-5, atol=1e-5)
         expected = onto + truth
-        torch.testing.assert_close(product.onto(onto, x), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(product.add_into(onto, x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_matrices_on_a_shelf_do_not_touch_each_other():
-    shelf = Shelf()
+    shelf = Arena()
     kinds = [torch.empty(0), torch.empty(0, dtype=torch.float64)]
     shapes = [(3, 5), (1, 1), (700, 700), (2, AT_ONCE // 2 + 1), (7, 9)] * 3
     placed = [shelf.place(kinds[i % 2], *shape).fill_(i) for i, shape in enumerate(shapes)]
@@ -447,12 +453,12 @@ def test_matrices_on_a_shelf_do_not_touch_each_other():
 def test_likeliest_is_the_first_of_the_highest(vocab):
     for logits in (torch.randn(50, vocab), torch.randint(4, (50, vocab)).float()):
         logits[0] = -math.inf
-        assert torch.equal(likeliest(logits), logits.argmax(dim=1))
+        assert torch.equal(fast_argmax(logits), logits.argmax(dim=1))
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(100, 5), (300, 2), (300, 5), (8000, 1), (8000, 10)])
 def test_highest_is_topk(vocab, count):
     logits = torch.rand(50, vocab).mul(1e6).round()
-    values, tokens = highest(logits, count)
+    values, tokens = fast_topk(logits, count)
     assert torch.equal(values, logits.topk(count).values)
     assert torch.equal(logits.gather(1, tokens), values)

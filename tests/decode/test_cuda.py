@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from limelight.decode.accel.cuda.device_beam import RankedSearch
-from limelight.decode.accel.cuda.runner import MOST_PLACES, Fixed, rounded
+from limelight.decode.accel.cuda.device_beam import DeviceBeamSearch
+from limelight.decode.accel.cuda.runner import MOST_PLACES, CudaGraphModel, rounded
 from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import write
@@ -46,7 +46,7 @@ def walk(model, writer, ragged, seed):
 @pytest.mark.parametrize("family", TRANSFORMERS[:2])
 def test_fixed_steps_are_the_models_own(family, changes, ragged):
     model = small(family, torch.float64, **changes)
-    writer = Fixed(model)  # one for all walks, so that places are used again
+    writer = CudaGraphModel(model)  # one for all walks, so that places are used again
     for seed in range(4):
         assert walk(model, writer, ragged, seed) < 1e-12
     assert len(writer.places) < 12
@@ -56,7 +56,7 @@ def test_a_row_that_was_not_moved_is_noticed(monkeypatch):
     """The control."""
     model = small("encoder-decoder", torch.float64)
     monkeypatch.setattr("limelight.decode.accel.cuda.graph_slot.Place.shuffle", lambda *_: None)
-    assert max(walk(model, Fixed(model), True, seed) for seed in range(6)) > 1e-3
+    assert max(walk(model, CudaGraphModel(model), True, seed) for seed in range(6)) > 1e-3
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -64,7 +64,7 @@ def test_a_row_that_was_not_moved_is_noticed(monkeypatch):
 def test_search_finds_the_same(family, beam):
     model, tokenizer = tiny(family, 1, vocab=12), Letters(12)
     requests = requests_for(model, 9, limit=11, seed=1)
-    config, writer = DecodeConfig(beam=beam), Fixed(model)
+    config, writer = DecodeConfig(beam=beam), CudaGraphModel(model)
     found, wanted = (beam_search(m, requests, config, tokenizer) for m in (writer, model))
     assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in wanted]
     if beam == 1:
@@ -75,8 +75,8 @@ def test_search_finds_the_same(family, beam):
 
 def ranking(model):
     """A writer that chooses by itself, as on a GPU."""
-    writer = Fixed(model)
-    writer.ranks, writer.plain_search = True, RankedSearch
+    writer = CudaGraphModel(model)
+    writer.ranks, writer.plain_search = True, DeviceBeamSearch
     return writer
 
 
@@ -119,7 +119,7 @@ def test_damaged_weights_are_noticed_by_a_search_that_is_not_watched():
 
 def test_room_that_a_longer_row_has_left_is_used_again():
     model = small("decoder-only", torch.float64)
-    writer, room = Fixed(model), 64
+    writer, room = CudaGraphModel(model), 64
     state, own = writer.start(2, max_len=room), model.start(2, max_len=room)
     prompt, real = tokens(2, 50), torch.arange(50) < torch.tensor([[50], [3]])
     first = torch.tensor([1])
@@ -134,7 +134,7 @@ def test_room_that_a_longer_row_has_left_is_used_again():
 
 def test_a_place_is_used_again_but_never_by_two():
     model = small("decoder-only", torch.float64)
-    writer = Fixed(model)
+    writer = CudaGraphModel(model)
     one, other = writer.start(2), writer.start(2)
     for state in (one, other):
         writer.step(tokens(2, 1), state)
@@ -148,7 +148,7 @@ def test_a_place_is_used_again_but_never_by_two():
 
 def test_places_that_nobody_has_used_for_long_are_given_up():
     model = small("decoder-only", torch.float64)
-    writer, held = Fixed(model), []
+    writer, held = CudaGraphModel(model), []
     for rows in (1, 2, 3):
         held.append(writer.start(rows))
         writer.step(tokens(rows, 1), held[-1])
@@ -173,7 +173,7 @@ class OnGpu:
     """A writer on a GPU for those who hold their numbers on a CPU."""
 
     def __init__(self, model):
-        self.writer, self.config = Fixed(model.to("cuda")), model.config
+        self.writer, self.config = CudaGraphModel(model.to("cuda")), model.config
 
     def start(self, *given, **room):
         return self.writer.start(*(moved(x) for x in given), **room)
@@ -204,12 +204,12 @@ def test_recorded_steps_of_few_kernels_are_the_models_own(
         assert walk(model, writer, ragged, seed) < 1e-11
     places = writer.writer.places
     assert places
-    assert all(type(place).__name__ == "SwiftPlace" and place.recordings for place in places)
+    assert all(type(place).__name__ == "SwiftPlace" and place.graphs for place in places)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("beam", [1, 3, 5])
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
 def test_a_search_on_a_gpu_finds_what_it_finds_on_a_cpu(family, beam):
-    writer = Fixed(tiny(family, 2, vocab=12, sharp=1.0).to("cuda"))
+    writer = CudaGraphModel(tiny(family, 2, vocab=12, sharp=1.0).to("cuda"))
     assert_chooses_alike(writer, tiny(family, 2, vocab=12, sharp=1.0), beam)

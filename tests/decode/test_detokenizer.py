@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limelight.decode.detokenizer import TextStream
+from limelight.decode.detokenizer import IncrementalDetokenizer
 from tests.decode.samples import learned_tokenizer
 
 TOKENIZER = learned_tokenizer()
 
 
 def streamed(ids, stops=()):
-    stream = TextStream(TOKENIZER, stops)
+    stream = IncrementalDetokenizer(TOKENIZER, stops)
     return [*map(stream.feed, ids), stream.finish()]
 
 
@@ -54,7 +54,7 @@ def test_what_follows_a_stop_is_never_shown(text, stops):
 
 
 def test_the_beginning_of_a_stop_is_held_back():
-    stream = TextStream(TOKENIZER, ["###"])
+    stream = IncrementalDetokenizer(TOKENIZER, ["###"])
     shown = [stream.feed(i) for text in ("a", "#", "#", "b") for i in TOKENIZER.encode(text)]
     assert shown == ["a", "", "", "##b"]
     assert not stream.stopped

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
-from limelight.decode.generate import Writing, write
+from limelight.decode.generate import GenerationBatch, write
 from limelight.decode.request import Request
-from limelight.decode.sampling import discourage, draw, luck_of, supported
+from limelight.decode.sampling import (
+    apply_repetition_penalty,
+    sample,
+    top_k_top_p_mask,
+    uniform_draws,
+)
 from limelight.errors import UserError
 from tests.decode.samples import END, FAMILIES, START, Letters, logprobs_of, requests_for, tiny
 
@@ -142,7 +147,7 @@ def test_a_hundred_thousand_draws_have_the_promised_chances(options):
     config = DecodeConfig(**options)
     logits = torch.randn(12, generator=torch.Generator().manual_seed(5)) * 1.5
     count = 100_000
-    drawn = draw(logits.expand(count, -1), luck_of(7, count), config)
+    drawn = sample(logits.expand(count, -1), uniform_draws(7, count), config)
     counts = torch.bincount(drawn, minlength=12).tolist()
     wanted = chances_by_hand(logits, config)
     assert {i for i, n in enumerate(counts) if n} <= wanted.keys()  # never outside the support
@@ -153,7 +158,9 @@ def test_a_hundred_thousand_draws_have_the_promised_chances(options):
 
 def test_the_chi_square_notices_a_wrong_temperature():
     logits = torch.randn(12, generator=torch.Generator().manual_seed(5)) * 1.5
-    drawn = draw(logits.expand(100_000, -1), luck_of(7, 100_000), DecodeConfig(temperature=1.05))
+    drawn = sample(
+        logits.expand(100_000, -1), uniform_draws(7, 100_000), DecodeConfig(temperature=1.05)
+    )
     counts = torch.bincount(drawn, minlength=12).tolist()
     wanted = chances_by_hand(logits, DecodeConfig(temperature=1.0))
     chi_square = sum((counts[i] - 1e5 * p) ** 2 / (1e5 * p) for i, p in wanted.items())
@@ -172,7 +179,7 @@ def test_the_chi_square_notices_a_wrong_temperature():
 def test_a_draw_stays_in_its_support(logits, luck, top_k, top_p, min_p, temperature):
     config = DecodeConfig(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
     row = torch.tensor([logits])
-    (token,) = draw(row, torch.tensor([luck], dtype=torch.float64), config).tolist()
+    (token,) = sample(row, torch.tensor([luck], dtype=torch.float64), config).tolist()
     higher = sum(value > logits[token] for value in logits)
     assert not top_k or higher < top_k
     chances = ((row - row.max()).double() / temperature).softmax(dim=-1)[0]
@@ -182,14 +189,14 @@ def test_a_draw_stays_in_its_support(logits, luck, top_k, top_p, min_p, temperat
 
 def test_a_cold_draw_is_greedy():
     logits = torch.randn(1000, 50)
-    cold = draw(logits, torch.rand(1000).double(), DecodeConfig(temperature=1e-6))
+    cold = sample(logits, torch.rand(1000).double(), DecodeConfig(temperature=1e-6))
     assert (cold == logits.argmax(dim=-1)).all()
 
 
 def test_the_likeliest_always_stays():
     ranked = torch.tensor([[0.5, 0.3, 0.2]]).double()
     config = DecodeConfig(temperature=1.0, top_p=1e-9, min_p=0.99, top_k=1)
-    assert supported(ranked, config).tolist() == [[True, False, False]]
+    assert top_k_top_p_mask(ranked, config).tolist() == [[True, False, False]]
 
 
 # Repetitions
@@ -199,8 +206,8 @@ def test_a_penalty_by_hand():
     logits = torch.tensor([[1.0, -1.0, 2.0, 0.5]])
     history = torch.tensor([[-1, 1, 2]])
     config = DecodeConfig(repetition_penalty=2.0)
-    assert discourage(logits, history, config, 0).tolist() == [[1.0, -2.0, 1.0, 0.5]]
-    assert discourage(logits, history, config, 2).tolist() == [[1.0, -1.0, 1.0, 0.5]]
+    assert apply_repetition_penalty(logits, history, config, 0).tolist() == [[1.0, -2.0, 1.0, 0.5]]
+    assert apply_repetition_penalty(logits, history, config, 2).tolist() == [[1.0, -1.0, 1.0, 0.5]]
 
 
 @pytest.mark.parametrize("beam", [0, 1, 3])
@@ -225,7 +232,7 @@ def test_no_sequence_of_n_tokens_comes_twice(beam, n):
             count += sum(map(min, again, plain))
         return count
 
-    assert repeats(no_repeat=n) == 0
+    assert repeats(no_repeat_ngram=n) == 0
     assert repeats() > 0
 
 
@@ -245,7 +252,7 @@ def test_repetitions_are_the_same_to_a_beam_of_one(family, settings):
 def test_a_text_may_end_when_nothing_new_is_left(beam):
     """Also where an end stands before it, as it does between two texts."""
     model, tokenizer = tiny("decoder-only", 3, vocab=8, sharp=1.0), Letters(8)
-    config = DecodeConfig(beam=max(1, beam), temperature=0.0 if beam else 1.0, no_repeat=1)
+    config = DecodeConfig(beam=max(1, beam), temperature=0.0 if beam else 1.0, no_repeat_ngram=1)
     for text in texts_of(model, [Request([END, 4], 40), Request([END], 40)], config, tokenizer):
         plain = [token for token in text if token >= tokenizer.first]
         assert len(plain) == len(set(plain))
@@ -255,7 +262,7 @@ def test_a_text_may_end_when_nothing_new_is_left(beam):
 @pytest.mark.parametrize("beam", [1, 3])
 def test_what_is_read_no_more_is_still_a_repetition(beam):
     model, tokenizer = tiny("decoder-only", 3, vocab=8, sharp=1.0), Letters(8)
-    config = DecodeConfig(beam=beam, no_repeat=1)
+    config = DecodeConfig(beam=beam, no_repeat_ngram=1)
     request = Request([START, 4], 9)
     (plain,) = texts_of(model, [request], config, tokenizer)
     gone = next(token for token in plain if token >= tokenizer.first)
@@ -320,7 +327,7 @@ def test_damage_that_shows_only_later_is_told_too(beam):
 def test_who_has_ended_leaves_the_batch():
     model, tokenizer = tiny("decoder-only", 4, vocab=12), Letters(12)
     requests = [replace(r, limit=1 + i) for i, r in enumerate(requests_for(model, 16, 1, seed=4))]
-    writing = Writing(model, requests, DecodeConfig(temperature=1.0), tokenizer)
+    writing = GenerationBatch(model, requests, DecodeConfig(temperature=1.0), tokenizer)
     sizes = []
     while writing.active:
         writing.step()

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.model import ModelConfig, build
-from limelight.tasks.text_model import Trained
+from limelight.tasks.text_model import TextModel
 
 PAIRS = [
     ("Hi how are you", "I am fine"),
@@ -67,7 +67,7 @@ def trained(kind, steps=40, **decode):
         optimizer.zero_grad()
         loss_of(model, kind, *PAIRS[step % len(PAIRS)]).backward()
         optimizer.step()
-    return Trained(
+    return TextModel(
         model=model.eval(),
         tokenizer=words,
         decode=DecodeConfig(**{"beam": 3, **decode}),

@@ -10,9 +10,9 @@ import torch
 
 from limelight.errors import UserError
 from limelight.explain.explanation import explain
-from limelight.explain.focus import look_at
+from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
-from limelight.explain.stage import Grid
+from limelight.explain.stage import Heatmap
 from limelight.model import build
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_trace import HOSTILE
@@ -94,7 +94,7 @@ def decoded(blob):
 def test_a_focused_head_can_be_recomputed_from_what_is_sent(kind):
     trace = traced(kind)
     for at in serialize.attentions(trace):
-        sent = decoded(serialize.focus(trace, at, head=3))
+        sent = decoded(serialize.attention_head(trace, at, head=3))
         hand = by_hand(trace)
         scores = sent["q"] @ sent["k"].T
         np.testing.assert_allclose(scores, hand.values[f"{at}.scores"][2], atol=1e-4)
@@ -116,7 +116,7 @@ def test_tensors_in_all_precisions():
 
 def test_small_pictures_of_all_heads():
     trace = traced("paper")
-    small = decoded(serialize.thumbs(trace))
+    small = decoded(serialize.thumbnails(trace))
     assert list(small) == serialize.attentions(trace)
     weights = trace.tensor("decoder.1.cross.weights").numpy()
     assert np.abs(small["decoder.1.cross"] / 255 - weights).max() < 1 / 255
@@ -136,8 +136,8 @@ def test_one_words_way_and_all_scores():
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda t: serialize.focus(t, "encoder.7.self", 1),
-        lambda t: serialize.focus(t, "encoder.0.self", 9),
+        lambda t: serialize.attention_head(t, "encoder.7.self", 1),
+        lambda t: serialize.attention_head(t, "encoder.0.self", 9),
         lambda t: serialize.logits(t, 999),
         lambda t: serialize.token(t, "decoder", -1),
         lambda t: serialize.token(t, "middle", 0),
@@ -165,8 +165,8 @@ def test_tables_travel_with_all_their_rows(kind):
     trace = traced(kind)
     for stop in trace.walk():
         told = strict(serialize.as_json(serialize.stop_facts(stop)))
-        for exhibit, facts in zip(stop.exhibits, told["exhibits"], strict=True):
-            if isinstance(exhibit, Grid):
+        for exhibit, facts in zip(stop.figures, told["exhibits"], strict=True):
+            if isinstance(exhibit, Heatmap):
                 assert "rows" not in facts
                 continue
             assert facts["heads"] == list(exhibit.heads)
@@ -179,10 +179,10 @@ def test_tables_travel_with_all_their_rows(kind):
 def test_a_word_can_be_pointed_at_by_its_place():
     trace = traced("paper")
     first = serialize.manifest(trace)["first_look"]
-    view = look_at(trace, None, None, None)
+    view = focus_on(trace, None, None, None)
     assert (first["source"], first["target"]) == (view.source_word, view.target_word)
-    there = look_at(trace, 2, 3, None, (1, 0))
+    there = focus_on(trace, 2, 3, None, (1, 0))
     assert (there.source_word, there.target_word, there.layer, there.head) == (1, 0, 1, 2)
     for rows in [(99, None), (None, 99), (-1, None)]:
         with pytest.raises(UserError, match="there is no word"):
-            look_at(trace, None, None, None, rows)
+            focus_on(trace, None, None, None, rows)

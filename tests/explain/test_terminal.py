@@ -13,7 +13,7 @@ from rich.console import Console
 
 from limelight.explain.explanation import explain
 from limelight.explain.render.terminal import heat_map, show, step_through, window
-from limelight.explain.stage import Grid
+from limelight.explain.stage import Heatmap
 from limelight.model import build
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_trace import HOSTILE
@@ -45,7 +45,7 @@ def test_every_printed_number_of_every_picture_is_the_one_computed_by_hand(kind)
     trace = traced(kind)
     hand, cells = by_hand(trace), 0
     for stop in trace.walk(2, 3, "how"):
-        for grid in [exhibit for exhibit in stop.exhibits if isinstance(exhibit, Grid)]:
+        for grid in [exhibit for exhibit in stop.figures if isinstance(exhibit, Heatmap)]:
             text = printed(lambda console, grid=grid: console.print(heat_map(grid, 80)))
             _, *lines = [line for line in text.splitlines() if line[:2] in ("  ", "> ")]
             expected = picture(trace, hand, stop, grid)
@@ -75,7 +75,7 @@ def is_part(numbers, row):
 
 def test_many_words_are_shown_in_percent():
     trace = explain(trained("paper"), "e e e e e e e e e")
-    grid = next(stop for stop in trace.walk() if stop.name == "softmax").exhibits[0]
+    grid = next(stop for stop in trace.walk() if stop.name == "softmax").figures[0]
     weights = by_hand(trace).values["encoder.0.self.weights"][0]
     lines = printed(lambda console: console.print(heat_map(grid, 60))).splitlines()
     assert "in percent" in lines[0]
@@ -161,7 +161,7 @@ def test_each_family_has_its_own_stops(kind, names):
 
 def test_the_order_of_norms_is_the_models():
     def rows(kind):
-        return next(s for s in traced(kind).stops if s.name == "add-norm").exhibits[0].rows
+        return next(s for s in traced(kind).stops if s.name == "add-norm").figures[0].rows
 
     assert rows("paper")[-1] == "normalised"
     assert rows("pre-norm")[1] == "normalised"
@@ -193,6 +193,6 @@ def test_a_damaged_model_can_be_walked_through(kind, damage):
 def test_sums_are_those_of_the_rows():
     """A printed row that sums to 1.1, as some explainers have it, would be seen."""
     values = torch.tensor([[0.1, 0.3, 0.6, 0.1], [0.25, 0.25, 0.25, 0.25]])
-    grid = Grid("", ("",), values, ["are", "you"], list("abcd"), ("", ""), "share", sums=True)
+    grid = Heatmap("", ("",), values, ["are", "you"], list("abcd"), ("", ""), "share", sums=True)
     lines = printed(lambda console: console.print(heat_map(grid, 80))).splitlines()
     assert [line.split()[-1] for line in lines[-2:]] == ["1.100", "1.000"]

@@ -9,12 +9,12 @@ import torch
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.explain.dataflow import origins
+from limelight.explain.dataflow import dataflow
 from limelight.explain.explanation import explain
 from limelight.explain.tokens import visible, words_of
 from limelight.model import build, model_config
 from limelight.model.taps import taps
-from limelight.tasks.text_model import Trained
+from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import translate
 from limelight.tasks.write import write
 from tests.explain.samples import KINDS, tokenizer, trained
@@ -34,12 +34,12 @@ WAYS = {
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_replay_is_the_writing(kind, way):
     model = trained(kind)
-    trace = explain(model, "Hi how are you", config=DecodeConfig(**WAYS[way], extra_tokens=3))
+    trace = explain(model, "Hi how are you", config=DecodeConfig(**WAYS[way], max_extra_tokens=3))
     assert trace.checks.same_words
     assert trace.checks.fast_difference < 1e-4
     assert trace.checks.traced_difference < 1e-4
     assert trace.checks.row_error < 1e-6
-    assert trace.checks.look_ahead == 0
+    assert trace.checks.max_future_weight == 0
     assert len(trace.steps) == len(trace.answers) - trace.passage.given
 
 
@@ -79,7 +79,7 @@ def test_a_replay_that_chose_other_words_is_told():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_value_has_an_origin_that_is_there(kind):
     config = trained(kind).model.config
-    known, made = taps(trained(kind).model), origins(config)
+    known, made = taps(trained(kind).model), dataflow(config)
     assert list(made) == list(known) or set(made) == set(known)
     order = list(known)
     for name, origin in made.items():
@@ -140,9 +140,9 @@ def test_the_decoder_asks_and_the_encoder_answers():
 def test_a_shown_question_times_a_shown_label_is_the_shown_score():
     trace = explain(trained("paper"), "Hi how are you")
     stops = {stop.name: stop for stop in trace.walk(layer=2, head=2)}
-    q = stops["queries"].exhibits[0].values[0].tolist()
+    q = stops["queries"].figures[0].values[0].tolist()
     k = trace.tensor("encoder.1.self.k", head=2)
-    scores = stops["scores"].exhibits[0]
+    scores = stops["scores"].figures[0]
     at = scores.focus[0]
     for j, key in enumerate(k.tolist()):
         by_hand = sum(a * b for a, b in zip(q, key, strict=True))
@@ -214,7 +214,7 @@ def test_a_wrong_question_gets_a_sentence(ask, sentence):
 def test_recurrent_models_and_ensembles_are_refused():
     config = model_config(family="recurrent-encoder-decoder", vocab=len(tokenizer()), d_model=8)
     with pytest.raises(UserError, match="explain is for Transformers"):
-        explain(Trained(build(config), tokenizer()), "Hi")
+        explain(TextModel(build(config), tokenizer()), "Hi")
     model = trained("paper")
     with pytest.raises(UserError, match="an ensemble is several models"):
         explain(replace(model, others=[model.model]), "Hi")
@@ -266,13 +266,15 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("kind", ["paper", "gpt", "bert"])
 def test_hostile_text_is_shown_as_text(kind, text):
-    trace = explain(trained(kind), text, config=DecodeConfig(beam=1, extra_tokens=0, max_tokens=2))
+    trace = explain(
+        trained(kind), text, config=DecodeConfig(beam=1, max_extra_tokens=0, max_tokens=2)
+    )
     given = trace.source or trace.target
     for label in (*trace.source.labels, *trace.target.labels, *trace.answers.labels):
         assert label
         assert label.isprintable()
         assert " " not in label
-    spelled = [i for i in given.ids if i >= trace.trained.tokenizer.first]
+    spelled = [i for i in given.ids if i >= trace.trained.tokenizer.first_text_id]
     assert len(spelled) >= len(trace.trained.tokenizer.encode(text))
     assert all(check.passed for stop in trace.walk() for check in stop.checks)
 
@@ -291,7 +293,7 @@ def test_spans_lead_back_to_the_typed_text():
         if token == tokens.end:
             assert span is None
             continue
-        piece = tokens.raw(token)
+        piece = tokens.token_bytes(token)
         assert piece in text[slice(*span)].encode()
         covered |= set(range(*span))
     assert covered == set(range(len(text)))
@@ -318,7 +320,7 @@ def test_damaged_weights_are_reported():
         broken.model.encoder.layers[1].feed_forward.inner.weight[0, 0] = math.nan
     trace = explain(broken, "Hi how are you")
     assert next(iter(trace.checks.broken)) == "encoder.1.feed_forward.inner"
-    assert trace.passage.how == "damaged"
+    assert trace.passage.mode == "damaged"
     assert trace.steps == []
     failed = {stop.name for stop in trace.walk(layer=2) for c in stop.checks if not c.passed}
     assert "feed-forward" in failed
@@ -334,8 +336,8 @@ def test_a_model_that_looks_ahead_is_told(kind, monkeypatch):
         lambda length, device: torch.ones(length, length, dtype=torch.bool).tril(1),
     )
     trace = explain(trained(kind), "Hi how are you", target="I am fine")
-    assert trace.checks.look_ahead > 0
+    assert trace.checks.max_future_weight > 0
     stop = {stop.name: stop for stop in trace.walk()}["masked" if kind == "paper" else "softmax"]
     assert not all(check.passed for check in stop.checks)
-    trace._look("encoder.0.self.weights", torch.full((1, 2, 2), 0.6))
+    trace._observe("encoder.0.self.weights", torch.full((1, 2, 2), 0.6))
     assert trace.checks.row_error == pytest.approx(0.2)

@@ -10,11 +10,11 @@ import torch
 
 from limelight.explain.explanation import explain
 from limelight.explain.render.terminal import plain_text
-from limelight.explain.stage import Grid
+from limelight.explain.stage import Heatmap
 from limelight.model import ModelConfig, build
-from limelight.model.attention import attend_explicitly
+from limelight.model.attention import explicit_attention
 from limelight.model.taps import taps
-from limelight.tasks.text_model import Trained
+from limelight.tasks.text_model import TextModel
 from tests.explain.by_hand import ByHand, softmax
 from tests.explain.samples import KINDS, tokenizer, trained
 
@@ -45,7 +45,7 @@ def test_every_cell_of_every_picture_is_the_one_computed_by_hand(kind, where):
     trace = traced(kind)
     hand, draw = by_hand(trace), random.Random(f"{kind} {where}")
     for stop in trace.walk(*where):
-        for grid in [exhibit for exhibit in stop.exhibits if isinstance(exhibit, Grid)]:
+        for grid in [exhibit for exhibit in stop.figures if isinstance(exhibit, Heatmap)]:
             expected = picture(trace, hand, stop, grid)
             assert grid.values.shape == expected.shape == (len(grid.rows), len(grid.columns))
             for _ in range(30):
@@ -134,7 +134,7 @@ def test_formulas_have_the_numbers_of_the_pass_by_hand(kind, where):
 
 
 def grid_of(stop):
-    return next(e for e in stop.exhibits if isinstance(e, Grid))
+    return next(e for e in stop.exhibits if isinstance(e, Heatmap))
 
 
 @pytest.mark.parametrize("kind", ["paper", "gpt", "llama", "gpt-answers", "bert"])
@@ -157,7 +157,7 @@ def test_teacher_forcing_shows_the_loss_of_every_position():
     tokenizer = trace.trained.tokenizer
     wanted = [*tokenizer.encode("I am a dog"), tokenizer.end]
     losses = [-math.log(chances[i, token]) for i, token in enumerate(wanted)]
-    (listing,) = stop.exhibits
+    (listing,) = stop.figures
     assert [row[4] for row in listing.rows] == pytest.approx(losses, abs=1e-4)
     assert [row[1] for row in listing.rows] == ["⟨start⟩", *trace.answers.labels[:-1]]
     assert stop.formulas[0].numbers["mean"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
@@ -171,7 +171,7 @@ def test_the_toy_of_two_by_two():
     """Q = K = [[1,0],[0,1]], V = [[10,0],[0,10]]: 0.6698 and 0.3302, 6.698 and 3.302."""
     eye = torch.eye(2)[None, None]
     seen = {}
-    out = attend_explicitly(eye, eye, 10 * eye, watch=seen.setdefault)
+    out = explicit_attention(eye, eye, 10 * eye, watch=seen.setdefault)
     assert seen["weights"][0, 0].flatten().tolist() == pytest.approx(
         [0.6698, 0.3302, 0.3302, 0.6698], abs=5e-5
     )
@@ -216,7 +216,7 @@ def test_every_table_has_the_numbers_computed_by_hand(kind, where):
     hand = by_hand(trace)
     seen = set()
     for stop in trace.walk(*where):
-        for listing in [e for e in stop.exhibits if not isinstance(e, Grid)]:
+        for listing in [e for e in stop.figures if not isinstance(e, Heatmap)]:
             for name in listing.names:
                 TABLES[name](trace, hand, where, stop, listing)
                 seen.add(name)
@@ -387,7 +387,7 @@ def test_the_toy_of_two_by_two_as_a_model_that_is_explained():
             model.source.tokens.weight[token] = row / math.sqrt(2)
         for part, size in {"query": 1, "key": 1, "value": 10}.items():
             getattr(attention, part).weight.copy_(size * torch.eye(2))
-    trace = explain(Trained(model, words), "a", target="a")
+    trace = explain(TextModel(model, words), "a", target="a")
     stops = {stop.name: stop for stop in trace.walk(word="a")}
     rows = {name: grid_of(stops[name]).values.tolist() for name in ("scores", "softmax", "sum")}
     assert np.ravel(rows["scores"]).tolist() == pytest.approx([1, 0, 0, 1], abs=1e-6)

@@ -7,23 +7,23 @@ import pytest
 import torch
 
 from limelight.model import ModelConfig
-from limelight.model.attention import Attention, attend, attend_explicitly, may_see
+from limelight.model.attention import Attention, attention_mask, explicit_attention, fused_attention
 
 
 def test_golden_numbers():
     eye = torch.eye(2, dtype=torch.float64)[None, None]
     seen = {}
-    mixed = attend_explicitly(eye, eye, 10 * eye, watch=seen.setdefault)
+    mixed = explicit_attention(eye, eye, 10 * eye, watch=seen.setdefault)
     expected = torch.tensor([[0.6698, 0.3302], [0.3302, 0.6698]], dtype=torch.float64)
     torch.testing.assert_close(seen["weights"][0, 0], expected, rtol=0, atol=5e-5)
     torch.testing.assert_close(mixed[0, 0], 10 * expected, rtol=0, atol=5e-4)
-    torch.testing.assert_close(attend(eye, eye, 10 * eye, None, False, 0.0), mixed)
+    torch.testing.assert_close(fused_attention(eye, eye, 10 * eye, None, False, 0.0), mixed)
 
 
 def test_every_step_is_what_it_says():
     q, k, v = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
     seen = {}
-    attend_explicitly(q, k, v, causal=True, watch=seen.setdefault)
+    explicit_attention(q, k, v, causal=True, watch=seen.setdefault)
     assert list(seen) == ["q", "k", "v", "scores", "scaled", "masked", "weights", "mixed"]
     torch.testing.assert_close(seen["scores"], torch.einsum("bhtk,bhsk->bhts", q, k))
     torch.testing.assert_close(seen["scaled"], seen["scores"] / math.sqrt(6))
@@ -40,11 +40,11 @@ def test_softmax_rows_sum_to_one(dtype):
     for mask, causal in (
         (None, False),
         (None, True),
-        (may_see(real), False),
-        (may_see(real, True), False),
+        (attention_mask(real), False),
+        (attention_mask(real, True), False),
     ):
         seen = {}
-        attend_explicitly(q, k, v, mask, causal, watch=lambda n, x, s=seen: s.setdefault(n, x))
+        explicit_attention(q, k, v, mask, causal, watch=lambda n, x, s=seen: s.setdefault(n, x))
         sums = seen["weights"].sum(-1)
         torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-6)
         assert (seen["weights"] >= 0).all()
@@ -53,9 +53,12 @@ def test_softmax_rows_sum_to_one(dtype):
 MASKS = {
     "none": lambda t, s: (None, False),
     "causal": lambda t, s: (None, True),
-    "padding": lambda t, s: (may_see(torch.arange(s) < torch.tensor([[s], [1], [s - 2]])), False),
+    "padding": lambda t, s: (
+        attention_mask(torch.arange(s) < torch.tensor([[s], [1], [s - 2]])),
+        False,
+    ),
     "causal and padding": lambda t, s: (
-        may_see(torch.arange(s) >= torch.tensor([[0], [2], [s - 1]]), causal=True),
+        attention_mask(torch.arange(s) >= torch.tensor([[0], [2], [s - 1]]), causal=True),
         False,
     ),
 }
@@ -71,8 +74,8 @@ def test_explicit_equals_fused_and_so_do_the_gradients(kind, groups, dtype):
         torch.randn(rows, groups, length, width, dtype=dtype, requires_grad=True) for _ in range(2)
     )
     mask, causal = MASKS[kind](length, length)
-    fused = attend(q, k, v, mask, causal, 0.0)
-    explicit = attend_explicitly(q, k, v, mask, causal)
+    fused = fused_attention(q, k, v, mask, causal, 0.0)
+    explicit = explicit_attention(q, k, v, mask, causal)
     tolerance = {"rtol": 0, "atol": 1e-12 if dtype == torch.float64 else 1e-5}
     torch.testing.assert_close(fused, explicit, **tolerance)
     weight = torch.randn_like(fused)
@@ -103,7 +106,9 @@ def test_cross_attention_asks_with_x_and_answers_with_memory():
     attention = Attention(ModelConfig(vocab=2, d_model=8, heads=2)).double()
     x, memory = torch.randn(2, 3, 8).double(), torch.randn(2, 5, 8).double()
     seen = {}
-    attention.attend = lambda q, k, v, *rest: seen.update(q=q, k=k, v=v) or attend(q, k, v, *rest)
+    attention.attend = lambda q, k, v, *rest: (
+        seen.update(q=q, k=k, v=v) or fused_attention(q, k, v, *rest)
+    )
     out = attention(x, memory)
     assert out.shape == x.shape
     torch.testing.assert_close(seen["q"], attention.split(attention.query(x)))
@@ -115,8 +120,8 @@ def test_cross_attention_asks_with_x_and_answers_with_memory():
 def test_a_row_of_padding_alone_gives_numbers():
     real = torch.tensor([[False, False, False], [True, True, False]])
     q = torch.randn(2, 1, 3, 4, requires_grad=True)
-    for mask in (may_see(real), may_see(real, causal=True)):
-        for function in (attend, attend_explicitly):
+    for mask in (attention_mask(real), attention_mask(real, causal=True)):
+        for function in (fused_attention, explicit_attention):
             out = function(q, q, q, mask, False, 0.0)
             (gradient,) = torch.autograd.grad(out.sum(), q)
             assert out.isfinite().all()
@@ -140,5 +145,5 @@ def test_a_mask_and_the_look_ahead_flag_are_not_mixed():
 def test_explicit_dropout_drops_weights():
     """With all weights dropped nothing is mixed; with none dropped all is as without."""
     q = torch.randn(1, 2, 3, 4)
-    assert torch.equal(attend_explicitly(q, q, q, dropout=1.0), torch.zeros_like(q))
-    assert torch.equal(attend_explicitly(q, q, q, dropout=0.0), attend_explicitly(q, q, q))
+    assert torch.equal(explicit_attention(q, q, q, dropout=1.0), torch.zeros_like(q))
+    assert torch.equal(explicit_attention(q, q, q, dropout=0.0), explicit_attention(q, q, q))

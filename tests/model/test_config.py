@@ -13,8 +13,8 @@ INTEGERS = ("vocab", "layers", "d_model", "d_ff", "heads", "kv_heads", "max_len"
 
 def test_defaults_are_the_papers_base_model():
     config = ModelConfig(vocab=37_000)
-    assert (config.layers, config.d_model, config.d_inner, config.heads) == (6, 512, 2048, 8)
-    assert (config.d_head, config.key_heads, config.dropout, config.norm_order) == (
+    assert (config.layers, config.d_model, config.ffn_dim, config.heads) == (6, 512, 2048, 8)
+    assert (config.d_head, config.num_kv_heads, config.dropout, config.norm_order) == (
         64,
         8,
         0.1,
@@ -86,7 +86,7 @@ def test_misspelt_names_get_the_nearest_right_one(values, sentence):
 
 def test_open_sizes_follow_when_others_change():
     config = replace(ModelConfig(vocab=10), d_model=1024, heads=4)
-    assert (config.d_inner, config.key_heads) == (4096, 4)
+    assert (config.ffn_dim, config.num_kv_heads) == (4096, 4)
 
 
 def test_a_missing_vocabulary_is_asked_for():

@@ -6,11 +6,11 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from limelight.model import ModelConfig, RecurrentConfig
-from limelight.model.attention import Attention, attend_explicitly, may_see
-from limelight.model.encoder_only import MaskedTokenHead, TextHead
+from limelight.model.attention import Attention, attention_mask, explicit_attention
+from limelight.model.encoder_only import ClassificationHead, MaskedLMHead
 from limelight.model.layers import FeedForward, Layer, Residual
 from limelight.model.positions import LearnedPositions, rotation, sinusoids
-from limelight.model.recurrent import AdditiveAttention, Reader
+from limelight.model.recurrent import AdditiveAttention, RecurrentStack
 from limelight.model.stack import Classifier, Embedding, Stack
 from tests.model.samples import TRANSFORMERS, VARIANTS, small, tokens
 
@@ -53,11 +53,11 @@ def x(*shape):
 def test_attention(kv_heads, explicit):
     attention = randomised(Attention(config(kv_heads=kv_heads)))
     if explicit:
-        attention.attend = attend_explicitly
+        attention.attend = explicit_attention
     check(attention, x(2, 3, 4))
     check(attention, x(2, 3, 4), causal=True)
-    check(attention, x(2, 3, 4), mask=may_see(REAL, causal=True))
-    check(attention, x(2, 2, 4), x(2, 3, 4), mask=may_see(REAL))
+    check(attention, x(2, 3, 4), mask=attention_mask(REAL, causal=True))
+    check(attention, x(2, 2, 4), x(2, 3, 4), mask=attention_mask(REAL))
     check(attention, x(2, 3, 4), rotate=rotation(torch.arange(3), 2, torch.float64), causal=True)
 
 
@@ -85,7 +85,7 @@ def test_residual_and_layer(norm_order, norm):
         mask=None,
         causal=True,
         memory=x(2, 3, 4),
-        memory_mask=may_see(REAL),
+        memory_mask=attention_mask(REAL),
     )
 
 
@@ -94,7 +94,7 @@ def test_embedding_stack_and_classifier(positions):
     changes = config(positions=positions, activation="gelu", norm_order="pre", max_len=3)
     ids, places = tokens(2, 3) % 5, torch.arange(3)
     check(randomised(Embedding(changes, scale=2.0, segments=2, norm=True)), ids, places, ids % 2)
-    check(randomised(Stack(changes)), x(2, 3, 4), places, mask=may_see(REAL))
+    check(randomised(Stack(changes)), x(2, 3, 4), places, mask=attention_mask(REAL))
     check(randomised(Classifier(5, 4, bias=True)), x(2, 3, 4))
 
 
@@ -106,8 +106,8 @@ def test_positions():
 
 
 def test_heads_of_the_encoder():
-    check(randomised(MaskedTokenHead(config(activation="gelu"))), x(2, 4))
-    check(randomised(TextHead(config(), 3)), x(2, 4))
+    check(randomised(MaskedLMHead(config(activation="gelu"))), x(2, 4))
+    check(randomised(ClassificationHead(config(), 3)), x(2, 4))
 
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
@@ -115,7 +115,7 @@ def test_recurrent_layers(cell):
     sizes = RecurrentConfig(
         family="recurrent-encoder-decoder", vocab=5, d_model=4, layers=1, cell=cell, dropout=0.0
     )
-    reader = randomised(Reader(sizes, both_ways=True))
+    reader = randomised(RecurrentStack(sizes, both_ways=True))
     for real in (None, REAL, REAL.flip(1)):
         check(Flat(reader, real), x(2, 3, 4))
     check(randomised(AdditiveAttention(4)), x(2, 2, 4), x(2, 3, 4), x(2, 3, 4), mask=REAL[:, None])

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from limelight.model import attention as attention_module
-from limelight.model.attention import attend, attend_explicitly
+from limelight.model.attention import explicit_attention, fused_attention
 from tests.model.samples import VARIANTS, VOCAB, begin, has_source, logits, small, tokens
 
 LENGTH = 16
@@ -122,7 +122,7 @@ def test_no_gradient_towards_the_future_in_a_cache(family, variant, trained):
 
 
 def blind(q, k, v, mask, causal, dropout):
-    return attend(q, k, v, None, False, dropout)
+    return fused_attention(q, k, v, None, False, dropout)
 
 
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
@@ -153,7 +153,7 @@ def test_the_explicit_path_does_not_look_ahead_either():
     assert has_source(model)
     for module in model.modules():
         if isinstance(module, attention_module.Attention):
-            module.attend = attend_explicitly
+            module.attend = explicit_attention
     source, target = tokens(1, 6), tokens(1, LENGTH)
     assert sees_ahead_by_value(model, source, target) == []
     assert sees_ahead_by_gradient(model, source, target) == []

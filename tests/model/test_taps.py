@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from limelight.errors import UserError
-from limelight.model.attention import attend
+from limelight.model.attention import fused_attention
 from limelight.model.taps import Recorder, taps
 from tests.model.samples import TRANSFORMERS, VARIANTS, begin, has_source, small, tokens
 
@@ -248,7 +248,7 @@ def test_off_means_off():
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
-        assert getattr(module, "attend", attend) is attend
+        assert getattr(module, "attend", fused_attention) is fused_attention
     with Operations() as before:
         expected = untouched(*given)
     with Operations() as after:

@@ -4,7 +4,7 @@ import json
 import random
 from pathlib import Path
 
-from limelight.run.atomic import MANIFEST, commit, newest
+from limelight.run.atomic import MANIFEST, commit, latest_valid
 
 Content = dict[str, bytes]
 
@@ -41,7 +41,7 @@ def load(parent: Path) -> int | None:
     A process that saves and prunes may run: what went away while it was read is looked for again.
     """
     while True:
-        folder, passed = newest(parent)
+        folder, passed = latest_valid(parent)
         assert passed == []
         if folder is None:
             return None

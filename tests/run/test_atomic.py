@@ -25,17 +25,17 @@ from hypothesis.stateful import (
 )
 
 from limelight.errors import UserError
-from limelight.files import replace_file
+from limelight.files import atomic_write
 from limelight.run import atomic
 from limelight.run.atomic import (
     MANIFEST,
-    check_room,
+    check_disk_space,
     commit,
-    damage,
+    find_damage,
+    latest_valid,
     lock,
-    newest,
     prune,
-    sweep,
+    remove_stale_temp,
 )
 from tests.run.samples import content, files_of, load, name_of, names_in, put, save
 
@@ -57,10 +57,10 @@ def test_what_was_written_is_there_and_whole(tmp_path):
     parent = tmp_path / "run" / "checkpoints"  # made on the way
     save(parent, 7)
     folder = parent / "step-000007"
-    assert damage(folder) is None
+    assert find_damage(folder) is None
     assert files_of(folder) == content(7)
     assert names_in(parent) == ["step-000007"]
-    assert newest(parent) == (folder, [])
+    assert latest_valid(parent) == (folder, [])
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
@@ -68,7 +68,7 @@ def test_modes_are_the_usual_ones(tmp_path, umask):
     before = os.umask(umask)
     try:
         save(tmp_path, 1)
-        replace_file(tmp_path / "log", b"")
+        atomic_write(tmp_path / "log", b"")
     finally:
         os.umask(before)
     for path in tmp_path.rglob("*"):
@@ -248,7 +248,7 @@ def test_500_damages_are_noticed_and_the_one_before_is_taken(tmp_path):
         parent = tmp_path / str(seed)
         shutil.copytree(whole, parent)
         DAMAGES[seed % len(DAMAGES)](parent / "step-000002", random.Random(seed))
-        found, sentences = newest(parent)
+        found, sentences = latest_valid(parent)
         assert found == parent / "step-000001", seed
         assert files_of(found) == content(1)
         reason = r"step-000002 is damaged and passed over: ('.*'|MANIFEST\.json) (is|has) .+"
@@ -262,7 +262,7 @@ def test_the_reason_is_told(tmp_path):
     flipped = bytearray(content(2)["weights.safetensors"])
     flipped[10] ^= 1
     (tmp_path / "step-000002" / "weights.safetensors").write_bytes(flipped)
-    assert newest(tmp_path) == (
+    assert latest_valid(tmp_path) == (
         tmp_path / "step-000001",
         ["step-000002 is damaged and passed over: 'weights.safetensors' has another content"],
     )
@@ -296,7 +296,7 @@ HOSTILE = {
 def test_a_hostile_manifest_is_a_short_reason_and_no_failure(tmp_path, manifest):
     save(tmp_path, 1)
     (tmp_path / "step-000001" / MANIFEST).write_bytes(manifest)
-    reason = damage(tmp_path / "step-000001")
+    reason = find_damage(tmp_path / "step-000001")
     assert reason is not None
     assert len(reason) < 120
     assert reason.isascii()
@@ -306,7 +306,7 @@ def test_a_hostile_manifest_is_a_short_reason_and_no_failure(tmp_path, manifest)
 def test_a_manifest_of_a_terabyte_is_not_read(tmp_path):
     save(tmp_path, 1)
     os.truncate(tmp_path / "step-000001" / MANIFEST, 2**40)
-    assert damage(tmp_path / "step-000001") == "MANIFEST.json is too large"
+    assert find_damage(tmp_path / "step-000001") == "MANIFEST.json is too large"
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "deeper/../../outside", "deeper/file"])
@@ -319,7 +319,7 @@ def test_a_manifest_cannot_lead_outside(tmp_path, name):
     manifest = json.loads((folder / MANIFEST).read_bytes())
     manifest["files"][path] = manifest["files"]["state.json"]
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    assert str(damage(folder)).endswith(" is missing")
+    assert str(find_damage(folder)).endswith(" is missing")
 
 
 @pytest.mark.parametrize("name", ["extra", "state.json", MANIFEST])
@@ -336,26 +336,26 @@ def test_what_is_no_plain_file_is_never_opened(tmp_path, name, kind):
     else:
         targets = {"link": "optimizer.safetensors", "endless link": "/dev/zero", "loop": name}
         path.symlink_to(targets[kind])
-    assert damage(tmp_path / "step-000001") == f"'{name}' is not a plain file"
+    assert find_damage(tmp_path / "step-000001") == f"'{name}' is not a plain file"
 
 
 def test_names_that_break_terminals_are_told_harmlessly(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "step-000001" / os.fsdecode(b"\x1b[2J\xff")).touch()
-    assert damage(tmp_path / "step-000001") == r"'\x1b[2J\udcff' is not in the manifest"
+    assert find_damage(tmp_path / "step-000001") == r"'\x1b[2J\udcff' is not in the manifest"
 
 
 def test_no_folder_and_a_link_to_a_whole_one_are_no_checkpoints(tmp_path):
     save(tmp_path / "elsewhere", 1)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "step-000001")
     (tmp_path / "file").touch()
-    assert damage(tmp_path / "link") == "it is a link"
-    assert damage(tmp_path / "file") == "it cannot be read: Not a directory"
-    assert damage(tmp_path / "nothing") == "it cannot be read: No such file or directory"
+    assert find_damage(tmp_path / "link") == "it is a link"
+    assert find_damage(tmp_path / "file") == "it cannot be read: Not a directory"
+    assert find_damage(tmp_path / "nothing") == "it cannot be read: No such file or directory"
 
 
 def test_the_newest_is_by_number_and_other_names_are_left_alone(tmp_path):
-    assert newest(tmp_path / "nothing") == (None, [])
+    assert latest_valid(tmp_path / "nothing") == (None, [])
     for step in (999_999, 1_000_000, 42):
         save(tmp_path, step)
     others = ["step-9", "step-0000007", "step-00000x", "step-²²²²²²", "best", "step-2000000.old"]
@@ -391,7 +391,7 @@ def test_pruning_reads_nothing_again_that_this_process_has_written(tmp_path, mon
     for step in range(1, 6):
         save(tmp_path, step)
     read = []
-    true_damage = atomic.damage
+    true_damage = atomic.find_damage
     monkeypatch.setattr(atomic, "damage", lambda f: read.append(f.name) or true_damage(f))
     prune(tmp_path, keep=3, written={name_of(4), name_of(5)})
     assert read == [name_of(3)]
@@ -407,7 +407,7 @@ def test_pruning_deletes_nothing_when_all_are_damaged(tmp_path):
         lose_one(tmp_path / name_of(step), random.Random(step))
     prune(tmp_path, keep=1)
     assert len(names_in(tmp_path)) == 3
-    found, sentences = newest(tmp_path)
+    found, sentences = latest_valid(tmp_path)
     assert found is None
     assert len(sentences) == 3
 
@@ -419,10 +419,10 @@ def test_sweeping_takes_temporaries_and_nothing_else(tmp_path):
     (tmp_path / "log.tmp-89abcdef").touch()
     (tmp_path / "x.tmp-00000000").symlink_to(tmp_path / "step-000001")
     (tmp_path / "notes.tmp-mine").touch()
-    sweep(tmp_path)
+    remove_stale_temp(tmp_path)
     assert names_in(tmp_path) == ["notes.tmp-mine", "step-000001"]
     assert load(tmp_path) == 1
-    sweep(tmp_path / "nothing")
+    remove_stale_temp(tmp_path / "nothing")
 
 
 SAVE_ON_AND_ON = """
@@ -517,12 +517,12 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def sweep(self):
-        sweep(self.parent)
+        remove_stale_temp(self.parent)
         assert not list(self.parent.glob("*.tmp-*"))
 
     @invariant()
     def the_newest_whole_one_loads(self):
-        folder, _ = newest(self.parent)
+        folder, _ = latest_valid(self.parent)
         if self.whole:
             assert folder == self.parent / name_of(max(self.whole))
             assert files_of(folder) == content(max(self.whole))
@@ -592,15 +592,15 @@ def test_an_error_under_the_lock_frees_it_and_goes_on(tmp_path):
 def test_room_is_asked_for_before_it_is_needed(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1200)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    check_room(tmp_path, 1000)
+    check_disk_space(tmp_path, 1000)
     with pytest.raises(OSError, match=r"1,001 bytes are to be written and 1,200 are free") as error:
-        check_room(tmp_path, 1001)
+        check_disk_space(tmp_path, 1001)
     assert error.value.errno == errno.ENOSPC
 
 
 def test_a_replaced_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
-    replace_file(tmp_path / "log", b"old")
-    replace_file(tmp_path / "log", b"new")
+    atomic_write(tmp_path / "log", b"old")
+    atomic_write(tmp_path / "log", b"new")
     assert (tmp_path / "log").read_bytes() == b"new"
 
     def fail(descriptor):
@@ -608,7 +608,7 @@ def test_a_replaced_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="the disk is bad"):
-        replace_file(tmp_path / "log", b"newer")
+        atomic_write(tmp_path / "log", b"newer")
     assert (tmp_path / "log").read_bytes() == b"new"
     assert names_in(tmp_path) == ["log"]
 

@@ -37,8 +37,8 @@ def test_a_run_folder_of_your_own_comes_first_and_another_folder_does_not(models
     assert bundled_models.find_run("parrot").path == models / "parrot"
     (own / "run.json").write_text("{}")
     assert bundled_models.find_run("parrot").path.resolve() == own
-    assert bundled_models.place_of(bundled_models.find_run("parrot")) == str(own)
-    assert bundled_models.place_of(bundled_models.find_run("pirate")) == "pirate"
+    assert bundled_models.canonical_name(bundled_models.find_run("parrot")) == str(own)
+    assert bundled_models.canonical_name(bundled_models.find_run("pirate")) == "pirate"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_empty_name_is_not_the_folder_that_one_is_in(models):
     bundled_models.Path("run.json").write_text("{}")
     with pytest.raises(UserError, match=r"name of the run is empty: .* or one of parrot, pirate"):
         bundled_models.find_run("")
-    assert bundled_models.find_run(".").begun
+    assert bundled_models.find_run(".").exists
 
 
 class Bytes(os.PathLike):

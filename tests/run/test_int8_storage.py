@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from limelight.errors import UserError
-from limelight.run.int8_storage import SCALES, pack, unpack
+from limelight.run.int8_storage import SCALES, dequantize_rows, quantize_rows
 from limelight.run.weights import read_weights, shapes_in
 
 
@@ -23,8 +23,8 @@ def matrix(seed, rows=40, columns=30):
 @given(st.integers(0, 1000))
 def test_no_weight_moves_by_more_than_half_a_scale(seed):
     weights = {"a.weight": matrix(seed)}
-    packed = pack(weights)
-    moved = (unpack(packed)["a.weight"].double() - weights["a.weight"].double()).abs()
+    packed = quantize_rows(weights)
+    moved = (dequantize_rows(packed)["a.weight"].double() - weights["a.weight"].double()).abs()
     scales = packed["a.weight" + SCALES].double()
     assert (moved <= scales[:, None] / 2 * (1 + 1e-6)).all()
     largest = weights["a.weight"].abs().amax(dim=1).double() / 127
@@ -36,8 +36,8 @@ def test_no_weight_moves_by_more_than_half_a_scale(seed):
 @settings(deadline=None)
 @given(st.integers(0, 1000))
 def test_packing_again_changes_not_a_bit(seed):
-    packed = pack({"a": matrix(seed), "b": torch.randn(7)})
-    again = pack(unpack(packed))
+    packed = quantize_rows({"a": matrix(seed), "b": torch.randn(7)})
+    again = quantize_rows(dequantize_rows(packed))
     assert packed.keys() == again.keys()
     assert all(torch.equal(packed[name], again[name]) for name in packed)
     assert packed["a"].dtype == torch.int8
@@ -45,12 +45,15 @@ def test_packing_again_changes_not_a_bit(seed):
 
 def test_vectors_and_floats_stay_as_they_are():
     weights = {"bias": torch.randn(5), "norm.scales": torch.randn(3)}
-    assert all(torch.equal(value, weights[name]) for name, value in unpack(pack(weights)).items())
+    assert all(
+        torch.equal(value, weights[name])
+        for name, value in dequantize_rows(quantize_rows(weights)).items()
+    )
 
 
 def test_a_file_of_bytes_has_the_shapes_of_its_weights(tmp_path):
     weights = {"a": matrix(1), "b": torch.randn(4)}
-    save_file(pack(weights), tmp_path / "packed")
+    save_file(quantize_rows(weights), tmp_path / "packed")
     assert shapes_in(tmp_path / "packed") == {"a": (40, 30), "b": (4,)}
     read = read_weights(tmp_path / "packed")
     assert {name: tuple(tensor.shape) for name, tensor in read.items()} == {
@@ -58,7 +61,7 @@ def test_a_file_of_bytes_has_the_shapes_of_its_weights(tmp_path):
         "b": (4,),
     }
     assert read["a"].dtype == torch.float32
-    assert torch.equal(read["a"], unpack(pack(weights))["a"])
+    assert torch.equal(read["a"], dequantize_rows(quantize_rows(weights))["a"])
 
 
 BYTES = torch.ones(4, 3, dtype=torch.int8)

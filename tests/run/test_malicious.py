@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save, save_file
 from limelight.data.tokenizer import LARGEST, Tokenizer
 from limelight.model import build
 from limelight.recipe import parse_recipe, write_recipe
-from limelight.run.atomic import MANIFEST, commit, seal
+from limelight.run.atomic import MANIFEST, commit, write_manifest
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS
 from tests.training.processes import ROOT, SECONDS, process
@@ -71,7 +71,7 @@ def put_weights(run, data: bytes) -> None:
 
 def reseal(run):
     (checkpoint(run) / MANIFEST).unlink()
-    seal(checkpoint(run))
+    write_manifest(checkpoint(run))
 
 
 # What runs when a pickle is loaded: it makes the folder that no test may find.

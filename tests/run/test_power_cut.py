@@ -10,8 +10,8 @@ from itertools import product
 
 import pytest
 
-from limelight.files import replace_file
-from limelight.run.atomic import damage, numbered, prune
+from limelight.files import atomic_write
+from limelight.run.atomic import find_damage, list_checkpoints, prune
 from tests.run.samples import load, save
 
 CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
@@ -102,13 +102,13 @@ def save_twice_and_prune(disk):
 def step_found(root):
     """None of those that are there, by their own names, may be damaged."""
     parent = root / "run" / "checkpoints"
-    return "damaged" if any(map(damage, numbered(parent))) else load(parent)
+    return "damaged" if any(map(find_damage, list_checkpoints(parent))) else load(parent)
 
 
 def replace_a_file_twice(disk):
     for data in (b"first", b"second"):
         disk.promise(disk.allowed | {data})
-        replace_file(disk.root / "log", data)
+        atomic_write(disk.root / "log", data)
         disk.promise({data})
 
 

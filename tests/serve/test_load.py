@@ -19,8 +19,8 @@ import pytest
 
 import limelight
 from limelight.serve.limits import Limits
-from limelight.serve.metrics import Counts
-from limelight.serve.worker_client import UNREAD, Desk, RefusedError
+from limelight.serve.metrics import Metrics
+from limelight.serve.worker_client import UNREAD, RefusedError, WorkerClient
 from tests.serve.samples import JSON, ROOT, Served, all_at_once, exact, memory_of, until
 
 PROMPTS = [
@@ -366,15 +366,15 @@ def test_what_nobody_reads_does_not_pile_up():
     """Without a model: a desk whose client has stopped reading ends that job, and only that."""
 
     async def check():
-        desk = Desk("model", "nowhere", Limits(), Counts())
+        desk = WorkerClient("model", "nowhere", Limits(), Metrics())
         desk.ready, said = True, []
-        desk.say = said.append
+        desk.send = said.append
         slow, quick = desk.ask("complete"), desk.ask("complete")
         waiting = [asyncio.create_task(anext(job)) for job in (slow, quick)]
         await asyncio.sleep(0)
         for _ in range(UNREAD + 2):
-            desk.hear({"id": 1, "piece": "a"})
-        desk.hear({"id": 2, "done": {}})
+            desk.on_message({"id": 1, "piece": "a"})
+        desk.on_message({"id": 2, "done": {}})
         assert await waiting[1] == {"id": 2, "done": {}}
         assert {"id": 1, "do": "cancel"} in said
         assert 1 not in desk.jobs
@@ -398,7 +398,7 @@ def test_what_nobody_reads_does_not_pile_up():
 )
 def test_an_answer_too_late_tells_whose_limit_it_was(seconds, sentence):
     async def ask():
-        desk = Desk("model", "nowhere", Limits(seconds=0.05), Counts())
+        desk = WorkerClient("model", "nowhere", Limits(seconds=0.05), Metrics())
         desk.ready = True
         await anext(desk.ask("complete", seconds))
 

@@ -11,9 +11,9 @@ import pytest
 
 from limelight.errors import UserError
 from limelight.serve.limits import Limits
-from limelight.serve.metrics import Counts
+from limelight.serve.metrics import Metrics
 from limelight.serve.server import check_port, listen
-from limelight.serve.worker_client import LOST, Desk
+from limelight.serve.worker_client import LOST, WorkerClient
 from tests.serve.samples import ROOT
 
 BROKEN = """
@@ -57,7 +57,7 @@ def test_a_mistake_of_ours_is_seen_with_all_that_helps_to_find_it():
 def test_a_worker_that_says_nothing_more(monkeypatch):
     """As when the system kills it, because it needs the memory."""
     monkeypatch.setattr(sys, "executable", "false")
-    desk = Desk("lost", Path("runs/lost"), Limits(), Counts())
+    desk = WorkerClient("lost", Path("runs/lost"), Limits(), Metrics())
     asyncio.run(desk.supervise())
     assert desk.failed == LOST
     assert desk.started.is_set()

@@ -13,19 +13,19 @@ import pytest
 from limelight.errors import UserError
 from limelight.serve.app import application
 from limelight.serve.limits import Limits, limits_with
-from limelight.serve.metrics import Counts
-from limelight.serve.model_registry import House
+from limelight.serve.metrics import Metrics
+from limelight.serve.model_registry import ModelRegistry
 from limelight.serve.schemas import Ticket
-from limelight.serve.server import check_let_in, named
+from limelight.serve.server import check_allowlists, named
 from limelight.serve.static import POLICY
 from limelight.serve.trace_token import LARGEST, LONGEST, name_of, ticket_of
-from limelight.serve.worker_client import Desk, RefusedError
+from limelight.serve.worker_client import RefusedError, WorkerClient
 
 KEY = "a key of some length"
 LEAKS = re.compile(r"Traceback|File \"|/[a-z]+/[a-z]+/|0x[0-9a-f]{6,}|site-packages|\.py\b")
 
 
-class NoDesk(Desk):
+class NoDesk(WorkerClient):
     """A model that nobody may reach."""
 
     def __init__(self, limits, counts):
@@ -43,9 +43,9 @@ class Front:
     """The application in this process."""
 
     def __init__(self, **options):
-        self.limits, self.counts = Limits(), Counts()
+        self.limits, self.counts = Limits(), Metrics()
         self.desk = NoDesk(self.limits, self.counts)
-        house = House({"model": self.desk}, self.limits, self.counts)
+        house = ModelRegistry({"model": self.desk}, self.limits, self.counts)
         self.app = application(house, **options)
 
     def send(self, method, path, **options):
@@ -336,13 +336,13 @@ def test_pages_of_our_own_and_of_those_named_are_not():
 @pytest.mark.parametrize("host", ["http://x", "example.com:80", "x/", "*.example.com", "a b", ""])
 def test_a_host_that_nobody_could_send_is_told(host):
     with pytest.raises(UserError, match=r"--hosts takes a name, as example.com, and not"):
-        check_let_in([host], [])
+        check_allowlists([host], [])
 
 
 @pytest.mark.parametrize("origin", ["foo", "example.com", "https://x/", "https://x/y", "*", ""])
 def test_an_origin_that_nobody_could_send_is_told(origin):
     with pytest.raises(UserError, match=r"--origins takes an address, as https://example.com"):
-        check_let_in([], [origin])
+        check_allowlists([], [origin])
 
 
 def test_hosts_and_origins_that_can_be_sent_are_taken():
@@ -350,7 +350,7 @@ def test_hosts_and_origins_that_can_be_sent_are_taken():
         ["api.Example.com", "10.0.0.7", "[fe80::1]"],
         ["https://x.org", "http://[::1]:3"],
     )
-    check_let_in(hosts, [*origins, "null"])
+    check_allowlists(hosts, [*origins, "null"])
     front = Front(hosts=hosts, origins=origins)
     for host in hosts:
         sent = {"host": f"{host.lower()}:8000"}
@@ -369,7 +369,7 @@ def test_hosts_and_origins_that_can_be_sent_are_taken():
     ],
 )
 def test_the_usual_port_is_left_out_as_browsers_do(named, sent):
-    check_let_in([], [named])
+    check_allowlists([], [named])
     front = Front(origins=[named])
     assert front.send("GET", "/v1/models", headers={"origin": sent}).status_code == 200
     other = sent.replace("https", "ftp")

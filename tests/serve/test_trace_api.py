@@ -13,7 +13,7 @@ from limelight.serve.worker.scheduler.scheduler import Worker
 from torch.nn import functional as F
 
 import limelight
-from limelight.explain.focus import look_at
+from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
 from limelight.explain.stages import stop_at
 from limelight.explain.traced_text import TooLongError
@@ -21,7 +21,7 @@ from limelight.serve.ipc import unpacked
 from limelight.serve.schemas import Ticket
 from limelight.serve.trace_token import name_of, ticket_of
 from limelight.serve.worker.jobs import code_of
-from limelight.serve.worker.trace_cache import Album, ExpiredError
+from limelight.serve.worker.trace_cache import ExpiredError, TraceCache
 from tests.serve.samples import Served, all_at_once, until
 
 NAMES = ("reverse", "writer", "bert", "rnn")
@@ -108,9 +108,9 @@ def test_every_part_of_a_trace_is_the_one_that_python_has(inside, models, name):
         blob = serialize.tensor(trace, f"{at}.weights", 2, slice(begin, end), "f16")
         equal(get(f"{base}/tensor/{at}.weights", params=window), blob)
     for here in serialize.attentions(trace):
-        blob = serialize.focus(trace, here, 2)
+        blob = serialize.attention_head(trace, here, 2)
         equal(get(f"{base}/focus", params={"at": here, "head": 2}), blob)
-    equal(get(f"{base}/thumbs"), serialize.thumbs(trace))
+    equal(get(f"{base}/thumbs"), serialize.thumbnails(trace))
     equal(get(f"{base}/logits", params={"row": 1}), serialize.logits(trace, 1))
     side = "encoder" if name == "bert" else "decoder"
     blob = serialize.token(trace, side, 1)
@@ -125,7 +125,7 @@ def test_every_stop_is_the_one_that_python_tells(inside, models, name):
         places = {"layer": 1, "head": 2, "source" if name != "writer" else "target": 1}
         rows = (places.get("source"), places.get("target"))
         answer = inside.client.get(f"{base}/{stop}", params=places)
-        known = stop_at(trace, stop, look_at(trace, 1, 2, None, rows))
+        known = stop_at(trace, stop, focus_on(trace, 1, 2, None, rows))
         assert answer.json() == plain(serialize.stop_facts(known)), stop
         assert all(check["passed"] for check in answer.json()["checks"])
     by_word = inside.client.get(
@@ -326,8 +326,8 @@ def finish(work):
 
 def test_what_is_kept_stays_within_its_room_and_changes_no_number(models):
     asked = {"target": None, "tag": "", "settings": {"beam": 1}, "print": ""}
-    wide, narrow = Album(models["reverse"], 64), Album(models["reverse"], 64, room=20_000)
-    none = Album(models["reverse"], 64, room=0)
+    wide, narrow = TraceCache(models["reverse"], 64), TraceCache(models["reverse"], 64, room=20_000)
+    none = TraceCache(models["reverse"], 64, room=0)
     for text in ("a b c", "b c", "c a b", "a b c"):
         for what in (
             {"what": "manifest"},
@@ -353,7 +353,7 @@ def test_what_is_kept_stays_within_its_room_and_changes_no_number(models):
 
 
 def test_a_text_that_is_too_long_to_look_at_is_refused_before_it_is_read(models):
-    album = Album(models["reverse"], 4)
+    album = TraceCache(models["reverse"], 4)
     asked = {"target": None, "tag": "", "settings": {}, "print": "", "what": "manifest"}
     with pytest.raises(TooLongError, match="4 can be looked at"):
         finish(album.look({"text": "a b c d", **asked}))
@@ -364,7 +364,7 @@ def test_a_text_that_is_too_long_to_look_at_is_refused_before_it_is_read(models)
 
 def test_a_value_that_is_too_large_for_one_answer_is_refused(models, monkeypatch):
     monkeypatch.setattr("limelight.serve.worker.trace_cache.LARGEST", 100)
-    album = Album(models["reverse"], 64)
+    album = TraceCache(models["reverse"], 64)
     asked = {"text": "a b c", "target": None, "tag": "", "settings": {}, "print": ""}
     asked |= {"what": "tensor", "name": "encoder.0.self.weights", "head": None, "rows": None}
     with pytest.raises(TooLongError, match="one head"):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from limelight.files import replace_file
-from limelight.run.atomic import check_room, damage, numbered, sweep
+from limelight.files import atomic_write
+from limelight.run.atomic import check_disk_space, find_damage, list_checkpoints, remove_stale_temp
 from tests.run.samples import load, names_in, save
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def start(tmp_path_factory):
     """A run that has saved once."""
     folder = tmp_path_factory.mktemp("start") / "run"
     save(folder / "checkpoints", 1)
-    replace_file(folder / "log", b"old")
+    atomic_write(folder / "log", b"old")
     return folder
 
 
@@ -76,12 +76,12 @@ def calls(start, tmp_path_factory):
 def check(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
     """Whatever has its own name is whole, and new once that was said; a restart finds its way."""
     parent = folder / "checkpoints"
-    assert not any(map(damage, numbered(parent)))
+    assert not any(map(find_damage, list_checkpoints(parent)))
     assert load(parent) in ({2} if "saved" in done.stdout else {1, 2})
     log = (folder / "log").read_bytes()
     assert log in ({b"new"} if "replaced" in done.stdout else {b"old", b"new"})
-    sweep(folder)
-    sweep(parent)
+    remove_stale_temp(folder)
+    remove_stale_temp(parent)
     save(parent, 2)
     assert load(parent) == 2
     assert names_in(folder) == ["checkpoints", "log"]
@@ -161,11 +161,11 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, tenths):
 
 def test_a_file_on_a_full_disk_stays_as_it_was(tmp_path):
     with small_disk(tmp_path / "disk", 3) as folder:
-        replace_file(folder / "log", b"old" * 2000)
+        atomic_write(folder / "log", b"old" * 2000)
         with pytest.raises(OSError, match="No space left"):
-            replace_file(folder / "log", b"new" * 2000)
+            atomic_write(folder / "log", b"new" * 2000)
         assert (folder / "log").read_bytes() == b"old" * 2000
         assert names_in(folder) == ["log"]
-        check_room(folder, 3000)
+        check_disk_space(folder, 3000)
         with pytest.raises(OSError, match="4,000 bytes are to be written and 4,096 are free"):
-            check_room(folder, 4000)
+            check_disk_space(folder, 4000)

@@ -15,11 +15,16 @@ from limelight.recipe import Recipe, load_recipe
 from limelight.training.config import TrainConfig
 from tests.training.samples import train_in
 
-TOY = ["data.toy_length=3", "data.toy_examples=1500", "train.warmup=20", "train.accumulate=1"]
+TOY = [
+    "data.toy_length=3",
+    "data.toy_examples=1500",
+    "train.warmup=20",
+    "train.grad_accumulation=1",
+]
 FAST = [  # what learns quickest
     *("model.norm_order=pre", "model.positions=rotary", "model.layers=1", "model.dropout=0"),
     *("train.schedule=inverse-sqrt", "train.learning_rate=0.01", "train.label_smoothing=0"),
-    "train.clip=0",
+    "train.clip_grad_norm=0",
 ]
 LINES = [
     f"the {who} {does} {where}."
@@ -90,7 +95,7 @@ def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
             return small(name, data, "encoder-only", "word", model={"classes": 2, "max_len": 16})
         case "chat":
             files = file_of(folder, "talk.txt", [" __eou__ ".join(TALK)])
-            data = DataConfig(kind="dialogues", history=3, **files)
+            data = DataConfig(kind="dialogues", context_turns=3, **files)
             return small(name, data, "encoder-decoder", "bpe")
     raise ValueError(name)
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import limelight
 from limelight.decode.config import DecodeConfig
-from limelight.decode.engine import POSITIONS, ROWS, batches_of
+from limelight.decode.engine import MAX_BATCH_POSITIONS, ROWS, batches_of
 from limelight.decode.request import Request
 from limelight.errors import UserError
 from limelight.tasks.translate import (
-    Unreadable,
-    Wishes,
-    other_choices,
-    other_pieces,
+    Constraints,
+    InvalidLine,
+    alternative_choices,
+    alternative_tokens,
     requests_for,
     translate,
 )
@@ -55,7 +55,7 @@ def test_a_text_is_translated_the_same_alone_and_among_others(model, name, setti
 def test_a_translations_score_is_that_of_its_tokens_and_what_score_says(model, name):
     compared = 0
     for text in sources(12):
-        (output,) = model(name).translate(text, beam=1, extra_tokens=20).outputs
+        (output,) = model(name).translate(text, beam=1, max_extra_tokens=20).outputs
         assert output.score == pytest.approx(sum(output.logprobs))
         whole = "".join(output.tokens) == output.text and len(output.logprobs) > len(output.tokens)
         if whole:  # no space was taken off, and it came to its end
@@ -97,7 +97,7 @@ def test_every_request_is_in_one_batch_and_none_is_empty(sizes, beam):
     for batch in batches:
         first = requests[batch[0]]
         size = len(batch) * beam * (len(first.source) + 1 + first.limit)
-        assert len(batch) == 1 or size <= POSITIONS
+        assert len(batch) == 1 or size <= MAX_BATCH_POSITIONS
 
 
 @pytest.mark.parametrize("nbest", [0, -1, 1001, 10**9])
@@ -117,7 +117,7 @@ def test_drawn_translations_have_no_order(model):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_wishes_are_kept(model, name):
     def wish(beam=4, **wishes):
-        return model(name).translate("a b c", wishes=Wishes(**wishes), beam=beam).text
+        return model(name).translate("a b c", wishes=Constraints(**wishes), beam=beam).text
 
     assert wish(prefix="x y").startswith("x y")
     assert wish(prefix="x y", beam=1).startswith("x y")
@@ -143,26 +143,26 @@ def test_wishes_are_kept(model, name):
 )
 def test_wishes_that_nobody_can_keep_are_refused(wishes, sentence):
     with pytest.raises(UserError, match=sentence):
-        Wishes(**wishes)
+        Constraints(**wishes)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_beginning_is_not_made_a_word_that_is_excluded(model, name, beam):
-    free = model(name).translate("a b c", beam=1, wishes=Wishes(prefix="c")).text
+    free = model(name).translate("a b c", beam=1, wishes=Constraints(prefix="c")).text
     assert len(free) >= 3
-    wishes = Wishes(prefix="c", exclude=(free[:3],))
+    wishes = Constraints(prefix="c", exclude=(free[:3],))
     assert free[:3] not in model(name).translate("a b c", beam=beam, wishes=wishes).text
 
 
 def test_words_of_the_beginning_need_not_come_again(model):
-    wishes = Wishes(prefix="x y", include=("y",))
+    wishes = Constraints(prefix="x y", include=("y",))
     assert model("reverse").translate("a b", wishes=wishes, beam=4).text.count("y") == 1
 
 
 def test_a_word_that_is_begun_by_the_beginning_is_gone_on_with():
     """Subwords: `Hund` begins with the `H` that is there, and does not come again behind it."""
-    wishes = Wishes(prefix="Der H", include=("Hund",))
+    wishes = Constraints(prefix="Der H", include=("Hund",))
     text = limelight.load("en-de").translate("The dog sleeps on the sofa.", wishes=wishes).text
     assert text.startswith("Der Hund")
     assert text.count("Hund") == 1
@@ -174,7 +174,9 @@ def test_a_beginning_may_end_with_a_space(beam):
     model = limelight.load("en-de")
     for begin in ("Der", "Die", "Auf"):
         free, spaced = (
-            model.translate("The dog sleeps on the sofa.", wishes=Wishes(prefix=p), beam=beam).text
+            model.translate(
+                "The dog sleeps on the sofa.", wishes=Constraints(prefix=p), beam=beam
+            ).text
             for p in (begin, f"{begin} ")
         )
         assert spaced.startswith(f"{begin} ")
@@ -185,11 +187,11 @@ def test_a_beginning_may_end_with_a_space(beam):
 
 def test_more_translations_than_a_beam_of_groups_has_places_are_refused(model):
     with pytest.raises(UserError, match="nbest=8 of a beam of 4 in 2 groups: widen the beam"):
-        model("reverse").translate("a b", nbest=8, beam=4, groups=2)
+        model("reverse").translate("a b", nbest=8, beam=4, beam_groups=2)
 
 
 def test_a_promise_that_could_not_be_kept_is_told(model):
-    wishes, config = Wishes(include=("x y z",)), DecodeConfig(beam=4, max_tokens=2)
+    wishes, config = Constraints(include=("x y z",)), DecodeConfig(beam=4, max_tokens=2)
     (done,) = translate(model("reverse"), ["a b"], config, wishes=wishes)
     assert done.problem == "no translation with 'x y z' was found"
     with pytest.raises(UserError, match="'x y z'"):
@@ -234,7 +236,7 @@ def test_a_text_in_the_place_of_a_list_is_refused(model):
 
 def test_a_beginning_that_leaves_no_room_is_refused(model):
     with pytest.raises(UserError, match="nothing can follow 65 tokens: the model has room for 64"):
-        model("reverse").translate("a", wishes=Wishes(prefix="x" * 64))
+        model("reverse").translate("a", wishes=Constraints(prefix="x" * 64))
 
 
 def test_unknown_settings_are_refused_with_the_nearest(model):
@@ -248,12 +250,13 @@ def test_a_model_with_tags_is_told_what_to_do(model):
     tagged = model("tagged")
     assert tagged.tags == ("back", "same")
     for text in ("a", "c d"):
-        done = tagged.translate(text, wishes=Wishes(tag="same"))
+        done = tagged.translate(text, wishes=Constraints(tag="same"))
         assert tagged.score(text, done.text, tag="same").total == pytest.approx(
             sum(done.outputs[0].logprobs), abs=1e-3
         )
     back, same = (
-        requests_for(tagged, "a b", tagged.decode, Wishes(tag=tag))[0].source for tag in tagged.tags
+        requests_for(tagged, "a b", tagged.decode, Constraints(tag=tag))[0].source
+        for tag in tagged.tags
     )
     assert back[0] != same[0]
     assert back[1:] == same[1:]
@@ -271,7 +274,7 @@ def test_a_model_with_tags_is_told_what_to_do(model):
 )
 def test_wrong_tags_are_refused(model, name, tag, sentence):
     for ask in (
-        lambda: model(name).translate("a", wishes=Wishes(tag=tag)),
+        lambda: model(name).translate("a", wishes=Constraints(tag=tag)),
         lambda: model(name).score("a", "a", tag=tag),
         lambda: model(name).chat(tag=tag),
     ):
@@ -287,7 +290,7 @@ def test_a_long_text_is_translated_in_parts_and_nothing_is_lost(model, name):
     learned = model(name)
     text = " ".join(f"{text}." for text in sources(30))
     done = learned.translate(text)
-    requests = requests_for(learned, text, learned.decode, Wishes())
+    requests = requests_for(learned, text, learned.decode, Constraints())
     assert done.parts == len(requests) > 1
     tokens = [request.source or request.prompt for request in requests]
     assert all(len(row) <= learned.max_len for row in tokens)
@@ -299,18 +302,18 @@ def test_a_long_text_is_translated_in_parts_and_nothing_is_lost(model, name):
 
 def test_wishes_for_a_text_in_parts(model):
     text = "a b. " * 40
-    begun = model("reverse").translate(text, wishes=Wishes(prefix="x y", exclude=("b",)))
+    begun = model("reverse").translate(text, wishes=Constraints(prefix="x y", exclude=("b",)))
     assert begun.parts > 1
     assert begun.text.startswith("x y")
     assert "b" not in begun.text
     assert begun.text.count("x y") == 1
     with pytest.raises(UserError, match="parts, being too long for the model, cannot be promised"):
-        model("reverse").translate(text, wishes=Wishes(include=("x",)), beam=4)
+        model("reverse").translate(text, wishes=Constraints(include=("x",)), beam=4)
 
 
 def test_what_is_no_text_has_its_own_outcome(model):
-    given = ["", "a b", Unreadable("line 3 is not UTF-8"), " \t", "c", "a. " * 60, ""]
-    done = list(translate(model("reverse"), given, wishes=Wishes(prefix="")))
+    given = ["", "a b", InvalidLine("line 3 is not UTF-8"), " \t", "c", "a. " * 60, ""]
+    done = list(translate(model("reverse"), given, wishes=Constraints(prefix="")))
     assert [one.text for one in done[:5]] == ["", "b a", "", "", "c"]
     assert [one.problem for one in done[:3]] == ["", "", "line 3 is not UTF-8"]
     assert [one.parts > 1 for one in done] == [False] * 5 + [True, False]
@@ -318,7 +321,7 @@ def test_what_is_no_text_has_its_own_outcome(model):
 
 
 def test_one_text_that_cannot_be_answered_does_not_stop_the_others(model):
-    wishes, config = Wishes(include=("a",)), DecodeConfig(beam=2)
+    wishes, config = Constraints(include=("a",)), DecodeConfig(beam=2)
     long, short = translate(model("reverse"), ["b. " * 60, "b"], config, wishes=wishes)
     assert "cannot be promised words" in long.problem
     assert "a" in short.text
@@ -373,7 +376,7 @@ def test_other_choices_begin_with_what_was_written(model):
     learned = model("reverse")
     config = replace(learned.decode, beam=1)
     (output,) = learned.translate("a b").outputs
-    places = list(other_choices(learned, "a b", config, count=3))
+    places = list(alternative_choices(learned, "a b", config, count=3))
     assert [place[0].piece for place in places] == [*output.tokens, "⟨end⟩"]
     for place, logprob in zip(places, output.logprobs, strict=True):
         chances = [choice.probability for choice in place]
@@ -387,9 +390,9 @@ def test_other_choices_begin_with_what_was_written(model):
 def test_choices_are_the_same_whether_places_are_looked_at_together_or_alone(
     model, name, monkeypatch
 ):
-    together = list(other_choices(model(name), "a b c d"))
+    together = list(alternative_choices(model(name), "a b c d"))
     monkeypatch.setattr("limelight.tasks.translate.TOGETHER", 1)
-    for place, alone in zip(together, other_choices(model(name), "a b c d"), strict=True):
+    for place, alone in zip(together, alternative_choices(model(name), "a b c d"), strict=True):
         assert [choice.text for choice in place] == [choice.text for choice in alone]
         chances = [choice.probability for choice in alone]
         assert [choice.probability for choice in place] == pytest.approx(chances, abs=1e-5)
@@ -398,7 +401,9 @@ def test_choices_are_the_same_whether_places_are_looked_at_together_or_alone(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pieces_are_those_of_the_choices(model, name):
     both = zip(
-        other_pieces(model(name), "a b c d"), other_choices(model(name), "a b c d"), strict=True
+        alternative_tokens(model(name), "a b c d"),
+        alternative_choices(model(name), "a b c d"),
+        strict=True,
     )
     for pieces, choices in both:
         assert pieces == [(choice.piece, choice.probability) for choice in choices]
@@ -408,34 +413,34 @@ def test_the_beginning_of_a_choice_makes_it(model):
     """As a prefix it leads where the choice said it would, and back to what was written."""
     learned = model("reverse")
     config = replace(learned.decode, beam=1)
-    for i, place in enumerate(list(other_choices(learned, "a b", config, count=3))[:-1]):
+    for i, place in enumerate(list(alternative_choices(learned, "a b", config, count=3))[:-1]):
         assert place[0].begin == "".join(learned.translate("a b").outputs[0].tokens[: i + 1])
         for choice in place:
             if choice.piece == "⟨end⟩":  # no beginning makes a text end
                 continue
-            (forced,) = translate(learned, ["a b"], config, wishes=Wishes(prefix=choice.begin))
+            (forced,) = translate(learned, ["a b"], config, wishes=Constraints(prefix=choice.begin))
             assert forced.text == choice.text
 
 
 @pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 1}, {"temperature": 3.0, "beam": 1}])
 def test_what_was_written_is_among_the_choices_and_what_is_excluded_is_not(model, settings):
-    learned, wishes = model("reverse"), Wishes(exclude=("b", "c"))
+    learned, wishes = model("reverse"), Constraints(exclude=("b", "c"))
     config = learned.settings(**settings)
     (done,) = translate(learned, ["a b c"], config, wishes=wishes)
-    places = list(other_choices(learned, "a b c", config, 2, wishes))
+    places = list(alternative_choices(learned, "a b c", config, 2, wishes))
     for place, piece in zip(places, done.outputs[0].tokens, strict=False):
         assert piece in [choice.piece for choice in place]
         assert len(place) == 2
         for choice in place:
             assert not {"b", "c"} & {*choice.piece, *choice.text, *choice.begin}
-    pieces = list(other_pieces(learned, "a b c", config, 2, wishes))
+    pieces = list(alternative_tokens(learned, "a b c", config, 2, wishes))
     assert pieces == [[(c.piece, c.probability) for c in place] for place in places]
 
 
 def test_a_choice_within_a_character_begins_with_the_whole_of_it():
     model = limelight.load("en-de")
     config, text = model.settings(beam=1), "The café of André is in Korea, near the Müller house."
-    places = list(other_choices(model, text, config, count=8))
+    places = list(alternative_choices(model, text, config, count=8))
     halves = [c for place in places for c in place if c.piece.startswith("<")]
     assert halves  # bytes that are no characters
     assert [c.begin for c in halves if "\ufffd" not in c.text]
@@ -447,7 +452,7 @@ def test_more_or_fewer_bits_say_the_same_with_other_scores(run, precision):
     """A model that is sure of itself; int8 moves its scores a little, float64 hardly."""
     texts = sources(20, longest=3)
     plain = list(limelight.load(run("reverse")).translate_all(texts))
-    other = limelight.load(run("reverse")).on(precision=precision)
+    other = limelight.load(run("reverse")).to(precision=precision)
     found = list(other.translate_all(texts))
     assert [done.text for done in found] == [done.text for done in plain]
     moved = max(
@@ -459,7 +464,7 @@ def test_more_or_fewer_bits_say_the_same_with_other_scores(run, precision):
 def test_int8_gives_the_same_alone_and_among_others_until_it_is_taken_back(run):
     model = limelight.load(run("reverse"))
     plain = model.translate("a b c").outputs[0].score
-    model.on(precision="int8")
+    model.to(precision="int8")
     texts = sources(20, longest=3)
     for together, text in zip(model.translate_all(texts), texts, strict=True):
         alone = model.translate(text)
@@ -467,7 +472,7 @@ def test_int8_gives_the_same_alone_and_among_others_until_it_is_taken_back(run):
         # A tie in rounding may be broken the other way, which is seen in no word.
         assert alone.outputs[0].score == pytest.approx(together.outputs[0].score, abs=0.02)
     rounded = model.translate("a b c").outputs[0].score
-    assert model.on().translate("a b c").outputs[0].score == plain != rounded
+    assert model.to().translate("a b c").outputs[0].score == plain != rounded
 
 
 def test_precision_is_of_the_model_and_not_of_one_text(model):

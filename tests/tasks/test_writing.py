@@ -39,7 +39,7 @@ def test_any_prompt_can_be_gone_on_with(model, name, prompt):
 @pytest.mark.parametrize("n", [0, 2])
 def test_no_repetition_beyond_the_context_either(model, n):
     babbler = model("babbler")
-    text = Continuation(babbler, "the", babbler.settings(max_tokens=300, no_repeat=n))
+    text = Continuation(babbler, "the", babbler.settings(max_tokens=300, no_repeat_ngram=n))
     while (request := text.request()) is not None:
         for token in tokens_of(babbler, request, text.config):
             text.take(token)
@@ -59,7 +59,7 @@ def test_a_prompt_may_end_with_a_space(settings):
         if without.startswith(" "):
             assert without == f" {with_space}"
     tokens = Continuation(writer, "Once upon a ", writer.decode).request()
-    assert (tokens.spaced, tokens.prompt) == (
+    assert (tokens.needs_leading_space, tokens.prompt) == (
         True,
         Continuation(writer, "Once upon a", writer.decode).request().prompt,
     )
@@ -68,7 +68,7 @@ def test_a_prompt_may_end_with_a_space(settings):
 def test_characters_keep_their_spaces(model):
     """Where a space is a token of its own, it is read like any other."""
     request = Continuation(model("writer"), "the ", model("writer").decode).request()
-    assert (len(request.prompt), request.spaced) == (5, False)
+    assert (len(request.prompt), request.needs_leading_space) == (5, False)
 
 
 def test_a_model_sees_the_end_of_a_long_prompt(model):

@@ -8,15 +8,15 @@ from limelight.data.config import DataConfig
 from limelight.data.tokenizer import TokenizerConfig
 from limelight.model import model_config
 from limelight.recipe import Recipe
-from limelight.run.atomic import MANIFEST, seal, sha256_of
+from limelight.run.atomic import MANIFEST, sha256_of, write_manifest
 from limelight.run.folder import RunFolder
 from limelight.run.log import read_log, without_timing
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
-from limelight.training.distributed import join
+from limelight.training.distributed import init_distributed
 from limelight.training.loop import fit
 from limelight.training.trainer import Trainer
-from limelight.workflows.train import locked, set_up
+from limelight.workflows.train import build_trainer, lock_run
 
 Settings = dict[str, Any]
 
@@ -72,8 +72,8 @@ def train_in(
     With `touch` a test can lay a hand on what is trained.
     """
     run = RunFolder(folder)
-    with join(recipe.train) as workers, locked(run, workers):
-        trainer = set_up(recipe, run, workers, Report(silent=True), start_from)
+    with init_distributed(recipe.train) as workers, lock_run(run, workers):
+        trainer = build_trainer(recipe, run, workers, Report(silent=True), start_from)
         touch(trainer)
         assert fit(trainer) == expect
     return trainer
@@ -91,7 +91,7 @@ def rewrite(checkpoint: Path, change: Callable[[Path], None]) -> None:
     """Alter the files of a checkpoint, and vouch for them as if nothing had happened."""
     (checkpoint / MANIFEST).unlink()
     change(checkpoint)
-    seal(checkpoint)
+    write_manifest(checkpoint)
 
 
 def log_of(folder: Path) -> list[Settings]:

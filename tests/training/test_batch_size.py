@@ -8,9 +8,9 @@ from limelight.errors import UserError
 from limelight.training.batch_size import (
     LARGEST_ON_CPU,
     SMALLEST,
-    hardest,
-    largest_that_fits,
-    memory_of_machine,
+    available_memory,
+    find_max_batch_tokens,
+    worst_case_batches,
 )
 from limelight.workflows import train
 from tests.training.samples import tiny, train_in
@@ -23,7 +23,7 @@ from tests.training.samples import tiny, train_in
 def test_it_takes_a_fifth_less_than_fits_but_not_less_than_the_smallest(room, size):
     """128 is less than the smallest: nothing fits."""
     assert SMALLEST == 256
-    assert largest_that_fits(lambda tokens: tokens <= room, LARGEST_ON_CPU) == size
+    assert find_max_batch_tokens(lambda tokens: tokens <= room, LARGEST_ON_CPU) == size
 
 
 @pytest.mark.parametrize("room", [255, 256])
@@ -48,13 +48,13 @@ def test_training_validation_and_the_recipe_have_the_size_that_was_found(tmp_pat
 
 def test_nothing_to_try_is_no_failure_of_the_trying(tmp_path):
     batches = train_in(tmp_path, tiny()).batches
-    assert len(hardest(batches, 40)) == 2
-    assert hardest(replace(batches, longest=1), 40) == []
+    assert len(worst_case_batches(batches, 40)) == 2
+    assert worst_case_batches(replace(batches, longest=1), 40) == []
 
 
 def test_a_model_that_is_shared_out_is_not_tried_on_one_device(tmp_path):
     with pytest.raises(UserError, match="tries the whole model on one device"):
-        train_in(tmp_path, tiny(batch_tokens="auto", shard=True))
+        train_in(tmp_path, tiny(batch_tokens="auto", fsdp=True))
 
 
 MEMORY = "MemTotal: 64 kB\nMemFree: 2 kB\nMemAvailable:      40 kB\nCached: 50 kB\n"
@@ -77,8 +77,8 @@ def test_memory_is_what_the_system_and_a_container_leave(tmp_path, limit, text, 
     file = tmp_path / "sys" / "fs" / "cgroup" / limit
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    assert memory_of_machine(tmp_path) == size
+    assert available_memory(tmp_path) == size
 
 
 def test_a_system_that_does_not_say_has_a_modest_memory(tmp_path):
-    assert memory_of_machine(tmp_path) == 4 * 10**9
+    assert available_memory(tmp_path) == 4 * 10**9

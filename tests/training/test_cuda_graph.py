@@ -6,28 +6,28 @@ CUDA graphs need a GPU: the comparison itself is left out where there is none.
 import pytest
 import torch
 
-from limelight.data.datasets import Masked, Pairs
+from limelight.data.datasets import MaskedLMBatch, Seq2SeqBatch
 from limelight.model import ModelConfig, build
 from limelight.model.config import model_config
 from limelight.run.folder import RunFolder
 from limelight.training import cuda_graph
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
-from limelight.training.cuda_graph import Repeater, shape_of
-from limelight.training.distributed import Workers
-from limelight.training.objectives import Learner, write_out_attention
-from limelight.training.trainer import Trainer, Turn, can_be_repeated, take_step
+from limelight.training.cuda_graph import CudaGraphStep, shape_of
+from limelight.training.distributed import World
+from limelight.training.objectives import LossModule, use_explicit_attention
+from limelight.training.trainer import MicroBatch, Trainer, can_capture, train_step
 
 SIZES = {"vocab": 50, "layers": 2, "d_model": 32, "heads": 4}
-CPU, GPU = Workers(torch.device("cpu")), Workers(torch.device("cuda"))
-RECORDED, COMPILED = TrainConfig(repeat=True), TrainConfig(compile=True)
+CPU, GPU = World(torch.device("cpu")), World(torch.device("cuda"))
+RECORDED, COMPILED = TrainConfig(cuda_graphs=True), TrainConfig(compile=True)
 
 
 def pairs(rows, width, seed=0, device="cpu"):
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(5, 50, (2, rows, width + 1), generator=draw).to(device)
     real = torch.ones(rows, width + 1, dtype=torch.bool, device=device)
-    return Pairs(0, torch.arange(rows), tokens[0, :, :-1], tokens[1], None, real)
+    return Seq2SeqBatch(0, torch.arange(rows), tokens[0, :, :-1], tokens[1], None, real)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def pairs(rows, width, seed=0, device="cpu"):
         ("decoder-only", GPU, {}, True),
         ("recurrent-encoder-decoder", GPU, {}, False),
         ("encoder-decoder", CPU, {}, False),
-        ("encoder-decoder", Workers(torch.device("cuda"), 0, 2), {}, False),
+        ("encoder-decoder", World(torch.device("cuda"), 0, 2), {}, False),
         ("encoder-decoder", GPU, {"compile": False}, False),
         ("encoder-decoder", GPU, {"accumulate": 2}, False),
         ("encoder-decoder", GPU, {"ema": 0.9}, False),
@@ -46,8 +46,8 @@ def pairs(rows, width, seed=0, device="cpu"):
 def test_what_can_be_repeated(family, workers, settings, can):
     sizes = SIZES if family in ("encoder-decoder", "decoder-only") else {"vocab": 50}
     config = TrainConfig(**{"compile": True, **settings})
-    learner = Learner(build(model_config(family=family, **sizes)))
-    assert can_be_repeated(learner, workers, config) == can
+    learner = LossModule(build(model_config(family=family, **sizes)))
+    assert can_capture(learner, workers, config) == can
 
 
 @pytest.fixture
@@ -58,16 +58,16 @@ def without_graphs(monkeypatch):
     def record(self, place):
         recorded.append(shape_of(place))
         graph = type("Graph", (), {"replay": lambda _: self.step(place)})()
-        return cuda_graph.Recording(graph, torch.zeros(1))
+        return cuda_graph.CapturedStep(graph, torch.zeros(1))
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(Repeater, "record", record)
+    monkeypatch.setattr(CudaGraphStep, "record", record)
     return recorded
 
 
 def test_a_shape_is_recorded_when_it_comes_again_and_then_replayed(without_graphs):
     seen = []
-    step = Repeater(lambda batch: seen.append(batch.source.clone()) or torch.ones(1), "cpu")
+    step = CudaGraphStep(lambda batch: seen.append(batch.source.clone()) or torch.ones(1), "cpu")
     met = [pairs(2, 5, 0), pairs(2, 6, 1), pairs(2, 5, 2), pairs(2, 5, 3), pairs(2, 6, 4)]
     for batch in met:
         step(batch)
@@ -77,9 +77,9 @@ def test_a_shape_is_recorded_when_it_comes_again_and_then_replayed(without_graph
 
 
 def test_blanks_are_never_recorded(without_graphs):
-    step = Repeater(lambda _: torch.ones(1), "cpu")
+    step = CudaGraphStep(lambda _: torch.ones(1), "cpu")
     tokens = torch.ones(2, 5, dtype=torch.long)
-    batch = Masked(0, torch.arange(2), tokens, tokens > 0, tokens)
+    batch = MaskedLMBatch(0, torch.arange(2), tokens, tokens > 0, tokens)
     for _ in range(3):
         step(batch)
     assert without_graphs == []
@@ -91,7 +91,7 @@ def test_attention_written_out_is_the_same(causal):
     batch = pairs(3, 7)
     real = torch.arange(7) < torch.tensor([[7], [4], [1]])
     before = model(batch.source, batch.target, None if causal else real)
-    write_out_attention(model)
+    use_explicit_attention(model)
     after = model(batch.source, batch.target, None if causal else real)
     torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
 
@@ -100,7 +100,7 @@ def trained(recorded, batches, config):
     torch.manual_seed(3)
     torch._dynamo.reset()
     trainer = Trainer(
-        learner=Learner(build(ModelConfig(**SIZES)), 0.1, compiled=config.compile),
+        learner=LossModule(build(ModelConfig(**SIZES)), 0.1, compiled=config.compile),
         batches=None,
         config=config,
         run=RunFolder("."),
@@ -110,7 +110,7 @@ def trained(recorded, batches, config):
     )
     if not recorded:
         trainer.repeater = None
-    numbers = [take_step(trainer, [Turn(batch, 0, 1)]).numbers() for batch in batches]
+    numbers = [train_step(trainer, [MicroBatch(batch, 0, 1)]).numbers() for batch in batches]
     return numbers, [p.detach() for p in trainer.learner.parameters()]
 
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import limelight
-from limelight.data.batching import Batches, plan_epoch
+from limelight.data.batching import BatchPlan, plan_epoch
 from limelight.data.datasets import lengths_of
-from limelight.data.token_store import prepare
+from limelight.data.token_store import open_or_build
 from limelight.run.log import read_log, without_timing
 from tests.training.processes import (
     ROOT,
@@ -49,20 +49,20 @@ def train_many(run, settings, work=command, *given):
 
 def train_with_turns_of_two(arguments):
     """One process, whose epochs end as those of two processes do: with nothing for the second."""
-    epoch = Batches.epoch
+    epoch = BatchPlan.epoch
 
     def even(batches, number, position=0):
         taken = list(epoch(batches, number, position))
         return iter(taken + [None] * (len(taken) % 2))
 
-    Batches.epoch = even
+    BatchPlan.epoch = even
     command(arguments)
 
 
 def batches_in_an_epoch(run):
     loaded = limelight.load(run)
     stores = run.parent / "cache" / "stores"
-    store = prepare(loaded.recipe.data, "train", loaded.tokenizer, stores)
+    store = open_or_build(loaded.recipe.data, "train", loaded.tokenizer, stores)
     return len(plan_epoch(lengths_of(store), loaded.recipe.train.batch_tokens, 1, 0))
 
 
@@ -84,14 +84,14 @@ def test_one_process_two_and_two_that_share_the_weights_are_equal(tmp_path, exam
     """Accumulating 4 batches, or 2 in each; where an epoch is odd, one is without a batch."""
     settings = [*EXACT, f"--data.toy-examples={examples}"]
     one, two, shared = (tmp_path / name for name in ("one", "two", "shared"))
-    alone = train_command(one, [*settings, "--train.accumulate=4"])
+    alone = train_command(one, [*settings, "--train.grad_accumulation=4"])
     work = train_with_turns_of_two if odd else command
     cache = str(tmp_path / "cache")
     with process(work, alone, said=said_of(one), LIMELIGHT_CACHE=cache) as child:
         child.join(SECONDS)
         assert child.exitcode == 0, said_of(one).read_text()
-    train_many(two, [*settings, "--train.accumulate=2"])
-    train_many(shared, [*settings, "--train.accumulate=2", "--train.shard"])
+    train_many(two, [*settings, "--train.grad_accumulation=2"])
+    train_many(shared, [*settings, "--train.grad_accumulation=2", "--train.fsdp"])
     assert batches_in_an_epoch(one) % 2 == odd
     wanted = weights_of(one)
     for run in (two, shared):
@@ -110,7 +110,7 @@ def test_one_process_two_and_two_that_share_the_weights_are_equal(tmp_path, exam
 
 KILLED = [
     f"--train.steps={STEPS}",
-    "--train.accumulate=2",
+    "--train.grad_accumulation=2",
     "--train.checkpoint-every=3",
     "--train.validate-every=7",
 ]
@@ -184,11 +184,11 @@ def test_when_a_rank_is_killed_both_start_again_and_end_the_same(tmp_path, launc
 
 def train_with_nan(arguments, spoiled, folder):
     """In one rank the loss of the third step is no number; each keeps the weights it ends with."""
-    from limelight.training.objectives import Learner
+    from limelight.training.objectives import LossModule
     from limelight.workflows import train
 
     rank = os.environ["RANK"]
-    forward, fit = Learner.forward, train.fit
+    forward, fit = LossModule.forward, train.fit
     calls = 0
 
     def spoil(learner, batch):
@@ -204,7 +204,7 @@ def train_with_nan(arguments, spoiled, folder):
         save_file({name: p.detach() for name, p in weights.items()}, folder / f"{rank}.safetensors")
         return left
 
-    Learner.forward, train.fit = spoil, keep
+    LossModule.forward, train.fit = spoil, keep
     command(arguments)
 
 

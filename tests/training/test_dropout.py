@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from limelight.training.dropout import FACES, QuickDropout, kept, toss_quickly
+from limelight.training.dropout import LEVELS, FastCpuDropout, dropout_mask, use_fast_cpu_dropout
 
 MANY = 400_000
 
@@ -12,19 +12,19 @@ MANY = 400_000
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.9, 0.999])
 def test_as_many_are_dropped_as_should_be(p):
     torch.manual_seed(1)
-    scales = kept((MANY,), p, torch.float64)
+    scales = dropout_mask((MANY,), p, torch.float64)
     dropped = (scales == 0).double().mean().item()
     error = (p * (1 - p) / MANY) ** 0.5
-    assert abs(dropped - p) < 5 * error + 1 / FACES
+    assert abs(dropped - p) < 5 * error + 1 / LEVELS
     alive = scales[scales > 0].unique()
-    assert alive.tolist() == [pytest.approx(1 / (1 - p), rel=1 / FACES / (1 - p))]
+    assert alive.tolist() == [pytest.approx(1 / (1 - p), rel=1 / LEVELS / (1 - p))]
     assert abs(scales.mean().item() - 1) < 5 * error / (1 - p)
 
 
 def test_coins_from_one_number_do_not_know_each_other():
     """All sixteen outcomes of four neighbours come as often as chance has it (chi-square)."""
     torch.manual_seed(2)
-    fours = (kept((MANY, 4), 0.5, torch.float32) > 0).long() @ torch.tensor([8, 4, 2, 1])
+    fours = (dropout_mask((MANY, 4), 0.5, torch.float32) > 0).long() @ torch.tensor([8, 4, 2, 1])
     counts = fours.bincount(minlength=16).double()
     expected = MANY / 16
     assert ((counts - expected) ** 2 / expected).sum() < 37.7  # 15 degrees of freedom, 1 in 1,000
@@ -36,7 +36,7 @@ def test_coins_from_one_number_do_not_know_each_other():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_any_shape(shape, dtype):
     x = torch.ones(shape, dtype=dtype, requires_grad=True)
-    y = QuickDropout(0.5)(x)
+    y = FastCpuDropout(0.5)(x)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert set(y.flatten().tolist()) <= {0.0, 2.0}
     y.sum().backward()
@@ -44,7 +44,7 @@ def test_any_shape(shape, dtype):
 
 
 def test_the_same_seed_drops_the_same_and_nothing_is_dropped_at_rest():
-    layer, x = QuickDropout(0.3), torch.randn(50, 7)
+    layer, x = FastCpuDropout(0.3), torch.randn(50, 7)
     torch.manual_seed(5)
     first = layer(x)
     state = torch.get_rng_state()
@@ -53,12 +53,15 @@ def test_the_same_seed_drops_the_same_and_nothing_is_dropped_at_rest():
     torch.set_rng_state(state)
     assert torch.equal(layer(x), second)
     assert torch.equal(layer.eval()(x), x)
-    assert torch.equal(QuickDropout(0.0)(x), x)
-    assert QuickDropout(1.0)(x).isfinite().all()
+    assert torch.equal(FastCpuDropout(0.0)(x), x)
+    assert FastCpuDropout(1.0)(x).isfinite().all()
 
 
 def test_all_of_a_model_toss_so():
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2), nn.Sequential(nn.Dropout(0.4)))
-    toss_quickly(model)
+    use_fast_cpu_dropout(model)
     layers = [part for part in model.modules() if isinstance(part, nn.Dropout)]
-    assert [(type(part), part.p) for part in layers] == [(QuickDropout, 0.2), (QuickDropout, 0.4)]
+    assert [(type(part), part.p) for part in layers] == [
+        (FastCpuDropout, 0.2),
+        (FastCpuDropout, 0.4),
+    ]

@@ -17,10 +17,10 @@ from limelight.run.weights import WEIGHTS, name_of
 from limelight.training.checkpoint import OPTIMIZER
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
-from limelight.training.distributed import join
+from limelight.training.distributed import init_distributed
 from limelight.training.optimizer import freeze, make_optimizer
 from limelight.workflows.evaluate import evaluate_run
-from limelight.workflows.train import set_up
+from limelight.workflows.train import build_trainer
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
 
@@ -86,7 +86,7 @@ def test_another_metric_is_not_compared_with_the_one_before(tmp_path):
     """An accuracy is no loss: what was best by the one is not by the other, nor is it tired."""
     first = tiny("decoder-only", **EARLY)
     stopped = train_in(tmp_path, first).state
-    assert (stopped.metric, stopped.tired) == ("loss", 3)
+    assert (stopped.metric, stopped.validations_without_improvement) == ("loss", 3)
     second = replace(first, train=replace(first.train, metric="accuracy"))
     state = train_in(tmp_path, second).state
     told = [e for e in log_of(tmp_path) if e.get("validation") and e["step"] >= stopped.step]
@@ -123,7 +123,7 @@ def test_the_time_left_is_told_from_the_steps_taken_here(begun_at):
 
 
 def test_the_last_checkpoints_are_averaged(tmp_path):
-    train_in(tmp_path, tiny(steps=11, checkpoint_every=2, average=3, keep=1))
+    train_in(tmp_path, tiny(steps=11, checkpoint_every=2, average_checkpoints=3, keep=1))
     made = [weights_at(tmp_path, step) for step in (11, 10, 8)]
     mean = {name: sum(w[name].double() for w in made) / 3 for name in made[0]}
     finished = weights_at(tmp_path, 11, "finished")
@@ -140,10 +140,12 @@ def mean_of(folder, steps):
 
 def test_finished_weights_are_what_the_recipe_says_now(tmp_path):
     """A finished run can be asked for another average; what asks for the same changes nothing."""
-    recipe = tiny(checkpoint_every=2, average=3, keep=9)
+    recipe = tiny(checkpoint_every=2, average_checkpoints=3, keep=9)
     for average, steps in ((3, (10, 8, 6)), (0, (10,)), (2, (10, 8)), (2, (10, 8))):
         before = (tmp_path / "finished" / name_of(10)).stat().st_ino if steps != (10, 8, 6) else 0
-        train_in(tmp_path, replace(recipe, train=replace(recipe.train, average=average)))
+        train_in(
+            tmp_path, replace(recipe, train=replace(recipe.train, average_checkpoints=average))
+        )
         assert same_bits(weights_at(tmp_path, 10, "finished"), mean_of(tmp_path, steps))
     assert (tmp_path / "finished" / name_of(10)).stat().st_ino == before  # not even written again
 
@@ -156,7 +158,7 @@ def hear(told):
 
 
 def test_a_damaged_checkpoint_is_left_out_of_the_average_and_named(tmp_path):
-    recipe = tiny(checkpoint_every=2, average=3, keep=1)
+    recipe = tiny(checkpoint_every=2, average_checkpoints=3, keep=1)
     train_in(tmp_path, recipe)
     file = tmp_path / "checkpoints" / name_of(8) / WEIGHTS
     file.write_bytes(file.read_bytes()[:-1] + b"!")
@@ -178,11 +180,15 @@ def test_a_save_reads_no_checkpoint_again_that_it_has_written(tmp_path, monkeypa
 
 
 def test_an_average_of_what_is_gone_says_so(tmp_path):
-    train_in(tmp_path, tiny(checkpoint_every=2, average=2, keep=1))
+    train_in(tmp_path, tiny(checkpoint_every=2, average_checkpoints=2, keep=1))
     told = StringIO()
-    train_in(tmp_path, tiny(checkpoint_every=2, average=4, keep=1), touch=hear(told))
+    train_in(tmp_path, tiny(checkpoint_every=2, average_checkpoints=4, keep=1), touch=hear(told))
     assert "of 4 checkpoints to average only 2 are left" in told.getvalue()
-    train_in(tmp_path, tiny(checkpoint_every=2, average=2, keep=1), touch=hear(told := StringIO()))
+    train_in(
+        tmp_path,
+        tiny(checkpoint_every=2, average_checkpoints=2, keep=1),
+        touch=hear(told := StringIO()),
+    )
     assert "average" not in told.getvalue()
 
 
@@ -216,8 +222,8 @@ def test_what_is_validated_is_what_is_kept(tmp_path, patience):
 @pytest.mark.parametrize(("ema", "warned"), [(0.99, True), (0.9, False), (0.0, False)])
 def test_a_running_average_that_hardly_runs_is_told(tmp_path, capsys, ema, warned):
     recipe = tiny(ema=ema)
-    with join(recipe.train) as workers:
-        set_up(recipe, RunFolder(tmp_path), workers, Report())
+    with init_distributed(recipe.train) as workers:
+        build_trainer(recipe, RunFolder(tmp_path), workers, Report())
     assert ("what is finished will have learned little" in capsys.readouterr().err) == warned
 
 
@@ -251,7 +257,7 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(tmp_path, monkeypatch
     free, met = norms_of(tmp_path / "free", monkeypatch)
     assert met == pytest.approx(free)  # no clipping unless asked for
     clip = sorted(free)[5]
-    told, met = norms_of(tmp_path / "clipped", monkeypatch, clip=clip)
+    told, met = norms_of(tmp_path / "clipped", monkeypatch, clip_grad_norm=clip)
     assert met == pytest.approx([min(norm, clip) for norm in told])
     assert min(told) < clip < max(told)
 

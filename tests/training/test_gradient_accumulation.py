@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from limelight.data.datasets import Pairs
+from limelight.data.datasets import Seq2SeqBatch
 from limelight.run.folder import RunFolder
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
-from limelight.training.distributed import Workers
+from limelight.training.distributed import World
 from limelight.training.loop import fit
-from limelight.training.loss import Score
-from limelight.training.objectives import Learner
+from limelight.training.loss import LossSums
+from limelight.training.objectives import LossModule
 from limelight.training.trainer import Trainer
 from tests.model.samples import VOCAB, small
 
@@ -25,19 +25,19 @@ class Given:
 
     ranks, batch_tokens = 1, 0
 
-    def __init__(self, batches: list[Pairs]) -> None:
+    def __init__(self, batches: list[Seq2SeqBatch]) -> None:
         self.batches = batches
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Any]:
         yield from self.batches[position:]
 
 
-class MeanOfMeans(Learner):
+class MeanOfMeans(LossModule):
     """The slip that is guarded against: every batch counts the same, however much is in it."""
 
     def forward(self, batch):
         loss, surprise, right, asked = super().forward(batch)
-        return Score(loss / asked, surprise, right, torch.ones_like(asked))
+        return LossSums(loss / asked, surprise, right, torch.ones_like(asked))
 
 
 def ragged_rows():
@@ -57,10 +57,10 @@ def side_by_side(rows):
     start = torch.zeros(len(rows), 1, dtype=torch.long)
     target = torch.cat([start, target], dim=1)
     target_real = torch.cat([start == 0, target_real], dim=1)
-    return Pairs(0, torch.arange(len(rows)), source, target, source_real, target_real)
+    return Seq2SeqBatch(0, torch.arange(len(rows)), source, target, source_real, target_real)
 
 
-def parameters_after(folder, parts, learner=Learner, **settings):
+def parameters_after(folder, parts, learner=LossModule, **settings):
     """Train on the same rows in so many parts; the weights, one behind the other."""
     rows, size = ragged_rows(), ROWS // parts
     batches = [side_by_side(rows[i : i + size]) for i in range(0, ROWS, size)]
@@ -68,7 +68,7 @@ def parameters_after(folder, parts, learner=Learner, **settings):
     usual = {"learning_rate": 0.01, "schedule": "inverse-sqrt", "warmup": 5, "average": 0}
     usual["eps"] = 1e-6  # a key's bias has a gradient of rounding alone, which Adam would blow up
     config = TrainConfig(
-        steps=STEPS, accumulate=parts, precision="float64", **{**usual, **settings}
+        steps=STEPS, grad_accumulation=parts, precision="float64", **{**usual, **settings}
     )
     folder.mkdir()
     trainer = Trainer(
@@ -76,7 +76,7 @@ def parameters_after(folder, parts, learner=Learner, **settings):
         batches=Given(batches),
         config=config,
         run=RunFolder(folder),
-        workers=Workers(torch.device("cpu")),
+        workers=World(torch.device("cpu")),
         report=Report(silent=True),
         precision="float64",
     )

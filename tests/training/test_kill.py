@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from limelight.run.atomic import damage, numbered
+from limelight.run.atomic import find_damage, list_checkpoints
 from tests.training.processes import (
     SECONDS,
     result,
@@ -24,14 +24,14 @@ from tests.training.processes import (
 STEPS = 24
 KILLED = [  # dropout is on, as in the recipe
     f"--train.steps={STEPS}",
-    "--train.accumulate=3",  # about five epochs, none of them a whole number of steps
+    "--train.grad_accumulation=3",  # about five epochs, none of them a whole number of steps
     "--train.ema=0.9",
     "--train.checkpoint-every=3",
     "--train.validate-every=7",
 ]
 LEFT = [
     f"--train.steps={STEPS}",
-    "--train.accumulate=3",
+    "--train.grad_accumulation=3",
     "--train.checkpoint-every=5",
     "--train.validate-every=4",
     "--train.patience=99",
@@ -68,7 +68,7 @@ def test_a_run_that_is_killed_again_and_again_ends_the_same(uninterrupted, tmp_p
                 child.kill()
             child.join(SECONDS)
         assert child.exitcode in (0, -signal.SIGKILL), said_of(run).read_text()
-        assert not any(map(damage, numbered(run / "checkpoints")))
+        assert not any(map(find_damage, list_checkpoints(run / "checkpoints")))
         done = child.exitcode == 0
         killed += not done
         if done:
@@ -96,7 +96,7 @@ def unasked(tmp_path_factory):
 
 
 def newest_state(run: Path):
-    return json.loads((numbered(run / "checkpoints")[0] / "state.json").read_text())
+    return json.loads((list_checkpoints(run / "checkpoints")[0] / "state.json").read_text())
 
 
 def leave(run, child, *signals):
@@ -137,7 +137,7 @@ def test_asked_to_leave_while_it_saves_and_again_and_again(unasked, tmp_path):
         assert wait_until(lambda: list(run.glob("checkpoints/step-000005.tmp-*")), child)
         leave(run, child, signal.SIGINT, signal.SIGTERM, signal.SIGTERM)
     assert newest_state(run)["step"] == 6  # the save went on, and then there was another
-    assert not any(map(damage, numbered(run / "checkpoints")))
+    assert not any(map(find_damage, list_checkpoints(run / "checkpoints")))
     train(run, LEFT)
     assert essence(run) == unasked
 

@@ -8,8 +8,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from limelight.training import loss
-from limelight.training.loss import IGNORED, add_gradients, score_plainly, score_tokens
-from limelight.training.optimizer import move, move_unseen
+from limelight.training.loss import (
+    IGNORED,
+    accumulate_grads,
+    chunked_cross_entropy,
+    cross_entropy_reference,
+)
+from limelight.training.optimizer import optimizer_step, optimizer_step_no_sync
 
 POSITIONS, VOCAB, WIDTH = 23, 11, 6
 ROOMS = {"one position": 1, "four": 4 * VOCAB + 3, "all": 2**24}  # 23 = 5 * 4 + 3: a ragged end
@@ -39,14 +44,16 @@ def test_chunks_equal_the_plain_way(monkeypatch, room, smoothing, biased, ignore
     monkeypatch.setattr(loss, "room_for_logits", lambda *_: room)
     states, weight, bias, answers = exercise(ignored)
     inputs = (states, weight, bias if biased else None)
-    ours, plain = (way(*inputs, answers, smoothing) for way in (score_tokens, score_plainly))
-    assert ours.asked == plain.asked == POSITIONS - len(ignored)
+    ours, plain = (
+        way(*inputs, answers, smoothing) for way in (chunked_cross_entropy, cross_entropy_reference)
+    )
+    assert ours.total == plain.total == POSITIONS - len(ignored)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-13, atol=1e-13)
     for a, b in zip(gradients(ours, inputs), gradients(plain, inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
     if len(ignored) < POSITIONS:  # the control: other answers, other numbers
-        other = score_plainly(*inputs, (answers + 1) % VOCAB, smoothing)
+        other = cross_entropy_reference(*inputs, (answers + 1) % VOCAB, smoothing)
         assert abs(ours.loss - other.loss) > 1e-3
 
 
@@ -54,27 +61,34 @@ def test_smoothing_is_cross_entropy_with_softened_answers():
     states, weight, bias, answers = exercise(ignored=())
     soft = F.one_hot(answers, VOCAB) * 0.9 + 0.1 / VOCAB
     wanted = -(soft * F.linear(states, weight, bias).log_softmax(dim=-1)).sum()
-    torch.testing.assert_close(score_tokens(states, weight, bias, answers, 0.1).loss, wanted)
+    torch.testing.assert_close(
+        chunked_cross_entropy(states, weight, bias, answers, 0.1).loss, wanted
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_gradients_are_those_of_finite_differences(monkeypatch, smoothing):
     monkeypatch.setattr(loss, "room_for_logits", lambda *_: ROOMS["four"])
     *inputs, answers = exercise()
-    torch.autograd.gradcheck(lambda *x: score_tokens(*x, answers, smoothing).loss, inputs)
+    torch.autograd.gradcheck(lambda *x: chunked_cross_entropy(*x, answers, smoothing).loss, inputs)
 
 
 def test_of_equal_logits_only_one_is_the_first_choice():
     """A model that says nothing must not seem to be always right."""
     states, weight, _, answers = exercise(ignored=())
     silent = (states, torch.zeros_like(weight), None, answers)
-    assert score_tokens(*silent).right == score_plainly(*silent).right == (answers == 0).sum() < 10
+    assert (
+        chunked_cross_entropy(*silent).correct
+        == cross_entropy_reference(*silent).correct
+        == (answers == 0).sum()
+        < 10
+    )
 
 
 def test_nothing_asked_is_nothing_lost():
     """A batch of few texts may have no blank at all."""
     states, weight, bias, answers = exercise()
-    score = score_tokens(states[:0], weight, bias, answers[:0], 0.1)
+    score = chunked_cross_entropy(states[:0], weight, bias, answers[:0], 0.1)
     assert [value.item() for value in score] == [0, 0, 0, 0]
     made = gradients(score, (states, weight, bias))
     assert all(not grad.any() for grad in made)
@@ -85,9 +99,9 @@ def test_without_learning_no_gradient_is_computed(monkeypatch):
     made = []
     monkeypatch.setattr(loss, "add_gradients", lambda *x: made.append(x))
     with torch.no_grad():
-        score_tokens(*inputs, answers)
+        chunked_cross_entropy(*inputs, answers)
     assert made == []
-    score_tokens(*inputs, answers)
+    chunked_cross_entropy(*inputs, answers)
     assert len(made) == 1
 
 
@@ -96,8 +110,8 @@ def test_without_learning_no_gradient_is_computed(monkeypatch):
 def test_the_judge_for_the_compiler_judges_alike(smoothing, learning):
     states, weight, bias, answers = exercise()
     logits = (states @ weight.T + bias).detach().flatten(0, -2)
-    plain = loss.judge_logits(logits, answers.flatten(), smoothing, learning)
-    other = loss.judge_to_compile(logits, answers.flatten(), smoothing, learning)
+    plain = loss.cross_entropy_chunk(logits, answers.flatten(), smoothing, learning)
+    other = loss.cross_entropy_chunk_functional(logits, answers.flatten(), smoothing, learning)
     torch.testing.assert_close(other[0], plain[0])
     if learning:
         torch.testing.assert_close(other[1], plain[1])
@@ -108,7 +122,7 @@ def test_the_judge_for_the_compiler_judges_alike(smoothing, learning):
 def test_a_step_that_is_not_looked_at_moves_alike():
     """The way of a GPU, taken by a CPU."""
     ends = []
-    for step in (move, move_unseen):
+    for step in (optimizer_step, optimizer_step_no_sync):
         torch.manual_seed(0)
         model = torch.nn.Linear(5, 3)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
@@ -124,8 +138,10 @@ def test_a_step_that_is_not_looked_at_moves_alike():
 
 def test_what_is_frozen_gets_no_gradient():
     states, weight, bias, answers = exercise()
-    score_tokens(states, weight.requires_grad_(False), bias, answers).loss.backward()
-    plain = torch.autograd.grad(score_plainly(states, weight, bias, answers).loss, (states, bias))
+    chunked_cross_entropy(states, weight.requires_grad_(False), bias, answers).loss.backward()
+    plain = torch.autograd.grad(
+        cross_entropy_reference(states, weight, bias, answers).loss, (states, bias)
+    )
     torch.testing.assert_close((states.grad, bias.grad), plain)
     assert weight.grad is None
 
@@ -161,16 +177,16 @@ def largest(way):
 
 def test_the_logits_are_never_whole(monkeypatch):
     monkeypatch.setattr(loss, "room_for_logits", lambda *_: 100_000)
-    made, kept = largest(score_tokens)
+    made, kept = largest(chunked_cross_entropy)
     assert made <= 100_000
     assert kept == 4096 * 8  # the states' own gradient is the largest that waits
-    assert largest(score_plainly) == (4096 * 1000, 4096 * 1000)  # the control
+    assert largest(cross_entropy_reference) == (4096 * 1000, 4096 * 1000)  # the control
 
 
 def test_of_two_that_are_highest_the_first_is_the_choice():
     logits = torch.tensor([[1.0, 3.0, 0.0, 3.0]] * 3)
     answers = torch.tensor([1, 3, IGNORED])
-    for judge in (loss.judge_logits, loss.judge_to_compile):
+    for judge in (loss.cross_entropy_chunk, loss.cross_entropy_chunk_functional):
         sums, _ = judge(logits, answers, smoothing=0.0, learning=False)
         assert sums[2] == 1
 
@@ -191,7 +207,7 @@ def test_chunks_are_of_much_the_same_size(positions, vocab, rows):
 
 def plain_agreement(states, weight, bias, answers, smoothing, alpha):
     """R-Drop as its paper says it, with torch's own divergences."""
-    score = score_plainly(states, weight, bias, answers, smoothing)
+    score = cross_entropy_reference(states, weight, bias, answers, smoothing)
     one, other = F.linear(states, weight, bias).log_softmax(dim=-1).unflatten(0, (2, -1))
     total = partial(F.kl_div, reduction="none", log_target=True)
     both = (total(one, other) + total(other, one)).sum(dim=-1) / 2
@@ -209,13 +225,13 @@ def test_disagreement_of_two_passes_equals_the_plain_way(monkeypatch, room, smoo
     inputs = (states, weight, bias)
     plain = plain_agreement(*inputs, answers, smoothing, 5.0)
     slopes = gradients(plain, inputs)
-    for judge in (loss.judge_logits, loss.judge_to_compile):
-        ours = score_tokens(*inputs, answers, smoothing, agreement=5.0, judge=judge)
+    for judge in (loss.cross_entropy_chunk, loss.cross_entropy_chunk_functional):
+        ours = chunked_cross_entropy(*inputs, answers, smoothing, rdrop_alpha=5.0, judge=judge)
         for a, b in zip(ours, plain, strict=True):
             torch.testing.assert_close(a.double(), b.double(), rtol=1e-12, atol=1e-12)
         for a, b in zip(gradients(ours, inputs), slopes, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
-    without = score_tokens(*inputs, answers, smoothing)
+    without = chunked_cross_entropy(*inputs, answers, smoothing)
     assert plain.loss - without.loss > 1e-3  # the control
 
 
@@ -226,7 +242,7 @@ def test_gradients_have_the_bits_of_what_they_are_for():
     precise = [torch.zeros(6, 3).double(), torch.zeros(5, 3).double(), torch.zeros(5).double()]
     plain = [grad.float() for grad in precise]
     for grads in (precise, plain):
-        add_gradients(grads, slice(0, 6), states, weight, slope, asked)
+        accumulate_grads(grads, slice(0, 6), states, weight, slope, asked)
     for one, other in zip(precise, plain, strict=True):
         assert one.dtype == torch.float64
         torch.testing.assert_close(one.float(), other)

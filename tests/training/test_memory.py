@@ -8,7 +8,7 @@ import torch
 import limelight
 from limelight import cli, device
 from limelight.errors import UserError
-from limelight.training.objectives import Learner
+from limelight.training.objectives import LossModule
 from tests.training.processes import TINY
 
 SETTINGS = ["--train.steps=6", "--train.checkpoint-every=2"]
@@ -40,7 +40,7 @@ def train(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("error", NO_ROOM, ids=["CUDA", "Python", "CPU"])
 def test_out_of_memory_is_told_with_the_batch_and_what_to_set(train, tmp_path, monkeypatch, error):
-    forward = Learner.forward
+    forward = LossModule.forward
     calls = 0
 
     def fail(learner, batch):
@@ -50,12 +50,12 @@ def test_out_of_memory_is_told_with_the_batch_and_what_to_set(train, tmp_path, m
             raise error
         return forward(learner, batch)
 
-    monkeypatch.setattr(Learner, "forward", fail)
+    monkeypatch.setattr(LossModule, "forward", fail)
     code, said = train()
     told = said.splitlines()[-1]
     assert code == 1
     assert told.startswith("limelight: out of memory at step 5, on a batch of (")
-    assert "halve --train.batch-tokens 100 and double --train.accumulate 1" in told
+    assert "halve --train.batch-tokens 100 and double --train.grad_accumulation 1" in told
     assert "Traceback" not in said
     assert limelight.load(tmp_path / "run").step == 4
     assert train()[0] == 0  # there is room now: it goes on
@@ -67,7 +67,7 @@ def test_another_error_is_not_taken_for_that(train, monkeypatch):
     def fail(learner, batch):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(Learner, "forward", fail)
+    monkeypatch.setattr(LossModule, "forward", fail)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         train()
 
@@ -119,10 +119,10 @@ def test_what_is_no_device_is_answered_with_those_that_are(wanted):
 
 
 def test_a_refused_device_leaves_a_model_as_it_was():
-    model = limelight.load("chat").on(precision="int8")
+    model = limelight.load("chat").to(precision="int8")
     with pytest.raises(UserError, match="there is no device 'gpu'"):
-        model.on("gpu")
+        model.to("gpu")
     with pytest.raises(UserError, match="there is no precision 'float128'"):
-        model.on("cpu", precision="float128")
+        model.to("cpu", precision="float128")
     assert model.int8
-    assert not model.on("cpu", precision="float32").int8
+    assert not model.to("cpu", precision="float32").int8

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from limelight.errors import FailedError
-from limelight.run.atomic import newest
+from limelight.run.atomic import latest_valid
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
 from limelight.training.checkpoint import OPTIMIZER, STATE, read_state
-from limelight.training.loss import Score
+from limelight.training.loss import LossSums
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
 STEPS = 60
@@ -27,7 +27,7 @@ def poison_loss(trainer, steps, value):
     def module(batch):
         score = true_module(batch)
         bad = trainer.state.step in steps
-        return Score(score.loss + value, *score[1:]) if bad else score
+        return LossSums(score.loss + value, *score[1:]) if bad else score
 
     module.train, module.eval = true_module.train, true_module.eval
     trainer.module = module
@@ -71,7 +71,7 @@ def everything(trainer):
 
 def watch_steps(monkeypatch):
     """For every step: whether it left everything as it was, and the examples that it met."""
-    true_step = loop.take_step
+    true_step = loop.train_step
     seen = {}
 
     def take_step(trainer, turn):
@@ -93,7 +93,7 @@ def test_a_step_that_is_not_finite_changes_nothing(tmp_path, monkeypatch, poison
     where, value = POISONS[poison]
     bad = scattered(poison)
     seen = watch_steps(monkeypatch)
-    recipe = tiny("decoder-only", steps=STEPS, accumulate=2, ema=0.9, validate_every=STEPS)
+    recipe = tiny("decoder-only", steps=STEPS, grad_accumulation=2, ema=0.9, validate_every=STEPS)
     trainer = train_in(tmp_path, recipe, touch=lambda t: where(t, bad, value))
     assert trainer.state.step == STEPS
     assert [step for step in seen if seen[step][0]] == bad  # and all others did change something
@@ -134,7 +134,7 @@ def test_three_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_path,
     recipe = tiny("decoder-only", steps=20, checkpoint_every=5, validate_every=20)
     with pytest.raises(FailedError, match="3 steps in a row were not finite"):
         train_in(tmp_path, recipe, touch=lambda t: where(t, [3, 4, 12, 13, 14], float("nan")))
-    folder, damaged = newest(tmp_path / "checkpoints")
+    folder, damaged = latest_valid(tmp_path / "checkpoints")
     assert (folder.name, damaged) == (name_of(10), [])
     for file in (WEIGHTS, OPTIMIZER):
         assert all(torch.isfinite(tensor).all() for tensor in load_file(folder / file).values())
@@ -150,14 +150,14 @@ def test_a_break_between_bad_steps_does_not_bring_the_patience_back(tmp_path):
 
     with pytest.raises(FailedError):
         train_in(tmp_path, recipe, touch=poison)
-    state = read_state(newest(tmp_path / "checkpoints")[0] / STATE)
+    state = read_state(latest_valid(tmp_path / "checkpoints")[0] / STATE)
     assert (state.step, state.skipped) == (8, 2)
     with pytest.raises(FailedError):  # one more, and not three
         train_in(tmp_path, recipe, touch=poison)
-    assert newest(tmp_path / "checkpoints")[0].name == name_of(8)
+    assert latest_valid(tmp_path / "checkpoints")[0].name == name_of(8)
     # The control: had it been forgotten, the run would go on.
     told = json.dumps({**asdict(state), "skipped": 0})
-    last = newest(tmp_path / "checkpoints")[0]
+    last = latest_valid(tmp_path / "checkpoints")[0]
     rewrite(last, lambda folder: (folder / STATE).write_text(told))
     assert train_in(tmp_path, recipe, touch=poison).state.step == 20
 
@@ -165,7 +165,7 @@ def test_a_break_between_bad_steps_does_not_bring_the_patience_back(tmp_path):
 @pytest.mark.parametrize("kind", ["weight", "moment", "average"])
 def test_what_is_not_finite_is_never_saved(tmp_path, monkeypatch, kind):
     """Should all else fail: a bad number in a weight, however it came there."""
-    true_step = loop.take_step
+    true_step = loop.train_step
 
     def take_step(trainer, turn):
         entry = true_step(trainer, turn)
@@ -183,5 +183,5 @@ def test_what_is_not_finite_is_never_saved(tmp_path, monkeypatch, kind):
     recipe = tiny(checkpoint_every=7, ema=0.9, validate_every=100)
     with pytest.raises(FailedError, match="numbers that are not finite: it is not saved"):
         train_in(tmp_path / kind, recipe)
-    assert newest(tmp_path / kind / "checkpoints") == (None, [])
+    assert latest_valid(tmp_path / kind / "checkpoints") == (None, [])
     assert not (tmp_path / kind / "finished").exists()

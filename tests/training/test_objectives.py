@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from limelight.data.batching import Batches
+from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig
 from limelight.data.datasets import (
-    BlockExamples,
-    LabelledExamples,
-    MaskedExamples,
-    PairExamples,
-    PromptExamples,
+    CausalLMDataset,
+    ClassificationDataset,
+    MaskedLMDataset,
+    PromptDataset,
+    Seq2SeqDataset,
 )
-from limelight.data.token_store import prepare
+from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer
-from limelight.training.objectives import Learner, tokens_in
+from limelight.training.objectives import LossModule, count_tokens
 from tests.model.samples import small
 from tests.training.samples import labelled, texts
 
@@ -51,38 +51,38 @@ def labelled_plainly(model, batch, i):
 
 def pairs_of(make, folder):
     data = DataConfig(toy="reverse", toy_examples=40, toy_length=6)
-    return make(prepare(data, "train", TOKENIZER, folder / "stores"), TOKENIZER)
+    return make(open_or_build(data, "train", TOKENIZER, folder / "stores"), TOKENIZER)
 
 
 def others_of(kind, make, folder):
-    return make(prepare(kind(folder), "train", TOKENIZER, folder / "stores"), TOKENIZER)
+    return make(open_or_build(kind(folder), "train", TOKENIZER, folder / "stores"), TOKENIZER)
 
 
 KINDS = {  # the families that learn from examples of a kind, the examples, and the plain way
     "pairs": (
         ("encoder-decoder", "recurrent-encoder-decoder"),
-        lambda folder: pairs_of(PairExamples, folder),
+        lambda folder: pairs_of(Seq2SeqDataset, folder),
         pairs_plainly,
     ),
     "prompts": (
         ("decoder-only", "recurrent-decoder-only"),
-        lambda folder: pairs_of(PromptExamples, folder),
+        lambda folder: pairs_of(PromptDataset, folder),
         texts_plainly,
     ),
     "blocks": (
         ("decoder-only", "recurrent-decoder-only"),
-        lambda folder: others_of(texts, lambda s, t: BlockExamples(s, t, 12, 1), folder),
+        lambda folder: others_of(texts, lambda s, t: CausalLMDataset(s, t, 12, 1), folder),
         texts_plainly,
     ),
     "blanks": (
         ("encoder-only",),
-        lambda folder: others_of(texts, lambda s, t: MaskedExamples(s, t, 12, 1), folder),
+        lambda folder: others_of(texts, lambda s, t: MaskedLMDataset(s, t, 12, 1), folder),
         masked_plainly,
     ),
     "labels": (
         ("encoder-only",),
         lambda folder: others_of(
-            labelled, lambda s, t: LabelledExamples(s, t, ("one", "two"), 15), folder
+            labelled, lambda s, t: ClassificationDataset(s, t, ("one", "two"), 15), folder
         ),
         labelled_plainly,
     ),
@@ -114,10 +114,10 @@ def summed(learner, batches):
 def test_a_learner_scores_as_one_does_by_hand(tmp_path, family, kind, smoothing):
     _, examples, plainly = KINDS[kind]
     model = model_for(family, kind)
-    for batch in Batches(examples(tmp_path), batch_tokens=80, seed=1).epoch(0):
+    for batch in BatchPlan(examples(tmp_path), batch_tokens=80, seed=1).epoch(0):
         rows = range(len(batch.examples))
         by_hand = sum(score_by_hand(*plainly(model, batch, i), smoothing) for i in rows)
-        ours = summed(Learner(model, smoothing), [batch])
+        ours = summed(LossModule(model, smoothing), [batch])
         torch.testing.assert_close(ours, by_hand.double(), rtol=1e-11, atol=1e-11)
 
 
@@ -126,13 +126,13 @@ def test_padding_and_empty_rows_change_nothing(tmp_path, family, kind):
     """Rounded shapes have more padding and rows with nothing in them: the sums stay the same."""
     examples = KINDS[kind][1](tmp_path)
     plain, rounded = (
-        list(Batches(examples, batch_tokens=200, seed=1, rounded=rounded).epoch(0))
+        list(BatchPlan(examples, batch_tokens=200, seed=1, bucketed=rounded).epoch(0))
         for rounded in (False, True)
     )
     assert any((batch.examples < 0).any() for batch in rounded)
     if kind == "blanks":  # which tokens are hidden hangs on the shape of the batch
         plain = [row_cut(batch) for batch in rounded]
-    learner = Learner(model_for(family, kind), 0.1)
+    learner = LossModule(model_for(family, kind), 0.1)
     torch.testing.assert_close(summed(learner, plain), summed(learner, rounded))
     loss = sum(learner(batch).loss for batch in rounded)
     grads = torch.autograd.grad(loss, list(learner.parameters()))
@@ -150,16 +150,16 @@ def test_a_bert_computes_its_scores_only_where_it_is_asked(tmp_path):
     model = model_for("encoder-only", "blanks")
     seen = []
     model.masked_head.inner.register_forward_pre_hook(lambda _, x: seen.append(x[0].shape))
-    batches = list(Batches(examples, batch_tokens=48, seed=1).epoch(0))
+    batches = list(BatchPlan(examples, batch_tokens=48, seed=1).epoch(0))
     for batch in batches:
-        Learner(model)(batch)
+        LossModule(model)(batch)
     assert seen == [(int(batch.asked.sum()), 16) for batch in batches]
     assert any(batch.asked.numel() > 4 * batch.asked.sum() > 0 for batch in batches)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_counted_without_padding(tmp_path, kind):
-    for batch in Batches(KINDS[kind][1](tmp_path), batch_tokens=100, seed=1).epoch(0):
+    for batch in BatchPlan(KINDS[kind][1](tmp_path), batch_tokens=100, seed=1).epoch(0):
         masks = [x for name, x in batch._asdict().items() if "real" in name and x is not None]
         real = sum(int(mask.sum()) for mask in masks) if masks else batch.tokens.numel()
-        assert tokens_in(batch) == real
+        assert count_tokens(batch) == real

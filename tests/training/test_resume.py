@@ -14,7 +14,7 @@ from limelight.errors import FailedError, UserError
 from limelight.run.atomic import MANIFEST
 from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
-from limelight.training.checkpoint import OPTIMIZER, STATE, State, read_state
+from limelight.training.checkpoint import OPTIMIZER, STATE, TrainState, read_state
 from limelight.training.trainer import seed_dropout
 from limelight.workflows import train
 from limelight.workflows.verify_resume import verify_resume
@@ -80,8 +80,8 @@ LATE = 49  # a step at which every number of the state has moved on from where i
 def lose_number(name):
     def change(checkpoint, whole):
         told = json.loads((checkpoint / STATE).read_text())
-        assert told[name] != asdict(State())[name], f"{name} is as in the beginning anyway"
-        told[name] = asdict(State())[name]
+        assert told[name] != asdict(TrainState())[name], f"{name} is as in the beginning anyway"
+        told[name] = asdict(TrainState())[name]
         (checkpoint / STATE).write_text(json.dumps(told, indent=1))
 
     return change
@@ -103,7 +103,7 @@ def lose_tensors(file, prefix):
 
 
 LOSSES = {  # but for `skipped`: see test_nan
-    **{f.name: lose_number(f.name) for f in fields(State) if f.name != "skipped"},
+    **{f.name: lose_number(f.name) for f in fields(TrainState) if f.name != "skipped"},
     "weights": lose_tensors(WEIGHTS, ""),
     "first moment": lose_tensors(OPTIMIZER, "exp_avg."),
     "second moment": lose_tensors(OPTIMIZER, "exp_avg_sq."),
@@ -129,7 +129,7 @@ def test_vouching_anew_for_the_same_files_changes_nothing(whole, tmp_path):
 @pytest.mark.parametrize("family", ["encoder-decoder", "encoder-only", "recurrent-encoder-decoder"])
 def test_every_family_resumes(tmp_path, family):
     data = texts(tmp_path) if family == "encoder-only" else None
-    recipe = tiny(family, data, accumulate=2, checkpoint_every=5)
+    recipe = tiny(family, data, grad_accumulation=2, checkpoint_every=5)
     ends = []
     for name in ("whole", "broken"):
         train_in(tmp_path / name, recipe)
@@ -143,7 +143,7 @@ def test_every_family_resumes(tmp_path, family):
 
 def leave_at(monkeypatch, steps):
     """Have the process asked to leave during these steps."""
-    true_step = loop.take_step
+    true_step = loop.train_step
 
     def take_step(trainer, turn):
         if trainer.state.step + 1 in steps:
@@ -155,7 +155,7 @@ def leave_at(monkeypatch, steps):
 
 def test_interruptions_leave_no_trace_in_the_average(tmp_path, monkeypatch):
     """Whoever leaves saves, between the regular checkpoints; only those are averaged."""
-    recipe = tiny(steps=20, checkpoint_every=5, average=3, keep=1, validate_every=6)
+    recipe = tiny(steps=20, checkpoint_every=5, average_checkpoints=3, keep=1, validate_every=6)
     train_in(tmp_path / "whole", recipe)
     leave_at(monkeypatch, [7, 12, 13, 17])
     for step in (7, 12, 13, 17):
@@ -204,7 +204,7 @@ def test_resuming_can_be_proved_for_any_recipe(tmp_path):
 def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
     """It needs room for a few checkpoints, on the disk that was chosen for the run."""
     most = []
-    true_step = loop.take_step
+    true_step = loop.train_step
 
     def take_step(trainer, turn):
         assert trainer.run.path.is_relative_to(tmp_path)

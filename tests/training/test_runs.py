@@ -13,11 +13,11 @@ import limelight
 from limelight import loading
 from limelight.data.config import DataConfig
 from limelight.data.corpora import held_in
-from limelight.data.token_store import prepare
+from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
 from limelight.loading import load
-from limelight.recipe import changed, load_recipe
+from limelight.recipe import load_recipe, with_overrides
 from limelight.run.folder import RunFolder
 from limelight.workflows import train as experiment
 from limelight.workflows import validation_decoding
@@ -69,14 +69,14 @@ def test_this_folder_can_be_named(tmp_path, monkeypatch):
     """The control."""
     monkeypatch.chdir(tmp_path)
     train(tiny(), ".", ["train.log-every=5"], silent=True)
-    assert RunFolder(tmp_path).begun
+    assert RunFolder(tmp_path).exists
 
 
 def test_a_recipe_without_changes_is_what_it_was(tmp_path):
     """Even with files, corpora and a name that a path would cut."""
     corpora = DataConfig(kind="texts", corpora=(texts(tmp_path), texts(tmp_path)))
     recipe = replace(tiny("decoder-only", corpora, freeze=("target",)), name="a/b.toml")
-    assert changed(recipe, []) == recipe
+    assert with_overrides(recipe, []) == recipe
 
 
 # Going on
@@ -150,7 +150,7 @@ def test_a_failed_start_leaves_nothing_that_the_next_one_would_take(tmp_path):
     """Neither a run nor a tokenizer: the recipe may be another when it is tried again."""
     with pytest.raises(UserError, match="cannot learn from pairs"):
         train_in(tmp_path / "run", tiny("encoder-only"))
-    assert not RunFolder(tmp_path / "run").begun
+    assert not RunFolder(tmp_path / "run").exists
     words = replace(
         tiny("decoder-only", texts(tmp_path)), tokenizer=TokenizerConfig(kind="word", vocab=270)
     )
@@ -198,7 +198,7 @@ def test_what_a_family_cannot_learn_from_is_refused(tmp_path, family, kind, mode
     sentence = "model.classes is 2, which is for labelled texts" if model else "cannot learn from"
     with pytest.raises(UserError, match=sentence):
         train_in(tmp_path / "run", tiny(family, data, model))
-    assert not RunFolder(tmp_path / "run").begun
+    assert not RunFolder(tmp_path / "run").exists
 
 
 def test_a_language_model_may_be_asked_for_more_than_its_positions_hold(tmp_path):
@@ -339,7 +339,7 @@ def test_what_a_failed_start_left_is_in_nobodys_way(tmp_path, monkeypatch):
         with pytest.raises(PermissionError):
             train_in(tmp_path, tiny())
     assert (tmp_path / "recipe.toml").exists()
-    assert not RunFolder(tmp_path).begun
+    assert not RunFolder(tmp_path).exists
     assert train_in(tmp_path, tiny()).state.step == 10
 
 
@@ -446,7 +446,7 @@ def test_weights_that_would_mean_something_else_are_refused(tmp_path, pretrained
     recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2, **model})
     with pytest.raises(UserError, match=sentence):
         train_in(tmp_path / "run", recipe, start_from=pretrained)
-    assert not RunFolder(tmp_path / "run").begun
+    assert not RunFolder(tmp_path / "run").exists
 
 
 def test_only_a_part_of_a_deeper_model_is_refused(tmp_path):
@@ -541,7 +541,7 @@ def test_evaluation_is_what_one_counts_by_hand(tmp_path, family):
     train(tiny(family, toy, wider, steps=80, learning_rate=0.3), tmp_path, silent=True)
     scores = evaluate_run(tmp_path, "test", silent=True)
     loaded = load(tmp_path)
-    store = prepare(toy, "test", loaded.tokenizer, tmp_path / "stores")
+    store = open_or_build(toy, "test", loaded.tokenizer, tmp_path / "stores")
     surprise = right = asked = exact = 0
     for i in range(len(store)):
         source, target = (column[i].tolist() for column in store.columns)

@@ -153,7 +153,7 @@ def test_after_a_quick_one_the_whole_tour_learns_on(again):
 
 
 def test_interrupted_while_it_learns_it_saves_and_goes_on(start, tmp_path, monkeypatch):
-    true_step = loop.take_step
+    true_step = loop.train_step
 
     def take_step(trainer, turn):
         if trainer.state.step == 1:

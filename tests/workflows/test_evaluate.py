@@ -16,7 +16,7 @@ from torch._inductor import config as inductor
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import Tally
+from limelight.data.readers import LineStats
 from limelight.errors import UserError
 from limelight.loading import load
 from limelight.recipe import load_recipe
@@ -32,8 +32,13 @@ def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
     toy = [f"data.{name}={value}" for name, value in TOY.items()]
     size = ["model.layers=1", "model.d_model=32", "model.d_ff=64", "model.heads=2"]
-    sooner = ["train.batch_tokens=256", "train.accumulate=1", "train.warmup=60", "train.average=0"]
-    sooner += ["train.schedule=paper", "train.learning_rate=0.5", "train.clip=0"]
+    sooner = [
+        "train.batch_tokens=256",
+        "train.grad_accumulation=1",
+        "train.warmup=60",
+        "train.average_checkpoints=0",
+    ]
+    sooner += ["train.schedule=paper", "train.learning_rate=0.5", "train.clip_grad_norm=0"]
     sooner += ["train.label_smoothing=0.1", "model.dropout=0.1"]
     for name, steps in (("good", 200), ("bad", 20)):
         changes = [*toy, *size, *sooner, f"train.steps={steps}"]
@@ -41,7 +46,7 @@ def runs(tmp_path_factory):
     (place / "texts.txt").write_text("".join(f"the cat sat {i} times.\nä b\n" for i in range(40)))
     small = ["model.layers=1", "model.d_model=16", "model.heads=2", "model.max_len=16"]
     text = [f"data.train={place / 'texts.txt'}", f"data.test={place / 'texts.txt'}"]
-    plain = ["data.name=", "data.kind=texts", "data.tail=0.0", "train.batch_tokens=128"]
+    plain = ["data.name=", "data.kind=texts", "data.valid_tail=0.0", "train.batch_tokens=128"]
     few = ["train.steps=20", "train.warmup=5", "train.patience=0"]
     train("shakespeare-char", place / "writer", [*small, *text, *plain, *few], silent=True)
     lines = "".join(f"{'good' if i % 2 else 'bad'} film {i}\t{i % 2}\n" for i in range(60))
@@ -68,7 +73,7 @@ def test_translations_are_scored_as_sacrebleu_scores_them(runs):
 
 
 def read_toy():
-    sources, references = zip(*read_split(DataConfig(**TOY), "test", Tally()), strict=True)
+    sources, references = zip(*read_split(DataConfig(**TOY), "test", LineStats()), strict=True)
     return list(sources), list(references)
 
 
@@ -273,7 +278,7 @@ def test_an_empty_file_is_called_empty(runs, tmp_path, name):
         "tokenizer.vocab=300",
         "train.steps=5",
         "train.learning-rate=2",
-        "train.repeat=true",
+        "train.cuda_graphs=true",
         "train.seed=2",
         "train.mask-rate=0.5",
         "train.devise=cpu",
@@ -289,7 +294,8 @@ def test_a_setting_that_would_be_ignored_is_refused(runs, setting):
 
 
 @pytest.mark.parametrize(
-    "setting", ["train.batch-tokens=32", "train.device=cpu", "train.workers=1", "data.longest=99"]
+    "setting",
+    ["train.batch-tokens=32", "train.device=cpu", "train.data_workers=1", "data.max_chars=99"],
 )
 def test_a_setting_that_says_how_the_loss_is_computed_is_taken(runs, setting):
     """The control: they change what they should, and no score."""

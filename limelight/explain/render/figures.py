@@ -14,7 +14,7 @@ from torch import Tensor
 from limelight.errors import UserError
 from limelight.explain.dataflow import parts_of, sides
 from limelight.explain.trace import Trace, in_range
-from limelight.files import naming
+from limelight.files import with_filename
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ def save(trace: Trace, path: Path, layer: int | None = None, head: int | None = 
         raise UserError(f"cannot draw into {path.name!r}: it should end in {' or '.join(KINDS)}")
     # The same picture is the same file: an SVG would have the date in it.
     facts = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with look(), naming(path):
+    with look(), with_filename(path):
         draw(trace, layer, head).savefig(path, metadata=facts, dpi=160)
 
 
@@ -103,7 +103,7 @@ def weights_of(trace: Trace, block: str, layer: int | None, head: int | None) ->
 
 
 def draw_map(
-    ax: "Axes", weights: Tensor, asking: Sequence[str], answering: Sequence[str], title: str
+    ax: "Axes", weights: Tensor, query_tokens: Sequence[str], key_tokens: Sequence[str], title: str
 ) -> None:
     """One map: a row for each word that asks, a column for each that answers."""
     rows, columns = weights.shape
@@ -114,9 +114,9 @@ def draw_map(
     ax.imshow(shown, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     ax.set_title(title)
     ax.set_xticks(
-        range(columns), list(map(label, answering)), rotation=60, ha="left", rotation_mode="anchor"
+        range(columns), list(map(label, key_tokens)), rotation=60, ha="left", rotation_mode="anchor"
     )
-    ax.set_yticks(range(rows), list(map(label, asking)))
+    ax.set_yticks(range(rows), list(map(label, query_tokens)))
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)

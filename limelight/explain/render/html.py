@@ -11,11 +11,11 @@ from html import escape
 from typing import Any
 
 from limelight.explain.dataflow import sides
-from limelight.explain.focus import View, look_at
+from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
 from limelight.explain.stage import number
-from limelight.explain.stages import asides, stations, stop_at
+from limelight.explain.stages import extra_stages, stages, stop_at
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
 from limelight.web.bundle import single_file
@@ -42,7 +42,7 @@ def as_html(
     room: int = ROOM,
 ) -> str:
     """One file that works from a disk, with the network off."""
-    view = look_at(trace, layer, head, word)
+    view = focus_on(trace, layer, head, word)
     data: dict[str, Any] = {
         "model": model_facts(trace, name),
         "manifest": serialize.manifest(trace),
@@ -52,7 +52,7 @@ def as_html(
     }
     title, plain = f"{trace.text[:60]} · Limelight", plain_html(view)
     left, missed = room - len(single_file(title, data, plain).encode()), 0
-    for kind, path, value in Gathering(view).in_order():
+    for kind, path, value in ExportPlan(view).in_order():
         size = len(serialize.as_json({path: value}).encode()) + 8
         if size <= left:
             data[kind][path] = value
@@ -70,7 +70,7 @@ def model_facts(trace: Trace, name: str) -> dict[str, Any]:
         "parts": count_parameters(trace.model),
         "family": trained.family,
         "kind": trained.kind,
-        "abilities": list(trained.abilities),
+        "abilities": list(trained.tasks),
         "classes": list(trained.classes),
         "tags": [],
         "config": asdict(trace.config),
@@ -81,14 +81,14 @@ def model_facts(trace: Trace, name: str) -> dict[str, Any]:
     }
 
 
-class Gathering:
+class ExportPlan:
     """Everything the page could ask for, by the path it would ask, the most wanted first."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: Focus) -> None:
         self.view, self.trace = view, view.trace
         self.chosen = {"encoder": view.source_word, "decoder": view.target_word}
         self.counts = {"encoder": len(self.trace.source), "decoder": len(self.trace.target)}
-        self.names = [*stations(self.trace), *asides(self.trace)]
+        self.names = [*stages(self.trace), *extra_stages(self.trace)]
 
     def in_order(self) -> Iterator[tuple[str, str, Any]]:
         """Facts and blobs, each once."""
@@ -103,7 +103,7 @@ class Gathering:
         here = self.view.layer, self.view.head
         for side in sides(self.trace.config):
             yield from self.word(side, self.chosen[side], *here)
-        yield "blobs", "thumbs", packed(serialize.thumbs(self.trace))
+        yield "blobs", "thumbs", packed(serialize.thumbnails(self.trace))
         yield from self.weights()
         for side in sides(self.trace.config):
             yield from self.enters(side)
@@ -127,7 +127,7 @@ class Gathering:
                 yield "facts", *self.stop(name, row, layer, head)
         for at in (a for a in attentions(trace) if a.startswith(f"{side}.{layer}.")):
             path = f"focus?at={at}&head={head + 1}"
-            yield "blobs", path, packed(serialize.focus(trace, at, head + 1))
+            yield "blobs", path, packed(serialize.attention_head(trace, at, head + 1))
             rows = slice(row, row + 1)
             path = f"tensor/{at}.weights?rows={row}:{row + 1}"
             yield "blobs", path, packed(serialize.tensor(trace, f"{at}.weights", rows=rows))
@@ -156,9 +156,9 @@ class Gathering:
         placed = (row, None) if source else (None, row)
         whole = name in PLACELESS  # these speak of all layers and heads, and of all words
         view = (
-            look_at(self.trace, None, None, None)
+            focus_on(self.trace, None, None, None)
             if whole
-            else look_at(self.trace, layer + 1, head + 1, None, placed)
+            else focus_on(self.trace, layer + 1, head + 1, None, placed)
         )
         path = f"stop/{name}" + (f"?{'&'.join(asked)}" if asked else "")
         return path, serialize.stop_facts(stop_at(self.trace, name, view))
@@ -185,7 +185,7 @@ def packed(blob: Blob) -> dict[str, Any]:
     return {"kind": blob.kind, "parts": parts, "data": base64.b64encode(blob.data).decode()}
 
 
-def plain_html(view: View) -> str:
+def plain_html(view: Focus) -> str:
     """What can be read without a script: the text, what was written, and attention as tables."""
     trace = view.trace
     parts = [f"<h1>{escape(trace.text)}</h1>"]
@@ -200,10 +200,10 @@ def plain_html(view: View) -> str:
     return "\n".join(parts)
 
 
-def plain_table(view: View, side: str, use: str) -> str:
+def plain_table(view: Focus, side: str, use: str) -> str:
     """The attention weights of one head, a row for each word that asks."""
     block = view.block(side, use)
-    heads = "".join(f"<th>{escape(label)}</th>" for label in block.answering.labels)
+    heads = "".join(f"<th>{escape(label)}</th>" for label in block.key_tokens.labels)
     rows = [
         f"<tr><th>{escape(label)}</th>"
         + "".join(f"<td>{number(weight)}</td>" for weight in weights)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.errors import UserError, unknown
-from limelight.explain.dataflow import axes_of, origins, parts_of, sides
-from limelight.explain.focus import look_at
-from limelight.explain.stage import Cell, Grid, Listing, Stop
-from limelight.explain.stages import asides, stations
+from limelight.errors import UserError, unknown_name
+from limelight.explain.dataflow import axes_of, dataflow, parts_of, sides
+from limelight.explain.focus import focus_on
+from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure
+from limelight.explain.stages import extra_stages, stages
 from limelight.explain.tokens import Words
-from limelight.explain.trace import Step, Summary, Trace, in_range
+from limelight.explain.trace import DecodingStep, Summary, Trace, in_range
 
 Kind = Literal["f32", "f16", "u8"]  # digits; colours; thumbnails of weights
 THUMB = 16  # pixels
@@ -42,28 +42,28 @@ def manifest(trace: Trace) -> dict[str, Any]:
     return {
         "model": model_card(trace),
         "text": clean(trace.text),
-        "how": trace.passage.how,
+        "how": trace.passage.mode,
         "seed": trace.passage.seed,
         "source": words(trace.source),
         "target": words(trace.target),
         "answers": words(trace.answers),
         "given": trace.passage.given,
-        "first_look": first_look(trace),
+        "first_look": default_focus(trace),
         "ended": trace.passage.ended,
         "steps": [step(s) for s in trace.steps],
         "beam": beam(trace),
         "classes": classes(trace),
         "tensors": tensors(trace),
         "norms": {side: norms(trace, side) for side in sides(trace.config)},
-        "thumbs": {name: list(shape) for name, shape in thumbs(trace).parts},
-        "stops": [*stations(trace), *asides(trace)],
+        "thumbs": {name: list(shape) for name, shape in thumbnails(trace).parts},
+        "stops": [*stages(trace), *extra_stages(trace)],
         "checks": checks(trace),
     }
 
 
-def first_look(trace: Trace) -> dict[str, int]:
+def default_focus(trace: Trace) -> dict[str, int]:
     """The words that a walk begins with, where nobody chose any."""
-    view = look_at(trace, None, None, None)
+    view = focus_on(trace, None, None, None)
     return {"source": view.source_word, "target": view.target_word}
 
 
@@ -91,10 +91,10 @@ def model_card(trace: Trace) -> dict[str, Any]:
     )
     return {
         **{name: getattr(config, name) for name in fields},
-        "d_ff": config.d_inner,
+        "d_ff": config.ffn_dim,
         "d_head": config.d_head,
         "parameters": sum(p.numel() for p in trace.model.parameters()),
-        "abilities": list(trace.trained.abilities),
+        "abilities": list(trace.trained.tasks),
         "special": tokenizer.special,
         "classes": list(trace.trained.classes),
     }
@@ -116,16 +116,26 @@ def clean(piece: str) -> str:
     return piece.encode("utf-8", "replace").decode()
 
 
-def step(given: Step) -> dict[str, Any]:
+def step(given: DecodingStep) -> dict[str, Any]:
     """What came next, and what could have: id, piece, probability, score."""
     return {
         "row": given.row,
-        "chosen": [given.chosen.token, clean(given.chosen.piece), tidy(given.chosen.probability)],
+        "chosen": [
+            given.chosen.token,
+            clean(given.chosen.piece),
+            round_significant(given.chosen.probability),
+        ],
         "end": given.end,
-        "logsumexp": tidy(given.logsumexp, 7),
-        "entropy": tidy(given.entropy),
+        "logsumexp": round_significant(given.logsumexp, 7),
+        "entropy": round_significant(given.entropy),
         "top": [
-            [c.token, clean(c.piece), tidy(c.probability, 4), tidy(c.logit, 5)] for c in given.top
+            [
+                c.token,
+                clean(c.piece),
+                round_significant(c.probability, 4),
+                round_significant(c.logit, 5),
+            ]
+            for c in given.top
         ],
     }
 
@@ -134,7 +144,14 @@ def beam(trace: Trace) -> list[list[list[Any]]]:
     """For each step the places of the beam: parent, token, log-probability, score, ended."""
     return [
         [
-            [n.place, n.parent, n.token, tidy(n.logprob, 4), tidy(n.score, 4), int(n.ended)]
+            [
+                n.place,
+                n.parent,
+                n.token,
+                round_significant(n.logprob, 4),
+                round_significant(n.score, 4),
+                int(n.ended),
+            ]
             for n in nodes
         ]
         for nodes in trace.passage.tree
@@ -147,12 +164,14 @@ def classes(trace: Trace) -> list[list[Any]]:
         return []
     chances = trace.logits.double().softmax(dim=-1).tolist()
     rows = zip(trace.trained.classes, chances, trace.logits.tolist(), strict=True)
-    return [[name, tidy(chance), tidy(logit)] for name, chance, logit in rows]
+    return [
+        [name, round_significant(chance), round_significant(logit)] for name, chance, logit in rows
+    ]
 
 
 def tensors(trace: Trace) -> dict[str, Any]:
     """Every value: its shape, axes and range, and what it is made of."""
-    made = origins(trace.config)
+    made = dataflow(trace.config)
     return {
         name: {
             "shape": list(summary.shape),
@@ -168,10 +187,10 @@ def tensors(trace: Trace) -> dict[str, Any]:
 def ranges(summary: Summary) -> dict[str, Any]:
     """The range of those that are numbers, and how many are none."""
     found: dict[str, Any] = {
-        "min": tidy(summary.low, 4),
-        "max": tidy(summary.high, 4),
-        "mean": tidy(summary.mean, 4),
-        "std": tidy(summary.spread, 4),
+        "min": round_significant(summary.low, 4),
+        "max": round_significant(summary.high, 4),
+        "mean": round_significant(summary.mean, 4),
+        "std": round_significant(summary.spread, 4),
     }
     flags = {"hidden": summary.hidden, "broken": summary.broken}
     return found | {name: count for name, count in flags.items() if count}
@@ -181,8 +200,8 @@ def norms(trace: Trace, side: str) -> list[list[float | None]]:
     """How long each word's vector is, as it enters and after every layer."""
     last = "norm" if trace.config.norm_order == "post" else "add"
     names = [f"{side}.{n}.feed_forward.{last}" for n in range(trace.config.layers)]
-    lengths = trace.several([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
-    return [[tidy(x, 4) for x in length.tolist()] for length in lengths.values()]
+    lengths = trace.collect([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
+    return [[round_significant(x, 4) for x in length.tolist()] for length in lengths.values()]
 
 
 def checks(trace: Trace) -> dict[str, Any]:
@@ -190,16 +209,16 @@ def checks(trace: Trace) -> dict[str, Any]:
     found = trace.checks
     return {
         "replay_same_words": found.same_words,
-        "replay_vs_fast_max_abs": tidy(found.fast_difference, 3),
-        "traced_vs_untraced_max_abs": tidy(found.traced_difference, 3),
-        "softmax_row_max_err": tidy(found.row_error, 3),
-        "look_ahead_max_weight": tidy(found.look_ahead, 3),
-        "tolerance": tidy(trace.tolerance, 3),
+        "replay_vs_fast_max_abs": round_significant(found.fast_difference, 3),
+        "traced_vs_untraced_max_abs": round_significant(found.traced_difference, 3),
+        "softmax_row_max_err": round_significant(found.row_error, 3),
+        "look_ahead_max_weight": round_significant(found.max_future_weight, 3),
+        "tolerance": round_significant(trace.tolerance, 3),
         "broken": found.broken,
     }
 
 
-def tidy(x: float | None, digits: int = 6) -> float | None:
+def round_significant(x: float | None, digits: int = 6) -> float | None:
     """A number with so many significant digits; null if it is none."""
     if x is None or not math.isfinite(x):
         return None
@@ -218,15 +237,15 @@ def tensor(
     return blob({name: trace.tensor(name, head, rows)}, kind)
 
 
-def focus(trace: Trace, at: str, head: int) -> Blob:
+def attention_head(trace: Trace, at: str, head: int) -> Blob:
     """All of equation 1 at one head: `at` is an attention, such as decoder.2.cross."""
     known = attentions(trace)
     if at not in known:
-        raise unknown("attention", at, known)
+        raise unknown_name("attention", at, known)
     asked = in_range("head", head, trace.config.heads)
-    shared = asked // (trace.config.heads // trace.config.key_heads) + 1
+    shared = asked // (trace.config.heads // trace.config.num_kv_heads) + 1
     heads = {f"{at}.{name}": shared if name in ("k", "v") else head for name in FOCUS}
-    found = trace.several(list(heads), lambda n, value: trace.part(n, value, heads[n], None))
+    found = trace.collect(list(heads), lambda n, value: trace.part(n, value, heads[n], None))
     return blob({name.rpartition(".")[2]: value for name, value in found.items()}, "f32")
 
 
@@ -241,7 +260,7 @@ def attentions(trace: Trace) -> list[str]:
     ]
 
 
-def thumbs(trace: Trace) -> Blob:
+def thumbnails(trace: Trace) -> Blob:
     """Small pictures of all heads, H 16 16 for each attention: every pixel is the largest weight.
 
     A text of fewer words has fewer pixels.
@@ -251,7 +270,7 @@ def thumbs(trace: Trace) -> Blob:
         size = [min(THUMB, n) for n in weights.shape[1:]]
         return F.adaptive_max_pool2d(weights.float().nan_to_num(0.0), size)
 
-    small = trace.several([f"{name}.weights" for name in attentions(trace)], shrunk)
+    small = trace.collect([f"{name}.weights" for name in attentions(trace)], shrunk)
     return blob({name.removesuffix(".weights"): value for name, value in small.items()}, "u8")
 
 
@@ -265,7 +284,7 @@ def logits(trace: Trace, row: int) -> Blob:
 def token(trace: Trace, side: str, row: int) -> Blob:
     """All that one word goes through: its states, what is added to them, and its neurons."""
     if side not in sides(trace.config):
-        raise unknown("side", side, sides(trace.config))
+        raise unknown_name("side", side, sides(trace.config))
     count = trace.summaries[f"{side}.input"].shape[0]
     if not 0 <= row < count:
         raise UserError(f"there is no token {row} here: the {side} reads {count}")
@@ -275,7 +294,7 @@ def token(trace: Trace, side: str, row: int) -> Blob:
         for name in trace.summaries
         if name.startswith(f"{side}.") and name.rsplit(".", 1)[-1] in wanted
     ]
-    return blob(trace.several(names, lambda _, value: value[row]), "f32")
+    return blob(trace.collect(names, lambda _, value: value[row]), "f32")
 
 
 def blob(named: dict[str, Tensor], kind: Kind) -> Blob:
@@ -295,7 +314,7 @@ def encode(value: Tensor, kind: Kind) -> bytes:
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
-def stop_facts(stop: Stop) -> dict[str, Any]:
+def stop_facts(stop: Stage) -> dict[str, Any]:
     """A stop as data: words, formulas, checks and tables; pictures by the names of their values."""
     return {
         "name": stop.name,
@@ -307,17 +326,17 @@ def stop_facts(stop: Stop) -> dict[str, Any]:
             {
                 "letters": f.letters,
                 "filled": f.filled,
-                "numbers": {k: tidy(v) for k, v in f.numbers.items()},
+                "numbers": {k: round_significant(v) for k, v in f.numbers.items()},
             }
             for f in stop.formulas
         ],
-        "exhibits": [exhibit_facts(exhibit) for exhibit in stop.exhibits],
+        "exhibits": [exhibit_facts(exhibit) for exhibit in stop.figures],
         "checks": [
             {
                 "claim": c.claim,
                 "passed": c.passed,
-                "error": tidy(c.error, 3),
-                "within": tidy(c.within, 3),
+                "error": round_significant(c.error, 3),
+                "within": round_significant(c.within, 3),
             }
             for c in stop.checks
         ],
@@ -325,10 +344,10 @@ def stop_facts(stop: Stop) -> dict[str, Any]:
     }
 
 
-def exhibit_facts(exhibit: Grid | Listing) -> dict[str, Any]:
+def exhibit_facts(exhibit: Heatmap | TableFigure) -> dict[str, Any]:
     """A picture's title and the values in it; a table is small, and here with all its rows."""
     facts: dict[str, Any] = {"title": exhibit.title, "names": list(exhibit.names)}
-    if isinstance(exhibit, Grid):
+    if isinstance(exhibit, Heatmap):
         return facts
     rows = [[cell_facts(cell) for cell in row] for row in exhibit.rows]
     table = {"heads": list(exhibit.heads), "rows": rows}
@@ -339,4 +358,4 @@ def cell_facts(cell: Cell) -> Any:
     """A word, a number, or several things."""
     if isinstance(cell, str):
         return clean(cell)
-    return tidy(cell) if isinstance(cell, float) else [clean(thing) for thing in cell]
+    return round_significant(cell) if isinstance(cell, float) else [clean(thing) for thing in cell]

@@ -19,8 +19,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from limelight.explain.stage import Cell, Check, Grid, Listing, Stop, number
-from limelight.explain.stages import asides, stations
+from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure, number
+from limelight.explain.stages import extra_stages, stages
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import Trace
 
@@ -33,7 +33,7 @@ LABEL = 18  # of a row, at most so wide
 BAR = 16  # of a probability of 1
 
 
-def show(console: Console, trace: Trace, stops: Sequence[Stop]) -> None:
+def show(console: Console, trace: Trace, stops: Sequence[Stage]) -> None:
     """The whole walk, or some of it."""
     introduce(console, trace)
     for stop in stops:
@@ -53,8 +53,8 @@ def introduce(console: Console, trace: Trace) -> None:
     facts.add_row(Text("reads", "dim"), Text(reads(trace), "bold"))
     if trace.steps:
         facts.add_row(Text(verb(trace), "dim"), Text(writes(trace), "bold green"))
-    facts.add_row(Text("stops", "dim"), Text("  ".join(stations(trace))))
-    if more := asides(trace):
+    facts.add_row(Text("stops", "dim"), Text("  ".join(stages(trace))))
+    if more := extra_stages(trace):
         facts.add_row(Text("beside", "dim"), Text("  ".join(more)))
     console.print(facts)
     for name, count in list(trace.checks.broken.items())[:1]:
@@ -73,7 +73,7 @@ def verb(trace: Trace) -> str:
     """What a model does with a text."""
     if trace.trained.family == "encoder-only":
         return "fills"
-    return "given" if trace.passage.how == "given" else "writes"
+    return "given" if trace.passage.mode == "given" else "writes"
 
 
 def writes(trace: Trace) -> str:
@@ -103,9 +103,9 @@ MAP: dict[
 }
 
 
-def map_lines(trace: Trace, stop: Stop) -> Text:
+def map_lines(trace: Trace, stop: Stage) -> Text:
     """Where in the model this is: the parts in order, the current one lit."""
-    known, lines = stations(trace), []
+    known, lines = stages(trace), []
     for half, parts in MAP.items():
         line = Text(f"{half:9}  ", "dim")
         there = {p: names for p, names in parts.items() if any(n in known for n in names)}
@@ -117,9 +117,9 @@ def map_lines(trace: Trace, stop: Stop) -> Text:
     return Text("\n").join(lines)
 
 
-def show_stop(console: Console, trace: Trace, stop: Stop) -> None:
+def show_stop(console: Console, trace: Trace, stop: Stage) -> None:
     """One station."""
-    order = list(stations(trace))
+    order = list(stages(trace))
     count = f"{order.index(stop.name) + 1}/{len(order)}" if stop.name in order else "beside"
     console.print()
     console.rule(Text(f"{count}  {stop.title}", "bold"), align="left", characters="─", style="cyan")
@@ -132,18 +132,18 @@ def show_stop(console: Console, trace: Trace, stop: Stop) -> None:
         console.print()
         console.print(Padding(Text(formula.letters, "cyan"), (0, 0, 0, 2), expand=False))
         console.print(Padding(Text(formula.filled, "bold"), (0, 0, 0, 4), expand=False))
-    for exhibit in stop.exhibits:
+    for exhibit in stop.figures:
         console.print()
-        drawn = heat_map if isinstance(exhibit, Grid) else listing
+        drawn = heat_map if isinstance(exhibit, Heatmap) else listing
         console.print(drawn(exhibit, min(console.width, WIDEST)))  # type: ignore[arg-type]
     console.print()
     for note in stop.notes:
         console.print(Text.assemble(("note  ", "yellow"), note))
     for check in stop.checks:
-        console.print(tick(check))
+        console.print(check_line(check))
 
 
-def tick(check: Check) -> Text:
+def check_line(check: Check) -> Text:
     """A check, with how far apart the two ways were."""
     if check.passed:
         off = "exactly" if check.error == 0 else f"off by {check.error:.0e}"
@@ -164,7 +164,7 @@ class Layout:
     label: int
 
 
-def heat_map(grid: Grid, width: int) -> "RenderableType":
+def heat_map(grid: Heatmap, width: int) -> "RenderableType":
     """Numbers on a ground that is the stronger the larger they are."""
     layout = fit(grid, width)
     lines = [title_line(grid, layout)]
@@ -186,7 +186,7 @@ def heat_map(grid: Grid, width: int) -> "RenderableType":
     return Text("\n").join(lines)
 
 
-def fit(grid: Grid, width: int) -> Layout:
+def fit(grid: Heatmap, width: int) -> Layout:
     """All columns with three digits if they fit, else fewer digits, else a window."""
     label = min(LABEL, 2 + max(map(cell_len, grid.rows)))
     room = width - label - (7 if grid.sums else 0)
@@ -217,7 +217,7 @@ def value(x: float, digits: int) -> str:
     return number(x, digits) if digits or math.isnan(x) else f"{100 * x:.0f}"
 
 
-def title_line(grid: Grid, layout: Layout) -> Text:
+def title_line(grid: Heatmap, layout: Layout) -> Text:
     """What is shown, and what of it."""
     notes = []
     if grid.axes[0] == "asks":
@@ -255,7 +255,7 @@ def clip(text: str, width: int, side: str = "left") -> str:
     )
 
 
-def grid_row(grid: Grid, i: int, layout: Layout, largest: float) -> Text:
+def grid_row(grid: Heatmap, i: int, layout: Layout, largest: float) -> Text:
     """A row: its name, marked if it is the one that is looked at, and its numbers."""
     focused = i == grid.focus[0]
     label = clip(("> " if focused else "  ") + grid.rows[i], layout.label)
@@ -263,13 +263,15 @@ def grid_row(grid: Grid, i: int, layout: Layout, largest: float) -> Text:
     for j in layout.columns:
         x = grid.values[i, j].item()
         line.append(" ")
-        line.append(f"{value(x, layout.digits):>{layout.cell - 1}}", ground(x, grid.scale, largest))
+        line.append(
+            f"{value(x, layout.digits):>{layout.cell - 1}}", cell_style(x, grid.scale, largest)
+        )
     if grid.sums:
         line.append(f"{number(grid.values[i].sum().item()):>7}", "dim")
     return line
 
 
-def ground(x: float, scale: str, largest: float) -> Style:
+def cell_style(x: float, scale: str, largest: float) -> Style:
     """The colour behind a number: blue for shares and below zero, red above, grey for -inf."""
     if math.isnan(x) or x == math.inf:
         return Style(color="white", bgcolor="red", bold=True)
@@ -286,7 +288,7 @@ def ground(x: float, scale: str, largest: float) -> Style:
     return Style(color="white", bgcolor=f"rgb({red},{green},{blue})")
 
 
-def listing(table: Listing, width: int) -> "RenderableType":
+def listing(table: TableFigure, width: int) -> "RenderableType":
     """A table of words and numbers, with bars for shares."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for j, name in enumerate(table.heads):
@@ -310,7 +312,7 @@ def listing(table: Listing, width: int) -> "RenderableType":
     return Group(Text(table.title, "bold underline"), drawn)
 
 
-def widest_words(table: Listing) -> list[str]:
+def widest_words(table: TableFigure) -> list[str]:
     """What takes most room in each column, those of several things left out."""
     columns = zip(*table.rows, strict=True)
     return [
@@ -347,7 +349,7 @@ def broken(things: Sequence[str], room: int) -> list[str]:
 
 
 def step_through(
-    console: Console, trace: Trace, stops: Sequence[Stop], ask: Callable[[str], str]
+    console: Console, trace: Trace, stops: Sequence[Stage], ask: Callable[[str], str]
 ) -> None:
     """One stop at a time: Enter goes on, b goes back, a name or number goes there, q leaves."""
     introduce(console, trace)
@@ -363,7 +365,7 @@ def step_through(
         at = found[0] if found and answer != "b" else max(0, at - 1) if answer == "b" else at + 1
 
 
-def plain_text(trace: Trace, stops: Sequence[Stop]) -> str:
+def plain_text(trace: Trace, stops: Sequence[Stage]) -> str:
     """The same without colour, for a notebook or a log."""
     console = Console(file=io.StringIO(), width=80, color_system=None, highlight=False)
     introduce(console, trace)

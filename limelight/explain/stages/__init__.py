@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from limelight.errors import UserError, unknown
-from limelight.explain.focus import View, look_at
-from limelight.explain.stage import Stop
+from limelight.errors import UserError, unknown_name
+from limelight.explain.focus import Focus, focus_on
+from limelight.explain.stage import Stage
 from limelight.explain.stages import attention, embedding, extras, layers, output
 from limelight.explain.trace import Trace
 
-Make = Callable[[View], Stop]
+Make = Callable[[Focus], Stage]
 
 READING: dict[str, Make] = {
     "pieces": embedding.pieces,
@@ -34,7 +34,7 @@ CHOOSING: dict[str, Make] = {"classifier": output.classifier}
 LOOPING: dict[str, Make] = {"loop": output.loop}
 
 
-def stations(trace: Trace) -> dict[str, Make]:
+def stages(trace: Trace) -> dict[str, Make]:
     """The stops of the walk: what the family has, and nothing else."""
     if trace.trained.family == "encoder-only":
         return READING | CHOOSING
@@ -43,7 +43,7 @@ def stations(trace: Trace) -> dict[str, Make]:
     return READING | DECODING | CHOOSING | LOOPING
 
 
-def asides(trace: Trace) -> dict[str, Make]:
+def extra_stages(trace: Trace) -> dict[str, Make]:
     """What can be asked for besides."""
     if not trace.steps or trace.trained.family == "encoder-only":
         return {}
@@ -53,18 +53,18 @@ def asides(trace: Trace) -> dict[str, Make]:
 
 def walk(
     trace: Trace, layer: int | None = None, head: int | None = None, word: str | None = None
-) -> list[Stop]:
+) -> list[Stage]:
     """All stops for this text, and the asides after them."""
-    view = look_at(trace, layer, head, word)
-    return [make(view) for make in (stations(trace) | asides(trace)).values()]
+    view = focus_on(trace, layer, head, word)
+    return [make(view) for make in (stages(trace) | extra_stages(trace)).values()]
 
 
-def stop_at(trace: Trace, name: str, view: View) -> Stop:
+def stop_at(trace: Trace, name: str, view: Focus) -> Stage:
     """One stop, by its name or the beginning of it."""
-    known = stations(trace) | asides(trace)
+    known = stages(trace) | extra_stages(trace)
     begin_so = [stop for stop in known if name and stop.startswith(name)]
     if name not in known and len(begin_so) > 1:
         raise UserError(f"{name!r} could be {' or '.join(begin_so)}: write more of the name")
     if not begin_so:
-        raise unknown("stop", name, known)
+        raise unknown_name("stop", name, known)
     return known[name if name in known else begin_so[0]](view)

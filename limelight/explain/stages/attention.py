@@ -5,20 +5,20 @@ import math
 import torch
 from torch import Tensor
 
-from limelight.explain.focus import Block, View, numbered, sum_of_products
-from limelight.explain.stage import Check, Formula, Grid, Scale, Stop, number
+from limelight.explain.focus import AttentionView, Focus, numbered, sum_of_products
+from limelight.explain.stage import Check, Formula, Heatmap, Scale, Stage, number
 
 LARGE = 9.0  # e to a larger score is no number for people; the largest can be taken off all
 TURNED = " Its place turns q and k: pairs of numbers (1, 2), (3, 4) ... by angles of their own."
 ROLES = {"q": "q, the question", "k": "k, the label", "v": "v, the content"}
 
 
-def queries(view: View) -> Stop:
+def queries(view: Focus) -> Stage:
     """Three linear layers."""
     block = view.block(view.side)
     rotary = view.trace.config.positions == "rotary"
     claim = "{} of all words, from their vectors and the weights"
-    return Stop(
+    return Stage(
         name="queries",
         title="Every word makes a question, a label and a content",
         section="3.2.2",
@@ -26,30 +26,30 @@ def queries(view: View) -> Stop:
         "for?), a key (what do I offer?) and a value (what do I pass on?)."
         + (TURNED if rotary else ""),
         formulas=[first_number(view, block)],
-        exhibits=[roles(view, block)],
-        checks=[view.check(claim.format(x), block.get(x), block.again(x)) for x in "qkv"],
+        figures=[roles(view, block)],
+        checks=[view.check(claim.format(x), block.get(x), block.recompute(x)) for x in "qkv"],
         notes=[f"x, the vector that enters here, is {view.origin(f'{block.name}.query')[0]}."],
         place=block.place,
     )
 
 
-def roles(view: View, block: Block) -> Grid:
+def roles(view: Focus, block: AttentionView) -> Heatmap:
     """The chosen word's query, key and value."""
-    values = torch.stack([block.get(step)[block.asker] for step in ROLES])
-    return Grid(
+    values = torch.stack([block.get(step)[block.query_index] for step in ROLES])
+    return Heatmap(
         f"q, k and v of {view.label(block.side)}",
         tuple(f"{block.name}.{step}" for step in ROLES),
         values,
         list(ROLES.values()),
         numbered(values.size(1)),
         head=view.head,
-        at=block.asker,
+        at=block.query_index,
     )
 
 
-def first_number(view: View, block: Block) -> Formula:
+def first_number(view: Focus, block: AttentionView) -> Formula:
     """The first number of a query, before any turn: x . w + b."""
-    x = block.read("query")[block.asker]
+    x = block.read("query")[block.query_index]
     row = view.head * view.trace.config.d_head
     weights = view.weight(f"{block.path}.query.weight")[row]
     bias = f"{block.path}.query.bias"
@@ -59,34 +59,34 @@ def first_number(view: View, block: Block) -> Formula:
     return sum_of_products(what, letters, x, weights, ("x", "w"), shift)
 
 
-def scores(view: View) -> Stop:
+def scores(view: Focus) -> Stage:
     """Every question against every label."""
     block = view.block(view.side)
     q, k = block.get("q"), block.get("k")
-    return Stop(
+    return Stage(
         name="scores",
         title="Every question meets every label",
         section="3.2.1",
         what="A score says how well the question of one word (row) fits the label of another "
         "(column): the numbers of q and k multiplied in pairs and added up.",
         formulas=[block.dot_product()],
-        exhibits=[grid(block, "scores", "scores, Q K^T")],
+        figures=[grid(block, "scores", "scores, Q K^T")],
         checks=[view.check("scores = Q K^T, from q and k", block.get("scores"), q @ k.T)],
         place=block.place,
     )
 
 
-def scaling(view: View) -> Stop:
+def scaling(view: Focus) -> Stage:
     """Divided by sqrt(d_k)."""
     block, d_k = view.block(view.side), view.trace.config.d_head
-    return Stop(
+    return Stage(
         name="scaling",
         title="The scores are made smaller",
         section="3.2.1",
         what=f"Sums of {d_k} products grow large, and softmax would then give everything to one "
         f"word and learn nothing more. So they are divided by sqrt(d_k) = sqrt({d_k}).",
         formulas=[scaled_formula(block)],
-        exhibits=[grid(block, "scaled", "scaled scores")],
+        figures=[grid(block, "scaled", "scaled scores")],
         checks=[
             view.check(
                 f"scaled = scores / sqrt({d_k})",
@@ -98,9 +98,9 @@ def scaling(view: View) -> Stop:
     )
 
 
-def scaled_formula(block: Block) -> Formula:
+def scaled_formula(block: AttentionView) -> Formula:
     """One score, before and after."""
-    i, j = block.asker, block.answerer
+    i, j = block.query_index, block.key_index
     before, after = block.get("scores")[i, j].item(), block.get("scaled")[i, j].item()
     d_k = block.view.trace.config.d_head
     root = math.sqrt(d_k)
@@ -111,7 +111,7 @@ def scaled_formula(block: Block) -> Formula:
     )
 
 
-def mask(view: View) -> Stop:
+def mask(view: Focus) -> Stage:
     """What may not be seen."""
     block = view.block(view.side)
     causal = block.side == "decoder"
@@ -123,25 +123,25 @@ def mask(view: View) -> Stop:
         else "An encoder may look both ways, and a single text has no padding: here nothing is "
         "hidden, 0 is added to every score. (In a batch, padding gets -inf.)"
     )
-    return Stop(
+    return Stage(
         name="mask",
         title="What must not be seen is hidden" if causal else "Nothing is hidden from an encoder",
         section="3.2.3",
         what=what,
         formulas=mask_formulas(block),
-        exhibits=[grid(block, "masked", "masked scores")],
+        figures=[grid(block, "masked", "masked scores")],
         checks=[mask_check(view, block)],
         place=block.place,
     )
 
 
-def mask_formulas(block: Block) -> list[Formula]:
+def mask_formulas(block: AttentionView) -> list[Formula]:
     """A score that stays, and one that goes."""
-    i, j = block.asker, block.answerer
+    i, j = block.query_index, block.key_index
     before, after = block.get("scaled")[i, j].item(), block.get("masked")[i, j].item()
-    words = block.answering.labels
+    words = block.key_tokens.labels
     kept = Formula(
-        f"{block.asking.labels[i]} may see {words[j]}: + 0",
+        f"{block.query_tokens.labels[i]} may see {words[j]}: + 0",
         f"{number(before)} + 0 = {number(after)}",
         {"scaled": before, "masked": after},
     )
@@ -150,14 +150,14 @@ def mask_formulas(block: Block) -> list[Formula]:
         return [kept]
     before = block.get("scaled")[i, later].item()
     gone = Formula(
-        f"{words[later]} comes after {block.asking.labels[i]}: + (-inf)",
+        f"{words[later]} comes after {block.query_tokens.labels[i]}: + (-inf)",
         f"{number(before)} + (-inf) = {number(block.get('masked')[i, later].item())}",
         {"later": before},
     )
     return [kept, gone]
 
 
-def mask_check(view: View, block: Block) -> Check:
+def mask_check(view: Focus, block: AttentionView) -> Check:
     """-inf above the diagonal of a decoder's own attention and nowhere else."""
     expected = block.get("scaled").clone()
     if block.side == "decoder" and block.use == "self":
@@ -168,25 +168,25 @@ def mask_check(view: View, block: Block) -> Check:
     return view.check(claim, block.get("masked"), expected)
 
 
-def softmax(view: View) -> Stop:
+def softmax(view: Focus) -> Stage:
     """Scores become shares."""
     block = view.block(view.side)
-    return Stop(
+    return Stage(
         name="softmax",
         title="Scores become shares that sum to 1",
         section="3.2.1",
         what="Softmax makes each row of scores into weights between 0 and 1 that sum to 1: how "
         "the word divides its attention. What was -inf becomes exactly 0.",
         formulas=[softmax_formula(block)],
-        exhibits=[grid(block, "weights", "attention weights", "share", sums=True)],
+        figures=[grid(block, "weights", "attention weights", "share", sums=True)],
         checks=weight_checks(view, block),
         place=block.place,
     )
 
 
-def softmax_formula(block: Block) -> Formula:
+def softmax_formula(block: AttentionView) -> Formula:
     """One weight: e to its score, over the sum for the whole row."""
-    i, j = block.asker, block.answerer
+    i, j = block.query_index, block.key_index
     row = block.get("masked")[i]
     letters = "weight = exp(score) / sum of exp(scores) in the row"
     if row.max() > LARGE:
@@ -203,7 +203,7 @@ def softmax_formula(block: Block) -> Formula:
     )
 
 
-def weight_checks(view: View, block: Block) -> list[Check]:
+def weight_checks(view: Focus, block: AttentionView) -> list[Check]:
     """Rows that sum to 1, and are the softmax of the scores that were shown."""
     weights = block.get("weights")
     checks = [
@@ -218,17 +218,17 @@ def weight_checks(view: View, block: Block) -> list[Check]:
     return checks
 
 
-def weighted_sum(view: View) -> Stop:
+def weighted_sum(view: Focus) -> Stage:
     """What a word takes from the others."""
     block = view.block(view.side)
-    return Stop(
+    return Stage(
         name="sum",
         title="The contents are mixed in these shares",
         section="3.2.1",
         what="Each word collects the contents (values) of all words it looks at, each multiplied "
         "by its share, and adds them up.",
         formulas=[sum_formula(block)],
-        exhibits=[shares(block)],
+        figures=[shares(block)],
         checks=[
             view.check(
                 "mixed = weights x V, for all words",
@@ -240,36 +240,36 @@ def weighted_sum(view: View) -> Stop:
     )
 
 
-def sum_formula(block: Block) -> Formula:
+def sum_formula(block: AttentionView) -> Formula:
     """The first number of the mixture."""
-    weights, values = block.get("weights")[block.asker], block.get("v")[:, 0]
-    what = f"what {block.asking.labels[block.asker]} collects, its first number"
+    weights, values = block.get("weights")[block.query_index], block.get("v")[:, 0]
+    what = f"what {block.query_tokens.labels[block.query_index]} collects, its first number"
     return sum_of_products(what, "sum of weight x v", weights, values, ("weight", "v"))
 
 
-def shares(block: Block) -> Grid:
+def shares(block: AttentionView) -> Heatmap:
     """Every value times its weight, and their sum."""
-    weights, values = block.get("weights")[block.asker], block.get("v")
+    weights, values = block.get("weights")[block.query_index], block.get("v")
     contributions = weights[:, None] * values
-    total = block.get("mixed")[block.asker]
+    total = block.get("mixed")[block.query_index]
     rows = [
         f"{number(w)} x {label}"
-        for w, label in zip(weights.tolist(), block.answering.labels, strict=True)
+        for w, label in zip(weights.tolist(), block.key_tokens.labels, strict=True)
     ]
-    return Grid(
-        f"what {block.asking.labels[block.asker]} collects from each word",
+    return Heatmap(
+        f"what {block.query_tokens.labels[block.query_index]} collects from each word",
         (f"{block.name}.contributions",),
         torch.cat([contributions, total[None]]),
         [*rows, "sum"],
         numbered(total.size(0)),
         ("weight x word", "number"),
         head=block.view.head,
-        at=block.asker,
+        at=block.query_index,
         focus=(len(rows), None),
     )
 
 
-def heads(view: View) -> Stop:
+def heads(view: Focus) -> Stage:
     """Several at once, side by side, and one more linear layer."""
     block, config = view.block(view.side), view.trace.config
     name, label = block.name, view.label(block.side)
@@ -277,7 +277,7 @@ def heads(view: View) -> Stop:
     mixed = view.tensor(f"{name}.mixed").transpose(0, 1).flatten(1)
     again = view.linear(concat, f"{block.path}.output")
     together = {"side by side": f"{name}.concat", "output": f"{name}.output"}
-    return Stop(
+    return Stage(
         name="heads",
         title=f"{config.heads} heads look at once",
         section="3.2.2",
@@ -290,7 +290,7 @@ def heads(view: View) -> Stop:
                 f"{config.heads} x {config.d_head} numbers = {d_model}, and out come {d_model}",
             )
         ],
-        exhibits=[
+        figures=[
             each_head(block),
             view.one_word(f"{label} after all heads", together, block.side),
         ],
@@ -302,29 +302,29 @@ def heads(view: View) -> Stop:
     )
 
 
-def each_head(block: Block) -> Grid:
+def each_head(block: AttentionView) -> Heatmap:
     """Where the chosen word looks, in every head."""
-    weights = block.view.tensor(f"{block.name}.weights")[:, block.asker]
-    return Grid(
-        f"where {block.asking.labels[block.asker]} looks, head by head",
+    weights = block.view.tensor(f"{block.name}.weights")[:, block.query_index]
+    return Heatmap(
+        f"where {block.query_tokens.labels[block.query_index]} looks, head by head",
         (f"{block.name}.weights",),
         weights,
         [f"head {h + 1}" for h in range(len(weights))],
-        block.answering.labels,
+        block.key_tokens.labels,
         ("head", "key"),
         "share",
-        at=block.asker,
+        at=block.query_index,
         focus=(block.view.head, None),
         sums=True,
     )
 
 
-def masked_self(view: View) -> Stop:
+def masked_self(view: Focus) -> Stage:
     """The decoder's own attention, with what is to come hidden."""
     block = view.block("decoder")
-    scores = block.again("q") @ block.again("k").T
-    mixed = block.get("weights") @ block.again("v")
-    return Stop(
+    scores = block.recompute("q") @ block.recompute("k").T
+    mixed = block.get("weights") @ block.recompute("v")
+    return Stage(
         name="masked",
         title="The decoder looks back, never ahead",
         section="3.2.3",
@@ -332,7 +332,7 @@ def masked_self(view: View) -> Stop:
         "a row could see the words it is to find; the mask hides them (-inf), and softmax gives "
         "them exactly 0.",
         formulas=[*walk_through(block)[:2], *mask_formulas(block)[1:], *walk_through(block)[2:]],
-        exhibits=[
+        figures=[
             grid(block, "masked", "scaled scores with the mask"),
             grid(block, "weights", "attention weights", "share", sums=True),
         ],
@@ -346,19 +346,19 @@ def masked_self(view: View) -> Stop:
     )
 
 
-def walk_through(block: Block) -> list[Formula]:
+def walk_through(block: AttentionView) -> list[Formula]:
     """All of equation 1 for one pair of words."""
     dot, scaled = block.dot_product(), scaled_formula(block)
     return [dot, scaled, softmax_formula(block), sum_formula(block)]
 
 
-def cross(view: View) -> Stop:
+def cross(view: Focus) -> Stage:
     """The decoder asks, the encoder answers."""
     block = view.block("decoder", "cross")
     rows, columns = block.get("weights").shape
     froms = {"q": "the decoder's states", "k": "the encoder's output", "v": "the encoder's output"}
-    mixed = block.get("weights") @ block.again("v")
-    return Stop(
+    mixed = block.get("weights") @ block.recompute("v")
+    return Stage(
         name="cross",
         title="The decoder asks, the encoder answers",
         section="3.2.3",
@@ -366,12 +366,15 @@ def cross(view: View) -> Stop:
         "source. The query comes from the decoder's word, keys and values from the encoder's "
         "output.",
         formulas=walk_through(block),
-        exhibits=[
+        figures=[
             grid(block, "scaled", "scaled scores"),
             grid(block, "weights", "attention weights", "share", sums=True),
         ],
         checks=[
-            *(view.check(f"{x} from {y}", block.get(x), block.again(x)) for x, y in froms.items()),
+            *(
+                view.check(f"{x} from {y}", block.get(x), block.recompute(x))
+                for x, y in froms.items()
+            ),
             *weight_checks(view, block),
             view.check("mixed = weights x V", block.get("mixed"), mixed),
         ],
@@ -384,18 +387,20 @@ def cross(view: View) -> Stop:
     )
 
 
-def grid(block: Block, step: str, title: str, scale: Scale = "signed", sums: bool = False) -> Grid:
+def grid(
+    block: AttentionView, step: str, title: str, scale: Scale = "signed", sums: bool = False
+) -> Heatmap:
     """A step of equation 1 for all words: a row for each that asks, a column for each answer."""
     values: Tensor = block.get(step)
-    return Grid(
+    return Heatmap(
         title,
         (f"{block.name}.{step}",),
         values,
         block.rows,
-        block.answering.labels,
+        block.key_tokens.labels,
         ("asks", "answers"),
         scale,
         head=block.view.head,
-        focus=(block.asker, block.answerer),
+        focus=(block.query_index, block.key_index),
         sums=sums,
     )

@@ -7,26 +7,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.data.tokenizer import readable
-from limelight.explain.focus import View
-from limelight.explain.stage import Cell, Check, Formula, Listing, Stop, number, vector
+from limelight.explain.focus import Focus
+from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number, vector
 from limelight.explain.tokens import pieces_of, visible
 from limelight.tasks.fill import BLANK
 
 NEIGHBOURS = 5
 
 
-def pieces(view: View) -> Stop:
+def pieces(view: Focus) -> Stage:
     """The tokenizer."""
     tokenizer, text = view.trace.trained.tokenizer, view.trace.text
-    stays = tokenizer.decode(tokenizer.encode(text)) == tokenizer.as_read(text)
+    stays = tokenizer.decode(tokenizer.encode(text)) == tokenizer.normalize(text)
     again = "the text again" + (", in small letters and marks apart" if tokenizer.uncased else "")
-    return Stop(
+    return Stage(
         name="pieces",
         title="Words become pieces, pieces become numbers",
         section="5.1",
         what="The tokenizer cuts the text into pieces that it knows and gives each its number. The "
         "model never sees letters, only these numbers. (The mark · is a space.)",
-        exhibits=[piece_list(view), merges(view)],
+        figures=[piece_list(view), merges(view)],
         checks=[Check(f"the pieces, put together, are {again}", 0.0 if stays else 1.0, 0.0)],
         notes=[
             f"The vocabulary has {len(tokenizer):,} pieces. Those in ⟨⟩ stand for no text: they "
@@ -35,20 +35,20 @@ def pieces(view: View) -> Stop:
     )
 
 
-def piece_list(view: View) -> Listing:
+def piece_list(view: Focus) -> TableFigure:
     """Every piece with its number, and where it comes from."""
     words, passage = view.words(view.side), view.trace.passage
     rows: list[list[Cell]] = []
     for i, span in enumerate(words.spans):
         where = "added" if span is None else f"{span[0] + 1} to {span[1]}"
         if view.side == "decoder" and i > passage.given:
-            where = "given" if passage.how == "given" else "written"
+            where = "given" if passage.mode == "given" else "written"
         rows.append([str(i), words.labels[i], str(words.ids[i]), where])
     heads = ["position", "piece", "id", "characters"]
-    return Listing("what the model reads", heads, rows, focus=view.word(view.side))
+    return TableFigure("what the model reads", heads, rows, focus=view.word(view.side))
 
 
-def merges(view: View) -> Listing:
+def merges(view: Focus) -> TableFigure:
     """How the tokenizer came to its pieces: for every different word, what was joined when."""
     tokenizer, text = view.trace.trained.tokenizer, view.trace.text
     parts = text.split(BLANK) if view.trace.trained.family == "encoder-only" else [text]
@@ -62,22 +62,22 @@ def merges(view: View) -> Listing:
         for word, steps in work.items()
     ]
     title = "how it came to them: the pair that was learned first is joined first"
-    return Listing(title, ["word", "its bytes, joined step by step"], rows, names=("merges",))
+    return TableFigure(title, ["word", "its bytes, joined step by step"], rows, names=("merges",))
 
 
-def embedding(view: View) -> Stop:
+def embedding(view: Focus) -> Stage:
     """A row of the table for each piece."""
     side, words = view.side, view.words(view.side)
     table = view.weight(f"{'source' if side == 'encoder' else 'target'}.tokens.weight")
     rows = table[list(words.ids)]
-    return Stop(
+    return Stage(
         name="embedding",
         title="Each piece is looked up in a learned table",
         section="3.4",
         what=f"A table of {table.size(0):,} rows has {table.size(1)} numbers for every piece; "
         "training moved them until pieces that are used alike have rows that are alike.",
         formulas=looked_up(view, view.tensor(f"{side}.embedding")[view.word(side)]),
-        exhibits=[
+        figures=[
             view.all_words(side, f"{side}.embedding", "the rows of the table for this text"),
             neighbours(view, table, words.ids[view.word(side)]),
         ],
@@ -85,7 +85,7 @@ def embedding(view: View) -> Stop:
     )
 
 
-def looked_up(view: View, found: Tensor) -> list[Formula]:
+def looked_up(view: Focus, found: Tensor) -> list[Formula]:
     """The chosen word's row, and what the paper multiplies it by."""
     i, first, scale = view.word(view.side), found[0].item(), scale_of(view)
     row = f"embedding({view.label(view.side)}) = row {view.words(view.side).ids[i]} of the table"
@@ -102,7 +102,7 @@ def looked_up(view: View, found: Tensor) -> list[Formula]:
     return formulas
 
 
-def neighbours(view: View, table: Tensor, token: int) -> Listing:
+def neighbours(view: Focus, table: Tensor, token: int) -> TableFigure:
     """The pieces whose rows point the same way."""
     alike = F.cosine_similarity(table, table[token][None], dim=-1)
     alike[token] = -math.inf
@@ -114,16 +114,16 @@ def neighbours(view: View, table: Tensor, token: int) -> Listing:
     ]
     label = visible(pieces_of(tokenizer, [token])[0])
     title = f"nearest to {label} in the table (cosine: 1 is the same direction)"
-    return Listing(title, ["piece", "id", "cosine"], rows, names=("neighbours",))
+    return TableFigure(title, ["piece", "id", "cosine"], rows, names=("neighbours",))
 
 
-def positions(view: View) -> Stop:
+def positions(view: Focus) -> Stage:
     """Where a piece stands."""
     kind = view.trace.config.positions
     return turned(view) if kind == "rotary" else added(view, kind)
 
 
-def added(view: View, kind: str) -> Stop:
+def added(view: Focus, kind: str) -> Stage:
     """Sinusoidal and learned positions: a vector for every place, added to the piece's."""
     side, i = view.side, view.word(view.side)
     waves = view.tensor(f"{side}.positions")
@@ -131,14 +131,14 @@ def added(view: View, kind: str) -> Stop:
     sinusoidal = kind == "sinusoidal"
     made = "made of waves from fast to slow, " if sinusoidal else "learned like a word's, "
     places = [f"place {place}" for place in range(len(waves))]
-    return Stop(
+    return Stage(
         name="positions",
         title="Each vector learns where it stands",
         section="3.5",
         what="Attention sees a heap of words, in no order. So every place has a vector of its own, "
         f"{made}that is added to the word's.",
         formulas=[(wave if sinusoidal else learned)(i, waves), adding(view, side, i, how)],
-        exhibits=[
+        figures=[
             view.all_words(side, f"{side}.positions", "the places", places),
             view.all_words(side, f"{side}.input", "what enters the first layer"),
         ],
@@ -149,7 +149,7 @@ def added(view: View, kind: str) -> Stop:
     )
 
 
-def wave_checks(view: View, waves: Tensor) -> list[Check]:
+def wave_checks(view: Focus, waves: Tensor) -> list[Check]:
     """The paper's formula, and why it was chosen (section 3.5)."""
     count, d_model = waves.shape
     return [
@@ -164,28 +164,28 @@ def wave_checks(view: View, waves: Tensor) -> list[Check]:
     ]
 
 
-def turned(view: View) -> Stop:
+def turned(view: Focus) -> Stage:
     """Rotary positions: nothing is added here."""
     side = view.side
     again, how = input_again(view, side)
-    return Stop(
+    return Stage(
         name="positions",
         title="Each vector will be turned by its place",
         section="3.5",
         what="This model has rotary positions: nothing is added to the words. Where a word stands "
         "comes in at the next stop, where its query and key are turned by an angle for its place.",
-        exhibits=[view.all_words(side, f"{side}.input", "what enters the first layer")],
+        figures=[view.all_words(side, f"{side}.input", "what enters the first layer")],
         checks=[view.check(f"input = {how}", f"{side}.input", again)],
     )
 
 
-def scale_of(view: View) -> float:
+def scale_of(view: Focus) -> float:
     """What an embedding is multiplied by: sqrt(d_model) in the paper, nothing in GPT and BERT."""
     config = view.trace.config
     return math.sqrt(config.d_model) if config.family == "encoder-decoder" else 1.0
 
 
-def input_again(view: View, side: str) -> tuple[Tensor, str]:
+def input_again(view: Focus, side: str) -> tuple[Tensor, str]:
     """What enters the first layer, computed from its parts, and how that is said."""
     scale, config = scale_of(view), view.trace.config
     total = view.tensor(f"{side}.embedding") * scale
@@ -199,7 +199,7 @@ def input_again(view: View, side: str) -> tuple[Tensor, str]:
     return view.norm(total, "source.norm"), f"norm({said} + segment)"
 
 
-def adding(view: View, side: str, i: int, how: str) -> Formula:
+def adding(view: Focus, side: str, i: int, how: str) -> Formula:
     """The sum for the first number of the chosen word."""
     parts = {"embedding": view.tensor(f"{side}.embedding")[i, 0].item() * scale_of(view)}
     parts["place"] = view.tensor(f"{side}.positions")[i, 0].item()

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.decode.beam import length_penalty
-from limelight.explain.focus import View
-from limelight.explain.stage import Cell, Formula, Listing, Stop, number
+from limelight.explain.focus import Focus
+from limelight.explain.stage import Cell, Formula, Stage, TableFigure, number
 from limelight.explain.tokens import pieces_of, visible
-from limelight.explain.trace import Step, Trace
+from limelight.explain.trace import DecodingStep, Trace
 
 NOT_AN_EXPLANATION = (
     "Attention shows where information was taken from, not why: a word can matter without much "
@@ -19,7 +19,7 @@ NOT_AN_EXPLANATION = (
 )
 
 
-def teacher(view: View) -> Stop:
+def teacher(view: Focus) -> Stage:
     """Training asks all positions at once, each given the true words before it."""
     trace, asked = view.trace, slice(view.trace.passage.given, len(view.trace.answers))
     logits, wanted = trace.logits[asked].double(), torch.tensor(trace.answers.ids[asked])
@@ -27,7 +27,7 @@ def teacher(view: View) -> Stop:
     losses = -logprobs.gather(1, wanted[:, None])[:, 0]
     again = F.cross_entropy(logits, wanted)
     smooth = [smoothed(trace, logprobs, losses)] if trace.smoothing else []
-    return Stop(
+    return Stage(
         name="teacher",
         title="How it learned: every position at once, with the true words before it",
         section="5",
@@ -35,7 +35,7 @@ def teacher(view: View) -> Stop:
         "have said itself (teacher forcing). One parallel pass asks every position for the next "
         "token; the loss is how surprised the model is, on average.",
         formulas=[mean_loss(losses), *smooth],
-        exhibits=[loss_table(trace, losses)],
+        figures=[loss_table(trace, losses)],
         checks=[view.check("the mean is torch's cross-entropy", losses.mean()[None], again[None])],
         notes=[
             "The mean is over real tokens, of all sentences of a batch together: padding is not "
@@ -52,7 +52,7 @@ def mean_loss(losses: Tensor) -> Formula:
     return Formula("loss = mean of -log p(target)", filled, numbers)
 
 
-def loss_table(trace: Trace, losses: Tensor) -> Listing:
+def loss_table(trace: Trace, losses: Tensor) -> TableFigure:
     """Position by position: what is read, what is wanted, and how surprising that was."""
     first = trace.passage.given
     rows: list[list[Cell]] = [
@@ -60,7 +60,9 @@ def loss_table(trace: Trace, losses: Tensor) -> Listing:
         for n, loss in enumerate(losses.tolist(), start=first)
     ]
     heads = ["row", "input", "target", "p(target)", "-log p"]
-    return Listing("input shifted right, target, loss", heads, rows, share=3, names=("teacher",))
+    return TableFigure(
+        "input shifted right, target, loss", heads, rows, share=3, names=("teacher",)
+    )
 
 
 def smoothed(trace: Trace, logprobs: Tensor, losses: Tensor) -> Formula:
@@ -78,20 +80,20 @@ def smoothed(trace: Trace, logprobs: Tensor, losses: Tensor) -> Formula:
     )
 
 
-def beam(view: View) -> Stop:
+def beam(view: Focus) -> Stage:
     """The search that found the text (section 6.1)."""
     trace, size = view.trace, view.trace.decode.beam
     own = [math.log(step.chosen.probability) for step in trace.steps]
     total = torch.tensor([sum(trace.passage.logprobs)]).double()
     again = torch.tensor([sum(own)]).double()
-    return Stop(
+    return Stage(
         name="beam",
         title=f"The search: {size} texts at a time",
         section="6.1",
         what=f"At every step each of {size} texts is extended by every piece, and the best {size} "
         "of all these go on. In the end the text with the best score wins (*).",
         formulas=[beam_score(trace)],
-        exhibits=[places(trace)],
+        figures=[places(trace)],
         checks=[view.check("the winner's log p, added up from this pass", total, again)],
     )
 
@@ -108,7 +110,7 @@ def beam_score(trace: Trace) -> Formula:
     )
 
 
-def places(trace: Trace) -> Listing:
+def places(trace: Trace) -> TableFigure:
     """Every place of the beam, step by step, with its text so far."""
     best, rows = winner(trace), list[list[Cell]]()
     texts: dict[int, str] = {}
@@ -122,7 +124,7 @@ def places(trace: Trace) -> Listing:
             where = [str(n + 1), str(node.place + 1), parent]
             rows.append([*where, node.logprob, node.score, texts[node.place] + mark])
     heads = ["step", "place", "from", "log p", "score", "text so far"]
-    return Listing("the places of the beam, step by step", heads, rows, names=("beam",))
+    return TableFigure("the places of the beam, step by step", heads, rows, names=("beam",))
 
 
 def winner(trace: Trace) -> set[tuple[int, int]]:
@@ -142,7 +144,7 @@ def winner(trace: Trace) -> set[tuple[int, int]]:
     return set()
 
 
-def follow(view: View) -> Stop:
+def follow(view: Focus) -> Stage:
     """Which words were looked at, for each word that was written."""
     trace = view.trace
     rows: list[list[Cell]] = []
@@ -152,13 +154,13 @@ def follow(view: View) -> Stop:
         rows.append([told, "best five", best])
         for use in uses(trace):
             rows.append(["", TOLD[use], in_one_line(attended(view, step, use)[:MOST])])
-    return Stop(
+    return Stage(
         name="follow",
         title="What it looked at while it wrote",
         section="4",
         what="For each word written: the five likeliest candidates, and the words it looked at "
         f"most, by attention weights of {averaged(view)}.",
-        exhibits=[Listing("word by word", ["reads → writes", "", ""], rows, names=("follow",))],
+        figures=[TableFigure("word by word", ["reads → writes", "", ""], rows, names=("follow",))],
         notes=[NOT_AN_EXPLANATION],
     )
 
@@ -177,7 +179,7 @@ def uses(trace: Trace) -> tuple[str, ...]:
     return ("cross", "self") if len(trace.source) else ("self",)
 
 
-def averaged(view: View) -> str:
+def averaged(view: Focus) -> str:
     """Over what a mean is taken: all that nobody chose."""
     layer, head = view.asked
     layers = "all layers" if layer is None else f"layer {layer + 1}"
@@ -186,7 +188,7 @@ def averaged(view: View) -> str:
     return f"{mean}{heads} in {layers}"
 
 
-def attended(view: View, step: Step, use: str) -> list[tuple[str, float]]:
+def attended(view: Focus, step: DecodingStep, use: str) -> list[tuple[str, float]]:
     """The words that a row looked at, by their mean weight, most first."""
     layer, head = view.asked
     layers = range(view.trace.config.layers) if layer is None else [layer]

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.explain.focus import View
-from limelight.explain.stage import Cell, Check, Formula, Grid, Listing, Stop, number
+from limelight.explain.focus import Focus
+from limelight.explain.stage import Cell, Check, Formula, Heatmap, Stage, TableFigure, number
 from limelight.explain.tokens import pieces_of, visible
 from limelight.model.layers import ACTIVATIONS
 
 STRONGEST = 5  # neurons that are shown
 
 
-def add_norm(view: View) -> Stop:
+def add_norm(view: Focus) -> Stage:
     """The residual connection and the norm, in this model's order."""
     side, i = view.side, view.word(view.side)
     name, path = f"{side}.{view.layer}.self", f"{side}.layers.{view.layer}.self_residual.norm"
@@ -23,7 +23,7 @@ def add_norm(view: View) -> Stop:
     total = view.tensor(came) + view.tensor(f"{name}.output")
     read = view.tensor(f"{name}.add" if post else came)
     said = "norm(x + attention(x))" if post else "x + attention(norm(x))"
-    return Stop(
+    return Stage(
         name="add-norm",
         title="What came in is added, and all is brought to one size",
         section="3.1",
@@ -33,7 +33,7 @@ def add_norm(view: View) -> Stop:
             Formula(f"this model: {said}", "the same around every sub-layer"),
             norm_formula(view, read[i], view.tensor(f"{name}.norm")[i], path),
         ],
-        exhibits=[view.one_word(f"{view.label(side)} on its way", way(name, came, post), side)],
+        figures=[view.one_word(f"{view.label(side)} on its way", way(name, came, post), side)],
         checks=[
             view.check("the sum", f"{name}.add", total),
             view.check("the norm", f"{name}.norm", view.norm(read, path)),
@@ -54,7 +54,7 @@ def way(name: str, came: str, post: bool) -> dict[str, str]:
     return {**first, **added, **norm} if post else {**first, **norm, **added}
 
 
-def norm_formula(view: View, x: Tensor, result: Tensor, path: str) -> Formula:
+def norm_formula(view: Focus, x: Tensor, result: Tensor, path: str) -> Formula:
     """Layer normalisation of one word's first number; Llama's has no mean and no shift."""
     gain, eps = view.weight(f"{path}.weight")[0].item(), view.trace.config.norm_eps
     if view.trace.config.norm == "rms":
@@ -81,7 +81,7 @@ def norm_formula(view: View, x: Tensor, result: Tensor, path: str) -> Formula:
     )
 
 
-def feed_forward(view: View) -> Stop:
+def feed_forward(view: Focus) -> Stage:
     """Each word on its own."""
     side, i, config = view.side, view.word(view.side), view.trace.config
     name, path = (f"{side}.{x}{view.layer}.feed_forward" for x in ("", "layers."))
@@ -90,15 +90,15 @@ def feed_forward(view: View) -> Stop:
     again = view.linear(view.tensor(read), f"{path}.inner")
     ways = {"in": read, "out": f"{name}.output"}
     outer = view.linear(active, f"{path}.outer")
-    return Stop(
+    return Stage(
         name="feed-forward",
         title="Each word thinks for itself",
         section="3.3",
         what=f"Two linear layers with {kind} between them, the same for every word: "
-        f"{config.d_model} numbers become {config.d_inner} and {config.d_model} again. Attention "
+        f"{config.d_model} numbers become {config.ffn_dim} and {config.d_model} again. Attention "
         "moved information between words; this works on what each has gathered.",
         formulas=[neurons(view, active[i])],
-        exhibits=[
+        figures=[
             strongest(view, inner[i], active[i]),
             view.one_word(f"{view.label(side)}, in and out", ways, side),
         ],
@@ -111,7 +111,7 @@ def feed_forward(view: View) -> Stop:
     )
 
 
-def neurons(view: View, active: Tensor) -> Formula:
+def neurons(view: Focus, active: Tensor) -> Formula:
     """How many of them have something to say."""
     kind, quiet, count = view.trace.config.activation, int((active == 0).sum()), len(active)
     letters = f"output = {kind}(x W1 + b1) W2 + b2"
@@ -121,7 +121,7 @@ def neurons(view: View, active: Tensor) -> Formula:
     return Formula(letters, told, {"quiet": quiet, "neurons": count})
 
 
-def activated(view: View, name: str, inner: Tensor) -> Tensor:
+def activated(view: Focus, name: str, inner: Tensor) -> Tensor:
     """The activation done again; a gated one multiplies."""
     kind = view.trace.config.activation
     if kind == "swiglu":
@@ -129,20 +129,20 @@ def activated(view: View, name: str, inner: Tensor) -> Tensor:
     return ACTIVATIONS[kind](inner)
 
 
-def strongest(view: View, inner: Tensor, active: Tensor) -> Listing:
+def strongest(view: Focus, inner: Tensor, active: Tensor) -> TableFigure:
     """The neurons that say most."""
     best = active.nan_to_num().abs().topk(min(STRONGEST, len(active))).indices.tolist()
     rows: list[list[Cell]] = [[f"neuron {n + 1}", inner[n].item(), active[n].item()] for n in best]
     heads = ["strongest", "before", f"after {view.trace.config.activation}"]
-    return Listing(f"the {len(best)} strongest neurons", heads, rows, names=("neurons",))
+    return TableFigure(f"the {len(best)} strongest neurons", heads, rows, names=("neurons",))
 
 
-def stack(view: View) -> Stop:
+def stack(view: Focus) -> Stage:
     """The same again, layer upon layer."""
     side, names = view.side, states_of(view, view.side)
     layers, d_model = view.trace.config.layers, view.trace.config.d_model
     count, final = len(view.words(side)), side == final_side(view)
-    return Stop(
+    return Stage(
         name="stack",
         title=f"The same again, {layers} layers in all" if layers > 1 else "One layer is all",
         section="3.1",
@@ -154,7 +154,7 @@ def stack(view: View) -> Stop:
                 f"{count} tokens x {d_model} numbers in, and {count} x {d_model} out",
             )
         ],
-        exhibits=[
+        figures=[
             *through_layers(view, names),
             *([lens(view)] if final and can_lens(view) else []),
         ],
@@ -164,7 +164,7 @@ def stack(view: View) -> Stop:
     )
 
 
-def through_layers(view: View, names: list[str]) -> list[Grid]:
+def through_layers(view: Focus, names: list[str]) -> list[Heatmap]:
     """How long each word's vector is after every layer, and how far it turned."""
     states = [view.tensor(name) for name in names]
     lengths = torch.stack([state.norm(dim=-1) for state in states])
@@ -175,8 +175,8 @@ def through_layers(view: View, names: list[str]) -> list[Grid]:
     focus = (None, view.word(view.side))
     size, turn = "the length of each word's vector", "cosine with the state before: 1 is no turn"
     return [
-        Grid(size, ("lengths",), lengths, rows, words, axes, "size", focus=focus),
-        Grid(turn, ("turns",), turns, rows[1:], words, axes, focus=focus),
+        Heatmap(size, ("lengths",), lengths, rows, words, axes, "size", focus=focus),
+        Heatmap(turn, ("turns",), turns, rows[1:], words, axes, focus=focus),
     ]
 
 
@@ -186,14 +186,14 @@ LENS_NOTE = (
 )
 
 
-def states_of(view: View, side: str) -> list[str]:
+def states_of(view: Focus, side: str) -> list[str]:
     """The names of the states: what enters, after each layer, and at the top."""
     last = "norm" if view.trace.config.norm_order == "post" else "add"
     layers = [f"{side}.{n}.feed_forward.{last}" for n in range(view.trace.config.layers)]
     return [f"{side}.input", *layers, *([f"{side}.output"] if last == "add" else [])]
 
 
-def top_check(view: View, side: str, names: list[str]) -> Check:
+def top_check(view: Focus, side: str, names: list[str]) -> Check:
     """What leaves the stack is the last layer's state, after a last norm in pre-norm."""
     if view.trace.config.norm_order == "post":
         return view.check(
@@ -208,17 +208,17 @@ def top_check(view: View, side: str, names: list[str]) -> Check:
     )
 
 
-def final_side(view: View) -> str:
+def final_side(view: Focus) -> str:
     """The stack that the classifier reads."""
     return "decoder" if view.trace.target else "encoder"
 
 
-def can_lens(view: View) -> bool:
+def can_lens(view: Focus) -> bool:
     """Whether states can be read as words: not where the model only names a class."""
     return not view.trace.config.classes
 
 
-def lens(view: View) -> Listing:
+def lens(view: Focus) -> TableFigure:
     """What the classifier makes of the chosen word's state after each layer."""
     trace, side = view.trace, final_side(view)
     i, tokenizer = view.word(side), trace.trained.tokenizer
@@ -240,10 +240,10 @@ def lens(view: View) -> Listing:
     title = f"if it stopped here: what follows {view.label(side)}"
     if side == "encoder":
         title = f"if it stopped here: what stands at {view.label(side)}"
-    return Listing(title, heads, rows, share=3, names=("lens",))
+    return TableFigure(title, heads, rows, share=3, names=("lens",))
 
 
-def classify(view: View, states: Tensor) -> Tensor:
+def classify(view: Focus, states: Tensor) -> Tensor:
     """The classifier done again, with BERT's extra layer where there is one."""
     config = view.trace.config
     if config.family != "encoder-only":

@@ -4,12 +4,12 @@ import math
 
 import torch
 
-from limelight.explain.focus import View
-from limelight.explain.stage import Cell, Check, Formula, Listing, Stop, number
+from limelight.explain.focus import Focus
+from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number
 from limelight.explain.stages.embedding import input_again
 from limelight.explain.stages.layers import LENS_NOTE, classify, final_side, lens
 from limelight.explain.tokens import pieces_of, visible
-from limelight.explain.trace import Step
+from limelight.explain.trace import DecodingStep
 
 ENDINGS = {
     "greedy": "the likeliest token is taken at every step",
@@ -25,29 +25,29 @@ FIRST = {
 }
 
 
-def start(view: View) -> Stop:
+def start(view: Focus) -> Stage:
     """What a decoder reads first."""
     trace = view.trace
     again, how = input_again(view, "decoder")
     follows = zip(trace.target.labels, [*trace.answers.labels, "?"], strict=False)
     rows: list[list[Cell]] = [[str(n), *pair] for n, pair in enumerate(follows)]
     told, heads = "what each row reads, and what follows it", ["row", "reads", "predicts"]
-    return Stop(
+    return Stage(
         name="start",
         title="The decoder begins with a start token",
         section="3.1",
         what="The other half writes. It reads what has been written so far, one place behind: at "
         "first nothing but a start token. Row by row it reads one token and predicts the next.",
         formulas=[Formula(f"the decoder's input = {how}", "as at the first stops, for the target")],
-        exhibits=[
-            Listing(told, heads, rows, focus=view.target_word),
+        figures=[
+            TableFigure(told, heads, rows, focus=view.target_word),
             view.all_words("decoder", "decoder.input", "what enters the decoder"),
         ],
         checks=[view.check(f"input = {how}", "decoder.input", again)],
     )
 
 
-def classifier(view: View) -> Stop:
+def classifier(view: Focus) -> Stage:
     """A score for every piece of the vocabulary, made into probabilities."""
     if view.trace.config.classes:
         return text_classifier(view)
@@ -59,14 +59,14 @@ def classifier(view: View) -> Stop:
     two_sided = len(trace.source) > 0 and len(trace.target) > 0
     label = view.label(side)
     where = f"at {label}" if side == "encoder" else f"after {label}"
-    return Stop(
+    return Stage(
         name="classifier",
         title="Every piece of the vocabulary gets a probability",
         section="3.4",
         what=f"{FIRST[side]} turns the vector {where} into a score for each of the "
         f"{logits.size(1):,} pieces, and softmax over all of them makes probabilities.",
         formulas=probability(view, row),
-        exhibits=[best_words(view, row), *([lens(view)] if two_sided else [])],
+        figures=[best_words(view, row), *([lens(view)] if two_sided else [])],
         checks=[
             view.check("scores = the linear layer of the top state", logits, classify(view, state)),
             view.check(
@@ -78,7 +78,7 @@ def classifier(view: View) -> Stop:
     )
 
 
-def probability(view: View, row: int) -> list[Formula]:
+def probability(view: Focus, row: int) -> list[Formula]:
     """The likeliest piece's: e to its score over the sum for the whole vocabulary."""
     logits = view.trace.logits[row].double()
     best = int(logits.nan_to_num(-math.inf).argmax())
@@ -100,7 +100,7 @@ def probability(view: View, row: int) -> list[Formula]:
     ]
 
 
-def best_words(view: View, row: int) -> Listing:
+def best_words(view: Focus, row: int) -> TableFigure:
     """The twenty likeliest, of all."""
     logits = view.trace.logits[row].double()
     chances = logits.softmax(dim=-1)
@@ -111,10 +111,10 @@ def best_words(view: View, row: int) -> Listing:
         for token, piece in zip(best, pieces_of(tokenizer, best), strict=True)
     ]
     heads = ["piece", "id", "score", "probability"]
-    return Listing(f"the {len(rows)} likeliest pieces", heads, rows, share=3, names=("top",))
+    return TableFigure(f"the {len(rows)} likeliest pieces", heads, rows, share=3, names=("top",))
 
 
-def text_classifier(view: View) -> Stop:
+def text_classifier(view: Focus) -> Stage:
     """Decided from the first token's state."""
     trace = view.trace
     logits = trace.logits.double()
@@ -124,14 +124,14 @@ def text_classifier(view: View) -> Stop:
         [visible(name), logits[c].item(), chances[c].item()]
         for c, name in enumerate(trace.trained.classes)
     ]
-    return Stop(
+    return Stage(
         name="classifier",
         title="The first token's vector decides for the whole text",
         section="3.4",
         what="One more layer with tanh, and a last one that gives a score to each class; softmax "
         "makes probabilities.",
-        exhibits=[
-            Listing(
+        figures=[
+            TableFigure(
                 "the classes", ["class", "score", "probability"], rows, share=2, names=("classes",)
             )
         ],
@@ -145,7 +145,7 @@ def text_classifier(view: View) -> Stop:
     )
 
 
-def loop(view: View) -> Stop:
+def loop(view: Focus) -> Stage:
     """The chosen word is read next, until the end."""
     trace, passage = view.trace, view.trace.passage
     steps = trace.steps
@@ -154,15 +154,15 @@ def loop(view: View) -> Stop:
         if passage.ended
         else f"No end token came: {len(steps)} tokens were the limit."
     )
-    return Stop(
+    return Stage(
         name="loop",
         title="The chosen word is read next, until the end",
         section="3",
         what="The word that was chosen is appended to what the decoder reads, and all happens "
-        f"again for the next one. Here {ENDINGS.get(passage.how, 'nothing could be chosen')}. "
+        f"again for the next one. Here {ENDINGS.get(passage.mode, 'nothing could be chosen')}. "
         f"{ended}",
-        exhibits=[
-            Listing(
+        figures=[
+            TableFigure(
                 "one word after another",
                 ["step", "reads", "chosen", "probability", "next best"],
                 [loop_row(n, step) for n, step in enumerate(steps)],
@@ -179,7 +179,7 @@ def loop(view: View) -> Stop:
     )
 
 
-def loop_row(n: int, step: Step) -> list[Cell]:
+def loop_row(n: int, step: DecodingStep) -> list[Cell]:
     """One turn of the loop."""
     others = [c for c in step.top if c.token != step.chosen.token][:2]
     said = tuple(f"{visible(c.piece)} {number(c.probability)}" for c in others)
@@ -187,7 +187,7 @@ def loop_row(n: int, step: Step) -> list[Cell]:
     return [str(n + 1), visible(step.reads), chosen, step.chosen.probability, said]
 
 
-def loop_checks(view: View) -> list[Check]:
+def loop_checks(view: Focus) -> list[Check]:
     """The replay is the writing: the same words, with the same probabilities."""
     checks, trace = view.trace.checks, view.trace
     size = 1 + trace.logits.nan_to_num(0.0, 0.0, 0.0).abs().max().item()

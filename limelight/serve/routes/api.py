@@ -7,32 +7,32 @@ from fastapi import APIRouter, Depends, Query
 
 from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
-from limelight.serve.model_registry import House, refuse_unknown_questions
+from limelight.serve.model_registry import ModelRegistry, refuse_unknown_questions
 from limelight.serve.schemas import (
-    Classified,
-    FillAsked,
-    Filled,
+    ClassifyResponse,
+    FillRequest,
+    FillResponse,
     ModelDescription,
     Name,
     Neighbours,
-    NeighboursAsked,
+    NeighboursRequest,
     RunFacts,
     RunList,
     RunMetrics,
-    ScoreAsked,
     ScoreList,
-    SuggestAsked,
-    Suggested,
-    TextsAsked,
-    TranslateAsked,
-    Translated,
+    ScoreRequest,
+    SuggestRequest,
+    SuggestResponse,
+    TextsRequest,
+    TranslateRequest,
+    TranslateResponse,
 )
-from limelight.serve.worker_client import Desk
+from limelight.serve.worker_client import WorkerClient
 
 MOST_ENTRIES = 1000  # lines of a log that are told at a time
 
 
-def routes(house: House) -> APIRouter:
+def routes(house: ModelRegistry) -> APIRouter:
     """All under /api."""
     checks = [Depends(refuse_unknown_questions)]
     router = APIRouter(prefix="/api", tags=["Our own"], dependencies=checks)
@@ -45,40 +45,40 @@ def routes(house: House) -> APIRouter:
         return ModelDescription(name=desk.name, **(desk.facts or {}))
 
     @router.post("/translate", response_model_exclude_none=True)
-    async def translate(asked: TranslateAsked) -> Translated:
+    async def translate(asked: TranslateRequest) -> TranslateResponse:
         """A text's translations, and on demand what else could have been."""
         house.check_texts([asked.text])
         desk = house.choose(asked.model, "translate")
         names = ("text", "nbest", "alternatives", "alignment", "tree", "prefix", "include")
         fields: dict[str, Any] = {name: getattr(asked, name) for name in (*names, "exclude", "tag")}
         fields["settings"] = house.settings(asked, asked.max_tokens)
-        return Translated(**await house.answer(desk, asked, "translate", **fields))
+        return TranslateResponse(**await house.answer(desk, asked, "translate", **fields))
 
     @router.post("/suggest")
-    async def suggest(asked: SuggestAsked) -> Suggested:
+    async def suggest(asked: SuggestRequest) -> SuggestResponse:
         """How a text could go on: the likeliest next tokens, each with its continuation."""
         house.check_texts([asked.text])
         desk = house.choose(asked.model, "write")
         fields = {"text": asked.text, "count": asked.n, "tokens": asked.max_tokens}
-        return Suggested(**await house.answer(desk, asked, "suggest", **fields))
+        return SuggestResponse(**await house.answer(desk, asked, "suggest", **fields))
 
     @router.post("/fill")
-    async def fill(asked: FillAsked) -> Filled:
+    async def fill(asked: FillRequest) -> FillResponse:
         """What could stand in the blanks of a text, written ___."""
         house.check_texts([asked.text])
         desk = house.choose(asked.model, "fill")
         fields = {"text": asked.text, "count": asked.count}
-        return Filled(**await house.answer(desk, asked, "fill", **fields))
+        return FillResponse(**await house.answer(desk, asked, "fill", **fields))
 
     @router.post("/classify")
-    async def classify(asked: TextsAsked) -> Classified:
+    async def classify(asked: TextsRequest) -> ClassifyResponse:
         """Which class each text belongs to, and how probably."""
         house.check_texts(asked.texts)
         desk = house.choose(asked.model, "classify")
-        return Classified(**await house.answer(desk, asked, "classify", texts=asked.texts))
+        return ClassifyResponse(**await house.answer(desk, asked, "classify", texts=asked.texts))
 
     @router.post("/score")
-    async def score(asked: ScoreAsked) -> ScoreList:
+    async def score(asked: ScoreRequest) -> ScoreList:
         """How likely each text is; of a source and a target, the target."""
         house.check_texts(side for text in asked.texts for side in text)
         desk = house.choose(asked.model, "score")
@@ -86,7 +86,7 @@ def routes(house: House) -> APIRouter:
         return ScoreList(**await house.answer(desk, asked, "score", **fields))
 
     @router.post("/neighbours")
-    async def neighbours(asked: NeighboursAsked) -> Neighbours:
+    async def neighbours(asked: NeighboursRequest) -> Neighbours:
         """The tokens whose embeddings are most like those of a word."""
         desk = house.choose(asked.model)
         fields = {"text": asked.text, "count": asked.count}
@@ -104,14 +104,14 @@ def routes(house: House) -> APIRouter:
     return router
 
 
-async def facts_of(desk: Desk) -> RunFacts:
+async def facts_of(desk: WorkerClient) -> RunFacts:
     """One run; its log may have grown since it was read last."""
     told = await asyncio.to_thread(summary, RunFolder(desk.run_path).log)
     abilities = (desk.facts or {}).get("abilities", [])
     return RunFacts(name=desk.name, ready=desk.ready, abilities=abilities, **told)
 
 
-def lines_of(desk: Desk, after: int) -> list[Entry]:
+def lines_of(desk: WorkerClient, after: int) -> list[Entry]:
     """The first lines after a step."""
     found = []
     for entry in read_log(RunFolder(desk.run_path).log):

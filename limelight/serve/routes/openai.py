@@ -17,29 +17,29 @@ from fastapi.responses import StreamingResponse
 
 from limelight.serve.ipc import Message
 from limelight.serve.middleware import error_body
-from limelight.serve.model_registry import House
+from limelight.serve.model_registry import ModelRegistry
 from limelight.serve.schemas import (
-    ChatAsked,
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
     ChatMessage,
+    ChatRequest,
     ChatToken,
     Completion,
-    CompletionAsked,
     CompletionChoice,
     CompletionLogprobs,
-    Embedding,
-    EmbeddingAsked,
+    CompletionRequest,
+    EmbeddingItem,
     EmbeddingList,
+    EmbeddingRequest,
     EmbeddingUsage,
+    GenerationRequest,
     ModelFacts,
     ModelList,
     TokenLogprob,
     Usage,
-    Written,
 )
-from limelight.serve.worker_client import Desk, RefusedError
+from limelight.serve.worker_client import RefusedError, WorkerClient
 
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
@@ -47,7 +47,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
 Chunk = Callable[[int, str, Message | None, str | None], Message]
 
 
-def routes(house: House) -> APIRouter:
+def routes(house: ModelRegistry) -> APIRouter:
     """All under /v1."""
     router = APIRouter(prefix="/v1", tags=["As OpenAI's"])
     born = int(time.time())
@@ -61,19 +61,19 @@ def routes(house: House) -> APIRouter:
         return ModelFacts(id=house.find(name).name, created=born)
 
     @router.post("/completions", responses=STREAM, response_model=Completion)
-    async def completions(asked: CompletionAsked) -> Completion | StreamingResponse:
+    async def completions(asked: CompletionRequest) -> Completion | StreamingResponse:
         """Go on with a text; a model that learned from pairs answers it."""
         desk = house.choose(asked.model, "write", "translate")
         return await complete(house, desk, asked)
 
     @router.post("/chat/completions", responses=STREAM, response_model=ChatCompletion)
-    async def chat(asked: ChatAsked) -> ChatCompletion | StreamingResponse:
+    async def chat(asked: ChatRequest) -> ChatCompletion | StreamingResponse:
         """The next turn of a conversation."""
         desk = house.choose(asked.model, "chat")
         return await converse(house, desk, asked)
 
     @router.post("/embeddings")
-    async def embeddings(asked: EmbeddingAsked) -> EmbeddingList:
+    async def embeddings(asked: EmbeddingRequest) -> EmbeddingList:
         """A vector of length 1 for each text."""
         desk = house.choose(asked.model, "embed")
         return await embed(house, desk, asked)
@@ -81,14 +81,14 @@ def routes(house: House) -> APIRouter:
     return router
 
 
-def common(house: House, asked: Written, texts: int) -> dict[str, Any]:
+def common(house: ModelRegistry, asked: GenerationRequest, texts: int) -> dict[str, Any]:
     """What completions and chats tell the worker alike."""
     house.check_count(texts * (asked.n or 1))
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     return {"n": asked.n or 1, "stop": stops, "stream": bool(asked.stream), "tag": asked.tag}
 
 
-def new_head(kind: str, desk: Desk) -> Message:
+def new_head(kind: str, desk: WorkerClient) -> Message:
     """What every answer begins with, and every piece of a stream."""
     return {
         "id": f"{kind}-{secrets.token_hex(12)}",
@@ -98,7 +98,7 @@ def new_head(kind: str, desk: Desk) -> Message:
 
 
 async def complete(
-    house: House, desk: Desk, asked: CompletionAsked
+    house: ModelRegistry, desk: WorkerClient, asked: CompletionRequest
 ) -> Completion | StreamingResponse:
     """Completions, whole or as a stream."""
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
@@ -130,7 +130,7 @@ async def complete(
 
 
 async def converse(
-    house: House, desk: Desk, asked: ChatAsked
+    house: ModelRegistry, desk: WorkerClient, asked: ChatRequest
 ) -> ChatCompletion | StreamingResponse:
     """Chats, whole or as a stream."""
     turns = [turn.text for turn in asked.messages if turn.role in ("user", "assistant")]
@@ -168,9 +168,9 @@ async def converse(
 
 
 async def stream(
-    house: House,
-    desk: Desk,
-    asked: Written,
+    house: ModelRegistry,
+    desk: WorkerClient,
+    asked: GenerationRequest,
     chunk: Chunk,
     do: str,
     fields: dict[str, Any],
@@ -212,7 +212,7 @@ def event(told: Message) -> bytes:
     return b"data: " + json.dumps(told).encode() + b"\n\n"
 
 
-def usage_of(house: House, desk: Desk, texts: list[Message], n: int) -> Usage:
+def usage_of(house: ModelRegistry, desk: WorkerClient, texts: list[Message], n: int) -> Usage:
     """What was read and written; a prompt counts once, however many texts follow it."""
     read = sum(text["read"] for text in texts[::n])
     written = sum(text["written"] for text in texts)
@@ -249,7 +249,7 @@ def chat_logprobs(tokens: list[Message]) -> ChatLogprobs:
     )
 
 
-async def embed(house: House, desk: Desk, asked: EmbeddingAsked) -> EmbeddingList:
+async def embed(house: ModelRegistry, desk: WorkerClient, asked: EmbeddingRequest) -> EmbeddingList:
     """Vectors as numbers, or as bytes in base64, which OpenAI's own client asks for."""
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     house.check_texts(texts)
@@ -263,7 +263,7 @@ async def embed(house: House, desk: Desk, asked: EmbeddingAsked) -> EmbeddingLis
 
     read, left_out = done["read"], done["left_out"]
     return EmbeddingList(
-        data=[Embedding(index=i, embedding=shown(v)) for i, v in enumerate(done["vectors"])],
+        data=[EmbeddingItem(index=i, embedding=shown(v)) for i, v in enumerate(done["vectors"])],
         model=desk.name,
         usage=EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
     )

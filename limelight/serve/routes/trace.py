@@ -12,20 +12,20 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from limelight.serve.ipc import Message
-from limelight.serve.model_registry import House, refuse_unknown_questions
+from limelight.serve.model_registry import ModelRegistry, refuse_unknown_questions
 from limelight.serve.schemas import (
     Example,
     Name,
-    NextAsked,
-    StopFacts,
-    TeacherAsked,
+    NextRequest,
+    StageResponse,
+    TeacherRequest,
     TeacherTable,
     Ticket,
-    TraceAsked,
-    Traced,
+    TraceRequest,
+    TraceResponse,
 )
 from limelight.serve.trace_token import LONGEST, name_of, ticket_of
-from limelight.serve.worker_client import Desk, RefusedError
+from limelight.serve.worker_client import RefusedError, WorkerClient
 
 PARTS, KIND = "X-Limelight-Parts", "X-Limelight-Kind"
 BYTES: dict[int | str, dict[str, Any]] = {
@@ -44,13 +44,13 @@ Kind = Annotated[Literal["f32", "f16", "u8"], Query(alias="as")]
 Word = Annotated[str | None, Query(min_length=1, max_length=200)]
 
 
-def routes(house: House) -> APIRouter:
+def routes(house: ModelRegistry) -> APIRouter:
     """All under /api."""
     checks = [Depends(refuse_unknown_questions)]
     router = APIRouter(prefix="/api", tags=["Looking inside"], dependencies=checks)
 
-    @router.post("/trace", response_model=Traced)
-    async def trace(asked: TraceAsked, request: Request) -> Response:
+    @router.post("/trace", response_model=TraceResponse)
+    async def trace(asked: TraceRequest, request: Request) -> Response:
         """A text's way through a model: its tokens, steps, and what there is to look at."""
         house.check_texts([asked.text, asked.target or ""])
         ticket = Ticket(**asked.model_dump(exclude={"timeout"}))
@@ -74,15 +74,15 @@ def routes(house: House) -> APIRouter:
         word: Word = None,
         source: Place = None,
         target: Place = None,
-    ) -> StopFacts:
+    ) -> StageResponse:
         """Layers and heads count from 1; source and target are places of words, from 0."""
         fields: dict[str, Any] = {"name": name, "layer": layer, "head": head, "word": word}
         fields |= {"source_row": source, "target_row": target}
         done = await look(house, ticket_of(trace), None, "stop", **fields)
-        return StopFacts(**done["stop"])
+        return StageResponse(**done["stop"])
 
     @router.post("/teacher")
-    async def teacher(asked: TeacherAsked) -> TeacherTable:
+    async def teacher(asked: TeacherRequest) -> TeacherTable:
         """How it learned: every position after the true tokens before it, and its loss."""
         house.check_texts([asked.source, asked.target])
         desk = house.choose(asked.model, "score")
@@ -90,7 +90,7 @@ def routes(house: House) -> APIRouter:
         return TeacherTable(**await house.answer(desk, asked, "teacher", **fields))
 
     @router.post("/next", response_class=Response, responses=BYTES)
-    async def next_token(asked: NextAsked) -> Response:
+    async def next_token(asked: NextRequest) -> Response:
         """The scores of all tokens that could come next, in the order of the vocabulary."""
         house.check_texts([asked.text])
         desk = house.choose(asked.model, "write")
@@ -120,7 +120,7 @@ def routes(house: House) -> APIRouter:
     return router
 
 
-def add_slices(router: APIRouter, house: House) -> None:
+def add_slices(router: APIRouter, house: ModelRegistry) -> None:
     """The parts of a trace."""
 
     @router.get(
@@ -180,7 +180,7 @@ def add_slices(router: APIRouter, house: House) -> None:
 
 
 async def look(
-    house: House, ticket: Ticket, seconds: float | None, what: str, **fields: Any
+    house: ModelRegistry, ticket: Ticket, seconds: float | None, what: str, **fields: Any
 ) -> Message:
     """Ask the worker for something of a trace."""
     desk = house.choose(ticket.model)
@@ -193,20 +193,20 @@ async def look(
     return await house.fetch(desk, seconds, "trace", what=what, settings=settings, **told, **fields)
 
 
-def settings_of(house: House, desk: Desk, ticket: Ticket) -> dict[str, Any]:
+def settings_of(house: ModelRegistry, desk: WorkerClient, ticket: Ticket) -> dict[str, Any]:
     """How to write: a mode in words, or single settings, or the recipe's own."""
     check_mode(ticket)
     given = house.settings(ticket, ticket.max_tokens)
     recipe = (desk.facts or {}).get("decode", {})
     match ticket.mode:
         case "greedy":
-            given |= {"beam": 1, "groups": 1, "temperature": 0.0}
+            given |= {"beam": 1, "beam_groups": 1, "temperature": 0.0}
         case "beam":
             given |= {"beam": ticket.beam or max(2, recipe["beam"]), "temperature": 0.0}
-            given |= {"groups": 1}
+            given |= {"beam_groups": 1}
         case "sample":
             given |= {"temperature": ticket.temperature or recipe["temperature"] or 1.0}
-            given |= {"beam": 1, "groups": 1}
+            given |= {"beam": 1, "beam_groups": 1}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -35,7 +35,7 @@ Nothing = Annotated[
 ]
 
 
-class Asked(BaseModel):
+class BaseRequest(BaseModel):
     """What a client sends."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -70,7 +70,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = False
 
 
-class Written(Asked, Settings):
+class GenerationRequest(BaseRequest, Settings):
     """What completions and chats have in common."""
 
     n: Some | None = Field(1, description="So many texts; the second has the next seed, and so on.")
@@ -83,7 +83,7 @@ class Written(Asked, Settings):
     presence_penalty: Nothing | None = None
 
 
-class CompletionAsked(Written):
+class CompletionRequest(GenerationRequest):
     """A text, or several, to go on with."""
 
     prompt: Words | Annotated[list[Words], Field(min_length=1, max_length=64)]
@@ -99,7 +99,7 @@ class TextPart(BaseModel):
     text: Words
 
 
-class Turn(BaseModel):
+class InputMessage(BaseModel):
     """Something that was said. No model here has learned to heed a system message."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -115,16 +115,16 @@ class Turn(BaseModel):
         return " ".join(part.text for part in self.content)
 
 
-class ChatAsked(Written):
+class ChatRequest(GenerationRequest):
     """A conversation so far; the service itself remembers none."""
 
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=500)]
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=500)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class EmbeddingAsked(Asked):
+class EmbeddingRequest(BaseRequest):
     """Texts to be made vectors."""
 
     input: Words | Annotated[list[Words], Field(min_length=1, max_length=256)]
@@ -132,7 +132,7 @@ class EmbeddingAsked(Asked):
     user: Annotated[str, StringConstraints(max_length=200)] | None = None
 
 
-class TranslateAsked(Asked, Settings):
+class TranslateRequest(BaseRequest, Settings):
     """A text to be translated, and what to tell besides."""
 
     text: Words
@@ -148,7 +148,7 @@ class TranslateAsked(Asked, Settings):
     max_tokens: Tokens | None = None
 
 
-class SuggestAsked(Asked):
+class SuggestRequest(BaseRequest):
     """A text that somebody is writing."""
 
     text: Words
@@ -156,20 +156,20 @@ class SuggestAsked(Asked):
     max_tokens: Annotated[int, Field(ge=1, le=64)] = 8
 
 
-class FillAsked(Asked):
+class FillRequest(BaseRequest):
     """A text with blanks, written ___."""
 
     text: Words
     count: Annotated[int, Field(ge=1, le=100)] = 5
 
 
-class TextsAsked(Asked):
+class TextsRequest(BaseRequest):
     """Texts to be classified."""
 
     texts: Annotated[list[Words], Field(min_length=1, max_length=256)]
 
 
-class ScoreAsked(Asked):
+class ScoreRequest(BaseRequest):
     """Texts to be scored: each alone, or a source and its target."""
 
     texts: Annotated[
@@ -179,14 +179,14 @@ class ScoreAsked(Asked):
     tag: Name = ""
 
 
-class NeighboursAsked(Asked):
+class NeighboursRequest(BaseRequest):
     """A word."""
 
     text: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     count: Annotated[int, Field(ge=1, le=100)] = 10
 
 
-class Looked(Settings):
+class TraceSettings(Settings):
     """A text to be looked at on its way through a model."""
 
     text: Words
@@ -197,11 +197,11 @@ class Looked(Settings):
     max_tokens: Tokens | None = None
 
 
-class TraceAsked(Asked, Looked):
+class TraceRequest(BaseRequest, TraceSettings):
     """The same, as it is asked for."""
 
 
-class Ticket(Looked):
+class Ticket(TraceSettings):
     """The same, as a trace's name holds it; `print` says what was traced, to be known again."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -209,7 +209,7 @@ class Ticket(Looked):
     print: Annotated[str, StringConstraints(pattern="^[0-9a-f]{0,16}$")] = ""
 
 
-class TeacherAsked(Asked):
+class TeacherRequest(BaseRequest):
     """A text as in training: what is read, and what should follow."""
 
     source: Words = Field("", description="What an encoder reads, or a prompt.")
@@ -217,13 +217,13 @@ class TeacherAsked(Asked):
     tag: Name = ""
 
 
-class NextAsked(Asked):
+class NextRequest(BaseRequest):
     """A text that goes on."""
 
     text: Words = ""
 
 
-class Problem(BaseModel):
+class ErrorDetail(BaseModel):
     """What is wrong."""
 
     code: str
@@ -234,7 +234,7 @@ class Problem(BaseModel):
 class ErrorBody(BaseModel):
     """What is answered when there is no answer."""
 
-    error: Problem
+    error: ErrorDetail
 
 
 class ModelFacts(BaseModel):
@@ -348,7 +348,7 @@ class EmbeddingUsage(BaseModel):
     left_out: int
 
 
-class Embedding(BaseModel):
+class EmbeddingItem(BaseModel):
     """A text's vector: numbers, or the same as base64 of little-endian float32."""
 
     object: Literal["embedding"] = "embedding"
@@ -360,12 +360,12 @@ class EmbeddingList(BaseModel):
     """All of them, in order."""
 
     object: Literal["list"] = "list"
-    data: list[Embedding]
+    data: list[EmbeddingItem]
     model: str
     usage: EmbeddingUsage
 
 
-class Output(BaseModel):
+class TranslationItem(BaseModel):
     """A translation, and how likely the model found it."""
 
     text: str
@@ -374,7 +374,7 @@ class Output(BaseModel):
     logprobs: list[float]
 
 
-class Choice(BaseModel):
+class AlternativeItem(BaseModel):
     """What else could have stood at a place, and the translation it would have led to."""
 
     piece: str
@@ -406,13 +406,13 @@ class TreeNode(BaseModel):
     ended: bool
 
 
-class Translated(BaseModel):
+class TranslateResponse(BaseModel):
     """A text's translations, the best first."""
 
     text: str
     parts: int
-    outputs: list[Output]
-    alternatives: list[list[Choice]] | None = None
+    outputs: list[TranslationItem]
+    alternatives: list[list[AlternativeItem]] | None = None
     alignment: Alignment | None = None
     tree: list[list[TreeNode]] | None = None
 
@@ -424,33 +424,33 @@ class Suggestion(BaseModel):
     probability: float
 
 
-class Suggested(BaseModel):
+class SuggestResponse(BaseModel):
     """The likeliest first."""
 
     suggestions: list[Suggestion]
 
 
-class Candidate(BaseModel):
+class FillItem(BaseModel):
     """A token for a blank."""
 
     text: str
     probability: float
 
 
-class Filled(BaseModel):
+class FillResponse(BaseModel):
     """The text with its blanks filled in, and what could stand in each."""
 
     text: str
-    blanks: list[list[Candidate]]
+    blanks: list[list[FillItem]]
 
 
-class Classified(BaseModel):
+class ClassifyResponse(BaseModel):
     """For each text the probability of every class, the likeliest first."""
 
     classes: list[dict[str, float]]
 
 
-class Score(BaseModel):
+class ScoreItem(BaseModel):
     """How likely a text is: in all, and token by token; or why that cannot be told."""
 
     total: float | None = None
@@ -462,7 +462,7 @@ class Score(BaseModel):
 class ScoreList(BaseModel):
     """In the order of the texts."""
 
-    scores: list[Score]
+    scores: list[ScoreItem]
 
 
 class Neighbour(BaseModel):
@@ -528,7 +528,7 @@ class ModelDescription(BaseModel):
     step: int
 
 
-class Traced(BaseModel):
+class TraceResponse(BaseModel):
     """A trace: its name, how long it took, and what there is to look at."""
 
     trace: str
@@ -536,7 +536,7 @@ class Traced(BaseModel):
     manifest: dict[str, Any]
 
 
-class StopFormula(BaseModel):
+class StageFormula(BaseModel):
     """An equation in letters, and with this model's numbers."""
 
     letters: str
@@ -544,7 +544,7 @@ class StopFormula(BaseModel):
     numbers: dict[str, float | None]
 
 
-class Exhibit(BaseModel):
+class StageFigure(BaseModel):
     """A picture's title and the values in it; of a table all rows, and which column is a share."""
 
     title: str
@@ -555,7 +555,7 @@ class Exhibit(BaseModel):
     focus: int | None = None
 
 
-class StopCheck(BaseModel):
+class StageCheck(BaseModel):
     """Something computed twice, and how far apart the two are."""
 
     claim: str
@@ -564,7 +564,7 @@ class StopCheck(BaseModel):
     within: float | None
 
 
-class StopFacts(BaseModel):
+class StageResponse(BaseModel):
     """One stop of the walk."""
 
     name: str
@@ -572,9 +572,9 @@ class StopFacts(BaseModel):
     what: str
     section: str
     place: str
-    formulas: list[StopFormula]
-    exhibits: list[Exhibit]
-    checks: list[StopCheck]
+    formulas: list[StageFormula]
+    exhibits: list[StageFigure]
+    checks: list[StageCheck]
     notes: list[str]
 
 

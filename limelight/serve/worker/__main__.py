@@ -17,7 +17,7 @@ from limelight.errors import UserError
 from limelight.loading import load
 from limelight.serve import logs as journal
 from limelight.serve.ipc import Message, packed, receive, send
-from limelight.serve.worker.scheduler import NO_MEMORY, Worker, facts_of, trace_of
+from limelight.serve.worker.scheduler import NO_MEMORY, Scheduler, facts_of, trace_of
 
 
 def listen(pipe: int, inbox: "SimpleQueue[Message | None]") -> None:
@@ -29,22 +29,22 @@ def listen(pipe: int, inbox: "SimpleQueue[Message | None]") -> None:
         inbox.put(None)
 
 
-def work(worker: Worker, inbox: "SimpleQueue[Message | None]") -> None:
+def work(worker: Scheduler, inbox: "SimpleQueue[Message | None]") -> None:
     """Until the service has gone."""
     while True:
         while not worker.busy or not inbox.empty():
             message = inbox.get()
             if message is None:
                 return
-            worker.hear(message)
+            worker.on_message(message)
             worker.flush()
-        worker.turn()
+        worker.step()
 
 
 def main() -> None:
     """Load the model, say that it is ready, and work."""
     run, limits = sys.argv[1], json.loads(sys.argv[2])
-    journal.take_over()
+    journal.install()
     ears, mouth = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what a library prints must not come between messages
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -52,7 +52,7 @@ def main() -> None:
     try:
         loaded = load(run)
         say = partial(send, mouth)
-        worker = Worker(loaded, limits["batch"], limits["texts"], limits["traced"], say)
+        worker = Scheduler(loaded, limits["batch"], limits["texts"], limits["traced"], say)
     except (UserError, OSError, RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             error = UserError(NO_MEMORY)
@@ -64,7 +64,9 @@ def main() -> None:
     worker.tell({"ready": facts})
     worker.flush()
     if not loaded.model.config.family.startswith("recurrent"):
-        worker.hear({"id": 0, "do": "trace", **trace_of(facts["example"])})  # nobody's, but ready
+        worker.on_message(
+            {"id": 0, "do": "trace", **trace_of(facts["example"])}
+        )  # nobody's, but ready
     inbox: SimpleQueue[Message | None] = SimpleQueue()
     Thread(target=listen, args=(ears, inbox), daemon=True).start()
     with suppress(BrokenPipeError):

@@ -17,17 +17,17 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.decode.alternatives import alternatives
 from limelight.decode.beam import Tree
 from limelight.decode.config import DecodeConfig
-from limelight.decode.detokenizer import TextStream
-from limelight.decode.generate import NO_BEAM, Event, wrap_up
-from limelight.decode.request import Request, Written
+from limelight.decode.detokenizer import IncrementalDetokenizer
+from limelight.decode.generate import NO_BEAM, TokenEvent, finalize
+from limelight.decode.request import Hypothesis, Request
 from limelight.errors import UserError
 from limelight.explain.traced_text import TooLongError
-from limelight.loading import Loaded
+from limelight.loading import LoadedModel
 from limelight.model.taps import Recorder, taps
 from limelight.serve.ipc import Message
 from limelight.serve.worker.trace_cache import (
-    Album,
     ExpiredError,
+    TraceCache,
     Work,
     next_scores,
     teacher,
@@ -38,21 +38,21 @@ from limelight.tasks.classify import classify, embed
 from limelight.tasks.fill import fill
 from limelight.tasks.score import score
 from limelight.tasks.translate import (
-    Wishes,
+    Constraints,
     choices_along,
     longest_source,
     request_for,
     requests_for,
     translation_of,
-    wide_enough,
+    widen_beam,
     with_end,
 )
-from limelight.tasks.write import Continuation, beginning, refuse_beam
+from limelight.tasks.write import Continuation, encode_prompt, refuse_beam
 
 BY_PARTS = ", or ask /api/translate, which takes a long text in parts"
 
 
-class Text(Protocol):
+class SequenceJob(Protocol):
     """One text of a job."""
 
     config: DecodeConfig
@@ -60,7 +60,7 @@ class Text(Protocol):
     def request(self) -> Request | None:
         """What to ask the model for next; None when the text is done."""
 
-    def take(self, event: Event) -> str:
+    def take(self, event: TokenEvent) -> str:
         """A token has come: the text that is certain now."""
 
     def finish(self) -> str:
@@ -85,13 +85,13 @@ class Job:
     left: int = 0  # texts that are not done
 
 
-class GoingOn:
+class CompletionSequence:
     """A text that goes on, for models that learned from texts."""
 
     def __init__(self, text: Continuation, top: int) -> None:
         self.text, self.config, self.top = text, text.config, top
         self.read = len(text.tokens)
-        self.tokens: list[Event] = []
+        self.tokens: list[TokenEvent] = []
         self.pieces: list[str] = []
 
     def request(self) -> Request | None:
@@ -99,7 +99,7 @@ class GoingOn:
         request = self.text.request()
         return None if request is None else replace(request, top=self.top)
 
-    def take(self, event: Event) -> str:
+    def take(self, event: TokenEvent) -> str:
         """One more token."""
         self.tokens.append(event)
         self.pieces.append(self.text.take(event.token))
@@ -116,18 +116,18 @@ class GoingOn:
         return self.text.stream.stopped
 
 
-class Answer:
+class Seq2SeqSequence:
     """A text that answers another, for models that learned from pairs."""
 
     def __init__(
-        self, loaded: Loaded, request: Request, config: DecodeConfig, stops: Iterable[str]
+        self, loaded: LoadedModel, request: Request, config: DecodeConfig, stops: Iterable[str]
     ) -> None:
         self.config = config
         self.read = len(request.source) or len(request.prompt)
         self.waiting: Request | None = request
-        self.stream = TextStream(loaded.tokenizer, list(stops))
-        self.tidy = Tidy()
-        self.tokens: list[Event] = []
+        self.stream = IncrementalDetokenizer(loaded.tokenizer, list(stops))
+        self.tidy = WhitespaceNormalizer()
+        self.tokens: list[TokenEvent] = []
         self.pieces: list[str] = []
 
     def request(self) -> Request | None:
@@ -135,7 +135,7 @@ class Answer:
         request, self.waiting = self.waiting, None
         return request
 
-    def take(self, event: Event) -> str:
+    def take(self, event: TokenEvent) -> str:
         """One more token."""
         self.tokens.append(event)
         self.pieces.append(self.tidy.feed(self.stream.feed(event.token)))
@@ -152,14 +152,14 @@ class Answer:
         return self.stream.stopped
 
 
-class Part:
+class TranslationPart:
     """A text of which only the whole is of interest: a part of a translation."""
 
-    def __init__(self, loaded: Loaded, request: Request, config: DecodeConfig) -> None:
+    def __init__(self, loaded: LoadedModel, request: Request, config: DecodeConfig) -> None:
         self.config, self.asked, self.end = config, request, loaded.tokenizer.end
         self.waiting: Request | None = request
-        self.tokens: list[Event] = []
-        self.found: list[Written] = []
+        self.tokens: list[TokenEvent] = []
+        self.found: list[Hypothesis] = []
         self.enough = False
 
     def request(self) -> Request | None:
@@ -167,7 +167,7 @@ class Part:
         request, self.waiting = self.waiting, None
         return request
 
-    def take(self, event: Event) -> str:
+    def take(self, event: TokenEvent) -> str:
         """One more token."""
         self.tokens.append(event)
         return ""
@@ -176,11 +176,11 @@ class Part:
         """What was written is what was found."""
         if not self.found:
             tokens = [event.token for event in self.tokens]
-            self.found = [wrap_up(tokens, [event.logprob for event in self.tokens], self.end)]
+            self.found = [finalize(tokens, [event.logprob for event in self.tokens], self.end)]
         return ""
 
 
-class Tidy:
+class WhitespaceNormalizer:
     """Words with one space between them, as they come: `" ".join(text.split())`, in pieces."""
 
     def __init__(self) -> None:
@@ -198,11 +198,11 @@ class Tidy:
         return f" {shown}" if space else shown
 
 
-def job_for(loaded: Loaded, album: Album, message: Message, most: int) -> Job:
+def job_for(loaded: LoadedModel, album: TraceCache, message: Message, most: int) -> Job:
     """What a message asks for; what it cannot have is a `UserError`."""
     if message["do"] == "trace":
         return Job(result=lambda _: album.look(message))
-    job = KINDS[message["do"]](loaded, message)
+    job = HANDLERS[message["do"]](loaded, message)
     if len(job.texts) > most:
         raise UserError(
             f"the text is too long: it would be answered in {len(job.texts)} parts, "
@@ -212,33 +212,33 @@ def job_for(loaded: Loaded, album: Album, message: Message, most: int) -> Job:
     return job
 
 
-def settings_of(loaded: Loaded, message: Message) -> DecodeConfig:
+def settings_of(loaded: LoadedModel, message: Message) -> DecodeConfig:
     """How to write: the run's own settings, with those that the request gives."""
     given = {key: value for key, value in message.get("settings", {}).items() if value is not None}
     return loaded.settings(**given)
 
 
-def complete(loaded: Loaded, message: Message) -> Job:
+def complete(loaded: LoadedModel, message: Message) -> Job:
     """Go on with each prompt; a model that learned from pairs answers it."""
     config, texts = settings_of(loaded, message), list[Any]()
     stops, top = message["stop"], message["top"]
     for prompt in message["prompts"]:
-        if "write" not in loaded.abilities:
+        if "write" not in loaded.tasks:
             loaded.require("translate")
             check_fits(loaded, prompt, message["tag"], "prompt", BY_PARTS)
         for i in range(message["n"]):
             own = replace(config, seed=config.seed + i)
-            if "write" in loaded.abilities:
+            if "write" in loaded.tasks:
                 loaded.refuse_tag(message["tag"])
                 refuse_beam(message.get("settings", {}).get("beam"))
-                texts.append(GoingOn(Continuation(loaded, prompt, own, stops), top))
+                texts.append(CompletionSequence(Continuation(loaded, prompt, own, stops), top))
             else:
                 source = Conversation(loaded, own, message["tag"]).source([prompt])
                 texts.append(answer_for(loaded, source, own, stops, top))
-    return Job(texts, message["stream"], message["logprobs"], result=told_texts(loaded))
+    return Job(texts, message["stream"], message["logprobs"], result=texts_payload(loaded))
 
 
-def chat(loaded: Loaded, message: Message) -> Job:
+def chat(loaded: LoadedModel, message: Message) -> Job:
     """The next turn of a conversation."""
     config = settings_of(loaded, message)
     conversation = Conversation(loaded, config, message["tag"])
@@ -249,10 +249,10 @@ def chat(loaded: Loaded, message: Message) -> Job:
     for i in range(message["n"]):
         own = replace(config, seed=config.seed + i)
         texts.append(answer_for(loaded, source, own, message["stop"], message["top"]))
-    return Job(list(texts), message["stream"], message["logprobs"], result=told_texts(loaded))
+    return Job(list(texts), message["stream"], message["logprobs"], result=texts_payload(loaded))
 
 
-def check_fits(loaded: Loaded, text: str, tag: str, name: str, hint: str = "") -> None:
+def check_fits(loaded: LoadedModel, text: str, tag: str, name: str, hint: str = "") -> None:
     """Older turns may be forgotten, but an answer to half of what was asked would mislead."""
     count = len(loaded.tokenizer.encode(text))
     longest = longest_source(loaded) - len(loaded.tag(tag))
@@ -263,8 +263,8 @@ def check_fits(loaded: Loaded, text: str, tag: str, name: str, hint: str = "") -
 
 
 def answer_for(
-    loaded: Loaded, source: list[int], config: DecodeConfig, stops: list[str], top: int
-) -> Answer:
+    loaded: LoadedModel, source: list[int], config: DecodeConfig, stops: list[str], top: int
+) -> Seq2SeqSequence:
     """A text that answers these tokens."""
     if top and searches(config):
         raise UserError(
@@ -272,7 +272,7 @@ def answer_for(
             "set beam to 1, or a temperature"
         )
     request = replace(request_for(loaded, source, config), top=top)
-    return Answer(loaded, request, config, stops)
+    return Seq2SeqSequence(loaded, request, config, stops)
 
 
 def searches(config: DecodeConfig, nbest: int = 1) -> bool:
@@ -280,17 +280,19 @@ def searches(config: DecodeConfig, nbest: int = 1) -> bool:
     return not config.temperature and (config.beam > 1 or nbest > 1)
 
 
-def told_texts(loaded: Loaded) -> Callable[[Job], Work]:
+def texts_payload(loaded: LoadedModel) -> Callable[[Job], Work]:
     """What was written, and how."""
 
     def result(job: Job) -> Work:
         yield from ()
-        return {"texts": [told_text(loaded, text, job.logprobs) for text in job.texts]}
+        return {"texts": [text_payload(loaded, text, job.logprobs) for text in job.texts]}
 
     return result
 
 
-def told_text(loaded: Loaded, text: GoingOn | Answer, logprobs: bool) -> Message:
+def text_payload(
+    loaded: LoadedModel, text: CompletionSequence | Seq2SeqSequence, logprobs: bool
+) -> Message:
     """All about one text. An end token is no token of the text."""
     end = loaded.tokenizer.end
     tokens = [event for event in text.tokens if event.token != end]
@@ -299,28 +301,32 @@ def told_text(loaded: Loaded, text: GoingOn | Answer, logprobs: bool) -> Message
         "ended": text.enough or len(tokens) < len(text.tokens),
         "read": text.read,
         "written": len(tokens),
-        "tokens": [told_token(loaded, event) for event in tokens] if logprobs else [],
+        "tokens": [token_payload(loaded, event) for event in tokens] if logprobs else [],
     }
 
 
-def told_token(loaded: Loaded, event: Event) -> Message:
+def token_payload(loaded: LoadedModel, event: TokenEvent) -> Message:
     """A token, its log-probability, and the likeliest ones in its place."""
-    top = [told_piece(loaded, token, logprob) for token, logprob in event.top]
-    return {**told_piece(loaded, event.token, event.logprob), "top": top}
+    top = [piece_payload(loaded, token, logprob) for token, logprob in event.top]
+    return {**piece_payload(loaded, event.token, event.logprob), "top": top}
 
 
-def told_piece(loaded: Loaded, token: int, logprob: float) -> Message:
+def piece_payload(loaded: LoadedModel, token: int, logprob: float) -> Message:
     """A token as text and as bytes, which may be half a character."""
     piece = loaded.tokenizer.pieces([token])[0]
-    return {"token": piece, "bytes": list(loaded.tokenizer.raw(token)), "logprob": finite(logprob)}
+    return {
+        "token": piece,
+        "bytes": list(loaded.tokenizer.token_bytes(token)),
+        "logprob": finite(logprob),
+    }
 
 
-def translate(loaded: Loaded, message: Message) -> Job:
+def translate(loaded: LoadedModel, message: Message) -> Job:
     """A text's translations, and what was asked for besides."""
     loaded.require("translate")
-    config = wide_enough(settings_of(loaded, message), message["nbest"])
+    config = widen_beam(settings_of(loaded, message), message["nbest"])
     include, exclude = tuple(message["include"]), tuple(message["exclude"])
-    wishes = Wishes(message["tag"], message["prefix"], include, exclude)
+    wishes = Constraints(message["tag"], message["prefix"], include, exclude)
     requests = requests_for(loaded, message["text"], config, wishes)
     loaded.tag(wishes.tag)
     if include and not searches(config):
@@ -351,14 +357,14 @@ def translate(loaded: Loaded, message: Message) -> Job:
             answer["alignment"] = alignment(loaded, job.texts[0].asked, job.texts[0].found[0])
             yield
         if message["tree"]:
-            answer["tree"] = told_tree(loaded, job.trees[0])
+            answer["tree"] = tree_payload(loaded, job.trees[0])
         return answer
 
-    parts = [Part(loaded, request, config) for request in requests]
+    parts = [TranslationPart(loaded, request, config) for request in requests]
     return Job(list(parts), nbest=message["nbest"], tree=message["tree"], result=result)
 
 
-def told_tree(loaded: Loaded, tree: Tree) -> list[list[Message]]:
+def tree_payload(loaded: LoadedModel, tree: Tree) -> list[list[Message]]:
     """A search as it went, with the pieces of its tokens."""
     return [
         [
@@ -375,7 +381,7 @@ def finite(value: float) -> float:
     return value if math.isfinite(value) else -1e9
 
 
-def alignment(loaded: Loaded, request: Request, written: Written) -> Message:
+def alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Message:
     """How much each token of a translation looked at each of the source: the mean of all heads.
 
     The tokens of a prefix come first: they were given, and looked all the same.
@@ -402,15 +408,17 @@ def following(tokenizer: Tokenizer, tokens: list[int], spaced: bool) -> str:
     return text.removeprefix(" ") if spaced else text
 
 
-def suggest(loaded: Loaded, message: Message) -> Job:
+def suggest(loaded: LoadedModel, message: Message) -> Job:
     """The likeliest next tokens, each with its likeliest continuation."""
     loaded.require("write")
 
     def result(_: Job) -> Work:
         yield from ()
         limit = min(message["tokens"], max(1, loaded.max_len // 2))
-        read, spaced = beginning(loaded, message["text"])
-        request = Request(read[-max(1, loaded.max_len - limit) :], limit, spaced=spaced)
+        read, spaced = encode_prompt(loaded, message["text"])
+        request = Request(
+            read[-max(1, loaded.max_len - limit) :], limit, needs_leading_space=spaced
+        )
         tokenizer = loaded.tokenizer
         with torch.inference_mode():
             count = message["count"]
@@ -428,29 +436,29 @@ def suggest(loaded: Loaded, message: Message) -> Job:
     return Job(result=result)
 
 
-def fill_in(loaded: Loaded, message: Message) -> Job:
+def fill_in(loaded: LoadedModel, message: Message) -> Job:
     """A text with its blanks filled in."""
     loaded.require("fill")
-    return at_once(lambda: asdict(fill(loaded, message["text"], message["count"])))
+    return sync_job(lambda: asdict(fill(loaded, message["text"], message["count"])))
 
 
-def classify_all(loaded: Loaded, message: Message) -> Job:
+def classify_all(loaded: LoadedModel, message: Message) -> Job:
     """The classes of texts."""
     loaded.require("classify")
-    return at_once(lambda: {"classes": list(classify(loaded, message["texts"]))})
+    return sync_job(lambda: {"classes": list(classify(loaded, message["texts"]))})
 
 
-def embed_all(loaded: Loaded, message: Message) -> Job:
+def embed_all(loaded: LoadedModel, message: Message) -> Job:
     """The vectors of texts, how many tokens of them were read, and how many found no room."""
     loaded.require("embed")
     room = loaded.max_len - 2  # there is something before a text and behind it
     lengths = list(map(len, loaded.tokenizer.encode_many(message["texts"])))
     read = sum(min(length, room) for length in lengths)
     told = {"read": read, "left_out": sum(lengths) - read}
-    return at_once(lambda: {"vectors": list(embed(loaded, message["texts"])), **told})
+    return sync_job(lambda: {"vectors": list(embed(loaded, message["texts"])), **told})
 
 
-def score_all(loaded: Loaded, message: Message) -> Job:
+def score_all(loaded: LoadedModel, message: Message) -> Job:
     """How likely texts are."""
     loaded.require("score")
 
@@ -461,10 +469,10 @@ def score_all(loaded: Loaded, message: Message) -> Job:
             told.append({"problem": scored.problem} if scored.problem else facts)
         return {"scores": told}
 
-    return at_once(work)
+    return sync_job(work)
 
 
-def neighbours(loaded: Loaded, message: Message) -> Job:
+def neighbours(loaded: LoadedModel, message: Message) -> Job:
     """The tokens whose vectors are most like those of a text's tokens."""
 
     def work() -> Message:
@@ -474,7 +482,7 @@ def neighbours(loaded: Loaded, message: Message) -> Job:
         table = embedding_of(loaded)[: len(tokenizer)]
         unit = torch.nn.functional.normalize(table.float(), dim=1)
         alike = unit[tokens] @ unit.T  # T V
-        alike[:, : tokenizer.first] = -1  # special tokens are nobody's neighbours
+        alike[:, : tokenizer.first_text_id] = -1  # special tokens are nobody's neighbours
         best = alike.topk(min(message["count"] + 1, len(tokenizer)), dim=1)
         told = []
         for token, near, values in zip(
@@ -492,17 +500,17 @@ def neighbours(loaded: Loaded, message: Message) -> Job:
             )
         return {"tokens": told}
 
-    return at_once(work)
+    return sync_job(work)
 
 
-def embedding_of(loaded: Loaded) -> torch.Tensor:
+def embedding_of(loaded: LoadedModel) -> torch.Tensor:
     """The table of vectors that a model reads its input with."""
     side = getattr(loaded.model, "source", None) or loaded.model.target
     table: torch.Tensor = getattr(side, "tokens", side).weight.detach()
     return table
 
 
-def at_once(work: Callable[[], Message]) -> Job:
+def sync_job(work: Callable[[], Message]) -> Job:
     """A job that is done in one go."""
 
     def result(_: Job) -> Work:
@@ -520,7 +528,7 @@ def code_of(error: UserError) -> str:
     return "too_long" if isinstance(error, TooLongError) else "invalid_request"
 
 
-KINDS: dict[str, Callable[[Loaded, Message], Job]] = {
+HANDLERS: dict[str, Callable[[LoadedModel, Message], Job]] = {
     "complete": complete,
     "chat": chat,
     "translate": translate,
@@ -530,7 +538,7 @@ KINDS: dict[str, Callable[[Loaded, Message], Job]] = {
     "embed": embed_all,
     "score": score_all,
     "neighbours": neighbours,
-    "teacher": lambda loaded, message: at_once(lambda: teacher(loaded, message)),
-    "next": lambda loaded, message: at_once(lambda: next_scores(loaded, message["text"])),
-    "vocabulary": lambda loaded, _: at_once(lambda: vocabulary(loaded)),
+    "teacher": lambda loaded, message: sync_job(lambda: teacher(loaded, message)),
+    "next": lambda loaded, message: sync_job(lambda: next_scores(loaded, message["text"])),
+    "vocabulary": lambda loaded, _: sync_job(lambda: vocabulary(loaded)),
 }

@@ -16,21 +16,21 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from limelight.decode.beam import Search
+from limelight.decode.beam import BeamSearch
 from limelight.decode.config import DecodeConfig
-from limelight.decode.engine import POSITIONS
-from limelight.decode.generate import Event, Writing
-from limelight.decode.request import DAMAGED, Request, Written
+from limelight.decode.engine import MAX_BATCH_POSITIONS
+from limelight.decode.generate import GenerationBatch, TokenEvent
+from limelight.decode.request import DAMAGED, Hypothesis, Request
 from limelight.errors import UserError
-from limelight.loading import Loaded
+from limelight.loading import LoadedModel
 from limelight.model.count import count_parameters
 from limelight.serve import logs
 from limelight.serve.ipc import Message, packed
-from limelight.serve.worker.jobs import Job, code_of, job_for, searches, told_token
-from limelight.serve.worker.trace_cache import Album, Work, example_for
+from limelight.serve.worker.jobs import Job, code_of, job_for, searches, token_payload
+from limelight.serve.worker.trace_cache import TraceCache, Work, example_for
 
 AT_ONCE = 2  # searches that take turns
-PATIENCE = 3  # tokens that newcomers wait for others to join with: a batch is read faster
+ADMIT_DELAY = 3  # tokens that newcomers wait for others to join with: a batch is read faster
 MOMENT = 0.02  # seconds
 NO_MEMORY = (
     "there is not enough memory to load it: close other programs that use it, or serve fewer or "
@@ -40,7 +40,7 @@ Owner = tuple[int, int]  # a job's number, and which of its texts
 
 
 @dataclass
-class Waiting:
+class QueuedSequence:
     """A text that waits for its turn."""
 
     owner: Owner
@@ -49,35 +49,35 @@ class Waiting:
 
 
 @dataclass
-class Running:
+class RunningSearch:
     """A search, and whose texts it looks for."""
 
-    search: Search
+    search: BeamSearch
     owners: list[Owner]
 
 
-class Worker:
+class Scheduler:
     """Jobs that are being worked on, all at the same time."""
 
     def __init__(
-        self, loaded: Loaded, batch: int, most: int, traced: int, say: Callable[[bytes], None]
+        self, loaded: LoadedModel, batch: int, most: int, traced: int, send: Callable[[bytes], None]
     ) -> None:
-        self.loaded, self.batch, self.most, self.say = loaded, batch, most, say
-        self.album = Album(loaded, traced)
+        self.loaded, self.batch, self.most, self.send = loaded, batch, most, send
+        self.album = TraceCache(loaded, traced)
         self.jobs: dict[int, Job] = {}
-        self.to_write: deque[Waiting] = deque()
-        self.to_search: deque[Waiting] = deque()
+        self.to_write: deque[QueuedSequence] = deque()
+        self.to_search: deque[QueuedSequence] = deque()
         self.writing = self.new_writing()
         self.rows: dict[int, Owner] = {}  # whose text each row of the batch is
-        self.running: deque[Running] = deque()
+        self.running: deque[RunningSearch] = deque()
         self.work: deque[tuple[int, Work]] = deque()
         self.outbox = bytearray()
         self.told = self.waited = 0
 
-    def new_writing(self) -> Writing:
+    def new_writing(self) -> GenerationBatch:
         """A batch without texts."""
         model, tokenizer = self.loaded.engine.model, self.loaded.tokenizer
-        return Writing(model, [], DecodeConfig(), tokenizer)
+        return GenerationBatch(model, [], DecodeConfig(), tokenizer)
 
     @property
     def busy(self) -> bool:
@@ -95,10 +95,10 @@ class Worker:
             self.told = texts
             self.tell({"active": texts})
         if self.outbox:
-            self.say(bytes(self.outbox))
+            self.send(bytes(self.outbox))
             self.outbox.clear()
 
-    def hear(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """A new job, or that one is not wanted any more."""
         number = message["id"]
         if message["do"] == "cancel":
@@ -123,19 +123,19 @@ class Worker:
         if request is not None:
             beam = searches(text.config, job.nbest)
             queue = self.to_search if beam else self.to_write
-            queue.append(Waiting(owner, request, text.config))
+            queue.append(QueuedSequence(owner, request, text.config))
             return
         self.tell_piece(owner, text.finish())
         job.left -= 1
         if not job.left:
             self.conclude(number)
 
-    def tell_piece(self, owner: Owner, piece: str, event: Event | None = None) -> None:
+    def tell_piece(self, owner: Owner, piece: str, event: TokenEvent | None = None) -> None:
         """What a text has become longer by, if the client wants to know."""
         number, i = owner
         job = self.jobs[number]
         end = event is not None and event.token == self.loaded.tokenizer.end
-        token = told_token(self.loaded, event) if event and job.logprobs and not end else None
+        token = token_payload(self.loaded, event) if event and job.logprobs and not end else None
         if job.stream and (piece or token):
             self.tell({"id": number, "text": i, "piece": piece, "token": token})
 
@@ -173,7 +173,7 @@ class Worker:
             queue.extend(kept)
         self.work = deque(item for item in self.work if item[0] != number)
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """A token for everybody, and a bit of other work."""
         with torch.inference_mode():
             self.admit_writers()
@@ -186,14 +186,14 @@ class Worker:
     def admit_writers(self) -> None:
         """Texts that wait join the batch, as far as there is room."""
         enough = len(self.to_write) >= max(1, len(self.rows) // 8)
-        if not enough and self.rows and self.waited < PATIENCE:
+        if not enough and self.rows and self.waited < ADMIT_DELAY:
             self.waited += 1
             return
         self.waited = 0
-        chosen: list[Waiting] = []
+        chosen: list[QueuedSequence] = []
         while self.to_write and len(self.rows) + len(chosen) < self.batch:
             longest = max(size_of(item.request) for item in (*chosen, self.to_write[0]))
-            if chosen and (len(chosen) + 1) * longest > POSITIONS:
+            if chosen and (len(chosen) + 1) * longest > MAX_BATCH_POSITIONS:
                 break
             chosen.append(self.to_write.popleft())
         try:
@@ -205,12 +205,12 @@ class Worker:
                 except Exception as error:
                     self.fail(item.owner[0], error)
 
-    def join(self, chosen: list[Waiting]) -> None:
+    def join(self, chosen: list[QueuedSequence]) -> None:
         """Let these in."""
         chosen = [item for item in chosen if item.owner[0] in self.jobs]
         if chosen:
             requests = [item.request for item in chosen]
-            rows = self.writing.join(requests, [item.config for item in chosen])
+            rows = self.writing.add_requests(requests, [item.config for item in chosen])
             self.rows.update(zip(rows, (item.owner for item in chosen), strict=True))
 
     def write(self) -> None:
@@ -228,7 +228,7 @@ class Worker:
             if event.row in self.rows:
                 self.take(event)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: TokenEvent) -> None:
         """A token for one text; it may be its last."""
         owner = self.rows[event.row]
         text = self.jobs[owner[0]].texts[owner[1]]
@@ -245,28 +245,28 @@ class Worker:
             return
         first = self.to_search[0]
         kind, beam = self.kind_of(first), first.config.beam
-        chosen: list[Waiting] = []
+        chosen: list[QueuedSequence] = []
         for item in self.to_search:
             longest = max(size_of(other.request) for other in (*chosen, item))
-            room = (len(chosen) + 1) * beam * longest <= POSITIONS
+            room = (len(chosen) + 1) * beam * longest <= MAX_BATCH_POSITIONS
             if self.kind_of(item) == kind and len(chosen) < self.batch and (room or not chosen):
                 chosen.append(item)
         taken = {id(item) for item in chosen}
         self.to_search = deque(item for item in self.to_search if id(item) not in taken)
         self.begin_search(chosen)
 
-    def kind_of(self, item: Waiting) -> tuple[DecodeConfig, int, bool]:
+    def kind_of(self, item: QueuedSequence) -> tuple[DecodeConfig, int, bool]:
         """What texts must have in common to be searched together."""
         job = self.jobs[item.owner[0]]
         return replace(item.config, seed=0, max_tokens=0), job.nbest, job.tree
 
-    def begin_search(self, chosen: list[Waiting]) -> None:
+    def begin_search(self, chosen: list[QueuedSequence]) -> None:
         """Start a search; if that fails, find out for whom."""
         _, nbest, tree = self.kind_of(chosen[0])
         requests, config = [item.request for item in chosen], chosen[0].config
         model, tokenizer = self.loaded.engine.model, self.loaded.tokenizer
         try:
-            search = Search(model, requests, config, tokenizer, nbest, tree)
+            search = BeamSearch(model, requests, config, tokenizer, nbest, tree)
         except Exception as error:
             if len(chosen) == 1:
                 self.fail(chosen[0].owner[0], error)
@@ -275,7 +275,7 @@ class Worker:
                 if item.owner[0] in self.jobs:
                     self.begin_search([item])
             return
-        self.running.append(Running(search, [item.owner for item in chosen]))
+        self.running.append(RunningSearch(search, [item.owner for item in chosen]))
 
     def search(self) -> None:
         """One more token for every search."""
@@ -288,9 +288,9 @@ class Worker:
                     if number in self.jobs:
                         self.fail(number, error)
             self.running.remove(running)
-            self.take_found(running)
+            self.finish_search(running)
 
-    def take_found(self, running: Running) -> None:
+    def finish_search(self, running: RunningSearch) -> None:
         """A search has come to its end."""
         for place, (number, i) in enumerate(running.owners):
             if number not in self.jobs:
@@ -337,10 +337,10 @@ class Worker:
             del self.jobs[number]
 
 
-def events_of(written: Written, end: int) -> list[Event]:
+def events_of(written: Hypothesis, end: int) -> list[TokenEvent]:
     """What a beam found, as if it had come token by token."""
     tokens = [*written.tokens, *[end] * written.ended]
-    return [Event(0, token, p) for token, p in zip(tokens, written.logprobs, strict=True)]
+    return [TokenEvent(0, token, p) for token, p in zip(tokens, written.logprobs, strict=True)]
 
 
 def size_of(request: Request) -> int:
@@ -348,14 +348,14 @@ def size_of(request: Request) -> int:
     return len(request.source) + len(request.prompt) + request.limit
 
 
-def facts_of(loaded: Loaded) -> Message:
+def facts_of(loaded: LoadedModel) -> Message:
     """What there is to know of a model."""
     return {
         "recipe": loaded.recipe.name,
         "about": loaded.recipe.about,
         "family": loaded.family,
         "kind": loaded.kind,
-        "abilities": loaded.abilities,
+        "abilities": loaded.tasks,
         "tags": loaded.tags,
         "classes": loaded.classes,
         "history": loaded.history,

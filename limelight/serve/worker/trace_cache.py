@@ -21,22 +21,22 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import without_space
 from limelight.errors import UserError
 from limelight.explain.explanation import Explanation
-from limelight.explain.focus import look_at
+from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, clean
 from limelight.explain.stages import stop_at
 from limelight.explain.tokens import pieces_of
 from limelight.explain.traced_text import (
-    Passage,
     TooLongError,
+    TracedText,
     given_passage,
     passage_in_steps,
     request_of,
 )
-from limelight.loading import Loaded
+from limelight.loading import LoadedModel
 from limelight.serve.ipc import Message
 from limelight.tasks.fill import BLANK
-from limelight.tasks.write import beginning
+from limelight.tasks.write import encode_prompt
 
 Work = Generator[None, None, Message]  # something that lets others have their turn in between
 
@@ -51,12 +51,12 @@ class ExpiredError(UserError):
     """The model is not the one any more that was looked into."""
 
 
-class Album:
+class TraceCache:
     """Traces of one model: made on demand, one at a time, the last ones kept."""
 
-    def __init__(self, loaded: Loaded, longest: int, room: int = ROOM) -> None:
+    def __init__(self, loaded: LoadedModel, longest: int, room: int = ROOM) -> None:
         self.loaded, self.longest, self.room = loaded, longest, room
-        self.passages: OrderedDict[str, Passage] = OrderedDict()
+        self.passages: OrderedDict[str, TracedText] = OrderedDict()
         self.traces: OrderedDict[str, Explanation] = OrderedDict()
         self.busy = False  # a text is being read or written: its states take memory
 
@@ -74,12 +74,12 @@ class Album:
             told = fingerprint(self.loaded, passage)
             if message["print"] not in ("", told):
                 raise ExpiredError("the model has changed since this was traced")
-            answer = LOOKS[message["what"]](trace, message)
+            answer = TRACE_VIEWS[message["what"]](trace, message)
         finally:
             self.busy = False
         return {**answer, "print": told, "seconds": time.perf_counter() - began}
 
-    def read(self, message: Message) -> Generator[None, None, Passage]:
+    def read(self, message: Message) -> Generator[None, None, TracedText]:
         """The text, and what the model writes after it, a token at a time."""
         loaded, text, target = self.loaded, message["text"], message["target"]
         for side in (text, target or ""):
@@ -96,14 +96,14 @@ class Album:
                 f"the text comes to {count} tokens, and {self.longest} can be looked at: shorten it"
             )
 
-    def remember(self, key: str, passage: Passage) -> None:
+    def remember(self, key: str, passage: TracedText) -> None:
         """Keep what was written: to write it again would take longest."""
         self.passages[key] = passage
         self.passages.move_to_end(key)
         while len(self.passages) > PASSAGES:
             self.passages.popitem(last=False)
 
-    def traced(self, key: str, message: Message, passage: Passage) -> Explanation:
+    def traced(self, key: str, message: Message, passage: TracedText) -> Explanation:
         """The trace, as it was kept or made again; others make room for it."""
         if key not in self.traces:
             config = config_of(self.loaded, message["settings"], self.longest)
@@ -117,14 +117,14 @@ class Album:
         return self.traces[key]
 
 
-def config_of(loaded: Loaded, settings: dict[str, Any], longest: int) -> DecodeConfig:
+def config_of(loaded: LoadedModel, settings: dict[str, Any], longest: int) -> DecodeConfig:
     """How to write; never more than can be looked at."""
     found = loaded.settings(**settings)
     most = min(found.max_tokens, longest) if found.max_tokens or loaded.kind == "texts" else longest
     return loaded.settings(**{**settings, "max_tokens": most})
 
 
-def fingerprint(loaded: Loaded, passage: Passage) -> str:
+def fingerprint(loaded: LoadedModel, passage: TracedText) -> str:
     """What must be the same for two traces to be of the same words by the same model."""
     facts = [loaded.step, list(passage.source), list(passage.target), list(passage.answers)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -153,12 +153,12 @@ def told_tensor(trace: Explanation, message: Message) -> Message:
 
 def told_focus(trace: Explanation, message: Message) -> Message:
     """All of one head."""
-    return told_blob(serialize.focus(trace, message["at"], message["head"]))
+    return told_blob(serialize.attention_head(trace, message["at"], message["head"]))
 
 
 def told_thumbs(trace: Explanation, _: Message) -> Message:
     """Small pictures of all heads."""
-    return told_blob(serialize.thumbs(trace))
+    return told_blob(serialize.thumbnails(trace))
 
 
 def told_logits(trace: Explanation, message: Message) -> Message:
@@ -174,8 +174,8 @@ def told_token(trace: Explanation, message: Message) -> Message:
 def told_stop(trace: Explanation, message: Message) -> Message:
     """One station of the walk."""
     rows = message["source_row"], message["target_row"]
-    view = look_at(trace, message["layer"], message["head"], message["word"], rows)
-    trace.hold(n for n in trace.names if needed(n, view.layer, message["name"]))
+    view = focus_on(trace, message["layer"], message["head"], message["word"], rows)
+    trace.prefetch(n for n in trace.names if needed(n, view.layer, message["name"]))
     return {"stop": serialize.stop_facts(stop_at(trace, message["name"], view))}
 
 
@@ -197,7 +197,7 @@ def told_blob(blob: Blob) -> Message:
     return {"blob": blob.data, "kind": blob.kind, "parts": [list(part) for part in blob.parts]}
 
 
-LOOKS: dict[str, Callable[[Explanation, Message], Message]] = {
+TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
     "manifest": told_manifest,
     "tensor": told_tensor,
     "focus": told_focus,
@@ -208,7 +208,7 @@ LOOKS: dict[str, Callable[[Explanation, Message], Message]] = {
 }
 
 
-def teacher(loaded: Loaded, message: Message) -> Message:
+def teacher(loaded: LoadedModel, message: Message) -> Message:
     """How surprised the model is at each token of a text, given all the true ones before it."""
     request = request_of(loaded, message["source"], loaded.decode, message["tag"])
     passage = given_passage(loaded, request, message["target"])
@@ -234,10 +234,10 @@ def teacher(loaded: Loaded, message: Message) -> Message:
     }
 
 
-def next_scores(loaded: Loaded, text: str) -> Message:
+def next_scores(loaded: LoadedModel, text: str) -> Message:
     """The scores of all tokens that could come next, so that any temperature is exact."""
     loaded.require("write")
-    read, spaced = beginning(loaded, text)
+    read, spaced = encode_prompt(loaded, text)
     read = read[-max(1, loaded.max_len - 1) :]
     device = next(loaded.model.parameters()).device
     logits = loaded.model(torch.tensor([read], device=device))[0, -1].cpu()
@@ -246,7 +246,7 @@ def next_scores(loaded: Loaded, text: str) -> Message:
     return told_blob(serialize.blob({"logits": logits}, "f32"))
 
 
-def vocabulary(loaded: Loaded) -> Message:
+def vocabulary(loaded: LoadedModel) -> Message:
     """Every token as a person can read it, in the order of their numbers."""
     ids = range(loaded.model.config.vocab)
     return {"pieces": [clean(piece) for piece in pieces_of(loaded.tokenizer, ids)]}
@@ -264,7 +264,7 @@ SENTENCES = {
 }
 
 
-def example_for(loaded: Loaded) -> Message:
+def example_for(loaded: LoadedModel) -> Message:
     """A text that this model can be shown with: the first of ours that it reads easily.
 
     That is one with few tokens for its length: its words are in the vocabulary. Two languages may
@@ -274,7 +274,7 @@ def example_for(loaded: Loaded) -> Message:
     data = loaded.recipe.data
     if (data.corpora[0] if data.corpora else data).toy in TOYS:
         return {"text": "c a b", "tag": tag}
-    can = next(name for name in SENTENCES if name in loaded.abilities)
+    can = next(name for name in SENTENCES if name in loaded.tasks)
     encode = loaded.tokenizer.encode
     effort = {text: len(encode(text)) / len(text) for text in SENTENCES[can]}
     easy = 1.3 * min(effort.values())

@@ -13,25 +13,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limelight.decode.accel.cpu.linear import Product
+from limelight.decode.accel.cpu.linear import PackedLinear
 
 
-class Folded(NamedTuple):
+class FoldedCrossAttention(NamedTuple):
     """One layer's A and B, for H heads and a source of S tokens."""
 
-    asking: Tensor  # D HS
+    query_key: Tensor  # D HS
     asking_bias: Tensor  # 1 HS
-    answering: Tensor  # HS D
+    value_output: Tensor  # HS D
     length: int  # S
 
-    def onto(self, x: Tensor, normed: Tensor) -> Tensor:
+    def add_into(self, x: Tensor, normed: Tensor) -> Tensor:
         """M D: what a layer's cross-attention adds to x; it is written over x."""
-        scores = torch.addmm(self.asking_bias, normed, self.asking)
+        scores = torch.addmm(self.asking_bias, normed, self.query_key)
         shares = scores.view(-1, self.length).softmax(dim=-1)  # MH S
-        return x.addmm_(shares.view_as(scores), self.answering)
+        return x.addmm_(shares.view_as(scores), self.value_output)
 
 
-def fold(query: Product, output: Product, keys: Tensor, values: Tensor) -> Folded:
+def fold(
+    query: PackedLinear, output: PackedLinear, keys: Tensor, values: Tensor
+) -> FoldedCrossAttention:
     """With keys and values of one source, G S K; its queries are already divided by sqrt(d_k)."""
     groups, length, d_head = keys.shape
     keys, values = keys[:, None], values[:, None]  # G 1 S K: the same for all heads of a group
@@ -39,7 +41,7 @@ def fold(query: Product, output: Product, keys: Tensor, values: Tensor) -> Folde
     asking_bias = query.bias.view(groups, -1, d_head, 1)
     answering = output.weight.t().view(asking.shape)
     heads = groups * asking.size(1)
-    return Folded(
+    return FoldedCrossAttention(
         (keys @ asking).flatten(0, 2).t(),
         (keys @ asking_bias).view(1, -1),
         # The shares of a head's tokens sum to one, so together they bring the bias once.

@@ -15,7 +15,7 @@ AT_ONCE = 2**22  # numbers for which pages are taken together
 KEPT = 2**28  # bytes of used pages that are kept for the next who needs some
 
 
-def in_large_pages(like: Tensor, count: int) -> Tensor:
+def alloc_huge_pages(like: Tensor, count: int) -> Tensor:
     """Memory for so many numbers, in large pages where the system has them."""
     size = count * like.element_size()
     if sys.platform != "linux" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -26,7 +26,7 @@ def in_large_pages(like: Tensor, count: int) -> Tensor:
     return torch.frombuffer(held, dtype=like.dtype, count=count)
 
 
-class Rooms:
+class PagePool:
     """Pages that are used again: a system empties new ones first, a tenth of a beam search."""
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ def new_pages(size: int) -> mmap.mmap:
     return pages
 
 
-ROOMS = Rooms()
+ROOMS = PagePool()
 
 
-class Shelf:
+class Arena:
     """Large pages that many small matrices share; pages that nobody writes to take no memory."""
 
     def __init__(self) -> None:
@@ -83,9 +83,9 @@ class Shelf:
         # What is made in inference mode could not be written to outside of it.
         with self.lock, torch.inference_mode(mode=False):
             if self.free.dtype != like.dtype or self.free.numel() < count:
-                self.free = in_large_pages(like, max(count, AT_ONCE))
+                self.free = alloc_huge_pages(like, max(count, AT_ONCE))
             room, self.free = self.free[:count], self.free[-(-count // 16) * 16 :]
             return room.view(shape)
 
 
-SHELF = Shelf()
+SHELF = Arena()

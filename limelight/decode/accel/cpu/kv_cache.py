@@ -6,12 +6,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from limelight.decode.accel.cpu.folded_cross_attention import Folded
-from limelight.decode.accel.cpu.huge_pages import in_large_pages
-from limelight.model.kv_cache import Cache, padded
+from limelight.decode.accel.cpu.folded_cross_attention import FoldedCrossAttention
+from limelight.decode.accel.cpu.huge_pages import alloc_huge_pages
+from limelight.model.kv_cache import KVCache, padded
 
 
-class LeanState:
+class CpuDecodeState:
     """What is kept between two tokens: the model's cache, with all layers in one piece.
 
     `past` has a slot for every position so far, and few more, so that memory is read in one go.
@@ -20,18 +20,18 @@ class LeanState:
     """
 
     def __init__(
-        self, cache: Cache, rows: int, source: Tensor | None = None, hidden: Tensor | None = None
+        self, cache: KVCache, rows: int, source: Tensor | None = None, hidden: Tensor | None = None
     ) -> None:
         self.cache = cache  # made for no rows at all: it counts, and the numbers are here
         self.cache.length = cache.length.new_zeros(rows)
         self.empty = cache.keys
         _, groups, self.limit, d_head = self.empty[0].shape
-        self.past = self.empty[0].new_empty(len(self.empty), 2, rows, groups, 0, d_head)
-        self.room = self.spare = self.past.flatten()  # where the past lies, and where it can move
-        self.scores = self.past.flatten()  # where they lie
+        self.kv = self.empty[0].new_empty(len(self.empty), 2, rows, groups, 0, d_head)
+        self.room = self.spare = self.kv.flatten()  # where the past lies, and where it can move
+        self.scores = self.kv.flatten()  # where they lie
         self.keep_source(source, None if hidden is None else hidden[:, None])
-        self.shared = 1
-        self.even = True  # all rows are known to be equally long, so nothing needs hiding
+        self.rows_per_source = 1
+        self.same_lengths = True  # all rows are known to be equally long, so nothing needs hiding
         self.hidden: Tensor | None = None  # B 1 S: slots behind the end of a row
 
     def keep_source(self, source: Tensor | None, hidden: Tensor | None) -> None:
@@ -39,66 +39,70 @@ class LeanState:
         self.source, self.source_hidden = source, hidden
         self.memory = [] if source is None else [tuple(layer.flatten(1, 2)) for layer in source]
         self.has_one_source = source is not None and source.size(2) == 1 and hidden is None
-        self.folded: dict[int, Folded] = {}  # what layers have made of their one source
+        self.folded: dict[
+            int, FoldedCrossAttention
+        ] = {}  # what layers have made of their one source
         self.turned: dict[int, Tensor] = {}  # and of the keys of many
 
-    def turned_keys(self, layer: int) -> Tensor:
+    def transposed_keys(self, layer: int) -> Tensor:
         """BG K S: several queries at once are multiplied with these four times as fast."""
         if layer not in self.turned:
             self.turned[layer] = self.memory[layer][0].mT.contiguous()
         return self.turned[layer]
 
-    def lend(self, count: int) -> Cache:
+    def as_model_cache(self, count: int) -> KVCache:
         """The cache as the model knows it, to read a prompt of so many tokens into."""
         self.make_room(count)
         self.clear(count)
         cache = self.cache
-        cache.keys, cache.values = list(self.past[:, 0]), list(self.past[:, 1])
+        cache.keys, cache.values = list(self.kv[:, 0]), list(self.kv[:, 1])
         if self.source is not None:
-            per_row = self.source.repeat_interleave(self.shared, dim=2)
+            per_row = self.source.repeat_interleave(self.rows_per_source, dim=2)
             cache.memory = [(k, v) for k, v in per_row]
         cache.memory_mask = None
         if self.source_hidden is not None:
-            cache.memory_mask = ~self.source_hidden.repeat_interleave(self.shared, 0)[:, None]
-        self.even = False  # not known; `open` will look
+            cache.memory_mask = ~self.source_hidden.repeat_interleave(self.rows_per_source, 0)[
+                :, None
+            ]
+        self.same_lengths = False  # not known; `open` will look
         return cache
 
     def make_room(self, count: int) -> None:
         """For so many more tokens in every row."""
         self.cache.keys = self.empty
-        self.cache.open(count)  # which knows how many there may be
-        needed = self.cache.reach + count
-        if needed > self.past.size(4):
+        self.cache.begin(count)  # which knows how many there may be
+        needed = self.cache.max_used + count
+        if needed > self.kv.size(4):
             slots = min(needed + max(24, needed // 4), self.limit)
             self.move(torch.arange(len(self.cache.length)), slots)
 
     def move(self, rows: Tensor, slots: int) -> None:
         """The filled slots of these rows, in this order, to where each row has so many slots."""
-        layers, two, _, groups, _, d_head = self.past.shape
+        layers, two, _, groups, _, d_head = self.kv.shape
         shape = (layers, two, len(rows), groups, slots, d_head)
         size = math.prod(shape)
         if self.spare.numel() < size:  # take more than is needed now
             later = max(slots, min(2 * slots + 16, self.limit))
             # A step writes to thousands of places, and to find a small page for each takes as long.
-            self.spare = in_large_pages(self.past, size // slots * later)
+            self.spare = alloc_huge_pages(self.kv, size // slots * later)
         new = self.spare[:size].view(shape)
-        filled = (..., slice(self.cache.reach), slice(None))
-        if self.past.size(2):
-            torch.index_select(self.past[filled], 2, rows, out=new[filled])
+        filled = (..., slice(self.cache.max_used), slice(None))
+        if self.kv.size(2):
+            torch.index_select(self.kv[filled], 2, rows, out=new[filled])
         self.room, self.spare = self.spare, self.room
-        self.past = new
+        self.kv = new
 
     def clear(self, count: int) -> None:
         """The next slots; what was in memory could be NaN, which no mask can hide."""
-        self.past[..., self.cache.reach : self.cache.reach + count, :] = 0
+        self.kv[..., self.cache.max_used : self.cache.max_used + count, :] = 0
 
-    def open(self) -> Tensor:
+    def begin(self) -> Tensor:
         """Make ready for one more token in every row; return their positions, B."""
         self.make_room(1)
         cache = self.cache
-        self.even = self.even or bool((cache.length == cache.reach).all())
+        self.same_lengths = self.same_lengths or bool((cache.length == cache.max_used).all())
         self.hidden = None
-        if not self.even:
+        if not self.same_lengths:
             self.clear(1)
             self.hidden = ~cache.mask()[:, 0]
         self.open_slots()
@@ -106,80 +110,80 @@ class LeanState:
 
     def open_slots(self) -> None:
         """Where each layer will write and look, found for all of them at once."""
-        slot = self.cache.reach
-        rows = self.past.select(4, slot) if self.even else self.past
-        keys, values = self.past.narrow(4, 0, slot + 1).flatten(2, 3).unbind(1)  # N BG S K
+        slot = self.cache.max_used
+        rows = self.kv.select(4, slot) if self.same_lengths else self.kv
+        keys, values = self.kv.narrow(4, 0, slot + 1).flatten(2, 3).unbind(1)  # N BG S K
         self.slots = [*zip(keys.mT, values, rows.transpose(1, 2), strict=True)]
 
-    def append(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new keys and values (B 2G K); return turned keys and values with the past."""
         turned_keys, values, rows = self.slots[layer]  # BG K S, BG S K
         new = new.view(new.size(0), 2, -1, new.size(2))
-        if self.even:
+        if self.same_lengths:
             rows.copy_(new)
         else:
             rows[torch.arange(new.size(0)), :, :, self.cache.positions[:, 0]] = new
         return turned_keys, values
 
-    def room_for_scores(self, vocab: int) -> Tensor:
+    def logits_buffer(self, vocab: int) -> Tensor:
         """B V. To be given new memory at every step would take a tenth of a beam search's time."""
         shape = self.cache.length.size(0), vocab
         if self.scores.numel() < math.prod(shape):
-            self.scores = in_large_pages(self.past, math.prod(shape))
+            self.scores = alloc_huge_pages(self.kv, math.prod(shape))
         return self.scores[: math.prod(shape)].view(shape)
 
-    def close(self) -> None:
+    def commit(self) -> None:
         """Count the token just read in every row."""
-        self.cache.reach += 1
+        self.cache.max_used += 1
         self.cache.length = self.cache.length + 1
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be named again (beams) or not at all."""
         cache = self.cache
         cache.length = cache.length[rows]
-        if not self.even:
-            cache.reach = max(cache.length.tolist(), default=0)
-        self.move(rows, cache.reach + 1)
+        if not self.same_lengths:
+            cache.max_used = max(cache.length.tolist(), default=0)
+        self.move(rows, cache.max_used + 1)
         if self.source is not None:
-            self.select_sources(self.source, rows // self.shared)
+            self.select_sources(self.source, rows // self.rows_per_source)
 
     def select_sources(self, source: Tensor, wanted: Tensor) -> None:
         """Row b is to look at source wanted[b]. Beams that move within a source move nothing."""
         runs = torch.unique_consecutive(wanted, return_counts=True)[1]
-        self.shared = math.gcd(*runs.tolist()) or 1
-        wanted = wanted[:: self.shared]
+        self.rows_per_source = math.gcd(*runs.tolist()) or 1
+        wanted = wanted[:: self.rows_per_source]
         if not torch.equal(wanted, torch.arange(source.size(2))):
             hidden = self.source_hidden
             self.keep_source(source[:, :, wanted], None if hidden is None else hidden[wanted])
 
-    def put(self, other: "LeanState", places: Tensor) -> None:
+    def insert_rows(self, other: "CpuDecodeState", places: Tensor) -> None:
         """Put the rows of another state into these places: over a row, or behind the last one.
 
         Memory is asked for first: if there is none, everything is as it was.
         """
-        cache, end = self.cache, other.cache.reach
-        before, rows = cache.reach, len(cache.length)
+        cache, end = self.cache, other.cache.max_used
+        before, rows = cache.max_used, len(cache.length)
         more = max(0, max(places.tolist(), default=-1) + 1 - rows)
         sources = None if self.source is None else self.sources_with(other, places, more)
         if other.limit > self.limit:
             self.empty, self.limit = other.empty, other.limit
-        if more or end > self.past.size(4):
+        if more or end > self.kv.size(4):
             every = torch.arange(rows + more)
             every[rows:] = 0  # any: new places are filled below
-            self.move(every, max(end, self.past.size(4)))
+            self.move(every, max(end, self.kv.size(4)))
         cache.length = padded(cache.length, 0, more)
         cache.length[places] = other.cache.length
-        cache.reach = max(cache.length.tolist(), default=0)
-        self.past[..., before : cache.reach, :] = 0  # see `clear`
-        self.past[:, :, places, :, :end] = other.past[..., :end, :]
-        self.past[:, :, places, :, end : cache.reach] = 0
-        self.even = bool((cache.length == cache.reach).all())
+        cache.max_used = max(cache.length.tolist(), default=0)
+        self.kv[..., before : cache.max_used, :] = 0  # see `clear`
+        self.kv[:, :, places, :, :end] = other.kv[..., :end, :]
+        self.kv[:, :, places, :, end : cache.max_used] = 0
+        self.same_lengths = bool((cache.length == cache.max_used).all())
         if sources is not None:
-            self.shared = 1
+            self.rows_per_source = 1
             self.keep_source(*sources)
 
     def sources_with(
-        self, other: "LeanState", places: Tensor, more: int
+        self, other: "CpuDecodeState", places: Tensor, more: int
     ) -> tuple[Tensor, Tensor | None]:
         """What all rows will look at; the shorter sources get padding, which is hidden."""
         (mine, unseen), (new, new_unseen) = self.each_its_source(), other.each_its_source()
@@ -198,6 +202,8 @@ class LeanState:
         hidden = self.source_hidden
         if hidden is None:
             hidden = source.new_zeros(source.size(2), 1, source.size(4), dtype=torch.bool)
-        if self.shared == 1:
+        if self.rows_per_source == 1:
             return source, hidden
-        return source.repeat_interleave(self.shared, 2), hidden.repeat_interleave(self.shared, 0)
+        return source.repeat_interleave(self.rows_per_source, 2), hidden.repeat_interleave(
+            self.rows_per_source, 0
+        )

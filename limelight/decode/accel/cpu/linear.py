@@ -39,29 +39,31 @@ def best_kernel() -> Any:
 ONEDNN = best_kernel()
 
 
-class Product:
+class PackedLinear:
     """x W + b, for a few rows x. Linear layers that read the same x become one.
 
     The layouts that the processor likes are made when they are needed first.
     """
 
-    def __init__(self, *parts: nn.Linear | Classifier, shrink: int = 1) -> None:
+    def __init__(self, *parts: nn.Linear | Classifier, query_scale_dim: int = 1) -> None:
         weights = [part.weight.detach() for part in parts]
         biases = [part.bias.detach() for part in parts if part.bias is not None]
-        self.weight = torch.cat(weights) if len(weights) > 1 or shrink > 1 else weights[0]  # out in
+        self.weight = (
+            torch.cat(weights) if len(weights) > 1 or query_scale_dim > 1 else weights[0]
+        )  # out in
         self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
         self.bias_row = self.bias[None]  # as wide as a result, which spares a step
         outputs, inputs = self.weight.shape
         self.narrowing = outputs < inputs
         self.widening = outputs > inputs
-        if shrink > 1:  # the first part makes queries: divide them by sqrt(d_k) here, once
+        if query_scale_dim > 1:  # the first part makes queries: divide them by sqrt(d_k) here, once
             for values in (self.weight, self.bias):
-                values[: len(weights[0])] /= math.sqrt(shrink)
+                values[: len(weights[0])] /= math.sqrt(query_scale_dim)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The result may be put into `out`, if there is one."""
         if x.size(0) == 1:
-            return torch.addmm(self.bias_row, x, self.for_one)
+            return torch.addmm(self.bias_row, x, self.single_row_layout)
         if x.dtype == torch.float32 and ONEDNN is not None:
             return ONEDNN(x, self.packed, self.bias, "none", [], "")
         if self.widening and x.size(0) * self.bias.size(0) > MUCH:
@@ -69,10 +71,10 @@ class Product:
             return torch.mm(with_one, self.turned_with_bias, out=out)
         return torch.addmm(self.bias, x, self.turned)
 
-    def onto(self, x: Tensor, inner: Tensor) -> Tensor:
+    def add_into(self, x: Tensor, inner: Tensor) -> Tensor:
         """x + inner W + b: what a sub-layer adds to what it was given; it is written over x."""
         if x.size(0) == 1:
-            return x.add_(self.bias).addmm_(inner, self.for_one)
+            return x.add_(self.bias).addmm_(inner, self.single_row_layout)
         if x.dtype == torch.float32 and ONEDNN is not None:
             return x.add_(self(inner))
         return x.add_(self.bias).addmm_(inner, self.turned)
@@ -97,21 +99,21 @@ class Product:
         return self.turned_with_bias[:-1]
 
     @cached_property
-    def for_one(self) -> Tensor:
+    def single_row_layout(self) -> Tensor:
         """In out. A single row waits for memory alone, and that comes faster in long rows."""
         if not self.narrowing:
             return self.turned
         return SHELF.place(self.weight, *self.weight.shape).copy_(self.weight).t()
 
 
-class Int8Product(Product):
+class Int8Linear(PackedLinear):
     """The same with weights of one byte, and rows rounded to one byte on the way: not exact.
 
     Every row is rounded by its own largest number, so that no text depends on its neighbours.
     """
 
-    def __init__(self, *parts: nn.Linear | Classifier, shrink: int = 1) -> None:
-        super().__init__(*parts, shrink=shrink)
+    def __init__(self, *parts: nn.Linear | Classifier, query_scale_dim: int = 1) -> None:
+        super().__init__(*parts, query_scale_dim=query_scale_dim)
         scales = self.weight.abs().amax(dim=1).clamp(min=1e-8) / 127  # one for each output
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():
@@ -129,26 +131,26 @@ class Int8Product(Product):
         product = self.multiply(x * scales.reciprocal(), 1.0, MIDDLE, self.kernel)
         return torch.addcmul(self.bias, product, scales, out=product)
 
-    def onto(self, x: Tensor, inner: Tensor) -> Tensor:
+    def add_into(self, x: Tensor, inner: Tensor) -> Tensor:
         """x + inner W + b, written over x."""
         return x.add_(self(inner))
 
 
 @lru_cache
-def runs(program: str) -> bool:
+def probe_in_subprocess(program: str) -> bool:
     """Whether it does, in a process of its own: what a processor announces and lacks ends one."""
     tried = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     return tried.returncode == 0
 
 
-def choose_product(int8: bool, dtype: torch.dtype) -> type[Product]:
+def linear_class(int8: bool, dtype: torch.dtype) -> type[PackedLinear]:
     """The kind of product asked for; never the one that kills this CPU."""
     if not int8:
-        return Product
+        return PackedLinear
     if dtype != torch.float32:
         raise UserError(
             f"int8 is made from float32, and this model is in {dtype}: convert it first"
         )
-    if not runs(PROBE):
+    if not probe_in_subprocess(PROBE):
         raise UserError("int8 does not work on this CPU with this torch: choose float32")
-    return Int8Product
+    return Int8Linear

@@ -18,7 +18,7 @@ MANY_PROGRAMS = 256  # fill a GPU by themselves
 
 
 @triton.jit
-def _turned(x, partner, position, d, d_head: tl.constexpr, precise: tl.constexpr):
+def _rotary(x, partner, position, d, d_head: tl.constexpr, precise: tl.constexpr):
     """Rotary positions: a pair of numbers turned by its angle, as `model.positions` has it."""
     exponent = (d // 2).to(precise) * (-2.0 / d_head)
     angle = position.to(precise) * tl.exp(exponent * 9.210340371976184)  # 10000 ** exponent
@@ -27,7 +27,7 @@ def _turned(x, partner, position, d, d_head: tl.constexpr, precise: tl.constexpr
 
 
 @triton.jit
-def _mix(
+def _online_softmax(
     q,
     keys,
     values,
@@ -88,9 +88,9 @@ def _look_back(
     v = tl.load(own_key + g * d_head + d, mask=inside, other=0.0)
     if rotary:
         beside = tl.load(own + head * d_head + (d ^ 1), mask=inside, other=0.0).to(precise)
-        q = _turned(q, beside, position, d, d_head, precise)
+        q = _rotary(q, beside, position, d, d_head, precise)
         beside = tl.load(own_key + (d ^ 1), mask=inside, other=0.0).to(precise)
-        k = _turned(k, beside, position, d, d_head, precise)
+        k = _rotary(k, beside, position, d, d_head, precise)
     slot = tl.load(column)
     if head % (h // g) == 0:
         kept = ((row * slots + slot) * g + group) * d_head + d
@@ -106,7 +106,7 @@ def _look_back(
         seen = s < position
         flat = tl.load(line + 2 + s, mask=seen, other=0)
         at = flat * g + group
-        best, total, mixed = _mix(
+        best, total, mixed = _online_softmax(
             q, keys, values, at, seen, best, total, mixed, d, inside, d_head, precise
         )
     result = out + (row * h + head) * d_head + d
@@ -146,13 +146,13 @@ def _look_across(
         s = first + tl.arange(0, block)
         seen = tl.load(seen_at + source * width + s, mask=s < width, other=0) != 0
         at = (source * g + group) * width + s
-        best, total, mixed = _mix(
+        best, total, mixed = _online_softmax(
             q, keys, values, at, seen, best, total, mixed, d, inside, d_head, precise
         )
     tl.store(out + result, (mixed / total).to(out.dtype.element_ty), mask=inside)
 
 
-def look_back(
+def decode_self_attention(
     heads: Tensor, keys: Tensor, values: Tensor, table: Tensor, column: Tensor, rotary: bool
 ) -> Tensor:
     """Self-attention of one new token in every row, B H*K, from its queries, keys and values."""
@@ -174,12 +174,12 @@ def look_back(
         power=triton.next_power_of_2(width),
         rotary=rotary,
         precise=precision_of(heads),
-        **at_a_time(rows * count, slots),
+        **launch_config(rows * count, slots),
     )
     return out
 
 
-def look_across(
+def decode_cross_attention(
     queries: Tensor, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor
 ) -> Tensor:
     """Cross-attention of one token in every row, B H*K; `seen`, B S, hides padding."""
@@ -201,12 +201,12 @@ def look_across(
         d_head=width,
         power=triton.next_power_of_2(width),
         precise=precision_of(queries),
-        **at_a_time(len(queries) * count, length),
+        **launch_config(len(queries) * count, length),
     )
     return out
 
 
-def at_a_time(programs: int, slots: int) -> dict[str, int]:
+def launch_config(programs: int, slots: int) -> dict[str, int]:
     """How many slots a program looks at together, in how many threads: LAB.md has the times."""
     if slots <= SHORT:
         return {"block": 16, "num_warps": 1}

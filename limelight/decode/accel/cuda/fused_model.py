@@ -18,10 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.decode.accel.cuda.attention_kernels import look_across, look_back
-from limelight.decode.accel.cuda.graph_slot import Place, move_sources_in, room_for_sources
-from limelight.decode.accel.cuda.row_kernels import add_and_norm, product, rank
-from limelight.model.kv_cache import Cache
+from limelight.decode.accel.cuda.attention_kernels import (
+    decode_cross_attention,
+    decode_self_attention,
+)
+from limelight.decode.accel.cuda.graph_slot import GraphSlot, move_sources_in, room_for_sources
+from limelight.decode.accel.cuda.row_kernels import add_and_norm, small_batch_linear, topk_logprobs
+from limelight.model.kv_cache import KVCache
 from limelight.model.layers import ACTIVATIONS, FeedForward, Layer
 from limelight.model.stack import Classifier, Stack
 
@@ -31,7 +34,7 @@ FUSED = ("relu", "gelu-tanh")  # activations that they know
 EPILOGUES = {ACTIVATIONS["relu"]: False, ACTIVATIONS["gelu-tanh"]: True}  # what cuBLAS can add
 
 
-class Swift:
+class FusedModel:
     """A model as it is now, its weights put together for steps of one token."""
 
     def __init__(self, model: Any) -> None:
@@ -47,16 +50,16 @@ class Swift:
         self.pre = self.config.norm_order == "pre"
 
     @torch.no_grad()
-    def step(self, place: "SwiftPlace") -> Tensor:
+    def step(self, place: "PagedSlot") -> Tensor:
         """Read one token in every row; score the one that follows it, B V."""
         few = place.shape[0] <= FEW_ROWS and self.config.activation in FUSED
         x = self.embed(place)
-        h = self.climb_with_few(place, x) if few else self.climb(place, x)
+        h = self.climb_with_few(place, x) if few else self.run_layers(place, x)
         place.length.add_(1)
         place.column.add_(1)
         return self.classify(h)
 
-    def climb(self, place: "SwiftPlace", x: Tensor) -> Tensor:
+    def run_layers(self, place: "PagedSlot", x: Tensor) -> Tensor:
         """Through all layers, B D; a sum together with the norm of it."""
         norms, h = iter(self.norms), x
         if self.pre:
@@ -66,33 +69,35 @@ class Swift:
             x = x if self.pre else h
         return h
 
-    def climb_with_few(self, place: "SwiftPlace", x: Tensor) -> Tensor:
+    def climb_with_few(self, place: "PagedSlot", x: Tensor) -> Tensor:
         """The same for very few rows; a norm together with the product that reads it."""
         norms = iter(self.norms if self.pre else [None, *self.norms])
         for sub in self.sublayers(place):
-            first, h = product(x, sub.linear, next(norms), activation=sub.activation)
-            x, _ = product(sub.between(first), sub.last, more=x if self.pre else h)
+            first, h = small_batch_linear(x, sub.linear, next(norms), activation=sub.activation)
+            x, _ = small_batch_linear(sub.between(first), sub.last, more=x if self.pre else h)
         return add_and_norm(x, None, next(norms))[1]
 
-    def embed(self, place: "SwiftPlace") -> Tensor:
+    def embed(self, place: "PagedSlot") -> Tensor:
         """A token's vector and its position's, B D."""
         target = self.model.target
         x: Tensor = target.tokens(place.tokens[:, 0])
         if target.positions is None:
             return x * target.scale
         positions = place.length.clamp(max=place.shape[1] - 1)
-        return torch.add(torch.embedding(place.waves, positions), x, alpha=target.scale)
+        return torch.add(torch.embedding(place.position_table, positions), x, alpha=target.scale)
 
-    def sublayers(self, place: "SwiftPlace") -> Iterator["Sublayer"]:
+    def sublayers(self, place: "PagedSlot") -> Iterator["Sublayer"]:
         """What Figure 1 stacks, from the bottom to the top."""
         rotary, table = self.config.positions == "rotary", place.table
         for i, layer in enumerate(cast(Iterable[Layer], self.model.decoder.layers)):
             past = {"keys": place.keys[i], "values": place.values[i], "column": place.column}
-            look = partial(look_back, **past, table=table, rotary=rotary)
+            look = partial(decode_self_attention, **past, table=table, rotary=rotary)
             yield Sublayer(self.products[i], self.products[i], look, layer.self_attention.output)
             if place.seen is not None:
                 keys, values = place.memory[i]
-                look = partial(look_across, keys=keys, values=values, table=table, seen=place.seen)
+                look = partial(
+                    decode_cross_attention, keys=keys, values=values, table=table, seen=place.seen
+                )
                 cross = layer.cross_attention
                 yield Sublayer(cross.query, cross.query, look, cross.output)
             feed = layer.feed_forward
@@ -109,20 +114,20 @@ class Sublayer(NamedTuple):
     activation: str = ""
 
 
-class SwiftPlace(Place):
+class PagedSlot(GraphSlot):
     """A place whose past is never moved.
 
     Keys and values lie in slots, B S G K for each layer. The table has a line for each row: how
     long its past is, which source it looks at, and then, by position, the slots of its past.
     """
 
-    model: Swift
+    model: FusedModel
 
-    def make_room(self, like: Cache) -> None:
+    def make_room(self, like: KVCache) -> None:
         """All that is kept between two steps."""
         rows, slots, _ = self.shape
         self.memory, self.seen = room_for_sources(self.shape, like)
-        past = (2 * len(like.keys), rows, slots, self.config.key_heads, self.config.d_head)
+        past = (2 * len(like.keys), rows, slots, self.config.num_kv_heads, self.config.d_head)
         self.past = like.keys[0].new_zeros(past)  # keys of all layers, then values: B S G K each
         self.keys, self.values = self.past.view(2, -1, *past[1:])
         device = like.length.device
@@ -131,27 +136,27 @@ class SwiftPlace(Place):
         target = self.model.model.target
         if target.positions is not None:
             places = torch.arange(slots, device=device)
-            self.waves: Tensor = target.positions(places, like.keys[0].dtype)
+            self.position_table: Tensor = target.positions(places, like.keys[0].dtype)
 
     def take_step(self) -> Tensor:
         """In few kernels."""
         return self.model.step(self)
 
-    def rank(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def topk_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """In two kernels."""
-        return rank(logits, count)
+        return topk_logprobs(logits, count)
 
     @property
     def length(self) -> Tensor:
         """How many tokens each row has read, B."""
         return self.table[:, 0]
 
-    def move_in(self, cache: Cache, rows_of: Tensor | None) -> None:
+    def load(self, cache: KVCache, rows_of: Tensor | None) -> None:
         """Take over all that a batch has read so far; it lies in the first slots of its rows.
 
         Rows that are the same look at the same past and source.
         """
-        (rows, slots, _), reach, count = self.shape, cache.reach, cache.length.numel()
+        (rows, slots, _), reach, count = self.shape, cache.max_used, cache.length.numel()
         if reach:
             read = [kept[:, :, :reach] for kept in (*cache.keys, *cache.values)]  # B G S K each
             self.past[:, :count, :reach] = torch.stack(read).transpose(2, 3)
@@ -165,18 +170,18 @@ class SwiftPlace(Place):
         if self.seen is not None:
             move_sources_in(cache, self.memory, self.seen)
 
-    def move_out(self, rows: Tensor, reach: int) -> Cache:
+    def unload(self, rows: Tensor, reach: int) -> KVCache:
         """These rows as a cache of their own."""
-        cache = Cache(self.config, 0, self.shape[1], self.past)
+        cache = KVCache(self.config, 0, self.shape[1], self.past)
         lines = self.table[rows]
-        cache.length, cache.reach, sources, slots = lines[:, 0], reach, lines[:, 1], lines[:, 2:]
+        cache.length, cache.max_used, sources, slots = lines[:, 0], reach, lines[:, 1], lines[:, 2:]
         moved = self.past.flatten(1, 2)[:, slots].transpose(2, 3)
         cache.keys, cache.values = (list(part) for part in moved.chunk(2))
         cache.memory = [(k[sources], v[sources]) for k, v in self.memory]
         cache.memory_mask = None if self.seen is None else self.seen[sources]
         return cache
 
-    def shuffle(self, rows: Tensor, reach: int) -> None:
+    def reorder(self, rows: Tensor, reach: int) -> None:
         """Keep these rows, in this order, here."""
         self.table[: rows.numel()] = self.table[rows]
 

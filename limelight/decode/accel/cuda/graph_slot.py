@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.decode.accel.cuda.device_beam import Beams
+from limelight.decode.accel.cuda.device_beam import BeamBuffers
 from limelight.errors import UserError
 from limelight.model.attention import KeysValues
 from limelight.model.config import ModelConfig
-from limelight.model.kv_cache import Cache
+from limelight.model.kv_cache import KVCache
 
 Shape = tuple[int, int, int]  # rows, slots, positions of a source
 
 
-class FixedCache(Cache):
+class StaticCache(KVCache):
     """A cache for one token at a time that looks at all of its slots, used or not."""
 
-    def open(self, count: int) -> None:
+    def begin(self, count: int) -> None:
         """The next slot of every row; a row that is not in use may stay at the last one."""
         if count != 1:
             raise UserError(f"a fixed cache reads one token at a time, not {count}")
@@ -35,42 +35,42 @@ class FixedCache(Cache):
         slots = torch.arange(self.keys[0].size(2), device=self.length.device)
         return (slots <= self.positions[..., None])[:, None]
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new keys and values into their slots; return all slots."""
         rows = torch.arange(k.size(0), device=k.device)[:, None]
         for kept, new in ((self.keys[layer], k), (self.values[layer], v)):
             kept[rows, :, self.positions] = new.transpose(1, 2).to(kept.dtype)
         return self.keys[layer], self.values[layer]
 
-    def close(self, real: Tensor | None = None) -> Tensor:
+    def commit(self, real: Tensor | None = None) -> Tensor:
         """Count the token, where it is."""
         self.length.add_(1)
         return torch.ones_like(self.length)
 
 
-class Place:
+class GraphSlot:
     """Memory that stays, and recordings of what works on it, which is the model's own step.
 
     What chooses the next tokens may be a part of it: the likeliest, or a search.
     """
 
-    def __init__(self, model: Any, shape: Shape, like: Cache) -> None:
+    def __init__(self, model: Any, shape: Shape, like: KVCache) -> None:
         self.model, self.shape = model, shape
         self.config: ModelConfig = model.config
         self.owner: weakref.ref[Any] | None = None
         self.tokens = torch.zeros(shape[0], 1, dtype=torch.long, device=like.length.device)
-        self.told = torch.zeros(2, shape[0], dtype=torch.float64, device=like.length.device)
-        self.beams: dict[tuple[int, int], Beams] = {}
-        self.recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self.outputs = torch.zeros(2, shape[0], dtype=torch.float64, device=like.length.device)
+        self.beams: dict[tuple[int, int], BeamBuffers] = {}
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.make_room(like)
         # Before anything is recorded it is done once: all kernels are chosen and loaded then.
         self.some_scores = self.take_step()
-        self.rank(self.some_scores, 1)
+        self.topk_logprobs(self.some_scores, 1)
 
-    def make_room(self, like: Cache) -> None:
+    def make_room(self, like: KVCache) -> None:
         """All that is kept between two steps."""
         rows, slots, _ = self.shape
-        self.cache = FixedCache(self.config, rows, slots, like.keys[0])
+        self.cache = StaticCache(self.config, rows, slots, like.keys[0])
         self.cache.memory, self.cache.memory_mask = room_for_sources(self.shape, like)
 
     def take_step(self) -> Tensor:
@@ -78,7 +78,7 @@ class Place:
         logits: Tensor = self.model.step(self.tokens, self.cache)
         return logits
 
-    def rank(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def topk_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens after a step: log-probabilities and tokens, B count."""
         precise = torch.promote_types(logits.dtype, torch.float32)
         logprobs = logits.to(precise).log_softmax(dim=-1)
@@ -88,7 +88,7 @@ class Place:
     def step(self, tokens: Tensor) -> Tensor:
         """Read the next token of each row in use, B 1; scores of the one that follows it, B V."""
         self.tokens[: len(tokens)] = tokens
-        logits: Tensor = self.again("step", self.take_step)
+        logits: Tensor = self.replay("step", self.take_step)
         return logits[: len(tokens)].clone()
 
     def step_likeliest(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,25 +98,25 @@ class Place:
         """
         if tokens.data_ptr() != self.tokens.data_ptr():  # not what was chosen here
             self.tokens[: len(tokens), 0] = tokens
-        self.again("likeliest", self.write_on)
-        return self.told, self.tokens[: len(tokens), 0]
+        self.replay("likeliest", self.write_on)
+        return self.outputs, self.tokens[: len(tokens), 0]
 
     def write_on(self) -> None:
         """A step, and the likeliest tokens to be read at the next one."""
-        logprobs, tokens = self.rank(self.take_step(), 1)
+        logprobs, tokens = self.topk_logprobs(self.take_step(), 1)
         self.tokens.copy_(tokens[:, :1])
-        self.told[0], self.told[1] = tokens[:, 0], logprobs[:, 0]
+        self.outputs[0], self.outputs[1] = tokens[:, 0], logprobs[:, 0]
 
-    def step_beams(self, beams: Beams) -> Beams:
+    def step_beams(self, beams: BeamBuffers) -> BeamBuffers:
         """A step of a search, all of it. Returns the beams where they are now, which is here."""
         here = self.room_for_beams(beams)
         if beams is not here:
-            here.move_in(beams)
-        self.again((here.shape[1], here.end), partial(self.search_on, here))
+            here.load(beams)
+        self.replay((here.shape[1], here.end), partial(self.search_on, here))
         return here
 
-    def room_for_beams(self, like: Beams) -> Beams:
-        """Beams as wide as these, which stay here; all rows that make a whole beam belong to one.
+    def room_for_beams(self, like: BeamBuffers) -> BeamBuffers:
+        """BeamBuffers as wide as these, which stay here; all rows that make a whole beam belong to one.
 
         What they do was done once then, as before any recording.
         """
@@ -124,37 +124,37 @@ class Place:
         if (width, end) not in self.beams:
             with torch.inference_mode(False), torch.no_grad():
                 count = self.shape[0] // width
-                made = Beams(count, width, end, like.scores.new_zeros(1, 1))
+                made = BeamBuffers(count, width, end, like.scores.new_zeros(1, 1))
                 made.newest = self.tokens[: count * width].view(count, width)
                 self.beams[width, end] = made
                 self.choose(made, self.some_scores)
-                self.shuffle(torch.arange(count * width, device=self.tokens.device), 0)
+                self.reorder(torch.arange(count * width, device=self.tokens.device), 0)
         return self.beams[width, end]
 
-    def search_on(self, beams: Beams) -> None:
+    def search_on(self, beams: BeamBuffers) -> None:
         """A step, and the best tokens of all beams to be read at the next one."""
-        self.shuffle(self.choose(beams, self.take_step()), self.shape[1])
+        self.reorder(self.choose(beams, self.take_step()), self.shape[1])
 
-    def choose(self, beams: Beams, logits: Tensor) -> Tensor:
+    def choose(self, beams: BeamBuffers, logits: Tensor) -> Tensor:
         """Extend all beams by what is likeliest after a step; which rows they have now."""
         rows = beams.scores.numel()
-        logprobs, tokens = self.rank(logits, beams.shape[1])
+        logprobs, tokens = self.topk_logprobs(logits, beams.shape[1])
         return beams.extend(logprobs[:rows], tokens[:rows])
 
-    def again(self, name: Hashable, work: Callable[[], Any]) -> Any:
+    def replay(self, name: Hashable, work: Callable[[], Any]) -> Any:
         """Do some work on what is here; on a GPU, watch it the first time, and repeat it.
 
         What it makes is to be used before the next time.
         """
         if self.tokens.device.type != "cuda":
             return work()
-        if name not in self.recordings:
+        if name not in self.graphs:
             graph = torch.cuda.CUDAGraph()
             # It may be used later in any mode.
             with torch.inference_mode(False), torch.no_grad(), torch.cuda.graph(graph):
                 made = work()
-            self.recordings[name] = graph, made
-        graph, made = self.recordings[name]
+            self.graphs[name] = graph, made
+        graph, made = self.graphs[name]
         graph.replay()
         return made
 
@@ -163,11 +163,11 @@ class Place:
         """Whether nobody writes here any more."""
         return self.owner is None or self.owner() is None
 
-    def move_in(self, cache: Cache, rows_of: Tensor | None) -> None:
+    def load(self, cache: KVCache, rows_of: Tensor | None) -> None:
         """Take over all that a batch has read so far; these rows of it, if not all."""
         if rows_of is not None:
             cache.select(rows_of)
-        rows, reach, own = cache.length.numel(), cache.reach, self.cache
+        rows, reach, own = cache.length.numel(), cache.max_used, self.cache
         for theirs, ours in ((cache.keys, own.keys), (cache.values, own.values)):
             for old, new in zip(theirs, ours, strict=True):
                 new[:rows, :, :reach] = old[:, :, :reach]
@@ -176,18 +176,18 @@ class Place:
         if own.memory_mask is not None:
             move_sources_in(cache, own.memory, own.memory_mask)
 
-    def move_out(self, rows: Tensor, reach: int) -> Cache:
+    def unload(self, rows: Tensor, reach: int) -> KVCache:
         """These rows as a cache of their own."""
         own = self.cache
-        cache = Cache(self.config, rows.numel(), own.keys[0].size(2), own.keys[0])
+        cache = KVCache(self.config, rows.numel(), own.keys[0].size(2), own.keys[0])
         cache.keys, cache.values = [k[rows] for k in own.keys], [v[rows] for v in own.values]
-        cache.length, cache.reach = own.length[rows], reach
+        cache.length, cache.max_used = own.length[rows], reach
         cache.memory = [(k[rows], v[rows]) for k, v in own.memory]
         if own.memory_mask is not None:
             cache.memory_mask = own.memory_mask[rows]
         return cache
 
-    def shuffle(self, rows: Tensor, reach: int) -> None:
+    def reorder(self, rows: Tensor, reach: int) -> None:
         """Keep these rows, in this order, here."""
         count, cache = rows.numel(), self.cache
         for kept in (*cache.keys, *cache.values):
@@ -198,7 +198,7 @@ class Place:
             cache.memory_mask[:count] = cache.memory_mask[rows]
 
 
-def move_sources_in(cache: Cache, memory: list[KeysValues], seen: Tensor) -> None:
+def move_sources_in(cache: KVCache, memory: list[KeysValues], seen: Tensor) -> None:
     """Take over the sources that rows look at, B G S K; there may be room for longer ones."""
     rows, width = cache.length.numel(), cache.memory[0][0].size(2)
     for old_pair, new_pair in zip(cache.memory, memory, strict=True):
@@ -208,7 +208,7 @@ def move_sources_in(cache: Cache, memory: list[KeysValues], seen: Tensor) -> Non
     seen[:rows, ..., width:] = False
 
 
-def room_for_sources(shape: Shape, like: Cache) -> tuple[list[KeysValues], Tensor | None]:
+def room_for_sources(shape: Shape, like: KVCache) -> tuple[list[KeysValues], Tensor | None]:
     """Keys and values of each layer, and what may be seen of them, B 1 1 S."""
     rows, _, width = shape
     memory = []

@@ -193,7 +193,7 @@ def add_and_norm(x: Tensor, more: Tensor | None, norm: Any) -> tuple[Tensor, Ten
     return total, out
 
 
-def product(
+def small_batch_linear(
     x: Tensor,
     layer: Any,
     norm: Any = None,
@@ -233,7 +233,7 @@ def product(
     return out, normed
 
 
-def rank(logits: Tensor, few: int) -> tuple[Tensor, Tensor]:
+def topk_logprobs(logits: Tensor, few: int) -> tuple[Tensor, Tensor]:
     """The few likeliest tokens of each row, the likeliest first: log-probabilities and tokens.
 
     Among equals the first one comes first.

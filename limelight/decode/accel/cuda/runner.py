@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.decode.accel.cuda.device_beam import Beams, RankedSearch
-from limelight.decode.accel.cuda.graph_slot import Place, Shape
+from limelight.decode.accel.cuda.device_beam import BeamBuffers, DeviceBeamSearch
+from limelight.decode.accel.cuda.graph_slot import GraphSlot, Shape
 from limelight.errors import UserError
-from limelight.model.kv_cache import Cache
+from limelight.model.kv_cache import KVCache
 
 MOST_PLACES = 16  # that are kept when nobody writes there
 
@@ -37,32 +37,32 @@ def has_triton() -> bool:
     return True
 
 
-class FixedState:
+class GraphState:
     """What a batch keeps between two tokens: an ordinary cache at first, then a place."""
 
-    def __init__(self, writer: "Fixed", cache: Cache) -> None:
+    def __init__(self, writer: "CudaGraphModel", cache: KVCache) -> None:
         self.writer = writer
-        self.cache: Cache | None = cache
+        self.cache: KVCache | None = cache
         self.chosen: Tensor | None = None  # rows of the cache that are meant, if not all once
-        self.place: Place | None = None
+        self.place: GraphSlot | None = None
         self.rows = cache.length.numel()
-        self.reach = cache.reach
+        self.reach = cache.max_used
 
-    def settle(self) -> Place:
+    def bind(self) -> GraphSlot:
         """Move into a place, if not done yet."""
         if self.place is None:
             if self.cache is None:
                 raise AssertionError("a state is in a cache or in a place")
-            self.place = self.writer.find_place(self.cache, self.rows)
+            self.place = self.writer.acquire_slot(self.cache, self.rows)
             self.place.owner = weakref.ref(self)
-            self.place.move_in(self.cache, self.chosen)
-            self.reach, self.cache, self.chosen = self.cache.reach, None, None
+            self.place.load(self.cache, self.chosen)
+            self.reach, self.cache, self.chosen = self.cache.max_used, None, None
         return self.place
 
-    def unsettle(self, rows: Tensor) -> Cache:
+    def release(self, rows: Tensor) -> KVCache:
         """Move these rows out again."""
         if self.place is not None:
-            self.cache = self.place.move_out(rows, self.reach)
+            self.cache = self.place.unload(rows, self.reach)
             self.place.owner, self.place = None, None
         if self.cache is None:
             raise AssertionError("a state is in a cache or in a place")
@@ -76,83 +76,83 @@ class FixedState:
         if self.cache is not None:
             self.chosen = rows if self.chosen is None else self.chosen[rows]
             if rows.numel() < self.cache.length.numel():
-                self.unsettle(rows)
+                self.release(rows)
         elif self.place is None:
             raise AssertionError("a state is in a cache or in a place")
         elif rounded(rows.numel()) != self.place.shape[0]:
-            self.unsettle(rows)
+            self.release(rows)
         else:
-            self.place.shuffle(rows, self.reach)
+            self.place.reorder(rows, self.reach)
         self.rows = rows.numel()
 
-    def put(self, other: "FixedState", places: Tensor) -> None:
+    def insert_rows(self, other: "GraphState", places: Tensor) -> None:
         """Put the rows of another state into these places: over a row, or behind the last one.
 
         Both move out of where they are, and settle anew with the next token.
         """
         device = places.device
-        mine = self.unsettle(torch.arange(self.rows, device=device))
-        mine.put(other.unsettle(torch.arange(other.rows, device=device)), places)
-        self.rows, self.reach = mine.length.numel(), mine.reach
+        mine = self.release(torch.arange(self.rows, device=device))
+        mine.insert_rows(other.release(torch.arange(other.rows, device=device)), places)
+        self.rows, self.reach = mine.length.numel(), mine.max_used
 
 
-class Fixed:
+class CudaGraphModel:
     """A Transformer that writes on a GPU."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config
-        self.places: list[Place] = []
-        self.make_place: Callable[[Shape, Cache], Place] = partial(Place, model)
+        self.places: list[GraphSlot] = []
+        self.make_place: Callable[[Shape, KVCache], GraphSlot] = partial(GraphSlot, model)
         on_gpu = next(model.parameters()).device.type == "cuda"
         self.ranks = on_gpu and has_triton()  # whether to leave plain choices to the GPU
-        self.plain_search = RankedSearch if self.ranks else None
+        self.plain_search = DeviceBeamSearch if self.ranks else None
         if self.ranks:
-            from limelight.decode.accel.cuda.fused_model import Swift, SwiftPlace
+            from limelight.decode.accel.cuda.fused_model import FusedModel, PagedSlot
 
-            self.make_place = partial(SwiftPlace, Swift(model))
+            self.make_place = partial(PagedSlot, FusedModel(model))
 
     def parameters(self) -> Any:
         """The model's own."""
         return self.model.parameters()
 
-    def start(self, *given: Any, **room: Any) -> FixedState:
+    def start(self, *given: Any, **room: Any) -> GraphState:
         """The state from which `step` writes, from what the model's own `start` takes."""
-        return FixedState(self, self.model.start(*given, **room))
+        return GraphState(self, self.model.start(*given, **room))
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: FixedState, real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: GraphState, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         if tokens.size(1) == 1 and real is None:
-            return self.place_for_one_more(state).step(tokens)
+            return self.slot_for_next_token(state).step(tokens)
         everybody = torch.arange(state.rows, device=tokens.device)
-        cache = state.unsettle(everybody)
+        cache = state.release(everybody)
         logits: Tensor = self.model.step(tokens, cache, real)
-        state.reach = cache.reach
+        state.reach = cache.max_used
         return logits
 
     @torch.no_grad()
-    def step_likeliest(self, tokens: Tensor, state: FixedState) -> tuple[Tensor, Tensor]:
+    def step_likeliest(self, tokens: Tensor, state: GraphState) -> tuple[Tensor, Tensor]:
         """Read a token in each row, B; what is told of the likeliest ones, and these, B."""
-        return self.place_for_one_more(state).step_likeliest(tokens)
+        return self.slot_for_next_token(state).step_likeliest(tokens)
 
     @torch.no_grad()
-    def step_beams(self, beams: Beams, state: FixedState) -> Beams:
+    def step_beams(self, beams: BeamBuffers, state: GraphState) -> BeamBuffers:
         """Read the newest tokens of all beams, and extend them; returns where they are now."""
-        return self.place_for_one_more(state).step_beams(beams)
+        return self.slot_for_next_token(state).step_beams(beams)
 
-    def place_for_one_more(self, state: FixedState) -> Place:
+    def slot_for_next_token(self, state: GraphState) -> GraphSlot:
         """Where a batch is to take its next step."""
-        place = state.settle()
+        place = state.bind()
         if state.reach >= place.shape[1]:  # a longer row may have left: begin with those that stay
-            cache = state.unsettle(torch.arange(state.rows, device=place.tokens.device))
-            cache.reach = max(cache.length.tolist(), default=0)
-            place = state.settle()
+            cache = state.release(torch.arange(state.rows, device=place.tokens.device))
+            cache.max_used = max(cache.length.tolist(), default=0)
+            place = state.bind()
         if state.reach >= place.shape[1]:
             raise UserError(f"there is no room for more than {place.shape[1]} tokens")
         state.reach += 1
         return place
 
-    def find_place(self, cache: Cache, rows: int) -> Place:
+    def acquire_slot(self, cache: KVCache, rows: int) -> GraphSlot:
         """A free place of the right shape, or a new one."""
         shape = self.shape_for(cache, rows)
         for place in self.places:
@@ -160,18 +160,18 @@ class Fixed:
                 self.places.remove(place)
                 self.places.append(place)  # the one that was used last
                 return place
-        self.give_up_places()
+        self.evict_slots()
         with torch.inference_mode(False), torch.no_grad():  # it may be used later in any mode
             self.places.append(self.make_place(shape, cache))
         return self.places[-1]
 
-    def give_up_places(self) -> None:
+    def evict_slots(self) -> None:
         """Let those go that nobody has used for longest, if they are many: they take memory."""
         free = [place for place in self.places if place.is_free]
         for place in free[: max(0, len(self.places) - MOST_PLACES + 1)]:
             self.places.remove(place)
 
-    def shape_for(self, cache: Cache, rows: int) -> Shape:
+    def shape_for(self, cache: KVCache, rows: int) -> Shape:
         """The shape of a place for this batch: rounded up, but never beyond learned positions."""
         slots = -(-cache.keys[0].size(2) // 64) * 64
         if self.config.positions == "learned":
