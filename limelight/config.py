@@ -15,15 +15,15 @@ from pydantic.dataclasses import dataclass
 
 from limelight.errors import RenamedWarning, UserError, unknown_name
 
-LARGEST = 2**40  # of any count: beyond every corpus and model, and far from overflow
-Count = Annotated[int, pydantic.Field(ge=0, le=LARGEST)]
+_LARGEST = 2**40  # of any count: beyond every corpus and model, and far from overflow
+Count = Annotated[int, pydantic.Field(ge=0, le=_LARGEST)]
 Size = Annotated[int, pydantic.Field(ge=1, le=2**24)]  # of something that is held in memory
 Fraction = Annotated[float, pydantic.Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, pydantic.Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 T = TypeVar("T")
-STRICT = pydantic.ConfigDict(extra="forbid", strict=True)
-KINDS = {
+_STRICT = pydantic.ConfigDict(extra="forbid", strict=True)
+_KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -43,19 +43,19 @@ def config_class(cls: type[T]) -> type[T]:
 
     Its `RENAMED`, if there is one, maps old names of fields to new ones; both are accepted.
     """
-    checked = dataclass(cls, frozen=True, kw_only=True, config=STRICT)
+    checked = dataclass(cls, frozen=True, kw_only=True, config=_STRICT)
     build: Callable[..., None] = checked.__init__
 
     @wraps(build)
     def __init__(self: T, /, *positional: Any, **values: Any) -> None:  # noqa: N807
         names = [field.name for field in fields(checked)]
-        values = with_current_names(cls, values)
+        values = _with_current_names(cls, values)
         for name in values.keys() - set(names):
             raise unknown_name("setting", name, names)
         try:
             build(self, *positional, **values)
         except pydantic.ValidationError as error:
-            raise UserError(validation_message(error.errors(), cls)) from None
+            raise UserError(_validation_message(error.errors(), cls)) from None
 
     cast(Any, checked).__init__ = __init__
     return cast(type[T], checked)
@@ -66,7 +66,7 @@ def current_name(cls: type, name: str) -> str:
     return str(getattr(cls, "RENAMED", {}).get(name, name))
 
 
-def with_current_names(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+def _with_current_names(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     """Values under today's names; each old one is mentioned in a warning."""
     current: dict[str, Any] = {}
     for name, value in values.items():
@@ -79,7 +79,7 @@ def with_current_names(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     return current
 
 
-def validation_message(problems: list[Any], cls: type) -> str:
+def _validation_message(problems: list[Any], cls: type) -> str:
     """What pydantic found first, told to a person."""
     kind = problems[0]["type"]
     if kind == "value_error":  # one of our own sentences
@@ -92,13 +92,13 @@ def validation_message(problems: list[Any], cls: type) -> str:
         choices = get_args(cls.__dataclass_fields__[name].type)  # type: ignore[attr-defined]
         return str(unknown_name(name, value, map(str, choices)))
     same = [problem for problem in problems if problem["loc"][0] == name]
-    if all(problem["type"] in (*KINDS, "literal_error") for problem in same):
-        wanted = [KINDS.get(p["type"]) or p["ctx"]["expected"] for p in same]
-        return f"{name}={shown(value)} must be {' or '.join(wanted)}"
-    return f"{name}={shown(value)} is out of range: {problems[0]['msg'].removeprefix('Input ')}"
+    if all(problem["type"] in (*_KINDS, "literal_error") for problem in same):
+        wanted = [_KINDS.get(p["type"]) or p["ctx"]["expected"] for p in same]
+        return f"{name}={_shown(value)} must be {' or '.join(wanted)}"
+    return f"{name}={_shown(value)} is out of range: {problems[0]['msg'].removeprefix('Input ')}"
 
 
-def shown(value: object) -> str:
+def _shown(value: object) -> str:
     """A value in a message: short, and never a failure of its own."""
     try:
         text = repr(value)

@@ -22,7 +22,7 @@ class OlderWeightsWarning(UserWarning):
     """The newest weights of a run are damaged, and older ones are used."""
 
 
-WHAT_TO_DO = {  # when the system refuses, by its own name for why
+_WHAT_TO_DO = {  # when the system refuses, by its own name for why
     errno.ENOSPC: "make room on this disk, or choose a folder on another one",
     errno.EDQUOT: "make room on this disk, or choose a folder on another one",
     errno.EACCES: "choose a place that you may use, or ask for permission",
@@ -41,7 +41,7 @@ def describe_os_error(error: OSError) -> str:
     """What the system refuses, why, and what to do about it."""
     why = error.strerror or str(error)
     what = f"{error.filename}: {why}" if error.filename is not None else why
-    advice = WHAT_TO_DO.get(error.errno or 0)
+    advice = _WHAT_TO_DO.get(error.errno or 0)
     return f"{what}; {advice}" if advice else what
 
 

@@ -78,7 +78,7 @@ class LoadedModel(TextModel):
         self, text: str, nbest: int = 1, wishes: Constraints | None = None, **settings: Any
     ) -> Translation:
         """A text's translation, with its score; with a larger `nbest` the next best too."""
-        return raise_if_problem(next(self.translate_all([text], nbest, wishes, **settings)))
+        return _raise_if_problem(next(self.translate_all([text], nbest, wishes, **settings)))
 
     def translate_all(
         self,
@@ -117,7 +117,7 @@ class LoadedModel(TextModel):
 
     def score(self, *text: str, tag: str = "") -> Scored:
         """How likely a text is; of a source and a target, the target."""
-        return raise_if_problem(next(score(self, [text], tag)))
+        return _raise_if_problem(next(score(self, [text], tag)))
 
     def explain(
         self, text: str, target: str | None = None, tag: str = "", **settings: Any
@@ -133,7 +133,7 @@ class LoadedModel(TextModel):
 Outcome = TypeVar("Outcome", Translation, Scored)
 
 
-def raise_if_problem(outcome: Outcome) -> Outcome:
+def _raise_if_problem(outcome: Outcome) -> Outcome:
     """What came of a single text, if something did."""
     if outcome.problem:
         raise UserError(outcome.problem)
@@ -148,8 +148,8 @@ def load(path: str | Path, *others: str | Path) -> LoadedModel:
     run = find_run(path)
     recipe = recipe_from_run(run)
     tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
-    classes = read_classes(run, recipe.model)
-    model, step = newest_model(recipe.model, run)
+    classes = _read_classes(run, recipe.model)
+    model, step = _newest_model(recipe.model, run)
     companions = [load(other) for other in others]
     for other, name in zip(companions, others, strict=True):
         if other.tokenizer.hash != tokenizer.hash:
@@ -170,12 +170,12 @@ def load(path: str | Path, *others: str | Path) -> LoadedModel:
     )
 
 
-def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
+def _newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
     """The model as it is now, and its step. What a trainer prunes meanwhile is asked for again."""
     while True:
         folder, passed_over = run.weights()
         try:
-            model = build_from(config, folder / WEIGHTS)
+            model = _build_from(config, folder / WEIGHTS)
         except UserError:
             if folder.is_dir():
                 raise
@@ -187,7 +187,7 @@ def newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
             return model, step_of(folder)
 
 
-def build_from(config: AnyConfig, path: Path) -> nn.Module:
+def _build_from(config: AnyConfig, path: Path) -> nn.Module:
     """A model with weights from a file, whose shapes are compared before anything is allocated."""
     found = shapes_in(path)
     if config.layers > len(found):  # even to count the tensors of a thousand layers takes a while
@@ -209,7 +209,7 @@ def build_from(config: AnyConfig, path: Path) -> nn.Module:
     return model
 
 
-def read_classes(run: RunFolder, config: AnyConfig) -> tuple[str, ...]:
+def _read_classes(run: RunFolder, config: AnyConfig) -> tuple[str, ...]:
     """The names of a classifier's classes."""
     wanted = getattr(config, "classes", 0)
     if not wanted:

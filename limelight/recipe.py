@@ -30,7 +30,7 @@ SHIPPED = files("limelight") / "recipes"
 
 
 @config_class
-class Published:
+class _Published:
     """What others say of this model, to hold our count against."""
 
     parameters: Annotated[int, Field(ge=1, le=10**18)]  # how many they count
@@ -49,7 +49,7 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     about: str = ""
-    published: Published | None = None
+    published: _Published | None = None
 
 
 TABLES: dict[str, type[Any]] = {
@@ -57,7 +57,7 @@ TABLES: dict[str, type[Any]] = {
     "tokenizer": TokenizerConfig,
     "train": TrainConfig,
     "decode": DecodeConfig,
-    "published": Published,
+    "published": _Published,
 }
 
 
@@ -86,7 +86,7 @@ def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
 def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
     """The recipe that this TOML describes, with these changes."""
     try:
-        values = parse_toml(text)
+        values = _parse_toml(text)
         for key in values:
             if key not in ("about", "model", *TABLES):
                 raise unknown_name("key", key, ("about", "model", *TABLES))
@@ -94,8 +94,8 @@ def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
                 raise UserError(f"{key} must be a table, [{key}], and not {values[key]!r}")
         if "model" not in values:
             raise UserError("there is no [model] table: a recipe says at least what the model is")
-        apply_overrides(values, changes)
-        return assemble(Path(name).name.removesuffix(".toml"), values)
+        _apply_overrides(values, changes)
+        return _assemble(Path(name).name.removesuffix(".toml"), values)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
 
@@ -115,7 +115,7 @@ def recipe_from_run(run: RunFolder) -> Recipe:
     return replace(recipe, name=name)
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     """TOML as a dict; a hostile file (endless digits, bottomless nesting) is only a wrong one."""
     try:
         return tomllib.loads(text)
@@ -123,10 +123,10 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise UserError(str(error) or "nested too deeply") from error
 
 
-def assemble(name: str, values: Mapping[str, Any]) -> Recipe:
+def _assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     """A recipe from its tables, each checked by the part that owns it."""
     parts = {
-        key: checked(key, lambda owner=owner, key=key: owner(**lists_to_tuples(values[key])))
+        key: _checked(key, lambda owner=owner, key=key: owner(**lists_to_tuples(values[key])))
         for key, owner in TABLES.items()
         if key in values
     }
@@ -136,7 +136,7 @@ def assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     about = values.get("about", "")
     if not isinstance(about, str):
         raise UserError(f"about={about!r} must be text")
-    config = checked("model", lambda: model_config(**model))
+    config = _checked("model", lambda: model_config(**model))
     if "tokenizer" not in values and config.vocab < TokenizerConfig().vocab:
         parts["tokenizer"] = TokenizerConfig(vocab=max(SMALLEST, config.vocab))
     recipe = Recipe(name, config, about=about, **parts)
@@ -153,7 +153,7 @@ def assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def checked(key: str, build: Any) -> Any:
+def _checked(key: str, build: Any) -> Any:
     """What `build` gives; its complaint with the table's name in front."""
     try:
         return build()
@@ -168,7 +168,7 @@ def as_list(changes: Iterable[str]) -> list[str]:
     return list(changes)
 
 
-def apply_overrides(values: dict[str, Any], changes: Iterable[str]) -> None:
+def _apply_overrides(values: dict[str, Any], changes: Iterable[str]) -> None:
     """Apply "table.setting=value", in the tables as they were read."""
     lists: dict[tuple[str, str], list[str]] = {}
     for one in as_list(changes):
@@ -179,15 +179,15 @@ def apply_overrides(values: dict[str, Any], changes: Iterable[str]) -> None:
         if key not in ("model", *TABLES):
             raise unknown_name("table", key, ("model", *TABLES))
         target = values.setdefault(key, {})
-        kind = type_of(key, setting, values)
+        kind = _type_of(key, setting, values)
         if get_origin(kind) is tuple:
             target[setting] = lists.setdefault((key, setting), [])
             target[setting].append(raw)
         else:
-            target[setting] = raw if kind is str else parse_value(raw)
+            target[setting] = raw if kind is str else _parse_value(raw)
 
 
-def type_of(key: str, setting: str, values: Mapping[str, Any]) -> Any:
+def _type_of(key: str, setting: str, values: Mapping[str, Any]) -> Any:
     """The type of a setting, or None where there is no such setting: that is refused later."""
     family = str(values["model"].get("family", "encoder-decoder"))
     owner = TABLES[key] if key != "model" else FAMILIES.get(family)
@@ -196,7 +196,7 @@ def type_of(key: str, setting: str, values: Mapping[str, Any]) -> Any:
     return {f.name: f.type for f in fields(owner)}.get(current_name(owner, setting))
 
 
-def parse_value(raw: str) -> Any:
+def _parse_value(raw: str) -> Any:
     """A value as TOML would read it, or else the text as it stands."""
     try:
         return raw if "\n" in raw else tomllib.loads(f"value = {raw}")["value"]

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from limelight.data.datasets import Batch, Examples, Lengths, Rows
 
-EMPTY = {"examples": -1, "labels": -1}  # what an empty row holds, where that is not padding
+_EMPTY = {"examples": -1, "labels": -1}  # what an empty row holds, where that is not padding
 
 
 def plan_epoch(
@@ -47,7 +47,7 @@ def plan_epoch(
     widths = round_up(lengths, longest) if bucketed else lengths
     first = widths[order, -1] if bucketed else widths[order].max(axis=1)
     order = order[np.lexsort((lengths[order, 0], first))]
-    batches = fill_batches(
+    batches = _fill_batches(
         order, widths, batch_tokens, buckets=widths[order, -1] if bucketed else None
     )
     return [batches[i] for i in draw.permutation(len(batches))]
@@ -60,7 +60,7 @@ def round_up(lengths: Lengths, longest: int | None = None) -> Lengths:
     return rounded if longest is None else np.maximum(lengths, np.minimum(rounded, longest))
 
 
-def fill_batches(
+def _fill_batches(
     order: Rows, widths: Lengths, budget: int, buckets: Rows | None = None
 ) -> list[Rows]:
     """Take examples in this order until rows x longest would exceed the budget, or a bucket ends.
@@ -139,7 +139,7 @@ class BatchPlan:
             generator=torch.Generator(),  # or it would draw from torch's own, and dropout with it
             worker_init_fn=leave_signals_to_the_trainer,
         )
-        with signals_held_back():
+        with _signals_held_back():
             made = iter(loader)
         yield from made
         turns = -(-(len(plan) - position) // self.ranks)
@@ -147,7 +147,7 @@ class BatchPlan:
 
 
 @contextmanager
-def signals_held_back() -> Iterator[None]:
+def _signals_held_back() -> Iterator[None]:
     """They come when this is over; to processes that are started meanwhile they never come."""
     if sys.platform == "win32":
         yield
@@ -179,24 +179,24 @@ class EpochPlan(Dataset[Batch]):
         lengths = batches.examples.lengths[rows]
         width = round_up(lengths, batches.longest) if batches.bucketed else lengths
         batch = batches.examples.batch(self.epoch, position, rows, width.max(axis=0))
-        full = full_rows(len(rows), int(width.max()), batches.batch_tokens)
-        return pad_rows(batch, full - len(rows), batches.pad) if batches.bucketed else batch
+        full = _full_rows(len(rows), int(width.max()), batches.batch_tokens)
+        return _pad_rows(batch, full - len(rows), batches.pad) if batches.bucketed else batch
 
 
-def full_rows(rows: int, longest: int, batch_tokens: int) -> int:
+def _full_rows(rows: int, longest: int, batch_tokens: int) -> int:
     """So many rows and some more, up to the next quarter of a full batch: few numbers occur."""
     most = batch_tokens // longest
     quarter = max(1, most // 4)
     return max(rows, min(-(-rows // quarter) * quarter, most))
 
 
-def pad_rows(batch: Batch, more: int, pad: int) -> Batch:
+def _pad_rows(batch: Batch, more: int, pad: int) -> Batch:
     """Add so many empty rows."""
 
     def longer(name: str, values: Any) -> Any:
         if not isinstance(values, Tensor):
             return values
-        filler = EMPTY.get(name, False if values.dtype == torch.bool else pad)
+        filler = _EMPTY.get(name, False if values.dtype == torch.bool else pad)
         return torch.cat([values, values.new_full((more, *values.shape[1:]), filler)])
 
     return type(batch)(*(longer(n, v) for n, v in zip(batch._fields, batch, strict=True)))

@@ -30,47 +30,47 @@ from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
 from limelight.errors import UserError
 
-SPLITS = ("train", "valid", "test")
-PERCENTILES = (5, 50, 95, 99, 100)
-MIXED_UP = {
+_SPLITS = ("train", "valid", "test")
+_PERCENTILES = (5, 50, 95, 99, 100)
+_MIXED_UP = {
     "copied": "have the source as their target: not translated?",
     "swapped": "look as if source and target were swapped",
     "source": "have a source that looks like the target's language",
     "target": "have a target that looks like the source's language",
 }
-BLOCK = 400  # lines that are looked at together when two files are suspected of being shifted
+_BLOCK = 400  # lines that are looked at together when two files are suspected of being shifted
 
 
 def check(
     data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
     """Everything that `limelight data check` tells, as plain data."""
-    splits = {split: examine(data, split) for split in SPLITS if corpora_for_split(data, split)}
+    splits = {split: _examine(data, split) for split in _SPLITS if corpora_for_split(data, split)}
     if not splits:
         raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
     seen = {split: report.pop("sources") for split, report in splits.items()}
-    report: dict[str, Any] = {"splits": splits, "leaks": leaks(seen)}
+    report: dict[str, Any] = {"splits": splits, "leaks": _leaks(seen)}
     if "train" in splits and splits["train"]["tally"]["used"]:
-        report["tokens"] = tokens(data, tokenizer, batch_tokens, max_len)
-    report["warnings"] = list(warnings(report))
+        report["tokens"] = _tokens(data, tokenizer, batch_tokens, max_len)
+    report["warnings"] = list(_warnings(report))
     return report
 
 
-def examine(data: DataConfig, split: str) -> dict[str, Any]:
+def _examine(data: DataConfig, split: str) -> dict[str, Any]:
     """One split: its tally, lengths, duplicates, and whether its two sides fit together."""
     tally = LineStats()
     lengths, exact, near, sources = (array("Q") for _ in range(4))  # eight bytes an example each
     for example in read_split(data, split, tally):
-        lengths.extend(len(text) for text in texts_of(data, example))
-        exact.append(digest(example))
-        near.append(digest(map(plain, example)))
-        sources.append(digest([plain(example[0])]))
+        lengths.extend(len(text) for text in _texts_of(data, example))
+        exact.append(_digest(example))
+        near.append(_digest(map(plain, example)))
+        sources.append(_digest([plain(example[0])]))
     sizes = np.array(lengths, np.int64).reshape(-1, num_columns(data))
     repeated = len(exact) - len(np.unique(exact))
     report: dict[str, Any] = {
         "tally": {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(tally).items()},
         "characters": {
-            side: percentiles(sizes[:, i])
+            side: _percentiles(sizes[:, i])
             for i, side in enumerate(("source", "target")[: num_columns(data)])
         },
         "duplicates": repeated,
@@ -83,7 +83,7 @@ def examine(data: DataConfig, split: str) -> dict[str, Any]:
     return report
 
 
-def digest(texts: Iterable[str]) -> int:
+def _digest(texts: Iterable[str]) -> int:
     """A short fingerprint; two texts that share one are the same for our purposes."""
     content = "\0".join(map(valid_unicode, texts)).encode()
     return int.from_bytes(blake2b(content, digest_size=8).digest())
@@ -95,11 +95,11 @@ def plain(text: str) -> str:
     return "".join(c for c in decomposed if c.isalpha()) or text
 
 
-def percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:
+def _percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:
     """The lengths that so many percent stay below; 100 is the longest."""
     if not len(sizes):
         return {}
-    return {str(p): int(np.percentile(sizes, p, method="lower")) for p in PERCENTILES}
+    return {str(p): int(np.percentile(sizes, p, method="lower")) for p in _PERCENTILES}
 
 
 def misaligned_blocks(sizes: NDArray[np.int64]) -> list[int]:
@@ -110,39 +110,39 @@ def misaligned_blocks(sizes: NDArray[np.int64]) -> list[int]:
     """
     logs = np.log(np.maximum(sizes, 1))
     suspects = []
-    for begin in range(0, len(logs) - 50, BLOCK):
-        source, target = logs[begin : begin + BLOCK].T
+    for begin in range(0, len(logs) - 50, _BLOCK):
+        source, target = logs[begin : begin + _BLOCK].T
         if len(source) < 50:
             break
-        here = correlation(source, target)
-        beside = max(correlation(source[1:], target[:-1]), correlation(source[:-1], target[1:]))
+        here = _correlation(source, target)
+        beside = max(_correlation(source[1:], target[:-1]), _correlation(source[:-1], target[1:]))
         if beside > here + 0.25:
             suspects.append(begin + 1)
     return suspects
 
 
-def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
+def _correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
     """The correlation of two rows of numbers; 0 where one of them does not vary."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
+def _leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
     """How many different sources of one split occur in another, near duplicates included."""
     pairs = [("train", "valid"), ("train", "test"), ("valid", "test")]
     both = [(a, b) for a, b in pairs if a in seen and b in seen]
     return {f"{b} in {a}": len(np.intersect1d(seen[a], seen[b])) for a, b in both}
 
 
-def tokens(
+def _tokens(
     data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
     """What the recipe's tokenizer makes of the training text, and what batches come of it."""
     texts = (
         text
         for example in read_split(data, "train", LineStats())
-        for text in texts_of(data, example)
+        for text in _texts_of(data, example)
     )
     tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
     with TemporaryDirectory() as folder:
@@ -152,23 +152,23 @@ def tokens(
         report: dict[str, Any] = {"vocabulary": len(tokenizer), "tokens": total}
         words, lost = 0, 0
         for i, example in enumerate(read_split(data, "train", LineStats())):
-            for column, text in zip(store.columns, texts_of(data, example), strict=True):
+            for column, text in zip(store.columns, _texts_of(data, example), strict=True):
                 words += len(text.split())
                 lost += tokenizer.decode(column[i].tolist()) != tokenizer.normalize(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
         if data.kind != "texts":  # those are cut into blocks
             report["over_max_len"] = int((lengths_of(store) > max_len).any(axis=1).sum())
         if num_columns(data) == 2:
-            report |= batches(lengths_of(store), batch_tokens)
+            report |= _batches(lengths_of(store), batch_tokens)
     return report
 
 
-def texts_of(data: DataConfig, example: Example) -> Example:
+def _texts_of(data: DataConfig, example: Example) -> Example:
     """The texts of an example, its label left out."""
     return example[: num_columns(data)]
 
 
-def batches(lengths: NDArray[np.int64], batch_tokens: int) -> dict[str, Any]:
+def _batches(lengths: NDArray[np.int64], batch_tokens: int) -> dict[str, Any]:
     """How many batches an epoch has, and how much of them is padding."""
     plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
     padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in plan)
@@ -185,7 +185,7 @@ def show(report: dict[str, Any], console: Console) -> None:
                 console.print(Text(f"  {count:>12,} {kind}: {reason}"))
         console.print(f"  {facts['duplicates']:>12,} duplicates", end="")
         console.print(f", {facts['near_duplicates']:,} nearly so")
-        show_lengths(facts["characters"], console)
+        _show_lengths(facts["characters"], console)
     if "tokens" in report:
         facts = report["tokens"]
         console.print(f"[bold]tokens[/]  {facts['tokens']:,} in training, ", end="")
@@ -200,7 +200,7 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print("[green]nothing to warn of[/]")
 
 
-def show_lengths(characters: dict[str, dict[str, int]], console: Console) -> None:
+def _show_lengths(characters: dict[str, dict[str, int]], console: Console) -> None:
     """How long the texts are, as bars: the length that so many percent stay within."""
     longest = max((at for sizes in characters.values() for at in sizes.values()), default=1)
     for side, sizes in characters.items():
@@ -209,7 +209,7 @@ def show_lengths(characters: dict[str, dict[str, int]], console: Console) -> Non
             console.print(f"  {side:>8} {percent:>3}% {bar} {at:,} characters")
 
 
-def warnings(report: dict[str, Any]) -> Iterable[str]:
+def _warnings(report: dict[str, Any]) -> Iterable[str]:
     """What a person should look at, in sentences."""
     for split, facts in report["splits"].items():
         tally = facts["tally"]
@@ -221,7 +221,7 @@ def warnings(report: dict[str, Any]) -> Iterable[str]:
             yield f"{share}% of {split} is refused: see the reasons"
         for kind, count in facts.get("mixups", {}).items():
             if count:
-                yield f"{count} pairs of {split} {MIXED_UP[kind]}"
+                yield f"{count} pairs of {split} {_MIXED_UP[kind]}"
         if places := facts.get("shifted"):
             yield (
                 f"{split} seems shifted by a line from about example {places[0]} on "

@@ -10,8 +10,8 @@ from limelight.data.hub import hub_splits
 from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError
 
-Kind = Literal["pairs", "texts", "labelled", "dialogues"]
-PLACES = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
+_Kind = Literal["pairs", "texts", "labelled", "dialogues"]
+_PLACES = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
@@ -20,7 +20,7 @@ KEYS = {  # what an example of each kind has, and so a line of JSON
 }
 
 
-def from_tables(values: object) -> object:
+def _from_tables(values: object) -> object:
     """The corpora of a recipe: TOML has tables where Python has `DataConfig`."""
     if not isinstance(values, list | tuple):
         return values
@@ -43,7 +43,7 @@ class DataConfig:
         "swap": "reverse",
     }
 
-    kind: Kind = "pairs"  # source and target; texts; texts with a label; conversations
+    kind: _Kind = "pairs"  # source and target; texts; texts with a label; conversations
     name: str = ""  # a public corpus that `limelight.data.registry` knows, instead of files
     hub: str = ""  # a dataset of the Hugging Face hub, "name" or "name:configuration", instead
     train: tuple[str, ...] = ()  # pairs: two parallel files, or one .tsv or .jsonl; else one file
@@ -64,7 +64,9 @@ class DataConfig:
     reverse: bool = False  # pairs: learn the other direction
     tag: str = ""  # a token of this name goes before every source: what is asked of the model
     weight: Positive = 1.0  # how often an epoch has each example; 0.5: one half, drawn every time
-    corpora: Annotated[tuple["DataConfig", ...], BeforeValidator(from_tables)] = ()  # read together
+    corpora: Annotated[
+        tuple["DataConfig", ...], BeforeValidator(_from_tables)
+    ] = ()  # read together
 
     def __post_init__(self) -> None:
         self.check_where()
@@ -87,7 +89,7 @@ class DataConfig:
         if self.toy and self.kind != "pairs":
             raise UserError(f"toy={self.toy!r} makes pairs, not kind={self.kind!r}")
         for own in ("name", "hub"):
-            others = [other for other in PLACES if other != own and getattr(self, other)]
+            others = [other for other in _PLACES if other != own and getattr(self, other)]
             if getattr(self, own) and others:
                 raise UserError(
                     f"{own}={getattr(self, own)!r} has its own files: leave {', '.join(others)} "
@@ -125,13 +127,13 @@ class DataConfig:
 def corpora_for_split(data: DataConfig, split: str) -> tuple[DataConfig, ...]:
     """The corpora that a split is made of: those that have it, or the one that there is."""
     if not data.corpora:
-        return (data,) if has(data, split) else ()
+        return (data,) if _has(data, split) else ()
     if getattr(data, split):  # validation files for all of them together
         return (replace(data, corpora=()),)
-    return tuple(corpus for corpus in data.corpora if has(corpus, split))
+    return tuple(corpus for corpus in data.corpora if _has(corpus, split))
 
 
-def has(data: DataConfig, split: str) -> bool:
+def _has(data: DataConfig, split: str) -> bool:
     """Whether there is such a split."""
     if data.hub and not data.hold_out:
         return split in hub_splits(data.hub)

@@ -20,11 +20,11 @@ def read_split(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
     if not parts:
         raise UserError(f"data.{split} names no file")
     for part in parts:
-        yield from read_part(part, split, tally)
+        yield from _read_part(part, split, tally)
     tally.check()
 
 
-def read_part(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
+def _read_part(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
     """The same for one corpus."""
     if data.toy:
         yield from make_toys(data, split, tally)
@@ -32,7 +32,7 @@ def read_part(data: DataConfig, split: str, tally: LineStats) -> Iterator[Exampl
     for origin, example in find_examples(data, split, tally):
         if data.hold_out and held_in(origin, data.hold_out) != split:
             tally.rejected["in another split"] += 1
-        elif refusal := refuse(example, data.max_chars):
+        elif refusal := _refuse(example, data.max_chars):
             tally.rejected[refusal] += 1
         else:
             tally.used += 1
@@ -45,7 +45,7 @@ def held_in(origin: str, share: float) -> str:
     return "valid" if place < share else "test" if place < 2 * share else "train"
 
 
-def refuse(example: Example, longest: int) -> str | None:
+def _refuse(example: Example, longest: int) -> str | None:
     """Why an example cannot be used, if so."""
     if any("\0" in text for text in example):
         return "NUL"

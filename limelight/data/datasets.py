@@ -76,7 +76,7 @@ class Examples(Protocol):
         """These examples side by side, so wide on each side."""
 
 
-def weights_of(store: TokenStore, weights: Sequence[float]) -> NDArray[np.float64] | None:
+def _weights_of(store: TokenStore, weights: Sequence[float]) -> NDArray[np.float64] | None:
     """The weight of each example, from those of the corpora that it was read from."""
     if all(weight == 1 for weight in weights):
         return None
@@ -91,20 +91,20 @@ class Seq2SeqDataset:
     ) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = lengths_of(store)
-        self.weights = weights_of(store, weights)
+        self.weights = _weights_of(store, weights)
 
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Seq2SeqBatch:
         """Sources with their ends, targets with a start and an end."""
-        source = add_end(self.store, 0, rows, int(width[0]), self.tokenizer)
-        target = add_end(self.store, 1, rows, int(width[1]), self.tokenizer)
+        source = _add_end(self.store, 0, rows, int(width[0]), self.tokenizer)
+        target = _add_end(self.store, 1, rows, int(width[1]), self.tokenizer)
         start = np.full((len(rows), 1), self.tokenizer.start)
         return Seq2SeqBatch(
             position,
             torch.from_numpy(rows),
             torch.from_numpy(source),
             torch.from_numpy(np.concatenate([start, target], axis=1)),
-            real(self.lengths[rows, 0], int(width[0])),
-            real(self.lengths[rows, 1] + 1, int(width[1]) + 1),
+            _real(self.lengths[rows, 0], int(width[0])),
+            _real(self.lengths[rows, 1] + 1, int(width[1]) + 1),
         )
 
 
@@ -119,7 +119,7 @@ class PromptDataset:
     ) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = lengths_of(store).sum(axis=1, keepdims=True)  # as it is read
-        self.weights = weights_of(store, weights)
+        self.weights = _weights_of(store, weights)
 
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> LMBatch:
         """Texts of prompt and answer."""
@@ -212,7 +212,7 @@ class CausalLMDataset:
     ) -> None:
         self.blocks = PackedBlocks(store, tokenizer.end, length, seed)
         self.lengths = np.full((len(self.blocks), 1), self.blocks.length)
-        each = weights_of(store, weights)
+        each = _weights_of(store, weights)
         self.weights = None if each is None else each[self.blocks.texts()]
 
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> LMBatch:
@@ -240,7 +240,7 @@ class MaskedLMDataset:
         self.words = word_starts(tokenizer) if whole_words else None
         self.blocks = PackedBlocks(store, tokenizer.end, length - 1, seed)
         self.lengths = np.full((len(self.blocks), 1), self.blocks.length + 1)
-        each = weights_of(store, weights)
+        each = _weights_of(store, weights)
         self.weights = None if each is None else each[self.blocks.texts()]
 
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> MaskedLMBatch:
@@ -270,8 +270,8 @@ class ClassificationDataset:
     ) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = np.minimum(store.columns[0].lengths + 2, longest)[:, None]
-        self.labels = class_numbers(store.meta["labels"], classes)
-        self.weights = weights_of(store, weights)
+        self.labels = _class_numbers(store.meta["labels"], classes)
+        self.weights = _weights_of(store, weights)
 
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> ClassificationBatch:
         """Start, text, end; and the number of the class."""
@@ -284,12 +284,12 @@ class ClassificationDataset:
             position,
             torch.from_numpy(rows),
             torch.from_numpy(tokens),
-            real(lengths, int(width[0])),
+            _real(lengths, int(width[0])),
             torch.from_numpy(self.labels[rows]),
         )
 
 
-def class_numbers(labels: Sequence[str], classes: Sequence[str]) -> Rows:
+def _class_numbers(labels: Sequence[str], classes: Sequence[str]) -> Rows:
     """Which of the classes each label is."""
     numbers = {name: i for i, name in enumerate(classes)}
     for label in labels:
@@ -303,7 +303,7 @@ def lengths_of(store: TokenStore, rows: Rows | slice = slice(None)) -> Lengths:
     return np.stack([column.lengths[rows] + 1 for column in store.columns], axis=1)
 
 
-def add_end(
+def _add_end(
     store: TokenStore, side: int, rows: Rows, width: int, tokenizer: Tokenizer
 ) -> NDArray[np.int64]:
     """One side of these examples with its end token, B width."""
@@ -313,6 +313,6 @@ def add_end(
     return tokens
 
 
-def real(lengths: NDArray[np.int64], width: int) -> Tensor:
+def _real(lengths: NDArray[np.int64], width: int) -> Tensor:
     """True where a row has a token, False where it has padding."""
     return torch.from_numpy(np.arange(width) < lengths[:, None])

@@ -37,25 +37,25 @@ from limelight.files import lock_file, sync
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before the next try, while the tries bring nothing new
 TIMEOUT = 30.0  # seconds of silence
-AT_ONCE = 2**18  # bytes
-DAMAGES = (BadGzipFile, BadZipFile, tarfile.TarError, zlib.error, EOFError, KeyError, RuntimeError)
+_AT_ONCE = 2**18  # bytes
+_DAMAGES = (BadGzipFile, BadZipFile, tarfile.TarError, zlib.error, EOFError, KeyError, RuntimeError)
 
-Check = Callable[[Path], None]  # raises a UserError for a file that must not be used
+_Check = Callable[[Path], None]  # raises a UserError for a file that must not be used
 
 
-def fetch(url: str, path: Path, check: Check = lambda _: None) -> None:
+def fetch(url: str, path: Path, check: _Check = lambda _: None) -> None:
     """Have the file of this address at this path, downloaded now or found from before."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"cannot download {url}: its address begins with neither http nor https")
-    make(path, partial(download, url), check)
+    _make(path, partial(_download, url), check)
 
 
-def extract(archive: Path, member: str, path: Path, check: Check = lambda _: None) -> None:
+def extract(archive: Path, member: str, path: Path, check: _Check = lambda _: None) -> None:
     """Have one member of a .zip or .tgz archive at this path; names inside decide no place."""
-    make(path, partial(take_out, archive, member), check)
+    _make(path, partial(_take_out, archive, member), check)
 
 
-def make(path: Path, write: Callable[[Path], None], check: Check) -> None:
+def _make(path: Path, write: Callable[[Path], None], check: _Check) -> None:
     """Make a file whole or not at all, and once, however many processes ask for it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,12 +64,12 @@ def make(path: Path, write: Callable[[Path], None], check: Check) -> None:
             if not path.is_file():
                 part = path.with_name(f"part-{path.name}")  # its ending still says how it is packed
                 write(part)
-                keep(part, path, check)
+                _keep(part, path, check)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def keep(part: Path, path: Path, check: Check) -> None:
+def _keep(part: Path, path: Path, check: _Check) -> None:
     """Give a finished file its name, if it passes its check; else put it aside."""
     try:
         check(part)
@@ -82,46 +82,46 @@ def keep(part: Path, path: Path, check: Check) -> None:
     sync(path.parent)
 
 
-def download(url: str, part: Path) -> None:
+def _download(url: str, part: Path) -> None:
     """Receive all of a file. What has begun is worth waiting for; what has not is told at once."""
     furthest, pauses = 0, iter(PAUSES)
     while True:
         try:
-            receive(url, part)
+            _receive(url, part)
             return
         except (OSError, HTTPException) as error:
-            have = size(part)
+            have = _size(part)
             if have > furthest:  # this try was of use: be patient anew
                 furthest, pauses = have, iter(PAUSES)
             pause = next(pauses, None)
             if pause is None or not part.exists():
-                raise UserError(f"{url} cannot be downloaded: {reason(error)}") from error
+                raise UserError(f"{url} cannot be downloaded: {_reason(error)}") from error
             time.sleep(pause)
 
 
-def receive(url: str, part: Path) -> None:
+def _receive(url: str, part: Path) -> None:
     """One connection: go on behind what is there, or begin anew if the server has another file."""
     mark = part.with_name(f"{part.name}.version")
     version = mark.read_text("latin-1") if mark.exists() else ""
-    have = size(part) if version else 0
-    with ask(url, have, version) as response:
+    have = _size(part) if version else 0
+    with _ask(url, have, version) as response:
         start = have if response.status == 206 else 0
-        if response.status == 206 and not continues(response, start, version):
+        if response.status == 206 and not _continues(response, start, version):
             mark.unlink(missing_ok=True)
             raise HTTPException("the server went on with another file than it had begun")
         total = None if response.length is None else start + response.length
-        with part.open("ab" if start else "wb") as file, shown(url, start, total) as advance:
+        with part.open("ab" if start else "wb") as file, _shown(url, start, total) as advance:
             if not start:  # written only now: the bytes of another version are gone
-                mark.write_text(version_of(response), "latin-1")
-            while chunk := response.read1(AT_ONCE):
+                mark.write_text(_version_of(response), "latin-1")
+            while chunk := response.read1(_AT_ONCE):
                 file.write(chunk)
                 advance(len(chunk))
-    if total is not None and size(part) != total:
-        raise HTTPException(f"the connection was cut after {size(part):,} of {total:,} bytes")
+    if total is not None and _size(part) != total:
+        raise HTTPException(f"the connection was cut after {_size(part):,} of {total:,} bytes")
     mark.unlink()
 
 
-def ask(url: str, have: int, version: str) -> HTTPResponse:
+def _ask(url: str, have: int, version: str) -> HTTPResponse:
     """The server's answer; it is asked for the rest only of the version that was begun."""
     headers = {"User-Agent": "limelight"}
     if have:
@@ -131,28 +131,28 @@ def ask(url: str, have: int, version: str) -> HTTPResponse:
     except HTTPError as error:
         if error.code != 416 or not have:
             raise
-        return ask(url, 0, "")  # there is no rest: what is here cannot be a beginning of it
+        return _ask(url, 0, "")  # there is no rest: what is here cannot be a beginning of it
     return response
 
 
-def continues(response: HTTPResponse, start: int, version: str) -> bool:
+def _continues(response: HTTPResponse, start: int, version: str) -> bool:
     """Whether these bytes belong behind those that are there."""
     place = response.headers.get("Content-Range", "")
-    return place.startswith(f"bytes {start}-") and version_of(response) in (version, "")
+    return place.startswith(f"bytes {start}-") and _version_of(response) in (version, "")
 
 
-def version_of(response: HTTPResponse) -> str:
+def _version_of(response: HTTPResponse) -> str:
     """What tells this file from a later one at its address; a weak tag (W/) does not."""
     tag = response.headers.get("ETag", "")
     return tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
 
 
-def size(path: Path) -> int:
+def _size(path: Path) -> int:
     """How many bytes there are."""
     return path.stat().st_size if path.exists() else 0
 
 
-def reason(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """What went wrong, for a person."""
     if isinstance(error, HTTPError):
         return f"the server answers {error.code} {error.reason}"
@@ -161,7 +161,7 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def shown(url: str, done: int, total: int | None) -> Iterator[Callable[[int], object]]:
+def _shown(url: str, done: int, total: int | None) -> Iterator[Callable[[int], object]]:
     """Tell on standard error how far it is: a bar on a terminal, elsewhere one line."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -176,20 +176,20 @@ def shown(url: str, done: int, total: int | None) -> Iterator[Callable[[int], ob
         yield partial(bar.advance, task)
 
 
-def take_out(archive: Path, member: str, part: Path) -> None:
+def _take_out(archive: Path, member: str, part: Path) -> None:
     """Stream one member of an archive into one file, and nothing else."""
     print(f"taking {member} out of {archive.name}", file=sys.stderr)
     try:
-        with opened(archive, member) as content, part.open("wb") as file:
-            shutil.copyfileobj(content, file, AT_ONCE)
-    except DAMAGES as error:
+        with _opened(archive, member) as content, part.open("wb") as file:
+            shutil.copyfileobj(content, file, _AT_ONCE)
+    except _DAMAGES as error:
         raise UserError(
             f"cannot take {member} out of {archive}: {error}; delete it to download it anew"
         ) from error
 
 
 @contextmanager
-def opened(archive: Path, member: str) -> Iterator[IO[bytes]]:
+def _opened(archive: Path, member: str) -> Iterator[IO[bytes]]:
     """A member for reading, if it is a plain file; a link could lead anywhere."""
     if archive.suffix == ".zip":
         with ZipFile(archive) as pack, pack.open(member) as content:

@@ -23,7 +23,7 @@ def mask_tokens(
     may = real & (tokens >= tokenizer.first_text_id)  # special tokens are never asked for
     chance = torch.rand(tokens.shape, generator=draw)
     if words is not None:
-        chance = chance.gather(1, word_heads(words[tokens] | ~may))
+        chance = chance.gather(1, _word_heads(words[tokens] | ~may))
     asked = may & (chance < rate)
     fate = torch.rand(tokens.shape, generator=draw)
     others = torch.randint(tokenizer.first_text_id, len(tokenizer), tokens.shape, generator=draw)
@@ -31,7 +31,7 @@ def mask_tokens(
     return torch.where(asked, hidden, tokens), asked
 
 
-def word_heads(begins: Tensor) -> Tensor:
+def _word_heads(begins: Tensor) -> Tensor:
     """For each position the position where its word begins, B S."""
     place = torch.arange(begins.size(1)).expand_as(begins)
     return torch.where(begins, place, 0).cummax(dim=1).values

@@ -19,12 +19,12 @@ from limelight.data.tokenizer import valid_unicode
 from limelight.errors import UserError
 
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
-Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
+_Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 PACKED = (".gz", ".xz")
-END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
+_END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
 
 
-NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
+_NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
 
 
 @dataclass
@@ -39,7 +39,7 @@ class LineStats:
     @property
     def unusable(self) -> str:
         """`2 of 3 lines cannot be used (1 empty, 1 invalid UTF-8)`, or nothing if all can."""
-        wrong = {why: n for why, n in self.rejected.items() if why not in NO_FAULT}
+        wrong = {why: n for why, n in self.rejected.items() if why not in _NO_FAULT}
         bad = sum(wrong.values())
         reasons = ", ".join(f"{count:,} {why}" for why, count in wrong.items())
         all_lines = f"{bad:,} of {self.used + bad:,} lines"
@@ -51,42 +51,42 @@ class LineStats:
             raise RuntimeError(f"{self.read} lines read, but {self.used} used and {self.rejected}")
 
 
-def find_examples(data: DataConfig, split: str, tally: LineStats) -> Iterator[Found]:
+def find_examples(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
     """Examples before they are judged; lines that give none are counted as refused here."""
     if data.hub:
-        return read_entries(data, iter(hub_rows(data, split)), tally)
-    return read_files(data, [Path(name) for name in files_of(data, split)], split, tally)
+        return _read_entries(data, iter(hub_rows(data, split)), tally)
+    return _read_files(data, [Path(name) for name in files_of(data, split)], split, tally)
 
 
-def read_files(
+def _read_files(
     data: DataConfig, files: list[Path], split: str, tally: LineStats
-) -> Iterator[Found]:
+) -> Iterator[_Found]:
     """The same from files, by their endings."""
     if num_columns(data) == 2 and len(files) == 2:
         if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
             raise UserError(
                 f"{files[0]} and {files[1]}: a .tsv or .jsonl file holds both sides alone"
             )
-        return read_parallel(files[0], files[1], tally)
+        return _read_parallel(files[0], files[1], tally)
     if len(files) != 1:
         wanted = "two parallel files, or one" if num_columns(data) == 2 else "one file"
         raise UserError(f"{data.kind} come from {wanted}, but {len(files)} are named")
     ending = [suffix for suffix in files[0].suffixes if suffix not in PACKED][-1:]
     if ending == [".jsonl"]:
-        return read_entries(data, json_lines(files[0], tally), tally)
+        return _read_entries(data, _json_lines(files[0], tally), tally)
     if ending == [".tsv"] and data.kind in ("pairs", "labelled"):
-        return read_tsv(files[0], data, tally)
+        return _read_tsv(files[0], data, tally)
     if data.kind == "texts" and data.valid_tail:
-        return read_cut(files[0], data.valid_tail, split, tally)
+        return _read_cut(files[0], data.valid_tail, split, tally)
     if data.kind == "texts":
-        return read_documents(files[0], data.separator, tally)
+        return _read_documents(files[0], data.separator, tally)
     if data.kind == "dialogues":
-        between = "\t" if ending == [".tsv"] else END_OF_TURN
-        return read_turn_lines(files[0], between, data.context_turns, tally)
+        between = "\t" if ending == [".tsv"] else _END_OF_TURN
+        return _read_turn_lines(files[0], between, data.context_turns, tally)
     raise UserError(f"{files[0]} must end in .tsv or .jsonl to hold {data.kind}")
 
 
-def lines(path: Path, tally: LineStats) -> Iterator[str | None]:
+def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
     """The lines of a file, mended where that is harmless; None where one cannot be text.
 
     A byte-order mark and a carriage return are taken off; invalid UTF-8 is refused.
@@ -136,7 +136,7 @@ def check_regular_file(path: Path) -> None:
         )
 
 
-def read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[Found]:
+def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[_Found]:
     """Line n of the one is the translation of line n of the other; both must have as many."""
     counts = [sum(1 for _ in raw_lines(path)) for path in (source, target)]
     if counts[0] != counts[1]:
@@ -144,7 +144,7 @@ def read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[Foun
             f"{source} has {counts[0]} lines and {target} has {counts[1]}: they cannot be parallel"
         )
     faults = [LineStats(), LineStats()]
-    both = zip(lines(source, faults[0]), lines(target, faults[1]), strict=True)
+    both = zip(_lines(source, faults[0]), _lines(target, faults[1]), strict=True)
     for left, right in both:
         tally.read += 1
         if left is not None and right is not None:
@@ -158,10 +158,10 @@ def read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[Foun
         tally.repaired += fault.repaired
 
 
-def read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[Found]:
+def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
     """Two columns with a tab between them, or two of more."""
     names: list[str] = []
-    for number, line in enumerate(lines(path, tally)):
+    for number, line in enumerate(_lines(path, tally)):
         tally.read += 1
         if line is None:
             continue
@@ -170,7 +170,7 @@ def read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[Found]:
             names = cells
             tally.rejected["header"] += 1
         elif data.columns:
-            places = [column_place(path, column, names) for column in data.columns]
+            places = [_column_place(path, column, names) for column in data.columns]
             if max(places) < len(cells):
                 yield cells[places[0]], (cells[places[0]], cells[places[1]])
             else:
@@ -181,7 +181,7 @@ def read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[Found]:
             tally.rejected["not two columns"] += 1
 
 
-def column_place(path: Path, column: str, names: list[str]) -> int:
+def _column_place(path: Path, column: str, names: list[str]) -> int:
     """Where a column stands: by its name in the header, or by its number from 1 on."""
     if column in names:
         return names.index(column)
@@ -191,9 +191,9 @@ def column_place(path: Path, column: str, names: list[str]) -> int:
     raise UserError(f"{path} has no column {column!r}: {told}")
 
 
-def json_lines(path: Path, tally: LineStats) -> Iterator[object]:
+def _json_lines(path: Path, tally: LineStats) -> Iterator[object]:
     """One JSON value a line; None where it is none."""
-    for line in lines(path, tally):
+    for line in _lines(path, tally):
         if line is None:
             tally.read += 1
             continue
@@ -203,13 +203,15 @@ def json_lines(path: Path, tally: LineStats) -> Iterator[object]:
             yield None
 
 
-def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) -> Iterator[Found]:
+def _read_entries(
+    data: DataConfig, entries: Iterator[object], tally: LineStats
+) -> Iterator[_Found]:
     """JSON objects with the keys of their kind: source and target, text, label, turns."""
     keys = data.columns or KEYS[data.kind]
     for entry in entries:
-        found = [look_up(entry, key) for key in keys]
+        found = [_look_up(entry, key) for key in keys]
         if data.kind == "dialogues":
-            yield from answers(found[0], data.context_turns, tally)
+            yield from _answers(found[0], data.context_turns, tally)
             continue
         tally.read += 1
         if not isinstance(entry, dict):
@@ -221,42 +223,42 @@ def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) 
             tally.rejected["without " + " and ".join(keys)] += 1
 
 
-def look_up(entry: object, key: str) -> object:
+def _look_up(entry: object, key: str) -> object:
     """What stands in a JSON object under a key, or under a.b: under b of what stands under a."""
     if not isinstance(entry, dict):
         return None
     if key in entry or "." not in key:
         return entry.get(key)
     first, rest = key.split(".", 1)
-    return look_up(entry.get(first), rest)
+    return _look_up(entry.get(first), rest)
 
 
-def read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[Found]:
+def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_Found]:
     """Documents between separator lines, or without a separator one text a line."""
     document: list[str] = []
-    for line in lines(path, tally):
+    for line in _lines(path, tally):
         if line is None:
             tally.read += 1
         elif not separator:
             tally.read += 1
             yield line, (line,)
         elif line == separator:
-            yield from finish(document, tally)
+            yield from _finish(document, tally)
         else:
             document.append(line)
-    yield from finish(document, tally)
+    yield from _finish(document, tally)
 
 
-def read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[Found]:
+def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[_Found]:
     """The whole file as one text, and of it the beginning or, for `valid`, the end."""
-    found = [line for line in lines(path, tally) if line is not None]
+    found = [line for line in _lines(path, tally) if line is not None]
     tally.read += tally.rejected.total()
     text = "\n".join(found)
     cut = round(len(text) * (1 - tail))
-    yield from finish([text[cut:] if split == "valid" else text[:cut]], tally)
+    yield from _finish([text[cut:] if split == "valid" else text[:cut]], tally)
 
 
-def finish(document: list[str], tally: LineStats) -> Iterator[Found]:
+def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
     """The document collected so far, if there is one."""
     if document:
         tally.read += 1
@@ -265,17 +267,17 @@ def finish(document: list[str], tally: LineStats) -> Iterator[Found]:
         document.clear()
 
 
-def read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[Found]:
+def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[_Found]:
     """One dialogue a line, its turns ended by `__eou__`, or in a .tsv file with tabs between."""
-    for line in lines(path, tally):
+    for line in _lines(path, tally):
         if line is None:
             tally.read += 1
         else:
             turns = [turn.strip() for turn in line.split(between)]
-            yield from answers([turn for turn in turns if turn], history, tally)
+            yield from _answers([turn for turn in turns if turn], history, tally)
 
 
-def answers(turns: object, history: int, tally: LineStats) -> Iterator[Found]:
+def _answers(turns: object, history: int, tally: LineStats) -> Iterator[_Found]:
     """Each turn but the first is an answer; its source is the turns before it, one a line."""
     if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(t, str) for t in turns):
         tally.read += 1

@@ -21,7 +21,7 @@ from limelight.files import atomic_write, cache_folder
 
 
 @dataclass(frozen=True)
-class CorpusSpec:
+class _CorpusSpec:
     """What the files of a corpus are, where they come from, and under which terms."""
 
     licence: str
@@ -42,24 +42,24 @@ class Download:
     tried: bool = False  # whether somebody has seen it give this very file
 
 
-def in_both(stem: str, source: str, target: str) -> tuple[str, str]:
+def _in_both(stem: str, source: str, target: str) -> tuple[str, str]:
     """Two parallel files, which differ in the language at their end."""
     return f"{stem}.{source}", f"{stem}.{target}"
 
 
-def multi30k(source: str, target: str) -> CorpusSpec:
+def _multi30k(source: str, target: str) -> _CorpusSpec:
     """Image captions, one direction of three languages."""
     train, valid, test = (
-        in_both(f"multi30k/{split}", source, target)
+        _in_both(f"multi30k/{split}", source, target)
         for split in ("train", "val", "test_2016_flickr")
     )
     licence = "research use; cite Elliott et al. 2016"
-    return CorpusSpec(licence, "github.com/multi30k/dataset", (train,), valid, test)
+    return _CorpusSpec(licence, "github.com/multi30k/dataset", (train,), valid, test)
 
 
-def tatoeba(language: str, date: str) -> CorpusSpec:
+def _tatoeba(language: str, date: str) -> _CorpusSpec:
     """Everyday sentences from English."""
-    return CorpusSpec(
+    return _CorpusSpec(
         "CC BY 2.0 FR: tatoeba.org, manythings.org/anki",
         f"manythings.org/anki as of {date}; what lies there now is another corpus",
         ((f"tatoeba/anki.en-{language}.tsv",),),
@@ -68,70 +68,70 @@ def tatoeba(language: str, date: str) -> CorpusSpec:
 
 
 NAMED = {
-    "greetings": CorpusSpec(
+    "greetings": _CorpusSpec(
         "Apache-2.0, written for Limelight",
         "comes with the package",
         (("greetings.tsv",),),
         ("greetings.valid.tsv",),
         shipped=True,
     ),
-    "multi30k-en-de": multi30k("en", "de"),
-    "multi30k-de-en": multi30k("de", "en"),
-    "multi30k-en-fr": multi30k("en", "fr"),
-    "wmt14-en-de": CorpusSpec(
+    "multi30k-en-de": _multi30k("en", "de"),
+    "multi30k-de-en": _multi30k("de", "en"),
+    "multi30k-en-fr": _multi30k("en", "fr"),
+    "wmt14-en-de": _CorpusSpec(
         "research use; see statmt.org/wmt14",
         "statmt.org; newstest2014 as text from a bucket of TensorFlow's",
         (
-            in_both("wmt/europarl-v7.de-en", "en", "de"),
-            in_both("wmt/commoncrawl.de-en", "en", "de"),
-            in_both("wmt/news-commentary-v9.de-en", "en", "de"),
+            _in_both("wmt/europarl-v7.de-en", "en", "de"),
+            _in_both("wmt/commoncrawl.de-en", "en", "de"),
+            _in_both("wmt/news-commentary-v9.de-en", "en", "de"),
         ),
-        in_both("wmt/newstest2013", "en", "de"),
-        in_both("wmt/newstest2014", "en", "de"),
+        _in_both("wmt/newstest2013", "en", "de"),
+        _in_both("wmt/newstest2014", "en", "de"),
     ),
-    "tatoeba-en-de": tatoeba("de", "2018-05-13"),
-    "tatoeba-en-fr": tatoeba("fr", "2019-04-08"),
-    "everyday-en-de": CorpusSpec(
+    "tatoeba-en-de": _tatoeba("de", "2018-05-13"),
+    "tatoeba-en-fr": _tatoeba("fr", "2019-04-08"),
+    "everyday-en-de": _CorpusSpec(
         "CC BY 2.0 FR: tatoeba.org, manythings.org/anki",
         "tatoeba-en-de, split by sentence with benchmarks/bundled_data.py",
         (("everyday/en-de.train.tsv",),),
         ("everyday/en-de.valid.tsv",),
         ("everyday/en-de.test.tsv",),
     ),
-    "stories": CorpusSpec(
+    "stories": _CorpusSpec(
         "public domain in the USA (Project Gutenberg)",
         "173 books from github.com/GITenberg, put together and cleaned",
         (("prose/stories-train.txt",),),
         ("prose/stories-valid.txt",),
         settings={"kind": "texts", "separator": "<|endoftext|>", "max_chars": 2**24},
     ),
-    "tinyshakespeare": CorpusSpec(
+    "tinyshakespeare": _CorpusSpec(
         "public domain",
         "github.com/karpathy/char-rnn",
         (("prose/tinyshakespeare.txt",),),
         settings={"kind": "texts", "valid_tail": 0.1, "max_chars": 2**24},
     ),
-    "sst2": CorpusSpec(
+    "sst2": _CorpusSpec(
         "research use; cite Socher et al. 2013",
         "github.com/forest-snow/alps, 60,614 of the 67,349 training lines that GLUE has",
         (("classify/sst2.train.tsv",),),
         ("classify/sst2.dev.tsv",),
         settings={"kind": "labelled", "header": True},
     ),
-    "dailydialog": CorpusSpec(
+    "dailydialog": _CorpusSpec(
         "CC BY-NC-SA 4.0, non-commercial",
         "github.com/Ls-Dai, data of a project there; other copies are in other forms",
         (("dialogue/dailydialog.train.txt",),),
         ("dialogue/dailydialog.validation.txt",),
         settings={"kind": "dialogues"},
     ),
-    "synthetic-persona-chat": CorpusSpec(
+    "synthetic-persona-chat": _CorpusSpec(
         "CC BY 4.0",
         "github.com/google-research-datasets/Synthetic-Persona-Chat, turned into JSON lines",
         (("dialogue/synthetic-persona-chat.valid.jsonl",),),
         settings={"kind": "dialogues", "hold_out": 0.05},
     ),
-    "small-talk": CorpusSpec(
+    "small-talk": _CorpusSpec(
         "CC BY 4.0 (Synthetic-Persona-Chat)",
         "synthetic-persona-chat, split with benchmarks/bundled_data.py",
         (("small-talk/personas.train.jsonl",),),
@@ -139,7 +139,7 @@ NAMED = {
         ("small-talk/personas.test.jsonl",),
         settings={"kind": "dialogues"},
     ),
-    "small-talk-short": CorpusSpec(
+    "small-talk-short": _CorpusSpec(
         "Apache-2.0 (our greetings) and BSD (ChatterBot's corpus)",
         "the package chatterbot-corpus 1.3.3, with benchmarks/bundled_data.py",
         (("small-talk/short.train.jsonl",),),
@@ -201,34 +201,34 @@ SHA256 = {  # of the unpacked content, of every file of which a copy has been in
 }
 
 LINES = {  # as `wc -l` counts them, where others tell it and no copy has been in hand
-    **dict.fromkeys(in_both("wmt/europarl-v7.de-en", "en", "de"), 1_920_209),
-    **dict.fromkeys(in_both("wmt/commoncrawl.de-en", "en", "de"), 2_399_123),
-    **dict.fromkeys(in_both("wmt/news-commentary-v9.de-en", "en", "de"), 201_288),
+    **dict.fromkeys(_in_both("wmt/europarl-v7.de-en", "en", "de"), 1_920_209),
+    **dict.fromkeys(_in_both("wmt/commoncrawl.de-en", "en", "de"), 2_399_123),
+    **dict.fromkeys(_in_both("wmt/news-commentary-v9.de-en", "en", "de"), 201_288),
 }
 
-GITHUB = "https://raw.githubusercontent.com"
-MULTI30K = f"{GITHUB}/multi30k/dataset/master/data/task1/raw"
-CHAR_RNN = f"{GITHUB}/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
-STATMT = "https://www.statmt.org"
-NEWSTEST2014 = (
+_GITHUB = "https://raw.githubusercontent.com"
+_MULTI30K = f"{_GITHUB}/multi30k/dataset/master/data/task1/raw"
+_CHAR_RNN = f"{_GITHUB}/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
+_STATMT = "https://www.statmt.org"
+_NEWSTEST2014 = (
     "https://storage.googleapis.com/tf-perf-public/official_transformer/test_data/newstest2014.tgz"
 )
 
 SOURCES = {
-    "prose/tinyshakespeare.txt": Download(f"{CHAR_RNN}/data/tinyshakespeare/input.txt"),
+    "prose/tinyshakespeare.txt": Download(f"{_CHAR_RNN}/data/tinyshakespeare/input.txt"),
     **{
-        f"multi30k/{split}.{language}": Download(f"{MULTI30K}/{split}.{language}.gz")
+        f"multi30k/{split}.{language}": Download(f"{_MULTI30K}/{split}.{language}.gz")
         for split in ("train", "val", "test_2016_flickr")
         for language in ("en", "de", "fr")
     },
     **{
         f"wmt/{Path(stem).name}.{language}": Download(url, f"{stem}.{language}")
         for url, stem in (
-            (f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"),
-            (f"{STATMT}/wmt13/training-parallel-commoncrawl.tgz", "commoncrawl.de-en"),
-            (f"{STATMT}/wmt14/training-parallel-nc-v9.tgz", "training/news-commentary-v9.de-en"),
-            (f"{STATMT}/wmt14/dev.tgz", "dev/newstest2013"),
-            (NEWSTEST2014, "newstest2014"),
+            (f"{_STATMT}/wmt13/training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"),
+            (f"{_STATMT}/wmt13/training-parallel-commoncrawl.tgz", "commoncrawl.de-en"),
+            (f"{_STATMT}/wmt14/training-parallel-nc-v9.tgz", "training/news-commentary-v9.de-en"),
+            (f"{_STATMT}/wmt14/dev.tgz", "dev/newstest2013"),
+            (_NEWSTEST2014, "newstest2014"),
         )
         for language in ("en", "de")
     },
@@ -282,7 +282,7 @@ def find(name: str, file: str) -> Path:
         for ending in ("", *PACKED):
             path = root / f"{file}{ending}"
             if path.is_file():
-                verify_sha256(path, file, root)
+                _verify_sha256(path, file, root)
                 return path
     needs = (
         f"the corpus {name} ({NAMED[name].licence}) needs {file}, which is neither under "
@@ -294,7 +294,7 @@ def find(name: str, file: str) -> Path:
             f"{needs}; there is no address to download it from. It comes from {NAMED[name].origin}"
         )
     try:
-        return download(file, source)
+        return _download(file, source)
     except UserError as error:
         address = "its address" if source.tried else "an address that nobody has tried yet"
         raise UserError(f"{needs}; the download from {address} failed: {error}") from error
@@ -305,30 +305,30 @@ def downloads() -> Path:
     return cache_folder() / "data"
 
 
-def download(file: str, source: Download) -> Path:
+def _download(file: str, source: Download) -> Path:
     """Bring a file here, and with it all others from the same archive; each is proved first."""
     if not source.member:
         ending = Path(source.url).suffix
         path = downloads() / (f"{file}{ending}" if ending in PACKED else file)
-        fetch(source.url, path, partial(accept, file=file))
+        fetch(source.url, path, partial(_accept, file=file))
         return path
     archive = cache_folder() / "archives" / source.url.partition("://")[2]
     fetch(source.url, archive)
     for other, its in SOURCES.items():
         if its.url == source.url:
-            extract(archive, its.member, downloads() / other, partial(accept, file=other))
+            extract(archive, its.member, downloads() / other, partial(_accept, file=other))
     archive.unlink(missing_ok=True)
     return downloads() / file
 
 
-def accept(path: Path, file: str) -> None:
+def _accept(path: Path, file: str) -> None:
     """Prove what has come, and of a file that was never in hand remember for good what it was."""
-    digest = verify_sha256(path, file, downloads())
+    digest = _verify_sha256(path, file, downloads())
     if file not in SHA256:
-        write_note(downloads() / f"{file}.sha256", f"{digest}  {Path(file).name}\n")
+        _write_note(downloads() / f"{file}.sha256", f"{digest}  {Path(file).name}\n")
 
 
-def verify_sha256(path: Path, file: str, root: Path) -> str:
+def _verify_sha256(path: Path, file: str, root: Path) -> str:
     """The SHA-256 of a file's content, which must be the one we know or the one noted beside it."""
     digest, lines = cached_sha256(path)
     note = root / f"{file}.sha256"
@@ -355,11 +355,11 @@ def cached_sha256(path: Path) -> tuple[str, int]:
         digest.update(line)
         lines += line.endswith(b"\n")
     with suppress(OSError):  # a folder that cannot be written to only costs the reading
-        write_note(note, f"{digest.hexdigest()} {lines}")
+        _write_note(note, f"{digest.hexdigest()} {lines}")
     return digest.hexdigest(), lines
 
 
-def write_note(note: Path, text: str) -> None:
+def _write_note(note: Path, text: str) -> None:
     """Write a small file so that nobody ever sees half of it."""
     note.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(note, text.encode())

@@ -29,16 +29,16 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_write, sync, with_filename
 
-FORMAT = 3  # a store written by another version of this file has another name
+_FORMAT = 3  # a store written by another version of this file has another name
 AT_ONCE = 4096  # examples that are tokenised together: enough for all cores, little memory
 
 
-class Column:
+class _Column:
     """All sequences of one side, end to end, and where each begins."""
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
-        self.tokens = read_array(folder / f"{name}.tokens", dtype)
-        self.offsets = read_array(folder / f"{name}.offsets", "<i8")
+        self.tokens = _read_array(folder / f"{name}.tokens", dtype)
+        self.offsets = _read_array(folder / f"{name}.offsets", "<i8")
         self.lengths: NDArray[np.int64] = np.diff(self.offsets)
 
     def __getitem__(self, i: int) -> NDArray[Any]:
@@ -52,7 +52,7 @@ class Column:
         return np.where(inside, self.tokens[index], pad).astype(np.int64)
 
 
-def read_array(path: Path, dtype: str) -> NDArray[Any]:
+def _read_array(path: Path, dtype: str) -> NDArray[Any]:
     """A file as an array that stays on disk; numpy cannot map an empty one."""
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
@@ -64,7 +64,7 @@ class TokenStore:
         self.folder = folder
         self.meta: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
         names = [str(i) for i in range(self.meta["columns"])]
-        self.columns = [Column(folder, name, self.meta["dtype"]) for name in names]
+        self.columns = [_Column(folder, name, self.meta["dtype"]) for name in names]
 
     def __len__(self) -> int:
         return int(self.meta["examples"])
@@ -93,26 +93,26 @@ def open_or_build(
     """The store of this split, made now or found from before; `progress` hears of examples done."""
     with path_from_option("LIMELIGHT_CACHE"):
         stores.mkdir(parents=True, exist_ok=True)
-    name = cache_key(data, split, tokenizer, stores)
+    name = _cache_key(data, split, tokenizer, stores)
     folder = stores / name
-    if not is_complete(folder):
-        sweep(stores)
+    if not _is_complete(folder):
+        _sweep(stores)
         unfinished = stores / f"{name}.tmp-{secrets.token_hex(4)}"
         unfinished.mkdir()
         try:
             with with_filename(folder):
-                write(data, split, tokenizer, unfinished, progress)
-            if cache_key(data, split, tokenizer, stores) != name:
+                _write(data, split, tokenizer, unfinished, progress)
+            if _cache_key(data, split, tokenizer, stores) != name:
                 raise UserError(
                     f"the files of data.{split} changed while they were read: try again"
                 )
-            commit(unfinished, folder)
+            _commit(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return TokenStore(folder)
 
 
-def is_complete(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     """Whether this is a store with all its bytes; a damaged one is taken away, to be made anew."""
     if not folder.is_dir():
         return False
@@ -126,25 +126,25 @@ def is_complete(folder: Path) -> bool:
     return False
 
 
-def sweep(stores: Path) -> None:
+def _sweep(stores: Path) -> None:
     """Take away what killed processes left unfinished more than a day ago."""
     for path in stores.glob("*.tmp-*"):
         if time.time() - path.stat().st_mtime > 86_400:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def commit(unfinished: Path, folder: Path) -> None:
+def _commit(unfinished: Path, folder: Path) -> None:
     """Give a finished store its name, unless another process has just made the same one."""
     sync(unfinished)
     try:
         unfinished.rename(folder)
     except OSError:
-        if not is_complete(folder):
+        if not _is_complete(folder):
             raise
     sync(folder.parent)
 
 
-def write(
+def _write(
     data: DataConfig,
     split: str,
     tokenizer: Tokenizer,
@@ -156,7 +156,7 @@ def write(
     columns = num_columns(data)
     tally = LineStats()
     labels: list[str] = []
-    writers = [ColumnWriter(folder, str(i), dtype) for i in range(columns)]
+    writers = [_ColumnWriter(folder, str(i), dtype) for i in range(columns)]
     counts = []
     for part in corpora_for_split(data, split) or (
         data,
@@ -186,7 +186,7 @@ def write(
         sync(path)
 
 
-class ColumnWriter:
+class _ColumnWriter:
     """Appends sequences to the two files of a column."""
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
@@ -219,26 +219,26 @@ def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
         yield chunk
 
 
-def cache_key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
+def _cache_key(data: DataConfig, split: str, tokenizer: Tokenizer, stores: Path) -> str:
     """A name for exactly this content, read this way, by this tokenizer."""
-    parts = [content_of(part, split, stores) for part in corpora_for_split(data, split)]
-    made_of = [FORMAT, data.kind, parts, tokenizer.hash]
+    parts = [_content_of(part, split, stores) for part in corpora_for_split(data, split)]
+    made_of = [_FORMAT, data.kind, parts, tokenizer.hash]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def content_of(data: DataConfig, split: str, stores: Path) -> list[Any]:
+def _content_of(data: DataConfig, split: str, stores: Path) -> list[Any]:
     """What the examples of one corpus depend on: its files' contents, and how they are read."""
     elsewhere = ("train", "valid", "test", "corpora", "weight")
     settings = {k: v for k, v in asdict(data).items() if k not in elsewhere}
     names = [Path(name) for name in files_of(data, split)]
-    files: list[Any] = [[name.suffixes, content_hash(name, stores)] for name in names]
+    files: list[Any] = [[name.suffixes, _content_hash(name, stores)] for name in names]
     if data.hub:
         files = [hub_rows(data, split)._fingerprint]  # the library's own hash of the content
     part = split if data.toy or data.hold_out or data.valid_tail else ""
     return [settings, part, files]
 
 
-def content_hash(path: Path, stores: Path) -> str:
+def _content_hash(path: Path, stores: Path) -> str:
     """SHA-256 of a file. A file whose size and time have not changed since is not read again."""
     try:
         check_regular_file(path)

@@ -29,7 +29,7 @@ from limelight.config import config_class
 from limelight.errors import UserError
 from limelight.files import read_bounded
 
-Kind = Literal["bpe", "word", "char", "uncased"]
+_Kind = Literal["bpe", "word", "char", "uncased"]
 SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
 SMALLEST = len(SPECIAL) + len(ALPHABET)  # no vocabulary can be smaller
@@ -47,7 +47,9 @@ def special(name: str) -> str:
 class TokenizerConfig:
     """What kind of tokenizer is learned from the training text, and how large."""
 
-    kind: Kind = "bpe"  # pieces of words, whole words, characters; pieces of words in small letters
+    kind: _Kind = (
+        "bpe"  # pieces of words, whole words, characters; pieces of words in small letters
+    )
     vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000  # tokens, at most
 
 
@@ -61,7 +63,7 @@ class Tokenizer:
         missing = [name for name in SPECIAL if self.special.get(name) != SPECIAL.index(name)]
         if missing:
             raise UserError(f"this tokenizer has no token {special(missing[0])}: it is not ours")
-        if not in_order(self.vocabulary, len(self.special)):
+        if not _in_order(self.vocabulary, len(self.special)):
             raise UserError("this tokenizer's tokens are not numbered or spelled as ours are")
         self.pad, self.start, self.end, self.mask, self.separator = range(len(SPECIAL))
         self._symbols = {i: piece for piece, i in self.vocabulary.items()}
@@ -71,7 +73,7 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, kind: Kind, texts: Iterable[str], vocab: int, tags: Sequence[str] = ()
+        cls, kind: _Kind, texts: Iterable[str], vocab: int, tags: Sequence[str] = ()
     ) -> "Tokenizer":
         """Learn a vocabulary of at most `vocab` tokens; `tags` become special tokens."""
         names = [*SPECIAL, *tags]
@@ -82,12 +84,12 @@ class Tokenizer:
                 f"tokens take {vocab - room} already"
             )
         texts = chain.from_iterable(in_parts(valid_unicode(text)) for text in texts)
-        learn = learn_merges if kind in ("bpe", "uncased") else learn_units
+        learn = learn_merges if kind in ("bpe", "uncased") else _learn_units
         pieces, merges = learn(kind, texts, room)
         vocabulary = {
             piece: i for i, piece in enumerate([*map(special, names), *ALPHABET, *pieces])
         }
-        core = build_tokenizer(kind, vocabulary, merges)
+        core = _build_tokenizer(kind, vocabulary, merges)
         if (size := len(core.to_str().encode())) > LARGEST:
             raise UserError(
                 f"vocab={vocab} is too large: such a tokenizer.json of {size:,} bytes would not be "
@@ -108,10 +110,10 @@ class Tokenizer:
             model = told["model"]
             if len(model["vocab"]) > most:
                 raise UserError(f"it has {len(model['vocab'])} tokens, but may have only {most}")
-            units: Kind = "char" if told["pre_tokenizer"]["type"] == "Sequence" else "word"
-            pieces: Kind = "uncased" if told["normalizer"] else "bpe"
+            units: _Kind = "char" if told["pre_tokenizer"]["type"] == "Sequence" else "word"
+            pieces: _Kind = "uncased" if told["normalizer"] else "bpe"
             kind = units if model["ignore_merges"] else pieces
-            core = build_tokenizer(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
+            core = _build_tokenizer(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
             if json.loads(core.to_str()) != told:
                 raise UserError("it has other parts than ours have")
             return cls(core)
@@ -140,7 +142,7 @@ class Tokenizer:
             parts += own
             counts.append(len(own))
         encode = partial(self.core.encode_batch_fast, add_special_tokens=False)
-        ids = (encoded.ids for batch in in_batches(parts) for encoded in encode(batch))
+        ids = (encoded.ids for batch in _in_batches(parts) for encoded in encode(batch))
         return [reduce(iadd, islice(ids, count)) for count in counts]  # a text's parts as one
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -160,7 +162,7 @@ class Tokenizer:
         if not self.uncased:
             return text
         small = self.core.normalizer.normalize_str(text)
-        return "".join(f" {word}" for word, _ in APART.pre_tokenize_str(small))
+        return "".join(f" {word}" for word, _ in _APART.pre_tokenize_str(small))
 
     @property
     def first_text_id(self) -> int:
@@ -197,7 +199,7 @@ class Tokenizer:
         model = json.loads(self.core.to_str())["model"]
         rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
         return [
-            list(merge_steps(word, rank, self.vocabulary if model["ignore_merges"] else {}))
+            list(_merge_steps(word, rank, self.vocabulary if model["ignore_merges"] else {}))
             for word in words
         ]
 
@@ -217,7 +219,7 @@ def readable(symbols: str) -> str:
         return "".join(f"<{byte:02X}>" for byte in raw)
 
 
-def merge_steps(
+def _merge_steps(
     word: str, rank: dict[tuple[str, ...], int], whole: dict[str, int]
 ) -> Iterator[list[str]]:
     """Bytes first; then again and again the pair that was learned earliest, until none is left."""
@@ -237,7 +239,7 @@ def merge_steps(
         yield pieces
 
 
-def in_order(vocabulary: dict[str, int], specials: int) -> bool:
+def _in_order(vocabulary: dict[str, int], specials: int) -> bool:
     """Whether special tokens come first, then the others, spelled in bytes; each byte is there."""
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
     return (
@@ -260,7 +262,7 @@ def valid_unicode(text: str) -> str:
 
 # No word reaches out of such a stretch: it may go on from a space to anything, and from a mark to
 # letters ("'s"), but not from letters to digits or marks, nor from any of these to a space.
-STRETCHES = pre_tokenizers.Split(Regex(r"\s*[^\s\p{L}\p{N}]*(?:\p{L}+|\p{N}+)?"), "isolated")
+_STRETCHES = pre_tokenizers.Split(Regex(r"\s*[^\s\p{L}\p{N}]*(?:\p{L}+|\p{N}+)?"), "isolated")
 
 
 def in_parts(text: str, length: int = LONG) -> list[str]:
@@ -274,13 +276,13 @@ def in_parts(text: str, length: int = LONG) -> list[str]:
     parts, start = [], 0
     while len(text) - start > length:
         last = start + length - 1
-        _, (_, beyond) = STRETCHES.pre_tokenize_str(text[last : last + 100])[0]
+        _, (_, beyond) = _STRETCHES.pre_tokenize_str(text[last : last + 100])[0]
         parts.append(text[start : last + beyond])
         start = last + beyond
     return [*parts, text[start:]]
 
 
-def in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str]]:
+def _in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str]]:
     """Parts together, until they are this many characters or a little more."""
     batch: list[str] = []
     taken = 0
@@ -293,21 +295,21 @@ def in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str
     yield batch
 
 
-EACH = pre_tokenizers.Split(Regex(r"(?m:.)"), "isolated")
-APART = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]"), "removed", invert=True)
+_EACH = pre_tokenizers.Split(Regex(r"(?m:.)"), "isolated")
+_APART = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]"), "removed", invert=True)
 
 
-def splitter(kind: Kind) -> Any:
+def _splitter(kind: _Kind) -> Any:
     """Where pieces may never reach across: word by word, or character by character."""
     if kind in ("bpe", "word"):
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=kind == "uncased", use_regex=False)
-    return pre_tokenizers.Sequence([APART if kind == "uncased" else EACH, spelled])
+    return pre_tokenizers.Sequence([_APART if kind == "uncased" else _EACH, spelled])
 
 
-def learn_merges(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+def learn_merges(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
     """Byte-pair encoding (Sennrich et al. 2016), as the paper uses it (section 5.1)."""
-    core = wrap_model(models.BPE(), kind)
+    core = _wrap_model(models.BPE(), kind)
     trainer = trainers.BpeTrainer(
         vocab_size=room + len(ALPHABET), initial_alphabet=ALPHABET, show_progress=False
     )
@@ -317,9 +319,9 @@ def learn_merges(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str]
     return [piece for piece in learned if piece not in BYTE_OF], [tuple(m) for m in model["merges"]]
 
 
-def learn_units(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+def _learn_units(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
     """The most frequent words or characters, the first in alphabet among equals."""
-    split = splitter(kind)
+    split = _splitter(kind)
     count: Counter[str] = Counter()
     for text in texts:
         count.update(piece for piece, _ in split.pre_tokenize_str(text))
@@ -327,26 +329,26 @@ def learn_units(kind: Kind, texts: Iterable[str], room: int) -> tuple[list[str],
     return sorted(longer, key=lambda piece: (-count[piece], piece))[:room], []
 
 
-def build_tokenizer(
-    kind: Kind, vocabulary: dict[str, int], merges: list[Any]
+def _build_tokenizer(
+    kind: _Kind, vocabulary: dict[str, int], merges: list[Any]
 ) -> tokenizers.Tokenizer:
     """A vocabulary and its merges as the library's tokenizer."""
     whole = kind in ("word", "char")
-    core = wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
+    core = _wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
     core.decoder = decoders.ByteLevel()
     return core
 
 
-def wrap_model(model: models.BPE, kind: Kind) -> tokenizers.Tokenizer:
+def _wrap_model(model: models.BPE, kind: _Kind) -> tokenizers.Tokenizer:
     """What a text goes through before its words come to the model."""
     core = tokenizers.Tokenizer(model)
-    core.pre_tokenizer = splitter(kind)
+    core.pre_tokenizer = _splitter(kind)
     if kind == "uncased":
         core.normalizer = normalizers.Lowercase()
     return core
 
 
-def byte_symbols() -> dict[str, int]:
+def _byte_symbols() -> dict[str, int]:
     """Which byte each symbol of the byte-level alphabet stands for, in GPT-2's order.
 
     The visible ones of Latin-1 stand for themselves; the others follow from U+0100 on.
@@ -357,4 +359,4 @@ def byte_symbols() -> dict[str, int]:
     return shown | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
-BYTE_OF = byte_symbols()
+BYTE_OF = _byte_symbols()

@@ -37,7 +37,7 @@ def top_tokens_at(
     """
     if wrong := [place for place in places if not 0 <= place <= len(written)]:
         raise UserError(f"there is no place {wrong[0]} in a text of {len(written)} tokens")
-    here = [prefix_request(request, written, place) for place in places]
+    here = [_prefix_request(request, written, place) for place in places]
     logits, _ = prefill(model, here, tokenizer.pad)
     precise = torch.promote_types(logits.dtype, torch.float32)
     logprobs = logits.to(precise).log_softmax(dim=-1)
@@ -67,10 +67,10 @@ def alternatives(
     found = top_tokens_at(model, request, written, places, count, tokenizer)
     going_on: dict[tuple[int, int], Request] = {}
     for place, tokens in zip(places, found, strict=True):
-        here = prefix_request(request, written, place)
+        here = _prefix_request(request, written, place)
         for token, _ in tokens:
             if token != tokenizer.end and here.limit > 1:
-                going_on[place, token] = prefix_request(here, [token], 1)
+                going_on[place, token] = _prefix_request(here, [token], 1)
     greedy = DecodeConfig(beam=1)
     rests = write(model, list(going_on.values()), greedy, tokenizer) if going_on else []
     continued = dict(zip(going_on, rests, strict=True))
@@ -81,7 +81,7 @@ def alternatives(
     ]
 
 
-def prefix_request(request: Request, written: Sequence[int], place: int) -> Request:
+def _prefix_request(request: Request, written: Sequence[int], place: int) -> Request:
     """The same request, after so many of these tokens; no words are promised any more."""
     return replace(
         request,

@@ -39,7 +39,7 @@ from limelight.model.topk import fast_topk, log_softmax_inplace
 
 
 @dataclass(frozen=True)
-class BeamNode:
+class _BeamNode:
     """A place of a beam after a step, for those who want to see the search."""
 
     place: int
@@ -50,8 +50,8 @@ class BeamNode:
     ended: bool
 
 
-Tree = list[list[BeamNode]]  # for each step, the places that were taken
-WIDEST_RANKED = 8  # places of a beam that a GPU searches by itself
+Tree = list[list[_BeamNode]]  # for each step, the places that were taken
+_WIDEST_RANKED = 8  # places of a beam that a GPU searches by itself
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -79,7 +79,7 @@ def is_unconstrained(requests: Sequence[Request], config: DecodeConfig) -> bool:
     )
     discouraged = config.repetition_penalty != 1 or config.no_repeat_ngram
     return (
-        not wishes and not discouraged and config.beam_groups == 1 and config.beam <= WIDEST_RANKED
+        not wishes and not discouraged and config.beam_groups == 1 and config.beam <= _WIDEST_RANKED
     )
 
 
@@ -378,7 +378,7 @@ class BeamSearch:
         for row, *columns in told:
             self.trees[row].append(
                 [
-                    BeamNode(place, parent, token, logprob, score, token == self.tokenizer.end)
+                    _BeamNode(place, parent, token, logprob, score, token == self.tokenizer.end)
                     for place, (parent, token, logprob, score, taken) in enumerate(
                         zip(*columns, strict=True)
                     )

@@ -7,8 +7,8 @@ from pydantic import Field
 from limelight.config import Count, Fraction, config_class
 from limelight.errors import UserError
 
-BeamSize = Annotated[int, Field(ge=1, le=1000)]
-Weight = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+_BeamSize = Annotated[int, Field(ge=1, le=1000)]
+_Weight = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Precision = Literal["auto", "float32", "bfloat16", "float64", "int8"]
 
 
@@ -22,14 +22,14 @@ class DecodeConfig:
         "extra_tokens": "max_extra_tokens",
     }
 
-    beam: BeamSize = 4  # 1: always the likeliest token
+    beam: _BeamSize = 4  # 1: always the likeliest token
     length_penalty: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.6  # alpha
-    beam_groups: BeamSize = 1  # of beams that avoid each other's words
-    diversity: Weight = 0.5  # how much they do
+    beam_groups: _BeamSize = 1  # of beams that avoid each other's words
+    diversity: _Weight = 0.5  # how much they do
     max_extra_tokens: Count = 50  # the output may be longer than the input by so many
     max_tokens: Count = 0  # of the output, whatever the input; 0: no other limit, but 200 to write
 
-    temperature: Weight = 0.0  # above 0 every token is drawn, and there is no beam
+    temperature: _Weight = 0.0  # above 0 every token is drawn, and there is no beam
     top_k: Count = 0  # draw among so many; 0: among all
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0  # among the likeliest
     min_p: Fraction = 0.0  # among those at least this much as likely as the likeliest
@@ -42,5 +42,6 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         if self.beam % self.beam_groups:
             raise UserError(
-                f"beam_groups={self.beam_groups} does not divide beam={self.beam}: all have the same size"
+                f"beam_groups={self.beam_groups} does not divide beam={self.beam}: "
+                "all groups have the same size"
             )

@@ -58,7 +58,7 @@ class BannedPhrases:
             for word in self.words
             for there in range(len(word))
             if tail.endswith(word[:there])
-            for token in completing(self.tokenizer, word, there)
+            for token in _completing(self.tokenizer, word, there)
         ]
 
 
@@ -87,7 +87,7 @@ def encode_prefix(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
 
 
 @lru_cache(maxsize=4096)
-def completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
+def _completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
     """The tokens with which a word is complete that is there already up to some byte."""
     rest = word[there:]
     pieces = ((i, tokenizer.token_bytes(i)) for i in range(tokenizer.first_text_id, len(tokenizer)))
@@ -120,7 +120,7 @@ class RequiredPhrases:
                 met += len(later)
                 continue
             phrase = later if text else first
-            there = matched(whole, phrase)
+            there = _matched(whole, phrase)
             begun = max(begun, there)  # only one can be in the making
             wanted.append(phrase[there])
         return met + begun, wanted
@@ -131,7 +131,7 @@ class RequiredPhrases:
         return all(word in text for word in self.words)
 
 
-def matched(written: Sequence[int], phrase: tuple[int, ...]) -> int:
+def _matched(written: Sequence[int], phrase: tuple[int, ...]) -> int:
     """How much of a phrase stands at the end already; never the whole of it."""
     return next(
         n

@@ -41,13 +41,13 @@ class IncrementalDetokenizer:
             self.stopped = True
             return self._held[: min(found)]
         certain = len(self._held) - max(
-            (partial_stop_length(self._held, stop) for stop in self.stops), default=0
+            (_partial_stop_length(self._held, stop) for stop in self.stops), default=0
         )
         shown, self._held = self._held[:certain], self._held[certain:]
         return shown
 
 
-def partial_stop_length(text: str, stop: str) -> int:
+def _partial_stop_length(text: str, stop: str) -> int:
     """How many characters at the end of a text may be the beginning of this stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -20,22 +20,22 @@ from limelight.decode.generate import Watch, write
 from limelight.decode.request import Hypothesis, Request, StepModel
 from limelight.model.config import ModelConfig
 
-READ_AHEAD = 512  # jobs that are read before the first of them is answered, at most
+_READ_AHEAD = 512  # jobs that are read before the first of them is answered, at most
 ROWS = 64  # requests in a batch, at most
 MAX_BATCH_POSITIONS = (
     2**15
 )  # of sources and texts in a batch, at most: so much memory is there everywhere
 
 Key = TypeVar("Key")
-Job = tuple[Key, list[Request]]
-Done = tuple[Key, list[list[Hypothesis]]]
+_Job = tuple[Key, list[Request]]
+_Done = tuple[Key, list[list[Hypothesis]]]
 
 
 class Engine:
     """A model, or several, ready to answer."""
 
     def __init__(self, models: Sequence[Any], tokenizer: Tokenizer, int8: bool = False) -> None:
-        ready: list[StepModel] = [accelerate(model, int8) for model in models]
+        ready: list[StepModel] = [_accelerate(model, int8) for model in models]
         self.model = ready[0] if len(ready) == 1 else Ensemble(ready)
         self.tokenizer = tokenizer
 
@@ -55,8 +55,8 @@ class Engine:
             return beam_search(self.model, requests, config, self.tokenizer, nbest)
 
     def generate_stream(
-        self, jobs: Iterable[Job[Key]], config: DecodeConfig, nbest: int = 1
-    ) -> Iterator[Done[Key]]:
+        self, jobs: Iterable[_Job[Key]], config: DecodeConfig, nbest: int = 1
+    ) -> Iterator[_Done[Key]]:
         """Jobs of any number of requests each, answered in their order."""
         left, ahead = iter(jobs), 1
         while window := list(islice(left, ahead)):
@@ -69,10 +69,10 @@ class Engine:
             ordered = iter(answers)
             for key, own in window:
                 yield key, list(islice(ordered, len(own)))
-            ahead = min(2 * ahead, READ_AHEAD)
+            ahead = min(2 * ahead, _READ_AHEAD)
 
 
-def accelerate(model: Any, int8: bool = False) -> Any:
+def _accelerate(model: Any, int8: bool = False) -> Any:
     """The fastest way that is known to write with a model: on a GPU, on a CPU, or its own."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     if on_gpu and isinstance(model.config, ModelConfig):

@@ -28,11 +28,11 @@ class Ensemble:
         for model in self.models:
             yield from model.parameters()
 
-    def start(self, *given: Any, **room: Any) -> "States":
+    def start(self, *given: Any, **room: Any) -> "_States":
         """Each model's own state."""
-        return States([model.start(*given, **room) for model in self.models])
+        return _States([model.start(*given, **room) for model in self.models])
 
-    def step(self, tokens: Tensor, state: "States", real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: "_States", real: Tensor | None = None) -> Tensor:
         """The logarithm of the mean of their probabilities, B V."""
         both = zip(self.models, state.states, strict=True)
         scores = [model.step(tokens, own, real) for model, own in both]
@@ -41,7 +41,7 @@ class Ensemble:
         return torch.stack(told).logsumexp(dim=0) - math.log(len(told))
 
 
-class States:
+class _States:
     """The states of several models, which go through everything together."""
 
     def __init__(self, states: Sequence[Any]) -> None:
@@ -52,7 +52,7 @@ class States:
         for state in self.states:
             state.select(rows)
 
-    def insert_rows(self, other: "States", places: Tensor) -> None:
+    def insert_rows(self, other: "_States", places: Tensor) -> None:
         """Put the rows of other states into these places: over a row, or behind the last one."""
         for mine, its in zip(self.states, other.states, strict=True):
             mine.insert_rows(its, places)

@@ -55,14 +55,14 @@ class TokenEvent(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens here, if the request wants them
 
 
-class ActiveSequence:
+class _ActiveSequence:
     """A request that is being written."""
 
     def __init__(self, request: Request, config: DecodeConfig, tokenizer: Tokenizer) -> None:
         if request.include:
             raise UserError(NO_BEAM)
         self.request = request
-        self.config = without_seed(config)
+        self.config = _without_seed(config)
         self.excluded = BannedPhrases(
             request.exclude, tokenizer, request.prompt, request.needs_leading_space
         )
@@ -87,12 +87,12 @@ class ActiveSequence:
 
 
 @lru_cache(maxsize=1024)
-def without_seed(config: DecodeConfig) -> DecodeConfig:
+def _without_seed(config: DecodeConfig) -> DecodeConfig:
     """The same for all that differ in their seed alone: they are chosen together."""
     return replace(config, seed=0)
 
 
-class PendingTokens(NamedTuple):
+class _PendingTokens(NamedTuple):
     """A token for each of these rows, and all that is to be said of it; it may be on its way."""
 
     rows: Sequence[int]
@@ -111,15 +111,15 @@ class GenerationBatch:
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.texts: dict[
-            int, ActiveSequence
+            int, _ActiveSequence
         ] = {}  # by the numbers that requests get when they join
         self.rows: list[int] = []  # which of them each row of the state belongs to
         self.active: set[int] = set()  # those that have not ended
         self.state: Any = None
         self.tokens = torch.zeros(0, dtype=torch.long)  # written, and not read yet
         self.room = 0  # tokens that a row of the state may have
-        self.first: list[PendingTokens] = []  # tokens of those who have just joined
-        self.in_flight: deque[PendingTokens] = deque()  # steps that were begun
+        self.first: list[_PendingTokens] = []  # tokens of those who have just joined
+        self.in_flight: deque[_PendingTokens] = deque()  # steps that were begun
         self.async_ahead = device_of(model).type == "cuda"
         self.ranks = getattr(model, "ranks", False)  # the GPU finds the likeliest by itself
         self.joined = 0
@@ -129,7 +129,7 @@ class GenerationBatch:
     def add_requests(self, requests: Sequence[Request], configs: Sequence[DecodeConfig]) -> range:
         """Let more requests in, and say which numbers they have. Nobody's text changes by it."""
         both = zip(requests, configs, strict=True)
-        texts = [ActiveSequence(request, config, self.tokenizer) for request, config in both]
+        texts = [_ActiveSequence(request, config, self.tokenizer) for request, config in both]
         if short := all(len(request.prompt) == 1 for request in requests):
             # They are read with everybody's next token: a step for a few takes as long as for many.
             state = encode_sources(self.model, requests, self.tokenizer.pad)
@@ -137,9 +137,9 @@ class GenerationBatch:
             tokens = tokens.to(device_of(self.model))
         else:
             logits, state = prefill(self.model, requests, self.tokenizer.pad)
-            tokens = choose(logits, texts)
+            tokens = _choose(logits, texts)
         rows = range(self.joined, self.joined + len(texts))
-        first = [] if short else [tell(rows, texts, logits, tokens)]
+        first = [] if short else [_tell(rows, texts, logits, tokens)]
         self.insert_rows(rows, state, tokens, max_total_length(requests))
         # Now nothing can fail any more: had there been no memory, all would be as it was.
         self.joined = rows.stop
@@ -204,10 +204,10 @@ class GenerationBatch:
             self.in_flight.append(self.launch_greedy_step(texts))
             return
         logits = self.model.step(self.tokens[:, None], self.state)
-        self.tokens = choose(logits, texts)
-        self.in_flight.append(tell([*self.rows], texts, logits, self.tokens))
+        self.tokens = _choose(logits, texts)
+        self.in_flight.append(_tell([*self.rows], texts, logits, self.tokens))
 
-    def launch_greedy_step(self, texts: Sequence[ActiveSequence]) -> PendingTokens:
+    def launch_greedy_step(self, texts: Sequence[_ActiveSequence]) -> _PendingTokens:
         """A step after which nobody needs the scores of all tokens."""
         model: Any = self.model
         told, self.tokens = model.step_likeliest(self.tokens, self.state)
@@ -219,9 +219,9 @@ class GenerationBatch:
             tokens, logprobs = arrived()[0][:, : len(texts)]
             return [tokens.long(), logprobs]
 
-        return PendingTokens([*self.rows], read)
+        return _PendingTokens([*self.rows], read)
 
-    def collect(self, told: PendingTokens) -> list[TokenEvent]:
+    def collect(self, told: _PendingTokens) -> list[TokenEvent]:
         """What was written, as far as somebody waits for it."""
         tokens, logprobs, *best = (numbers.tolist() for numbers in told.read())
         events = []
@@ -258,21 +258,21 @@ class GenerationBatch:
         self.rows = [self.rows[place] for place in keep]
 
 
-def choose(logits: Tensor, texts: Sequence[ActiveSequence]) -> Tensor:
+def _choose(logits: Tensor, texts: Sequence[_ActiveSequence]) -> Tensor:
     """The next token of each text, B; those with the same settings are chosen together."""
     if len({id(text.config) for text in texts}) == 1:
-        return select_tokens(logits, texts)
+        return _select_tokens(logits, texts)
     alike: dict[int, list[int]] = {}
     for place, text in enumerate(texts):
         alike.setdefault(id(text.config), []).append(place)
     tokens = torch.zeros(len(texts), dtype=torch.long, device=logits.device)
     for places in alike.values():
         where = torch.tensor(places, device=logits.device)
-        tokens[where] = select_tokens(logits[where], [texts[place] for place in places])
+        tokens[where] = _select_tokens(logits[where], [texts[place] for place in places])
     return tokens
 
 
-def select_tokens(logits: Tensor, texts: Sequence[ActiveSequence]) -> Tensor:
+def _select_tokens(logits: Tensor, texts: Sequence[_ActiveSequence]) -> Tensor:
     """The same for texts with the same settings."""
     config, own = texts[0].config, logits
     if config.repetition_penalty != 1 or config.no_repeat_ngram:
@@ -290,15 +290,15 @@ def select_tokens(logits: Tensor, texts: Sequence[ActiveSequence]) -> Tensor:
     return sample(logits, copy_to_device_async(torch.stack(luck), logits.device), config)
 
 
-def tell(
-    rows: Sequence[int], texts: Sequence[ActiveSequence], logits: Tensor, tokens: Tensor
-) -> PendingTokens:
+def _tell(
+    rows: Sequence[int], texts: Sequence[_ActiveSequence], logits: Tensor, tokens: Tensor
+) -> _PendingTokens:
     """What has been chosen for these rows, which are of these texts."""
     top = max((text.request.top for text in texts), default=0)
-    return PendingTokens(rows, copy_to_host_async(tokens, *logprobs_of(logits, tokens, top)))
+    return _PendingTokens(rows, copy_to_host_async(tokens, *_logprobs_of(logits, tokens, top)))
 
 
-def logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> list[Tensor]:
+def _logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> list[Tensor]:
     """The log-probability of one token of each row, B; then the `top` likeliest and theirs.
 
     The scores are not needed after this, and may be overwritten.

@@ -14,7 +14,7 @@ DAMAGED = "the model's scores are not numbers (NaN): its weights are damaged"
 LARGEST_LIMIT = 100_000  # tokens: more than any model writes well, less than would fill a memory
 
 
-class DecoderState(Protocol):
+class _DecoderState(Protocol):
     """What a model keeps between two tokens."""
 
     def select(self, rows: Tensor) -> None:
@@ -93,7 +93,7 @@ def prefill(model: StepModel, requests: Sequence[Request], pad: int) -> tuple[Te
 def encode_sources(model: StepModel, requests: Sequence[Request], pad: int) -> Any:
     """The state before the first token of the prompt is read."""
     room = max_total_length(requests)
-    if not has_encoder(model):
+    if not _has_encoder(model):
         return model.start(len(requests), max_len=room)
     device = device_of(model)
     source, real = pad_batch([request.source for request in requests], pad)
@@ -116,7 +116,7 @@ def should_evict(
     return full or len(done) >= EVICT_FRACTION * len(rows)
 
 
-def has_encoder(model: StepModel) -> bool:
+def _has_encoder(model: StepModel) -> bool:
     """Whether this is an encoder with a decoder."""
     return str(model.config.family).endswith("encoder-decoder")
 

@@ -27,11 +27,11 @@ def apply_repetition_penalty(
         weaker = torch.where(logits > 0, logits / penalty, logits * penalty)
         logits = torch.where(there, weaker, logits)
     if config.no_repeat_ngram and history.size(1) >= config.no_repeat_ngram:
-        logits = ban_repeated_ngrams(logits, history, config.no_repeat_ngram)
+        logits = _ban_repeated_ngrams(logits, history, config.no_repeat_ngram)
     return logits
 
 
-def ban_repeated_ngrams(logits: Tensor, history: Tensor, n: int) -> Tensor:
+def _ban_repeated_ngrams(logits: Tensor, history: Tensor, n: int) -> Tensor:
     """Whoever followed these last n - 1 tokens before must not follow them again."""
     windows = history.unfold(1, n, 1)  # B W n
     last = history[:, None, history.size(1) - n + 1 :]  # B 1 n-1

@@ -11,13 +11,13 @@ from limelight.errors import UserError
 
 def bits_per_byte(surprise: float, text_bytes: int) -> float:
     """What a byte of the text would take, were the model used to compress it."""
-    check_count(text_bytes, "bytes")
+    _check_count(text_bytes, "bytes")
     return surprise / math.log(2) / text_bytes
 
 
 def accuracy(right: int, asked: int) -> float:
     """The share of answers that were right."""
-    check_count(asked, "answers")
+    _check_count(asked, "answers")
     if not 0 <= right <= asked:
         raise UserError(f"{right:,} of {asked:,} answers cannot be right")
     return right / asked
@@ -28,7 +28,7 @@ def count_bytes(texts: Iterable[str]) -> int:
     return sum(len(text.encode()) for text in texts)
 
 
-def check_count(count: int, kind: str) -> None:
+def _check_count(count: int, kind: str) -> None:
     """Of nothing there is no average."""
     if count < 1:
         raise UserError(f"there is nothing to score: {count} {kind}")

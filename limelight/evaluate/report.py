@@ -29,9 +29,9 @@ def report_scores(
     told = {score.name: asdict(score) for score in scores}
     return {
         "run": run,
-        **report_data(split, columns),
+        **_report_data(split, columns),
         "decoding": dict(decoding),
-        "scores": {name: without(score, "name") for name, score in told.items()},
+        "scores": {name: _without(score, "name") for name, score in told.items()},
     }
 
 
@@ -46,13 +46,13 @@ def report_comparison(
     told = {compared.name: asdict(compared) for compared in comparisons}
     return {
         "runs": list(runs),
-        **report_data(split, columns),
+        **_report_data(split, columns),
         "decoding": [dict(settings) for settings in decoding],
-        "comparisons": {name: without(compared, "name") for name, compared in told.items()},
+        "comparisons": {name: _without(compared, "name") for name, compared in told.items()},
     }
 
 
-def report_data(split: str, columns: Sequence[Sequence[str]]) -> dict[str, Any]:
+def _report_data(split: str, columns: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Which lines were scored."""
     lengths = {len(column) for column in columns}
     if len(lengths) != 1:
@@ -70,7 +70,7 @@ def hash_lines(columns: Sequence[Sequence[str]]) -> str:
     return digest.hexdigest()
 
 
-def without(fields: dict[str, Any], name: str) -> dict[str, Any]:
+def _without(fields: dict[str, Any], name: str) -> dict[str, Any]:
     """All fields but one."""
     return {key: value for key, value in fields.items() if key != name}
 
@@ -78,7 +78,7 @@ def without(fields: dict[str, Any], name: str) -> dict[str, Any]:
 def show(report: dict[str, Any], console: Console) -> None:
     """The same for people: a table, and below it how the scores were computed."""
     console.print(Text(f"{report['split']}, {report['lines']:,} lines"))
-    table = compared_table(report) if "comparisons" in report else score_table(report)
+    table = _compared_table(report) if "comparisons" in report else _score_table(report)
     console.print(table)
     for name, fields in (report.get("comparisons") or report["scores"]).items():
         if fields["signature"]:
@@ -86,18 +86,18 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(Text(f"data: sha256 {report['data_sha256']}", "dim"), soft_wrap=True)
 
 
-def score_table(report: dict[str, Any]) -> Table:
+def _score_table(report: dict[str, Any]) -> Table:
     """A row for every score."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(Text(report["run"]))
     table.add_column("score", justify="right")
     table.add_column("better", style="dim")
     for name, fields in report["scores"].items():
-        table.add_row(Text(name), short(fields["score"]), fields["better"])
+        table.add_row(Text(name), _short(fields["score"]), fields["better"])
     return table
 
 
-def compared_table(report: dict[str, Any]) -> Table:
+def _compared_table(report: dict[str, Any]) -> Table:
     """A row for every score: both runs with their intervals, and which is better if either."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("95% confidence")
@@ -108,20 +108,20 @@ def compared_table(report: dict[str, Any]) -> Table:
     for name, fields in report["comparisons"].items():
         table.add_row(
             Text(name),
-            *(interval(fields[which]) for which in ("first", "second")),
+            *(_interval(fields[which]) for which in ("first", "second")),
             f"{fields['p_value']:.3f}",
             Text(verdict(fields)),
         )
     return table
 
 
-def interval(estimate: dict[str, Any]) -> str:
+def _interval(estimate: dict[str, Any]) -> str:
     """`27.31 (26.64 to 27.98)`."""
-    score, low, high = (short(estimate[key]) for key in ("score", "low", "high"))
+    score, low, high = (_short(estimate[key]) for key in ("score", "low", "high"))
     return f"{score} ({low} to {high})"
 
 
-def short(number: float) -> str:
+def _short(number: float) -> str:
     """As many digits as mean something: 27.31 of a hundred, 0.8642 of one."""
     return f"{number:.2f}" if abs(number) >= 10 else f"{number:.4f}"
 

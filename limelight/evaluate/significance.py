@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from sacrebleu.significance import Result
 
 SAMPLES, SEED = 1000, 12345  # sacrebleu's own
-Numbers = NDArray[np.float64]
+_Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class _Estimate:
     """A run's score, and where it would lie for 95 of 100 test sets like this one."""
 
     run: str
@@ -39,8 +39,8 @@ class Comparison:
 
     name: str
     better: Better
-    first: Estimate
-    second: Estimate
+    first: _Estimate
+    second: _Estimate
     p_value: float
     signature: str
 
@@ -60,20 +60,20 @@ def compare_translations(
         for texts in outputs:
             check_lines(texts, stream)
     named = list(zip(runs, outputs, strict=True))
-    test = PairedTest(named, metrics(tokenize), streams, "bs", n_samples=check_samples(samples))
+    test = PairedTest(named, metrics(tokenize), streams, "bs", n_samples=_check_samples(samples))
     signatures, table = test()
     return [
-        compared(name, runs, cast(list[Result], table[name]), str(signature))
+        _compared(name, runs, cast(list[Result], table[name]), str(signature))
         for name, signature in signatures.items()
     ]
 
 
-def compared(
+def _compared(
     name: str, runs: tuple[str, str], results: Sequence["Result"], signature: str
 ) -> Comparison:
     """What sacrebleu found, in our words."""
     first, second = (
-        around(run, *(float(number) for number in (r.score, r.mean, r.ci)))
+        _around(run, *(float(number) for number in (r.score, r.mean, r.ci)))
         for run, r in zip(runs, cast(Any, results), strict=True)
     )
     # sacrebleu asks how often chance exceeds the difference. Between equal runs it never does,
@@ -82,9 +82,9 @@ def compared(
     return Comparison(name, BETTER[name], first, second, p_value, signature)
 
 
-def around(run: str, score: float, middle: float, half: float) -> Estimate:
+def _around(run: str, score: float, middle: float, half: float) -> _Estimate:
     """sacrebleu tells the middle of an interval and half its width."""
-    return Estimate(run, score, middle - half, middle + half)
+    return _Estimate(run, score, middle - half, middle + half)
 
 
 def compare_examples(
@@ -101,23 +101,23 @@ def compare_examples(
     Of a loss, `totals` are the surprises of each example and `counts` how many tokens or bytes it
     has, the same for both runs; then all tokens count the same, and not all examples.
     """
-    first, second, sizes = check_examples(totals, counts)
-    drawn = draw_scores(first, second, sizes, check_samples(samples), seed)
+    first, second, sizes = _check_examples(totals, counts)
+    drawn = _draw_scores(first, second, sizes, _check_samples(samples), seed)
     scores = first.sum() / sizes.sum(), second.sum() / sizes.sum()
     lows, highs = np.percentile(drawn, [2.5, 97.5], axis=0)
     one, other = (
-        Estimate(run, float(score), float(low), float(high))
+        _Estimate(run, float(score), float(low), float(high))
         for run, score, low, high in zip(runs, scores, lows, highs, strict=True)
     )
     difference = scores[0] - scores[1]
-    p_value = chance_of(drawn[:, 0] - drawn[:, 1], difference)
+    p_value = _chance_of(drawn[:, 0] - drawn[:, 1], difference)
     signature = f"examples:{len(first)}|bs:{samples}|seed:{seed}"
     return Comparison(name, better, one, other, p_value, signature)
 
 
-def check_examples(
+def _check_examples(
     totals: tuple[Sequence[float], Sequence[float]], counts: Sequence[float] | None
-) -> tuple[Numbers, Numbers, Numbers]:
+) -> tuple[_Numbers, _Numbers, _Numbers]:
     """As arrays; what cannot be compared is refused."""
     first, second = (np.asarray(values, np.float64) for values in totals)
     sizes = np.ones_like(first) if counts is None else np.asarray(counts, np.float64)
@@ -136,16 +136,16 @@ def check_examples(
     return first, second, sizes
 
 
-def check_samples(samples: int) -> int:
+def _check_samples(samples: int) -> int:
     """A handful of drawn test sets says nothing."""
     if samples < 100:
         raise UserError(f"samples={samples} are too few to tell chance from merit: at least 100")
     return samples
 
 
-def draw_scores(
-    first: Numbers, second: Numbers, sizes: Numbers, samples: int, seed: int
-) -> Numbers:
+def _draw_scores(
+    first: _Numbers, second: _Numbers, sizes: _Numbers, samples: int, seed: int
+) -> _Numbers:
     """Both runs' scores on test sets drawn from this one: samples x 2."""
     random = np.random.default_rng(seed)
     drawn = np.empty((samples, 2))
@@ -155,7 +155,7 @@ def draw_scores(
     return drawn
 
 
-def chance_of(drawn: Numbers, difference: float) -> float:
+def _chance_of(drawn: _Numbers, difference: float) -> float:
     """How often chance alone moves the difference, either way, by as much as it is.
 
     What was drawn scatters around the difference that was found as that scatters around the true

@@ -19,7 +19,7 @@ from limelight.explain.trace import Trace
 from limelight.explain.traced_text import passage_for
 from limelight.tasks.text_model import TextModel
 
-NOTEBOOK = 1_000_000  # bytes of a page in a notebook, which keeps every one of them
+_NOTEBOOK = 1_000_000  # bytes of a page in a notebook, which keeps every one of them
 
 
 class Explanation(Trace):
@@ -49,7 +49,7 @@ class Explanation(Trace):
 
     def _repr_html_(self) -> str:
         """In a notebook, the page in a frame of its own: no name or style gets in or out."""
-        page = escape(as_html(self, room=NOTEBOOK))
+        page = escape(as_html(self, room=_NOTEBOOK))
         look = "width: 100%; height: 46rem; border: 1px solid #8884; resize: vertical"
         allowed = "allow-scripts allow-downloads"
         return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{look}"></iframe>'

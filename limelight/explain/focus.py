@@ -182,7 +182,9 @@ class AttentionView:
     def dot_product(self) -> Formula:
         """The score of the chosen word and the one it looks at most, its largest terms first."""
         q, k = self.get("q")[self.query_index], self.get("k")[self.key_index]
-        name = f"score({self.query_tokens.labels[self.query_index]} asks {self.key_tokens.labels[self.key_index]})"
+        query = self.query_tokens.labels[self.query_index]
+        key = self.key_tokens.labels[self.key_index]
+        name = f"score({query} asks {key})"
         return sum_of_products(name, "q . k", q, k, ("q", "k"))
 
 
@@ -229,12 +231,12 @@ def focus_on(
     asking = [i for i, token in enumerate(trace.answers.ids) if token != end]
     chosen = [i for i in asking if i >= trace.passage.given] or asking
     target = chosen[-1] if chosen else max(0, len(trace.target) - 1)
-    real = [i for i, piece in enumerate(trace.source.pieces) if is_word(piece)]
+    real = [i for i, piece in enumerate(trace.source.pieces) if _is_word(piece)]
     blanks = [i for i, t in enumerate(trace.source.ids) if t == trace.trained.tokenizer.mask]
     source = (blanks or real or [0])[-1]
     if word is not None:
-        in_source = find_word(trace.source, trace.text, word)
-        in_target = find_word(trace.target, trace.trained.tokenizer.decode(trace.target.ids), word)
+        in_source = _find_word(trace.source, trace.text, word)
+        in_target = _find_word(trace.target, trace.trained.tokenizer.decode(trace.target.ids), word)
         if in_source is None and in_target is None:
             there = [*trace.source.labels, *trace.target.labels]
             raise UserError(
@@ -242,25 +244,25 @@ def focus_on(
             )
         source = source if in_source is None else in_source
         target = target if in_target is None else in_target
-    source = source if rows[0] is None else place_of("source", rows[0], len(trace.source))
-    target = target if rows[1] is None else place_of("target", rows[1], len(trace.target))
+    source = source if rows[0] is None else _place_of("source", rows[0], len(trace.source))
+    target = target if rows[1] is None else _place_of("target", rows[1], len(trace.target))
     asked = (None if layer is None else at_layer, None if head is None else at_head)
     return Focus(trace, at_layer, at_head, source, target, asked)
 
 
-def place_of(side: str, row: int, count: int) -> int:
+def _place_of(side: str, row: int, count: int) -> int:
     """A word's place, if there is one."""
     if not 0 <= row < count:
         raise UserError(f"there is no word {row} in the {side}: it has {count}, counted from 0")
     return row
 
 
-def is_word(piece: str) -> bool:
+def _is_word(piece: str) -> bool:
     """Whether a piece is more than a mark, and no special token."""
     return piece[0] != "⟨" and any(c.isalnum() for c in piece)
 
 
-def find_word(words: Words, text: str, wanted: str) -> int | None:
+def _find_word(words: Words, text: str, wanted: str) -> int | None:
     """The first token that is this word, or the first of several that are."""
     for i, (piece, label) in enumerate(zip(words.pieces, words.labels, strict=True)):
         if wanted in (piece, piece.strip(), label):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.tasks.fill import BLANK
 
-MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-Span = tuple[int, int]  # from this character of the text, up to that one
+_MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_Span = tuple[int, int]  # from this character of the text, up to that one
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Words:
     ids: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()  # text, a special name, or the bytes of half a character
     labels: tuple[str, ...] = ()  # the same with nothing invisible in it
-    spans: tuple[Span | None, ...] = ()
+    spans: tuple[_Span | None, ...] = ()
     special: tuple[bool, ...] = ()
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Words:
         tuple(ids),
         tuple(pieces),
         tuple(visible(piece) for piece in pieces),
-        tuple(places(tokenizer, ids, valid_unicode(text))),
+        tuple(_places(tokenizer, ids, valid_unicode(text))),
         tuple(i < tokenizer.first_text_id for i in ids),
     )
 
@@ -48,14 +48,14 @@ def visible(piece: str) -> str:
     Control characters could move a terminal's cursor, and marks of direction turn the line around.
     """
     return "".join(
-        MARKS.get(
+        _MARKS.get(
             c, c if c.isprintable() else f"<{ord(c):02X}>" if c < "Ā" else f"<U+{ord(c):04X}>"
         )
         for c in piece
     )
 
 
-def places(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[Span | None]:
+def _places(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[_Span | None]:
     """Where each token stands in the text, in characters; half a character is all of it.
 
     The tokens of a text follow each other; only blanks, and a space before one, lie between them.
@@ -63,7 +63,7 @@ def places(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[Span | N
     characters = [c.lower() if tokenizer.uncased else c for c in text]
     data = "".join(characters).encode()
     character = [i for i, c in enumerate(characters) for _ in c.encode()]  # each byte's
-    found: list[Span | None] = []
+    found: list[_Span | None] = []
     offset = 0
     for i in ids:
         raw = b"" if i >= len(tokenizer) else tokenizer.token_bytes(i)

@@ -26,8 +26,8 @@ from limelight.explain.traced_text import TracedText
 from limelight.model.taps import Recorder, matching, taps
 from limelight.tasks.text_model import TextModel
 
-TOP = 20  # candidates that are kept of every step
-Which = Literal["encoder", "decoder", "cross"]
+_TOP = 20  # candidates that are kept of every step
+_Which = Literal["encoder", "decoder", "cross"]
 
 
 class Summary(NamedTuple):
@@ -42,7 +42,7 @@ class Summary(NamedTuple):
     broken: int  # how many are NaN or +inf: the model is damaged
 
 
-class TokenCandidate(NamedTuple):
+class _TokenCandidate(NamedTuple):
     """A token that could come next."""
 
     token: int
@@ -57,15 +57,15 @@ class DecodingStep:
 
     row: int
     reads: str  # the piece at this row
-    chosen: TokenCandidate
-    top: tuple[TokenCandidate, ...]  # of the whole vocabulary, the likeliest first
+    chosen: _TokenCandidate
+    top: tuple[_TokenCandidate, ...]  # of the whole vocabulary, the likeliest first
     entropy: float  # in nats: 0 is sure, log(vocabulary) knows nothing
     logsumexp: float  # probability = exp(logit - logsumexp)
     end: bool
 
 
 @dataclass
-class Checks:
+class _Checks:
     """Whether what is shown is what the model does."""
 
     same_words: bool | None = None  # the pass chose what the fast way chose
@@ -104,7 +104,7 @@ class Trace:
         self.answers = words_of(tokenizer, passage.answers, "")
         self.wanted = matching([names] if isinstance(names, str) else names, taps(self.model))
         self.summaries: dict[str, Summary] = {}
-        self.checks = Checks()
+        self.checks = _Checks()
         self.values: dict[str, Tensor] = {}
         self.held: dict[str, Tensor] = {}  # beyond the room, for a while
         self.logits: Tensor  # the scores of all tokens at every row, or of all classes
@@ -162,11 +162,11 @@ class Trace:
             raise UserError(f"{name!r} has no rows")
         return value if rows is None else value[..., rows, :]
 
-    def attention(self, layer: int, head: int, which: Which | None = None) -> Tensor:
+    def attention(self, layer: int, head: int, which: _Which | None = None) -> Tensor:
         """The weights of one head, a row for each query; layers and heads are counted from 1."""
         return self.tensor(f"{self.block(layer, which)}.weights", head)
 
-    def block(self, layer: int, which: Which | None = None) -> str:
+    def block(self, layer: int, which: _Which | None = None) -> str:
         """The name of an attention: the encoder's, the decoder's own, or the one between them."""
         there = sides(self.config)
         which = which or ("encoder" if "encoder" in there else "decoder")
@@ -187,7 +187,7 @@ class Trace:
 
         with (
             torch.no_grad(),
-            evaluating(self.model),
+            _evaluating(self.model),
             Recorder(self.model, names, alone) as recorder,
         ):
             recorder.model(*self.inputs)
@@ -229,7 +229,7 @@ class Trace:
 
     def _observe(self, name: str, value: Tensor) -> Tensor:
         """Sum a value up as it comes by, and keep it only if it is wanted."""
-        self.summaries[name] = summary = summarise(value)
+        self.summaries[name] = summary = _summarise(value)
         if summary.broken:
             self.checks.broken[name] = summary.broken
         if name.endswith(".weights") and not summary.broken:
@@ -268,7 +268,7 @@ class Trace:
         entropies = -(logprobs.exp() * logprobs).nansum(dim=-1)
         tokens = torch.cat(
             [
-                logits.topk(min(TOP, logits.size(1))).indices,
+                logits.topk(min(_TOP, logits.size(1))).indices,
                 torch.tensor(chosen, dtype=torch.long)[:, None],
             ],
             dim=1,
@@ -289,7 +289,7 @@ class Trace:
         """One row; the token that was chosen comes last."""
         pieces = pieces_of(self.trained.tokenizer, tokens)
         found = zip(tokens, pieces, chances, logits, strict=True)
-        *top, chosen = (TokenCandidate(*facts) for facts in found)
+        *top, chosen = (_TokenCandidate(*facts) for facts in found)
         reads = (self.target or self.source).pieces[row]
         end = chosen.token == self.trained.tokenizer.end
         return DecodingStep(row, reads, chosen, tuple(top), entropy, total, end)
@@ -297,7 +297,7 @@ class Trace:
     def _check(self) -> None:
         """Compare with the model as it is without a recorder, and with what it wrote."""
         checks, passage = self.checks, self.passage
-        with torch.no_grad(), evaluating(self.model):
+        with torch.no_grad(), _evaluating(self.model):
             plain = self.model(*self.inputs)[0].cpu()
         checks.traced_difference = (plain - self.logits).abs().max().item()
         if not passage.logprobs:
@@ -342,7 +342,7 @@ def in_range(what: str, number: int, count: int) -> int:
     return number - 1
 
 
-def summarise(value: Tensor) -> Summary:
+def _summarise(value: Tensor) -> Summary:
     """A tensor in a few numbers."""
     hidden = broken = 0
     shape, value = tuple(value.shape), value.float()
@@ -358,7 +358,7 @@ def summarise(value: Tensor) -> Summary:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout, and afterwards as it was."""
     training = model.training
     model.eval()

@@ -17,8 +17,8 @@ from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import request_for
 from limelight.tasks.write import DEFAULT_MAX_TOKENS, encode_prompt
 
-ENOUGH = 16  # tokens of a continuation, where nobody says how many: a page, not a book
-How = Literal["read", "given", "greedy", "beam", "drawn", "damaged"]
+_ENOUGH = 16  # tokens of a continuation, where nobody says how many: a page, not a book
+_How = Literal["read", "given", "greedy", "beam", "drawn", "damaged"]
 
 
 class TooLongError(UserError):
@@ -33,7 +33,7 @@ class TracedText:
     target: Sequence[int] = ()  # what a decoder reads
     answers: Sequence[int] = ()
     given: int = 0  # so many of the answers were there from the beginning, as a prompt
-    mode: How = "read"  # where the other answers come from
+    mode: _How = "read"  # where the other answers come from
     logprobs: Sequence[float] = ()  # of these, as the fast way found them
     ended: bool = False  # by an end token
     tree: Tree = field(default_factory=list)  # of a beam
@@ -60,20 +60,20 @@ def passage_in_steps(
     trained: TextModel, text: str, target: str | None, config: DecodeConfig, tag: str = ""
 ) -> Generator[None, None, TracedText]:
     """The same token by token, for those who have others to look after in between."""
-    refuse_what_cannot_be_walked(trained, target)
+    _refuse_what_cannot_be_walked(trained, target)
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
         plain = bool(trained.classes)
         tokens = add_special_tokens(trained, text) if plain else mask_blanks(trained, text, BLANK)
-        within(len(tokens), trained.max_len)
+        _within(len(tokens), trained.max_len)
         return TracedText(source=tokens)
     request = request_of(trained, text, config, tag)
     if target is not None:
         return given_passage(trained, request, target)
     try:
-        return (yield from written(trained, request, config))
+        return (yield from _written(trained, request, config))
     except UserError:
-        if not damaged(trained, request):
+        if not _damaged(trained, request):
             raise
         # Nothing can be chosen among scores that are no numbers; where they stop being is shown.
         prompt = list(request.prompt)
@@ -83,12 +83,12 @@ def passage_in_steps(
 def given_passage(trained: TextModel, request: Request, target: str) -> TracedText:
     """As in training: what follows is known."""
     wanted = trained.tokenizer.encode(f" {target}" if request.needs_leading_space else target)
-    found = passage(request, Hypothesis(wanted, [], True, 0.0), "given", trained.tokenizer.end)
-    within(len(found.target), trained.max_len)
+    found = _passage(request, Hypothesis(wanted, [], True, 0.0), "given", trained.tokenizer.end)
+    _within(len(found.target), trained.max_len)
     return found
 
 
-def refuse_what_cannot_be_walked(trained: TextModel, target: str | None) -> None:
+def _refuse_what_cannot_be_walked(trained: TextModel, target: str | None) -> None:
     """There is one model to look into, and it has attention."""
     kind = str(trained.model.config.family)
     if kind.startswith("recurrent"):
@@ -108,7 +108,7 @@ def request_of(trained: TextModel, text: str, config: DecodeConfig, tag: str) ->
     if trained.kind == "texts":
         trained.refuse_tag(tag)
         read, spaced = encode_prompt(trained, text)
-        within(len(read) + 1, trained.max_len)  # one more is to be written
+        _within(len(read) + 1, trained.max_len)  # one more is to be written
         most = config.max_tokens or DEFAULT_MAX_TOKENS
         limit = max(1, min(most, trained.max_len - len(read)))
         return Request(read, limit, seed=config.seed, needs_leading_space=spaced)
@@ -117,11 +117,11 @@ def request_of(trained: TextModel, text: str, config: DecodeConfig, tag: str) ->
     source = [*trained.tag(tag), *tokenizer.encode(text)]
     # A language model reads its start and a separator too, and writes one more at least.
     added = 1 if trained.family == "encoder-decoder" else 3
-    within(len(source) + added, trained.max_len)
+    _within(len(source) + added, trained.max_len)
     return request_for(trained, source, config)
 
 
-def within(count: int, longest: int) -> None:
+def _within(count: int, longest: int) -> None:
     """Refuse more tokens than the model has room for."""
     if count > longest:
         raise TooLongError(
@@ -129,7 +129,7 @@ def within(count: int, longest: int) -> None:
         )
 
 
-def written(
+def _written(
     trained: TextModel, request: Request, config: DecodeConfig
 ) -> Generator[None, None, TracedText]:
     """What the model writes, with the tree of the search if there is one."""
@@ -139,9 +139,9 @@ def written(
         while search.step():
             yield
         (best,) = search.best_of(0)
-        return replace(passage(request, best, "beam", tokenizer.end), tree=search.trees[0])
+        return replace(_passage(request, best, "beam", tokenizer.end), tree=search.trees[0])
     events: list[TokenEvent] = []
-    most = config.max_tokens or ENOUGH if trained.kind == "texts" else 0
+    most = config.max_tokens or _ENOUGH if trained.kind == "texts" else 0
     writing = GenerationBatch(model, [request], replace(config, beam=1, beam_groups=1), tokenizer)
     while writing.active:
         events += writing.step()
@@ -149,10 +149,10 @@ def written(
             writing.stop(0)
         yield
     found = finalize([e.token for e in events], [e.logprob for e in events], tokenizer.end)
-    return passage(request, found, "drawn" if config.temperature else "greedy", tokenizer.end)
+    return _passage(request, found, "drawn" if config.temperature else "greedy", tokenizer.end)
 
 
-def passage(request: Request, found: Hypothesis, mode: How, end: int) -> TracedText:
+def _passage(request: Request, found: Hypothesis, mode: _How, end: int) -> TracedText:
     """The prompt and what follows it, for one pass."""
     tokens = [*request.prompt, *found.tokens, *([end] if found.ended else [])]
     return TracedText(
@@ -169,7 +169,7 @@ def passage(request: Request, found: Hypothesis, mode: How, end: int) -> TracedT
     )
 
 
-def damaged(trained: TextModel, request: Request) -> bool:
+def _damaged(trained: TextModel, request: Request) -> bool:
     """Whether a weight of the model, or what it makes of the request, is no number (NaN)."""
     if not all(torch.isfinite(weight).all() for weight in trained.model.parameters()):
         return True

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from limelight.model.config import ModelConfig
 
-Watch = Callable[[str, Tensor], Tensor]
+_Watch = Callable[[str, Tensor], Tensor]
 KeysValues = tuple[Tensor, Tensor]
 
 
@@ -45,26 +45,26 @@ def explicit_attention(
     mask: Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
-    watch: Watch = lambda _, value: value,
+    watch: _Watch = lambda _, value: value,
 ) -> Tensor:
     """Equation 1 step by step: softmax(Q K^T / sqrt(d_k)) V."""
     q, k, v = watch("q", q), watch("k", k), watch("v", v)
-    k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
+    k, v = _repeat_kv(k, q.size(1)), _repeat_kv(v, q.size(1))
     scores = watch("scores", q @ k.transpose(-2, -1))  # B H T S: each query against each key
     scaled = watch("scaled", scores / math.sqrt(q.size(-1)))
     if causal:
-        mask = causal_mask(q.size(-2), q.device)
+        mask = _causal_mask(q.size(-2), q.device)
     masked = scaled if mask is None else scaled.masked_fill(~mask, -math.inf)
     weights = watch("weights", watch("masked", masked).softmax(dim=-1))  # each row sums to 1
     return watch("mixed", F.dropout(weights, dropout) @ v)  # B H T K
 
 
-def repeat_kv(x: Tensor, heads: int) -> Tensor:
+def _repeat_kv(x: Tensor, heads: int) -> Tensor:
     """Repeat each of the G heads of keys or values for the group of query heads that shares it."""
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
-def causal_mask(length: int, device: torch.device) -> Tensor:
+def _causal_mask(length: int, device: torch.device) -> Tensor:
     """The look-ahead mask, T T: a position sees itself and what came before, never what follows."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
@@ -79,7 +79,7 @@ def attention_mask(real: Tensor, causal: bool = False) -> Tensor:
         return (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
     length = real.size(1)
     itself = torch.eye(length, dtype=torch.bool, device=real.device)
-    return (causal_mask(length, real.device) & real[:, None, None, :]) | itself
+    return (_causal_mask(length, real.device) & real[:, None, None, :]) | itself
 
 
 class Attention(nn.Module):

@@ -11,11 +11,11 @@ from limelight.config import Fraction, config_class
 from limelight.errors import UserError, unknown_name
 
 # Bounds far beyond every published model, and far below what would overflow a size in bytes.
-Width = Annotated[int, Field(ge=1, le=2**20)]
-Vocab = Annotated[int, Field(ge=1, le=2**24)]
-Layers = Annotated[int, Field(ge=1, le=1000)]
-Heads = Annotated[int, Field(ge=1, le=4096)]
-OpenWidth = Annotated[int, Field(ge=0, le=2**22)]  # 0 leaves it open
+_Width = Annotated[int, Field(ge=1, le=2**20)]
+_Vocab = Annotated[int, Field(ge=1, le=2**24)]
+_Layers = Annotated[int, Field(ge=1, le=1000)]
+_Heads = Annotated[int, Field(ge=1, le=4096)]
+_OpenWidth = Annotated[int, Field(ge=0, le=2**22)]  # 0 leaves it open
 
 
 @config_class
@@ -23,13 +23,13 @@ class ModelConfig:
     """A Transformer. The defaults are the paper's base model."""
 
     family: Literal["encoder-decoder", "decoder-only", "encoder-only"] = "encoder-decoder"
-    vocab: Vocab  # V: how many different tokens there are
-    layers: Layers = 6  # N, of the encoder and of the decoder
-    d_model: Width = 512  # D: how many numbers stand for one token
-    d_ff: OpenWidth = 0  # inside the feed-forward layer; 0 means 4 * d_model
-    heads: Heads = 8  # H: how many attentions stand side by side
-    kv_heads: OpenWidth = 0  # G, heads of keys and values shared by queries; 0 means `heads`
-    max_len: Width = 512  # longest sequence: the table of learned positions, the room of a cache
+    vocab: _Vocab  # V: how many different tokens there are
+    layers: _Layers = 6  # N, of the encoder and of the decoder
+    d_model: _Width = 512  # D: how many numbers stand for one token
+    d_ff: _OpenWidth = 0  # inside the feed-forward layer; 0 means 4 * d_model
+    heads: _Heads = 8  # H: how many attentions stand side by side
+    kv_heads: _OpenWidth = 0  # G, heads of keys and values shared by queries; 0 means `heads`
+    max_len: _Width = 512  # longest sequence: the table of learned positions, the room of a cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
     norm: Literal["layer", "rms"] = "layer"  # rms: Llama
@@ -42,7 +42,7 @@ class ModelConfig:
     attention_dropout: Fraction = 0.0  # on the attention weights; the paper has none
 
     sentence_pairs: bool = False  # encoder-only: a head that tells if two sentences belong together
-    classes: OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
+    classes: _OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
 
     def __post_init__(self) -> None:
         if self.d_model % self.heads:
@@ -101,9 +101,9 @@ class RecurrentConfig:
     """What the paper replaced: a recurrent language model, or a recurrent encoder and decoder."""
 
     family: Literal["recurrent-encoder-decoder", "recurrent-decoder-only"]
-    vocab: Vocab  # V: how many different tokens there are
-    layers: Layers = 2  # of the encoder and of the decoder
-    d_model: Width = 512  # the width of embeddings and of the recurrent state
+    vocab: _Vocab  # V: how many different tokens there are
+    layers: _Layers = 2  # of the encoder and of the decoder
+    d_model: _Width = 512  # the width of embeddings and of the recurrent state
     cell: Literal["rnn", "lstm", "gru"] = "lstm"  # what remembers
     attention: bool = True  # encoder-decoder: additive attention over the encoder's states
     max_len: Annotated[int, Field(ge=1, le=4096)] = 512  # longest sequence, read step by step

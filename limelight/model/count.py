@@ -2,7 +2,7 @@
 
 from torch import nn
 
-PARTS = {  # the first mark found in a parameter's name tells which part it belongs to
+_PARTS = {  # the first mark found in a parameter's name tells which part it belongs to
     "norm.": "norms",
     "attention.": "attention",
     "feed_forward.": "feed-forward",
@@ -18,7 +18,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     count: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         side = name.split(".")[0]
-        part = next((part for mark, part in PARTS.items() if mark in name), "embedding")
+        part = next((part for mark, part in _PARTS.items() if mark in name), "embedding")
         part = f"{side} {part}" if side in ("encoder", "decoder") else part
         count[part] = count.get(part, 0) + parameter.numel()
     return count

@@ -88,11 +88,11 @@ class EncoderOnly(nn.Module):
 
     def classify(self, states: Tensor, real: Tensor | None = None) -> Tensor:
         """Logits for each class of text, B classes."""
-        return self.text_head(first_real(states, real))
+        return self.text_head(_first_real(states, real))
 
     def next_sentence(self, states: Tensor, real: Tensor | None = None) -> Tensor:
         """Logits for "the second sentence follows the first" and "it does not", B 2."""
-        return self.pair_head(first_real(states, real))
+        return self.pair_head(_first_real(states, real))
 
     def pool(self, states: Tensor, real: Tensor | None = None) -> Tensor:
         """One vector for the text, B D: the mean of its real tokens, to compare by meaning."""
@@ -102,7 +102,7 @@ class EncoderOnly(nn.Module):
         return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-def first_real(states: Tensor, real: Tensor | None) -> Tensor:
+def _first_real(states: Tensor, real: Tensor | None) -> Tensor:
     """The state of each row's first real token, B D."""
     if real is None:
         return states[:, 0]

@@ -18,22 +18,22 @@ from limelight.model.config import RecurrentConfig
 from limelight.model.kv_cache import padded, placed
 from limelight.model.stack import Classifier, initialise, last_real
 
-CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
-Hidden = tuple[Tensor, ...]  # what a cell carries along, each N B D: (h,), or (h, c) for an LSTM
+_CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+_Hidden = tuple[Tensor, ...]  # what a cell carries along, each N B D: (h,), or (h, c) for an LSTM
 
 
 class EncoderOutput(NamedTuple):
     """What a recurrent encoder leaves: its state after each token, B S D, and after the last."""
 
     states: Tensor
-    hidden: Hidden
+    hidden: _Hidden
 
 
 @dataclass
 class RecurrentState:
     """Where a recurrent decoder stands: a few vectors per row, however much it has read."""
 
-    hidden: Hidden
+    hidden: _Hidden
     memory: Tensor | None = None  # B S D
     keys: Tensor | None = None  # B S D: the memory as additive attention compares it, computed once
     mask: Tensor | None = None  # B 1 S
@@ -74,7 +74,7 @@ class RecurrentStack(nn.Module):
 
     def __init__(self, config: RecurrentConfig, both_ways: bool = False) -> None:
         super().__init__()
-        self.cell = CELLS[config.cell](
+        self.cell = _CELLS[config.cell](
             config.d_model,
             config.d_model // 2 if both_ways else config.d_model,
             num_layers=config.layers,
@@ -84,8 +84,8 @@ class RecurrentStack(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, hidden: Hidden | None = None, real: Tensor | None = None
-    ) -> tuple[Tensor, Hidden]:
+        self, x: Tensor, hidden: _Hidden | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, _Hidden]:
         """The state after each token, B T D, and what is carried along after each row's last."""
         carried = hidden[0] if hidden is not None and len(hidden) == 1 else hidden
         if real is None:
@@ -100,7 +100,7 @@ class RecurrentStack(nn.Module):
                 torch.where(some, new, old) for new, old in zip(carried, before, strict=True)
             )
         if self.cell.bidirectional:
-            carried = tuple(both_directions(h) for h in carried)
+            carried = tuple(_both_directions(h) for h in carried)
         return states, carried
 
     def read_padded(self, x: Tensor, carried: Any, real: Tensor) -> tuple[Tensor, Any]:
@@ -124,7 +124,7 @@ class RecurrentStack(nn.Module):
                     nn.init.constant_(bias[size : 2 * size], 1.0 if "_ih_" in name else 0.0)
 
 
-def both_directions(hidden: Tensor) -> Tensor:
+def _both_directions(hidden: Tensor) -> Tensor:
     """2N B D/2 -> N B D: the forward and the backward state of a layer side by side."""
     return torch.cat([hidden[0::2], hidden[1::2]], dim=-1)
 
@@ -174,7 +174,7 @@ class RecurrentEncoderDecoder(nn.Module):
     def initialise(self) -> None:
         """Outside the cells as in the Transformer, so that a comparison compares something else."""
         self.tie()
-        initialise(self, draw)
+        initialise(self, _draw)
         self.encoder.initialise()
         self.decoder.initialise()
 
@@ -185,7 +185,7 @@ class RecurrentEncoderDecoder(nn.Module):
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
         """The states of every source token, and the last."""
-        x = embed(self.source, source, self.dropout)
+        x = _embed(self.source, source, self.dropout)
         return EncoderOutput(*self.encoder(x, None, source_real))
 
     def decode(
@@ -220,7 +220,7 @@ class RecurrentEncoderDecoder(nn.Module):
     def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         states = self.read(tokens, state, real)
-        return self.classifier(last_real(states, count_real(tokens, real)))
+        return self.classifier(last_real(states, _count_real(tokens, real)))
 
     def remember(self, memory: EncoderOutput, source_real: Tensor | None) -> RecurrentState:
         """The decoder's first state: the encoder's last one, and with attention all the others."""
@@ -234,7 +234,9 @@ class RecurrentEncoderDecoder(nn.Module):
 
     def read(self, tokens: Tensor, state: RecurrentState, real: Tensor | None) -> Tensor:
         """Take the tokens in and move the state on; B T D."""
-        x, state.hidden = self.decoder(embed(self.target, tokens, self.dropout), state.hidden, real)
+        x, state.hidden = self.decoder(
+            _embed(self.target, tokens, self.dropout), state.hidden, real
+        )
         if self.attention is not None:
             x = self.attention(x, state.memory, state.keys, state.mask)
         return self.dropout(x)
@@ -255,7 +257,7 @@ class RecurrentDecoderOnly(nn.Module):
     def initialise(self) -> None:
         """See RecurrentEncoderDecoder."""
         self.tie()
-        initialise(self, draw)
+        initialise(self, _draw)
         self.decoder.initialise()
 
     def tie(self) -> None:
@@ -265,7 +267,7 @@ class RecurrentDecoderOnly(nn.Module):
 
     def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """States, B T D: row t has read the tokens up to t."""
-        states, _ = self.decoder(embed(self.target, tokens, self.dropout), None, real)
+        states, _ = self.decoder(_embed(self.target, tokens, self.dropout), None, real)
         return self.dropout(states)
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
@@ -280,22 +282,22 @@ class RecurrentDecoderOnly(nn.Module):
     @torch.no_grad()
     def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
-        x = embed(self.target, tokens, self.dropout)
+        x = _embed(self.target, tokens, self.dropout)
         states, state.hidden = self.decoder(x, state.hidden, real)
-        return self.classifier(self.dropout(last_real(states, count_real(tokens, real))))
+        return self.classifier(self.dropout(last_real(states, _count_real(tokens, real))))
 
 
-def embed(table: nn.Embedding, tokens: Tensor, dropout: nn.Module) -> Tensor:
+def _embed(table: nn.Embedding, tokens: Tensor, dropout: nn.Module) -> Tensor:
     """B T -> B T D, lifted by sqrt(d_model) as in the Transformer."""
     return dropout(table(tokens) * math.sqrt(table.embedding_dim))
 
 
-def count_real(tokens: Tensor, real: Tensor | None) -> Tensor:
+def _count_real(tokens: Tensor, real: Tensor | None) -> Tensor:
     """How many real tokens each row has, B."""
     return (torch.ones_like(tokens) if real is None else real).sum(dim=1)
 
 
-def draw(name: str, matrix: Tensor) -> Tensor:
+def _draw(name: str, matrix: Tensor) -> Tensor:
     """d_model^-0.5 for the tables, because sqrt(d_model) multiplies them when they are read."""
     if name in ("source.weight", "target.weight", "classifier.weight"):
         return nn.init.normal_(matrix, std=matrix.size(1) ** -0.5)

@@ -21,7 +21,7 @@ from limelight.errors import UserError, unknown_name
 from limelight.model.attention import Attention, explicit_attention
 from limelight.model.config import ModelConfig, RecurrentConfig
 
-INSIDE_ATTENTION = ("q", "k", "v", "scores", "scaled", "masked", "weights", "mixed")
+_INSIDE_ATTENTION = ("q", "k", "v", "scores", "scaled", "masked", "weights", "mixed")
 
 
 class TapLocation(NamedTuple):
@@ -35,23 +35,23 @@ def taps(model: nn.Module) -> dict[str, TapLocation]:
     """The names of everything that can be watched in this model, in the order of happening."""
     config = getattr(model, "config", None)
     if isinstance(config, RecurrentConfig):
-        return dict(recurrent_taps(config))
+        return dict(_recurrent_taps(config))
     if isinstance(config, ModelConfig):
-        return dict(transformer_taps(config))
+        return dict(_transformer_taps(config))
     raise UserError(f"{type(model).__name__} is not one of Limelight's models: it has no taps")
 
 
-def transformer_taps(config: ModelConfig) -> Iterator[tuple[str, TapLocation]]:
+def _transformer_taps(config: ModelConfig) -> Iterator[tuple[str, TapLocation]]:
     """The two sides, as far as the family has them, and the scores."""
     if config.family != "decoder-only":
-        yield from side_taps(config, "encoder", "source", cross=False)
+        yield from _side_taps(config, "encoder", "source", cross=False)
     if config.family != "encoder-only":
-        yield from side_taps(config, "decoder", "target", config.family == "encoder-decoder")
+        yield from _side_taps(config, "decoder", "target", config.family == "encoder-decoder")
     heads = {"encoder-only": "text_head" if config.classes else "masked_head"}
     yield "logits", TapLocation(heads.get(config.family, "classifier"), "output")
 
 
-def side_taps(
+def _side_taps(
     config: ModelConfig, side: str, embedding: str, cross: bool
 ) -> Iterator[tuple[str, TapLocation]]:
     """An encoder's or a decoder's: embedding, positions, layers, output."""
@@ -63,14 +63,14 @@ def side_taps(
     yield f"{side}.input", TapLocation(embedding, "output")
     for i in range(config.layers):
         path = f"{side}.layers.{i}"
-        yield from attention_taps(config, f"{side}.{i}.self", path, "self")
+        yield from _attention_taps(config, f"{side}.{i}.self", path, "self")
         if cross:
-            yield from attention_taps(config, f"{side}.{i}.cross", path, "cross")
-        yield from feed_forward_taps(config, f"{side}.{i}.feed_forward", path)
+            yield from _attention_taps(config, f"{side}.{i}.cross", path, "cross")
+        yield from _feed_forward_taps(config, f"{side}.{i}.feed_forward", path)
     yield f"{side}.output", TapLocation(side, "output")
 
 
-def attention_taps(
+def _attention_taps(
     config: ModelConfig, name: str, layer: str, use: str
 ) -> Iterator[tuple[str, TapLocation]]:
     """From the three linear layers through equation 1 to the output layer, and add & norm."""
@@ -79,13 +79,13 @@ def attention_taps(
         (f"{name}.{part}", TapLocation(f"{path}.{part}", "output"))
         for part in ("query", "key", "value")
     ]
-    inner += [(f"{name}.{step}", TapLocation(path, step)) for step in INSIDE_ATTENTION]
+    inner += [(f"{name}.{step}", TapLocation(path, step)) for step in _INSIDE_ATTENTION]
     inner += [(f"{name}.concat", TapLocation(f"{path}.output", "input"))]
     inner += [(f"{name}.output", TapLocation(f"{path}.output", "output"))]
-    yield from with_residual(config, name, f"{layer}.{use}_residual", inner)
+    yield from _with_residual(config, name, f"{layer}.{use}_residual", inner)
 
 
-def feed_forward_taps(
+def _feed_forward_taps(
     config: ModelConfig, name: str, layer: str
 ) -> Iterator[tuple[str, TapLocation]]:
     """Before and after the activation, the output, and add & norm."""
@@ -95,10 +95,10 @@ def feed_forward_taps(
         inner.insert(0, (f"{name}.gate", TapLocation(f"{path}.gate", "output")))
     inner += [(f"{name}.active", TapLocation(f"{path}.outer", "input"))]
     inner += [(f"{name}.output", TapLocation(f"{path}.outer", "output"))]
-    yield from with_residual(config, name, f"{layer}.feed_forward_residual", inner)
+    yield from _with_residual(config, name, f"{layer}.feed_forward_residual", inner)
 
 
-def with_residual(
+def _with_residual(
     config: ModelConfig, name: str, path: str, inner: list[tuple[str, TapLocation]]
 ) -> Iterator[tuple[str, TapLocation]]:
     """Add & norm come after the sub-layer in post-norm; in pre-norm the norm comes before it."""
@@ -109,7 +109,7 @@ def with_residual(
         yield from [norm, *inner, (f"{name}.add", TapLocation(path, "output"))]
 
 
-def recurrent_taps(config: RecurrentConfig) -> Iterator[tuple[str, TapLocation]]:
+def _recurrent_taps(config: RecurrentConfig) -> Iterator[tuple[str, TapLocation]]:
     """The states of the cells, and attention where there is one."""
     seq2seq = config.family == "recurrent-encoder-decoder"
     if seq2seq:
@@ -140,7 +140,7 @@ class Recorder:
         names: str | Iterable[str] = "*",
         keep: Callable[[str, Tensor], Tensor] = lambda _, value: value,
     ) -> None:
-        self.model, self.keep = eager(model), keep
+        self.model, self.keep = _eager(model), keep
         known = taps(self.model)
         wanted = [names] if isinstance(names, str) else names
         self.places = {name: known[name] for name in matching(wanted, known)}
@@ -172,7 +172,9 @@ class Recorder:
             self._change(module, "_compiled_call_impl", None)  # hooks never fire in compiled code
             if isinstance(module, Attention):
                 steps = {
-                    s: name for s in INSIDE_ATTENTION if (name := name_at.get(TapLocation(path, s)))
+                    s: name
+                    for s in _INSIDE_ATTENTION
+                    if (name := name_at.get(TapLocation(path, s)))
                 }
                 self._change(
                     module, "attend", partial(explicit_attention, watch=self._watch(steps))
@@ -215,7 +217,7 @@ class Recorder:
         return watch
 
 
-def eager(model: nn.Module) -> nn.Module:
+def _eager(model: nn.Module) -> nn.Module:
     """The module underneath torch.compile's wrapper, DistributedDataParallel's, or both."""
     while (inner := model._modules.get("_orig_mod", model._modules.get("module"))) is not None:
         model = inner

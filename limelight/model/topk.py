@@ -8,30 +8,30 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-BLOCK = 160  # tokens among which a processor finds the highest score fast
+_BLOCK = 160  # tokens among which a processor finds the highest score fast
 
 
 def fast_argmax(logits: Tensor) -> Tensor:
     """The index of the highest score of each row, B V -> B; the first one among equals."""
     rows, vocab = logits.shape
-    if rows < 4 or vocab < 2 * BLOCK or not logits.is_cpu:
+    if rows < 4 or vocab < 2 * _BLOCK or not logits.is_cpu:
         return logits.argmax(dim=1)
-    members = blocks_of(vocab).index_select(0, block_max(logits, BLOCK).argmax(dim=1))
+    members = _blocks_of(vocab).index_select(0, _block_max(logits, _BLOCK).argmax(dim=1))
     inside = logits.gather(1, members).argmax(dim=1, keepdim=True)
     return members.gather(1, inside)[:, 0]
 
 
 @lru_cache(maxsize=16)
-def blocks_of(vocab: int) -> Tensor:
+def _blocks_of(vocab: int) -> Tensor:
     """Which tokens are in which block, W BLOCK; the last one ends with the last token."""
     with torch.inference_mode(mode=False):  # what is made in it could not be used outside of it
-        starts = torch.arange(0, vocab, BLOCK).clamp(max=vocab - BLOCK)
-        return starts[:, None] + torch.arange(BLOCK)
+        starts = torch.arange(0, vocab, _BLOCK).clamp(max=vocab - _BLOCK)
+        return starts[:, None] + torch.arange(_BLOCK)
 
 
 def fast_topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The highest scores of each row and their indices, B count, as `topk` has them."""
-    scores, tokens = topk_candidates(logits, count)
+    scores, tokens = _topk_candidates(logits, count)
     best = scores.topk(count, dim=1)
     return best.values, tokens.gather(1, best.indices)
 
@@ -41,21 +41,21 @@ def log_softmax_inplace(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits, dim=-1, out=logits if logits.is_cpu else None)
 
 
-def block_max(logits: Tensor, block: int) -> Tensor:
+def _block_max(logits: Tensor, block: int) -> Tensor:
     """The highest score of every block of tokens, B W; the last one ends with the last token."""
-    peaks = peaks_of_whole(logits, block)
+    peaks = _peaks_of_whole(logits, block)
     if logits.size(1) % block == 0:
         return peaks
     return torch.cat([peaks, logits[:, -block:].amax(dim=1, keepdim=True)], dim=1)
 
 
-def peaks_of_whole(logits: Tensor, block: int) -> Tensor:
+def _peaks_of_whole(logits: Tensor, block: int) -> Tensor:
     """The same without the tokens behind the last whole block."""
     whole = logits.size(1) // block
     return logits[:, : whole * block].view(-1, whole, block).amax(dim=2)
 
 
-def topk_candidates(logits: Tensor, count: int, block: int = 64) -> tuple[Tensor, Tensor]:
+def _topk_candidates(logits: Tensor, count: int, block: int = 64) -> tuple[Tensor, Tensor]:
     """Scores and indices of a few tokens, B C, among which are the highest `count` of each row.
 
     They are in the blocks whose highest scores are the highest. A processor finds the highest value
@@ -65,7 +65,7 @@ def topk_candidates(logits: Tensor, count: int, block: int = 64) -> tuple[Tensor
     whole = vocab // block
     if whole <= count or not logits.is_cpu:
         return logits, torch.arange(vocab, device=logits.device).expand_as(logits)
-    peaks = peaks_of_whole(logits, block)
+    peaks = _peaks_of_whole(logits, block)
     begin = peaks.topk(count, dim=1, sorted=False).indices[..., None] * block
     tokens = (begin + torch.arange(block)).flatten(1)
     if whole * block < vocab:

@@ -22,13 +22,13 @@ from typing import Any
 from limelight.errors import UserError
 from limelight.files import sync, temp_sibling, try_lock_file, with_filename
 
-FORMAT = 1  # of the manifest
+_FORMAT = 1  # of the manifest
 MANIFEST = "MANIFEST.json"
-LARGEST_MANIFEST = 2**20  # bytes; ours have a few hundred
-NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
-LOCK = ".lock"
-TEMPORARY = "*.tmp-" + "[0-9a-f]" * 8
-Told = dict[str, tuple[Any, Any]]  # of each file its size and hash, as a manifest tells them
+_LARGEST_MANIFEST = 2**20  # bytes; ours have a few hundred
+_NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
+_LOCK = ".lock"
+_TEMPORARY = "*.tmp-" + "[0-9a-f]" * 8
+_Told = dict[str, tuple[Any, Any]]  # of each file its size and hash, as a manifest tells them
 
 
 def commit(folder: Path, write: Callable[[Path], None]) -> None:
@@ -39,11 +39,11 @@ def commit(folder: Path, write: Callable[[Path], None]) -> None:
     if find_damage(folder) is not None:
         if os.path.lexists(folder):
             remove_atomically(folder)
-        create(folder, write)
+        _create(folder, write)
     sync(folder.parent)
 
 
-def create(folder: Path, write: Callable[[Path], None]) -> None:
+def _create(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a checkpoint under a temporary name and rename it when it is whole."""
     make_folder(folder.parent)
     unfinished = temp_sibling(folder)
@@ -68,16 +68,16 @@ def make_folder(folder: Path) -> None:
 def write_manifest(folder: Path) -> None:
     """Have every file on the disk, and then the manifest that vouches for them."""
     files = {}
-    for name, size in files_in(folder).items():
+    for name, size in _files_in(folder).items():
         sync(folder / name)
         files[name] = {"size": size, "sha256": sha256_of(folder / name)}
     with (folder / MANIFEST).open("x", encoding="utf-8") as manifest:
-        json.dump({"format": FORMAT, "files": files}, manifest, indent=1)
+        json.dump({"format": _FORMAT, "files": files}, manifest, indent=1)
     sync(folder / MANIFEST)
     sync(folder)
 
 
-def files_in(folder: Path) -> dict[str, int]:
+def _files_in(folder: Path) -> dict[str, int]:
     """The files of a folder and their sizes; links and folders in it are refused."""
     sizes = {}
     with os.scandir(folder) as entries:
@@ -99,10 +99,10 @@ def remove_atomically(folder: Path) -> None:
     doomed = temp_sibling(folder)
     folder.rename(doomed)
     sync(folder.parent)
-    remove(doomed)
+    _remove(doomed)
 
 
-def remove(path: Path) -> None:
+def _remove(path: Path) -> None:
     """Delete a folder with all that is in it, or a file, or a link but not what it leads to."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -118,20 +118,20 @@ def find_damage(folder: Path) -> str | None:
     try:
         if folder.is_symlink():
             return "it is a link"
-        sizes = files_in(folder)
-        told = read_manifest(folder / MANIFEST, sizes.pop(MANIFEST, None))
-        return difference(folder, told, sizes)
+        sizes = _files_in(folder)
+        told = _read_manifest(folder / MANIFEST, sizes.pop(MANIFEST, None))
+        return _difference(folder, told, sizes)
     except ValueError as error:
         return str(error)
     except OSError as error:
         return f"it cannot be read: {error.strerror or error}"
 
 
-def read_manifest(path: Path, size: int | None) -> Told:
+def _read_manifest(path: Path, size: int | None) -> _Told:
     """What the manifest tells of each file; that they are a number and a hash is not checked."""
     if size is None:
         raise ValueError(f"{MANIFEST} is missing")
-    if size > LARGEST_MANIFEST:
+    if size > _LARGEST_MANIFEST:
         raise ValueError(f"{MANIFEST} is too large")
     try:
         manifest = json.loads(path.read_bytes())
@@ -139,12 +139,12 @@ def read_manifest(path: Path, size: int | None) -> Told:
         told = {name: (file["size"], file["sha256"]) for name, file in manifest["files"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{MANIFEST} is no manifest") from None
-    if version != FORMAT:
-        raise ValueError(f"{MANIFEST} is of another format than {FORMAT}")
+    if version != _FORMAT:
+        raise ValueError(f"{MANIFEST} is of another format than {_FORMAT}")
     return told
 
 
-def difference(folder: Path, told: Told, sizes: dict[str, int]) -> str | None:
+def _difference(folder: Path, told: _Told, sizes: dict[str, int]) -> str | None:
     """The first file, if any, that is not what the manifest says."""
     for name in sorted(told.keys() | sizes.keys()):
         shown = f"{name!a:.80}"  # a name may hold anything, and be long
@@ -163,7 +163,7 @@ def difference(folder: Path, told: Told, sizes: dict[str, int]) -> str | None:
 def list_checkpoints(parent: Path) -> list[Path]:
     """What is named like a checkpoint, newest first."""
     try:
-        matches = [NAME.fullmatch(name) for name in os.listdir(parent)]
+        matches = [_NAME.fullmatch(name) for name in os.listdir(parent)]
     except FileNotFoundError:
         return []
     steps = {int(match[1]): parent / match[0] for match in matches if match}
@@ -204,20 +204,20 @@ def prune(parent: Path, keep: int, spare: Iterable[str] = (), written: Container
 
 def remove_stale_temp(parent: Path) -> None:
     """Take away what dead runs left under temporary names; nobody else may be writing here."""
-    for path in parent.glob(TEMPORARY):
-        remove(path)
+    for path in parent.glob(_TEMPORARY):
+        _remove(path)
 
 
 def was_used_before(folder: Path) -> bool:
     """Whether a training was here before, even one that could not begin."""
-    return (folder / LOCK).exists()
+    return (folder / _LOCK).exists()
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Keep other processes from training here; the kernel frees it however this one ends."""
     make_folder(folder)
-    with (folder / LOCK).open("a", encoding="utf-8") as file:
+    with (folder / _LOCK).open("a", encoding="utf-8") as file:
         try:
             try_lock_file(file)
         except (BlockingIOError, PermissionError):  # on Unix, on Windows

@@ -29,7 +29,7 @@ def model_names() -> list[str]:
 
 def find_run(run: str | Path) -> RunFolder:
     """The run folder at a path, or else the model of that name; a misspelt one is answered."""
-    name = name_as_typed(run)
+    name = _name_as_typed(run)
     own = RunFolder(Path(name))
     if own.exists:
         return own
@@ -44,7 +44,7 @@ def find_run(run: str | Path) -> RunFolder:
     raise UserError(f"{name} is no run folder here, and no model that comes with limelight: {hint}")
 
 
-def name_as_typed(run: str | Path) -> str:
+def _name_as_typed(run: str | Path) -> str:
     """A run's name as it was given: a path would forget how it was written."""
     name = os.fspath(run) if isinstance(run, os.PathLike) else run
     if not isinstance(name, str):

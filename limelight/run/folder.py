@@ -21,13 +21,15 @@ from limelight.errors import UserError
 from limelight.files import atomic_write, read_bounded
 from limelight.run.atomic import latest_valid
 
-FORMAT = 1
+_FORMAT = 1
 PARTS = (  # all that a training writes
     *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
 )
-LARGEST_RECIPE = 2**16  # bytes
-LONGEST_LINE = 2**12  # characters: with "a.a.a. ..." one line can keep TOML's reader busy for hours
+_LARGEST_RECIPE = 2**16  # bytes
+_LONGEST_LINE = (
+    2**12
+)  # characters: with "a.a.a. ..." one line can keep TOML's reader busy for hours
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,17 @@ class RunFolder:
 
     def begin(self, recipe: str) -> None:
         """Make this a run folder: the last thing to be written of what it begins with."""
-        self.write_json("run.json", {"format": FORMAT, "recipe": recipe})
+        self.write_json("run.json", {"format": _FORMAT, "recipe": recipe})
 
     def check(self) -> str:
         """The name of its recipe. What is no run folder, or one of another format, is refused."""
         if not self.exists:
             raise UserError(f"{self.path} is no run folder: it has no run.json")
         told = self.read_json("run.json")
-        if not isinstance(told, dict) or told.get("format") != FORMAT:
+        if not isinstance(told, dict) or told.get("format") != _FORMAT:
             raise UserError(
                 f"{self.path} has another format than this version of limelight reads "
-                f"({FORMAT}): its run.json says {told!s:.80}"
+                f"({_FORMAT}): its run.json says {told!s:.80}"
             )
         return str(told.get("recipe", self.path.name))
 
@@ -97,17 +99,17 @@ class RunFolder:
 
     def read_recipe(self) -> str:
         """The recipe as TOML."""
-        text = read_bounded(self.path / "recipe.toml", LARGEST_RECIPE)
+        text = read_bounded(self.path / "recipe.toml", _LARGEST_RECIPE)
         self.check_recipe(text)
         return text
 
     def check_recipe(self, text: str) -> None:
         """Refuse what would take very long to read."""
         longest = max(map(len, text.splitlines()), default=0)
-        if len(text) > LARGEST_RECIPE or longest > LONGEST_LINE:
+        if len(text) > _LARGEST_RECIPE or longest > _LONGEST_LINE:
             raise UserError(
-                f"{self.path / 'recipe.toml'} is too large: it may have {LARGEST_RECIPE:,} "
-                f"characters, and a line {LONGEST_LINE:,}"
+                f"{self.path / 'recipe.toml'} is too large: it may have {_LARGEST_RECIPE:,} "
+                f"characters, and a line {_LONGEST_LINE:,}"
             )
 
     def read_json(self, name: str) -> Any:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from limelight.errors import UserError
 
-LARGEST = 127
+_LARGEST = 127
 SCALES = ".scales"  # behind a matrix's name: where its scales are
-BITS = 12  # of a scale; with the 7 of a byte they fit the 24 of a float32
+_BITS = 12  # of a scale; with the 7 of a byte they fit the 24 of a float32
 
 
 def quantize_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -24,7 +24,7 @@ def quantize_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         tensor = tensor.detach().float()  # noqa: PLW2901
         if tensor.dim() == 2:
-            scales = scales_of(tensor)
+            scales = _scales_of(tensor)
             packed[name + SCALES] = scales
             packed[name] = (tensor / scales[:, None]).round().to(torch.int8)
         else:
@@ -32,11 +32,11 @@ def quantize_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def scales_of(matrix: Tensor) -> Tensor:
+def _scales_of(matrix: Tensor) -> Tensor:
     """For each row the smallest scale of 12 bits that reaches its largest number with 127."""
-    most = matrix.abs().amax(dim=1).double() / LARGEST
+    most = matrix.abs().amax(dim=1).double() / _LARGEST
     fraction, power = torch.frexp(most)
-    scales = torch.ldexp(torch.ceil(fraction * 2**BITS) / 2**BITS, power)
+    scales = torch.ldexp(torch.ceil(fraction * 2**_BITS) / 2**_BITS, power)
     return torch.where(most > 0, scales, 1.0).float()
 
 

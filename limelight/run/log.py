@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from limelight.files import atomic_write
 
-TIMING = ("seconds", "tokens_per_second", "peak_memory")  # what no two runs have in common
-RENAMED = {"rate": "lr", "norm": "grad_norm", "memory": "peak_memory"}  # since 0.1.0
+_TIMING = ("seconds", "tokens_per_second", "peak_memory")  # what no two runs have in common
+_RENAMED = {"rate": "lr", "norm": "grad_norm", "memory": "peak_memory"}  # since 0.1.0
 Entry = dict[str, Any]
 
 
@@ -24,7 +24,7 @@ class Log:
     What a full disk does not take waits here: training goes on, and `sync` says what is wrong.
     """
 
-    def __init__(self, path: Path, also: "LogSink | None" = None) -> None:
+    def __init__(self, path: Path, also: "_LogSink | None" = None) -> None:
         self.path, self.also = path, also
         self.file = path.open("ab", buffering=0)
         self.waiting = b""
@@ -54,7 +54,7 @@ class Log:
             self.also.close()
 
 
-class LogSink(Protocol):
+class _LogSink(Protocol):
     """Who is told of every line too."""
 
     def add(self, entry: Entry) -> None:
@@ -76,7 +76,7 @@ def read_log(path: Path) -> Iterator[Entry]:
                 return  # the last line of a run that was killed
             if not line.endswith("\n") or not isinstance(entry, dict):
                 return
-            yield {RENAMED.get(str(key), str(key)): value for key, value in entry.items()}
+            yield {_RENAMED.get(str(key), str(key)): value for key, value in entry.items()}
 
 
 def cut_log(path: Path, step: int, validated: int) -> None:
@@ -91,7 +91,7 @@ def cut_log(path: Path, step: int, validated: int) -> None:
 
 def without_timing(entry: Entry) -> Entry:
     """What two runs of the same recipe have in common."""
-    return {key: value for key, value in entry.items() if key not in TIMING}
+    return {key: value for key, value in entry.items() if key not in _TIMING}
 
 
 def summary(path: Path) -> Entry:

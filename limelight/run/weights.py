@@ -10,8 +10,8 @@ from limelight.errors import UserError
 from limelight.run.int8_storage import check_packed, dequantize_rows, is_scales
 
 WEIGHTS = "weights.safetensors"
-LARGEST_HEADER = 2**23  # bytes that tell the names and shapes of tensors: some 50,000 of them
-FLOATS = ("F64", "F32", "F16", "BF16")
+_LARGEST_HEADER = 2**23  # bytes that tell the names and shapes of tensors: some 50,000 of them
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights in a file, of which not more than the header is read."""
     try:
         with path.open("rb") as file:
-            if int.from_bytes(file.read(8), "little") > LARGEST_HEADER:
+            if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
                 raise UserError(f"{path} is no file of weights: its header is too large")
         with safe_open(path, "pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -40,7 +40,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     for name, kind in kinds.items():
-        if kind not in (*FLOATS, "I8"):
+        if kind not in (*_FLOATS, "I8"):
             raise UserError(f"{path} is no file of weights: {name} is of type {kind}")
     try:
         check_packed(shapes, kinds)

@@ -18,7 +18,7 @@ from limelight.serve.schemas import ErrorBody, Health
 from limelight.serve.static import add_files, page_files
 from limelight.serve.worker_client import RefusedError
 
-PROBLEMS = {
+_PROBLEMS = {
     400: "what is asked cannot be done, or is no JSON",
     401: "the key is missing or wrong",
     403: "this Host or Origin is not allowed",
@@ -32,8 +32,8 @@ PROBLEMS = {
     503: "the model is not ready",
     504: "there was no answer in time",
 }
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": words} for status, words in PROBLEMS.items()
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": words} for status, words in _PROBLEMS.items()
 }
 
 
@@ -47,23 +47,23 @@ def application(
         docs_url=None,  # FastAPI's own page would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        responses=RESPONSES,
+        responses=_RESPONSES,
     )
     app.include_router(openai.routes(house))
     app.include_router(api.routes(house))
     app.include_router(trace.routes(house))
-    add_health(app, house)
-    add_pages(app, house)
+    _add_health(app, house)
+    _add_pages(app, house)
     public = page_files()
     add_files(app, public)
-    app.add_exception_handler(RefusedError, tell_refused)
-    app.add_exception_handler(RequestValidationError, tell_invalid)
-    app.add_exception_handler(HTTPException, tell_http)
-    app.add_exception_handler(Exception, tell_broken)
+    app.add_exception_handler(RefusedError, _tell_refused)
+    app.add_exception_handler(RequestValidationError, _tell_invalid)
+    app.add_exception_handler(HTTPException, _tell_http)
+    app.add_exception_handler(Exception, _tell_broken)
     return SecurityMiddleware(app, house.limits, house.counts, key, hosts, origins, public)
 
 
-def add_health(app: FastAPI, house: ModelRegistry) -> None:
+def _add_health(app: FastAPI, house: ModelRegistry) -> None:
     """For whoever watches over the service."""
 
     @app.get("/healthz", tags=["Health"], summary="Whether the process lives")
@@ -85,7 +85,7 @@ def add_health(app: FastAPI, house: ModelRegistry) -> None:
         return Response(house.counts.shown(), media_type="text/plain; version=0.0.4")
 
 
-def add_pages(app: FastAPI, house: ModelRegistry) -> None:
+def _add_pages(app: FastAPI, house: ModelRegistry) -> None:
     """For people, in plain text and tables."""
 
     @app.get("/about", include_in_schema=False)
@@ -97,41 +97,41 @@ def add_pages(app: FastAPI, house: ModelRegistry) -> None:
         return HTMLResponse(docs_pages.reference(app.openapi()))
 
 
-def told(refused: RefusedError) -> Response:
+def _told(refused: RefusedError) -> Response:
     """Why there is no answer."""
     headers = {name.decode(): value.decode() for name, value in error_headers(refused)}
     body = error_body(refused)
     return Response(body, refused.status, headers, media_type="application/json")
 
 
-async def tell_refused(_: Request, error: Exception) -> Response:
+async def _tell_refused(_: Request, error: Exception) -> Response:
     """Our own."""
     if not isinstance(error, RefusedError):
         raise error
-    return told(error)
+    return _told(error)
 
 
-async def tell_invalid(_: Request, error: Exception) -> Response:
+async def _tell_invalid(_: Request, error: Exception) -> Response:
     """A field that is wrong: which, and why, but not its value."""
     if not isinstance(error, RequestValidationError):
         raise error
     message = validation_message(error.errors(), error.body)
-    return told(RefusedError(422, "invalid_field", message, "see /docs for what can be asked"))
+    return _told(RefusedError(422, "invalid_field", message, "see /docs for what can be asked"))
 
 
-async def tell_http(_: Request, error: Exception) -> Response:
+async def _tell_http(_: Request, error: Exception) -> Response:
     """A route that is not there, or not for this method."""
     if not isinstance(error, HTTPException):
         raise error
     codes = {404: ("not_found", "there is nothing here"), 405: ("wrong_method", "not this way")}
     code, message = codes.get(error.status_code, ("refused", "this cannot be answered"))
-    response = told(RefusedError(error.status_code, code, message, "see /docs for what there is"))
+    response = _told(RefusedError(error.status_code, code, message, "see /docs for what there is"))
     if allow := (error.headers or {}).get("allow", (error.headers or {}).get("Allow")):
         response.headers["Allow"] = allow
     return response
 
 
-async def tell_broken(_: Request, __: Exception) -> Response:
+async def _tell_broken(_: Request, __: Exception) -> Response:
     """A mistake of ours; the log says where, and the answer does not."""
     body = {"code": "internal", "message": "something went wrong here", "hint": ""}
     return JSONResponse({"error": body}, 500)

@@ -8,7 +8,7 @@ from typing import Any
 
 from limelight.serve.model_registry import ModelRegistry
 
-STYLE = """
+_STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem;
        color: #222; background: #fff }
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
@@ -17,12 +17,12 @@ td, th { text-align: left; padding: .2rem 1rem .2rem 0; vertical-align: top }
 """
 
 
-def page(title: str, body: str) -> str:
+def _page(title: str, body: str) -> str:
     """A page of ours."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
 
@@ -35,7 +35,7 @@ def landing(house: ModelRegistry) -> str:
         state = "ready" if desk.ready else "not ready"
         cells = [desk.name, state, facts.get("about", ""), can]
         rows.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
-    return page(
+    return _page(
         "Limelight",
         "<h1>Limelight</h1>\n<p>These models are running. "
         '<a href="/">Look at them at work</a>, or let programs ask.</p>\n'
@@ -56,11 +56,11 @@ def reference(schema: dict[str, Any]) -> str:
         for method, told in methods.items():
             words = told.get("description") or told.get("summary", "")
             parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
-            parts.append(f"<p>{escape(words)}</p>{fields_of(schema, told)}")
-    return page("What can be asked of Limelight", "\n".join(parts))
+            parts.append(f"<p>{escape(words)}</p>{_fields_of(schema, told)}")
+    return _page("What can be asked of Limelight", "\n".join(parts))
 
 
-def fields_of(schema: dict[str, Any], told: dict[str, Any]) -> str:
+def _fields_of(schema: dict[str, Any], told: dict[str, Any]) -> str:
     """The fields of a request, a row each."""
     content = told.get("requestBody", {}).get("content", {}).get("application/json", {})
     name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-WANTED = {  # where a value is of another kind: what it should be
+_WANTED = {  # where a value is of another kind: what it should be
     "string_type": "a text",
     "list_type": "a list",
     "int_type": "a whole number",
@@ -13,7 +13,7 @@ WANTED = {  # where a value is of another kind: what it should be
     "bool_type": "true or false",
     "model_attributes_type": "an object",
 }
-BROKEN = {  # where it is of the right kind: which rule it breaks
+_BROKEN = {  # where it is of the right kind: which rule it breaks
     "missing": "this is missing",
     "extra_forbidden": "there is no such field",
     "greater_than": "should be above {gt}",
@@ -37,44 +37,46 @@ def validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
     Where a field may be of several kinds there is an error for each. The one that came furthest
     was meant: of a list with a wrong entry, nobody needs to hear that a list is no text.
     """
-    places = [place_of(error["loc"], body) for error in errors]
+    places = [_place_of(error["loc"], body) for error in errors]
     depth = len(places[0])
     same = [(p, e) for p, e in zip(places, errors, strict=True) if p[:depth] == places[0]]
     furthest = max(len(place) for place, _ in same)
     deepest = [(place, error) for place, error in same if len(place) == furthest]
-    broken = [(place, error) for place, error in deepest if error["type"] not in WANTED]
+    broken = [(place, error) for place, error in deepest if error["type"] not in _WANTED]
     place, error = (broken or deepest)[0]
-    words = broken_rule(error) if broken else wanted(error for at, error in deepest if at == place)
+    words = (
+        _broken_rule(error) if broken else _wanted(error for at, error in deepest if at == place)
+    )
     return f"{'.'.join(place)[:100] or 'the body'}: {words[:200]}"
 
 
-def place_of(loc: Sequence[str | int], body: Any) -> list[str]:
+def _place_of(loc: Sequence[str | int], body: Any) -> list[str]:
     """Where in the request: pydantic's way there, without its names for kinds of values."""
     origin, *way = loc
     place, value = [], body if origin == "body" else dict.fromkeys(way)
     for part in way:
-        if isinstance(part, str) and not (isinstance(value, dict) and is_name(part, value)):
+        if isinstance(part, str) and not (isinstance(value, dict) and _is_name(part, value)):
             continue  # a kind's
         place.append(str(part))
         value = value.get(part) if isinstance(part, str) else value[part]
     return place
 
 
-def is_name(part: str, value: dict[str, Any]) -> bool:
+def _is_name(part: str, value: dict[str, Any]) -> bool:
     """Whether this names a field of an object, there or missing: kinds are as list[str]."""
     return part in value or part.isidentifier()
 
 
-def broken_rule(error: dict[str, Any]) -> str:
+def _broken_rule(error: dict[str, Any]) -> str:
     """Why a value will not do."""
-    if error["type"] not in BROKEN:
+    if error["type"] not in _BROKEN:
         return str(error["msg"])
     bounds = error.get("ctx", {}).items()
     plain = {name: f"{x:g}" if isinstance(x, float) else x for name, x in bounds}  # 2, not 2.0
-    words = BROKEN[error["type"]].format(**plain)
+    words = _BROKEN[error["type"]].format(**plain)
     return words.replace("False", "false")  # as JSON has it
 
 
-def wanted(errors: Iterable[dict[str, Any]]) -> str:
+def _wanted(errors: Iterable[dict[str, Any]]) -> str:
     """Which kinds of values would do, each once."""
-    return "should be " + " or ".join(dict.fromkeys(WANTED[error["type"]] for error in errors))
+    return "should be " + " or ".join(dict.fromkeys(_WANTED[error["type"]] for error in errors))

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 Message = dict[str, Any]
-LARGEST = 2**26  # bytes of a message
+_LARGEST = 2**26  # bytes of a message
 HEAD = 4  # bytes that say how long it is
 
 
@@ -31,12 +31,12 @@ def unpacked(body: bytes) -> Message:
 
 def length_of(head: bytes) -> int:
     """How long the message is that follows."""
-    return bounded(int.from_bytes(head, "big"))
+    return _bounded(int.from_bytes(head, "big"))
 
 
-def bounded(length: int) -> int:
+def _bounded(length: int) -> int:
     """So many bytes, if they are not too many."""
-    if not 0 <= length <= LARGEST:
+    if not 0 <= length <= _LARGEST:
         raise ValueError(f"a message of {length} bytes is too long")
     return length
 
@@ -50,12 +50,12 @@ def send(pipe: int, told: bytes) -> None:
 
 def receive(pipe: int) -> Message | None:
     """The next message; None when the other side has gone."""
-    head = read_exactly(pipe, HEAD)
-    body = read_exactly(pipe, length_of(head)) if head is not None else None
+    head = _read_exactly(pipe, HEAD)
+    body = _read_exactly(pipe, length_of(head)) if head is not None else None
     return None if body is None else unpacked(body)
 
 
-def read_exactly(pipe: int, count: int) -> bytes | None:
+def _read_exactly(pipe: int, count: int) -> bytes | None:
     """So many bytes, or None if they do not come any more."""
     read = bytearray()
     while len(read) < count:
@@ -71,7 +71,7 @@ async def receive_from(stream: asyncio.StreamReader) -> Message | None:
     try:
         message = unpacked(await stream.readexactly(length_of(await stream.readexactly(HEAD))))
         if "bytes" in message:
-            message["blob"] = await stream.readexactly(bounded(message["bytes"]))
+            message["blob"] = await stream.readexactly(_bounded(message["bytes"]))
     except asyncio.IncompleteReadError:
         return None
     return message

@@ -12,29 +12,31 @@ from pydantic import Field
 from limelight.config import Positive, config_class
 from limelight.errors import UserError
 
-Some = Annotated[int, Field(ge=1, le=2**30)]
+_Some = Annotated[int, Field(ge=1, le=2**30)]
 
 
 @config_class
 class Limits:
     """What a request may ask for, and what the service holds at a time."""
 
-    queue: Some = 256  # requests of one model that are accepted and not yet answered; then 429
-    batch: Some = 64  # texts that a model writes at the same time
+    queue: _Some = 256  # requests of one model that are accepted and not yet answered; then 429
+    batch: _Some = 64  # texts that a model writes at the same time
     seconds: Positive = 30.0  # until a request must be answered; then 504
 
-    body: Some = 2**20  # bytes of a request
-    header: Some = 2**14  # bytes of all its headers
-    connections: Some = 1000  # open at a time
+    body: _Some = 2**20  # bytes of a request
+    header: _Some = 2**14  # bytes of all its headers
+    connections: _Some = 1000  # open at a time
     header_seconds: Positive = 10.0  # for a client to send its headers, or the next request
     body_seconds: Positive = 30.0  # for a client to send the rest
     read_seconds: Positive = 30.0  # for a client to take what is sent to it
     shutdown_seconds: Positive = 20.0  # for answers that are being written when the service ends
 
-    characters: Some = 50_000  # of a text
-    texts: Some = 64  # that one request asks to be written: prompts times n, or parts of a long one
-    tokens: Some = 4096  # to be written for one text
-    traced: Some = 512  # tokens that a text may have, read or written, to be looked at inside
+    characters: _Some = 50_000  # of a text
+    texts: _Some = (
+        64  # that one request asks to be written: prompts times n, or parts of a long one
+    )
+    tokens: _Some = 4096  # to be written for one text
+    traced: _Some = 512  # tokens that a text may have, read or written, to be looked at inside
 
 
 def limits_with(changes: Iterable[str]) -> Limits:

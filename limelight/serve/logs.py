@@ -11,23 +11,23 @@ import sys
 import traceback
 from datetime import UTC, datetime
 
-LONGEST = 300  # characters of a value
+_LONGEST = 300  # characters of a value
 
 
 def log_event(event: str, **facts: object) -> None:
     """Write a line, whole: lines of several processes do not mix."""
     when = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line = {"time": when, "event": event, **{name: short(fact) for name, fact in facts.items()}}
+    line = {"time": when, "event": event, **{name: _short(fact) for name, fact in facts.items()}}
     try:
         os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
     except OSError:  # whoever read it has gone; the service goes on
         return
 
 
-def short(fact: object) -> object:
+def _short(fact: object) -> object:
     """A value that leaves room for others."""
-    if isinstance(fact, str) and len(fact) > LONGEST:
-        return fact[: LONGEST - 3] + "..."
+    if isinstance(fact, str) and len(fact) > _LONGEST:
+        return fact[: _LONGEST - 3] + "..."
     return fact
 
 
@@ -41,10 +41,10 @@ def note_error(error: BaseException, **facts: object) -> None:
 def install() -> None:
     """From now on, what any library has to say is a line of ours."""
     logging.captureWarnings(True)
-    logging.basicConfig(handlers=[Handler(logging.WARNING)], force=True)
+    logging.basicConfig(handlers=[_Handler(logging.WARNING)], force=True)
 
 
-class Handler(logging.Handler):
+class _Handler(logging.Handler):
     """What libraries log becomes lines of ours, without their arguments."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
@@ -17,7 +17,7 @@ class Metrics:
             "requests", "Requests that ended, 499: the client left", ["route", "status"], **own
         )
         self.seconds = Histogram(
-            "request_seconds", "How long requests took", ["route"], buckets=SECONDS, **own
+            "request_seconds", "How long requests took", ["route"], buckets=_SECONDS, **own
         )
         self.open = Gauge("requests_open", "Requests that have not ended", **own)
         self.waiting = Gauge("jobs_open", "Accepted, and not yet answered", ["model"], **own)

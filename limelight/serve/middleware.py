@@ -19,17 +19,17 @@ from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
 from limelight.serve.worker_client import RefusedError
 
-Scope = MutableMapping[str, Any]
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
+_Scope = MutableMapping[str, Any]
+_Event = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Event]]
+_Send = Callable[[_Event], Awaitable[None]]
+_App = Callable[[_Scope, _Receive, _Send], Coroutine[Any, Any, None]]
 
-WATCHED = ("/healthz", "/readyz")  # for whoever watches over the service
-LEFT = 499  # what a request is counted as whose client has left
-USUAL_PORTS = {"http": ":80", "https": ":443"}  # which browsers leave out
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-SAFE = {  # headers of every answer that has no others of its own
+_WATCHED = ("/healthz", "/readyz")  # for whoever watches over the service
+_LEFT = 499  # what a request is counted as whose client has left
+_USUAL_PORTS = {"http": ":80", "https": ":443"}  # which browsers leave out
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_SAFE = {  # headers of every answer that has no others of its own
     b"x-content-type-options": b"nosniff",
     b"cache-control": b"no-store",
     b"referrer-policy": b"no-referrer",
@@ -38,7 +38,7 @@ SAFE = {  # headers of every answer that has no others of its own
 }
 
 
-class ClientLeftError(Exception):
+class _ClientLeftError(Exception):
     """Nobody waits for an answer."""
 
 
@@ -47,7 +47,7 @@ class SecurityMiddleware:
 
     def __init__(
         self,
-        app: App,
+        app: _App,
         limits: Limits,
         counts: Metrics,
         key: str = "",
@@ -58,24 +58,24 @@ class SecurityMiddleware:
         self.app, self.limits, self.counts = app, limits, counts
         self.public = frozenset(public)  # what has no secrets: the page that asks for the key
         self.key = sha256(key.encode()).digest() if key else b""
-        self.hosts = {host.lower() for host in (*LOOPBACK, *hosts)}
-        self.origins = {as_sent(origin.lower()) for origin in origins}
+        self.hosts = {host.lower() for host in (*_LOOPBACK, *hosts)}
+        self.origins = {_as_sent(origin.lower()) for origin in origins}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         if scope["type"] == "http":
-            await RequestContext(self, scope, receive, send).run()
+            await _RequestContext(self, scope, receive, send).run()
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             await self.app(scope, receive, send)
 
-    def check(self, scope: Scope) -> None:
+    def check(self, scope: _Scope) -> None:
         """Whether a request may come in at all."""
-        if scope["path"] in WATCHED:
+        if scope["path"] in _WATCHED:
             return
-        headers = Headers(scope["headers"])
+        headers = _Headers(scope["headers"])
         host = headers.only("host").lower()
-        if without_port(host) not in self.hosts:
+        if _without_port(host) not in self.hosts:
             hint = "start the service with --hosts NAME if this is its name"
             raise RefusedError(403, "host_not_allowed", "this is not the host that was meant", hint)
         origin = headers.only("origin").lower()
@@ -92,7 +92,7 @@ class SecurityMiddleware:
                 raise RefusedError(401, "wrong_key", "this service needs its key", hint)
 
 
-class Headers:
+class _Headers:
     """Headers by name. One that is there twice is as good as wrong."""
 
     def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
@@ -107,23 +107,23 @@ class Headers:
         return found[0].decode("latin-1") if found else ""
 
 
-def without_port(host: str) -> str:
+def _without_port(host: str) -> str:
     """The name alone."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isascii() and port.isdigit() else host
 
 
-def as_sent(origin: str) -> str:
+def _as_sent(origin: str) -> str:
     """An origin as browsers name it: without the port that its scheme has anyway."""
     scheme, _, _ = origin.partition("://")
-    return origin.removesuffix(USUAL_PORTS.get(scheme, ""))
+    return origin.removesuffix(_USUAL_PORTS.get(scheme, ""))
 
 
-class RequestContext:
+class _RequestContext:
     """One request on its way through the gate."""
 
     def __init__(
-        self, gate: SecurityMiddleware, scope: Scope, receive: Receive, send: Send
+        self, gate: SecurityMiddleware, scope: _Scope, receive: _Receive, send: _Send
     ) -> None:
         self.gate, self.scope, self.limits = gate, scope, gate.limits
         self.receive, self.send_on = receive, send
@@ -140,7 +140,7 @@ class RequestContext:
             await self.pass_through()
         except RefusedError as refused:
             await self.refuse(refused)
-        except (ClientLeftError, asyncio.CancelledError):
+        except (_ClientLeftError, asyncio.CancelledError):
             pass
         except Exception as error:
             logs.note_error(error, id=self.id)
@@ -150,11 +150,11 @@ class RequestContext:
     def count(self, seconds: float) -> None:
         """How it ended, once."""
         route = getattr(self.scope.get("route"), "path", "other")
-        status = self.status if self.complete else LEFT
+        status = self.status if self.complete else _LEFT
         self.gate.counts.open.dec()
         self.gate.counts.requests.labels(route, str(status)).inc()
         self.gate.counts.seconds.labels(route).observe(seconds)
-        method = self.scope["method"] if self.scope["method"] in METHODS else "other"
+        method = self.scope["method"] if self.scope["method"] in _METHODS else "other"
         facts = {"id": self.id, "method": method, "route": route, "status": status}
         logs.log_event("request", **facts, seconds=round(seconds, 4))
 
@@ -173,7 +173,7 @@ class RequestContext:
                     task.cancel()
             await asyncio.gather(answer, leaving, return_exceptions=True)
         if answer.cancelled():
-            raise ClientLeftError
+            raise _ClientLeftError
         if (error := answer.exception()) is not None:
             raise error
 
@@ -182,7 +182,7 @@ class RequestContext:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    async def replay(self) -> Event:
+    async def replay(self) -> _Event:
         """The body once more, for the application."""
         if self.body is None:
             await asyncio.Event().wait()  # it is the gate that sees clients leave
@@ -191,7 +191,7 @@ class RequestContext:
 
     async def read_body(self) -> bytes:
         """All of it, if it is not too long and does not take too long."""
-        headers = Headers(self.scope["headers"])
+        headers = _Headers(self.scope["headers"])
         length = headers.only("content-length")
         if headers.only("content-encoding") not in ("", "identity"):
             message = "the body is compressed"
@@ -204,7 +204,7 @@ class RequestContext:
                 while True:
                     event = await self.receive()
                     if event["type"] == "http.disconnect":
-                        raise ClientLeftError
+                        raise _ClientLeftError
                     body += event.get("body", b"")
                     if len(body) > self.limits.body:
                         raise self.too_large()
@@ -223,23 +223,23 @@ class RequestContext:
         """A body is JSON, said to be JSON, and means one thing only."""
         if not body and self.scope["method"] != "POST":
             return
-        kind = Headers(self.scope["headers"]).only("content-type")
+        kind = _Headers(self.scope["headers"]).only("content-type")
         if kind.partition(";")[0].strip().lower() != "application/json":
             hint = "send the header Content-Type: application/json"
             raise RefusedError(415, "wrong_type", "only JSON is understood", hint)
         try:
-            json.loads(body.decode(), parse_constant=no_number, object_pairs_hook=all_different)
+            json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_all_different)
         except (ValueError, RecursionError):
             hint = "check quotes and commas; NaN, Infinity and repeated names are no JSON"
             message = "the body is no JSON that could be understood"
             raise RefusedError(400, "invalid_json", message, hint) from None
 
-    async def send(self, event: Event) -> None:
+    async def send(self, event: _Event) -> None:
         """An answer on its way out, with what all answers have."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
             own = dict(event.get("headers", []))
-            ours = {**SAFE, b"x-request-id": self.id.encode()}
+            ours = {**_SAFE, b"x-request-id": self.id.encode()}
             added = [(name, value) for name, value in ours.items() if name not in own]
             event["headers"] = [*event.get("headers", []), *added]
         await self.send_on(event)
@@ -260,15 +260,15 @@ class RequestContext:
         await self.send({"type": "http.response.body", "body": body})
 
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
-def no_number(_: str) -> float:
+def _no_number(_: str) -> float:
     """NaN and Infinity are no JSON."""
     raise ValueError("not a number")
 
 
-def all_different(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _all_different(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose names are all different."""
     told = dict(pairs)
     if len(told) != len(pairs):

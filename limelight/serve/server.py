@@ -23,10 +23,10 @@ from limelight.serve.middleware import SecurityMiddleware, error_body
 from limelight.serve.model_registry import ModelRegistry
 from limelight.serve.worker_client import RefusedError, WorkerClient, wait_for_all
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # as browsers name it, less the port
-ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://({HOST.pattern})(:[0-9]+)?")
-KEY = "LIMELIGHT_API_KEY"  # in the environment: what stands in a command can be seen by everybody
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # as browsers name it, less the port
+_ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://({_HOST.pattern})(:[0-9]+)?")
+_KEY = "LIMELIGHT_API_KEY"  # in the environment: what stands in a command can be seen by everybody
 
 
 def serve(
@@ -41,15 +41,15 @@ def serve(
     check_port(port)
     check_allowlists(hosts, origins)
     paths = named(runs)
-    key = os.environ.get(KEY, "")
-    if not is_loopback(host) and not key:
+    key = os.environ.get(_KEY, "")
+    if not _is_loopback(host) and not key:
         raise UserError(
-            f"--host {host} lets other machines in: set {KEY} in the environment, "
+            f"--host {host} lets other machines in: set {_KEY} in the environment, "
             "so that they need a key"
         )
     logs.install()
     listener = listen(host, port)
-    asyncio.run(Service(paths, listener, limits, key, [host, *hosts], origins).run())
+    asyncio.run(_Service(paths, listener, limits, key, [host, *hosts], origins).run())
 
 
 def named(runs: Sequence[str]) -> dict[str, Path]:
@@ -59,7 +59,7 @@ def named(runs: Sequence[str]) -> dict[str, Path]:
         folder = find_run(run)
         folder.check()
         path = folder.path.resolve()
-        if not NAME.fullmatch(path.name):
+        if not _NAME.fullmatch(path.name):
             raise UserError(f"{path.name!r} is no name for a model: use letters, digits and . _ -")
         if path.name in paths:
             raise UserError(f"two runs are called {path.name!r}: rename a folder")
@@ -78,17 +78,17 @@ def check_port(port: int) -> None:
 def check_allowlists(hosts: Sequence[str], origins: Sequence[str]) -> None:
     """What no browser ever sends would be waited for in vain."""
     for host in hosts:
-        if not HOST.fullmatch(host):
+        if not _HOST.fullmatch(host):
             raise UserError(f"--hosts takes a name, as example.com, and not {host!r}")
     for origin in origins:
-        if not ORIGIN.fullmatch(origin):
+        if not _ORIGIN.fullmatch(origin):
             raise UserError(
                 f"--origins takes an address, as https://example.com, with nothing behind the "
                 f"name but a port, and not {origin!r}"
             )
 
 
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     """Whether only this machine can reach it."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -106,14 +106,14 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def address_of(host: str, port: int) -> str:
+def _address_of(host: str, port: int) -> str:
     """Where a browser on this machine finds the page."""
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     host = anywhere.get(host, host)
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-class Service:
+class _Service:
     """The models, the server, and the order in which they begin and end."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Service:
         }
         self.house = ModelRegistry(desks, self.limits, counts)
         app = application(self.house, self.key, self.hosts, self.origins)
-        self.server = Server(self.config(app))
+        self.server = _Server(self.config(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             if sys.platform == "win32":  # its loop knows nothing of signals
@@ -146,7 +146,7 @@ class Service:
         keepers = [asyncio.create_task(desk.supervise()) for desk in desks.values()]
         watcher = asyncio.create_task(self.give_up_on_failure())
         host, port = self.listener.getsockname()[:2]
-        page = address_of(host, port)
+        page = _address_of(host, port)
         logs.log_event("listening", page=page, host=host, port=port, models=", ".join(desks))
         await self.server.serve(sockets=[self.listener])
         await asyncio.gather(*(desk.close() for desk in desks.values()))
@@ -160,7 +160,7 @@ class Service:
     def config(self, app: SecurityMiddleware) -> uvicorn.Config:
         """The server's settings."""
 
-        class Protocol(TimeoutProtocol):
+        class Protocol(_TimeoutProtocol):
             limits, counts = self.limits, self.house.counts
 
         return uvicorn.Config(
@@ -204,7 +204,7 @@ class Service:
             desk.fail_all({"code": "shutting_down", "message": message})
 
 
-class Server(uvicorn.Server):
+class _Server(uvicorn.Server):
     """uvicorn's, but signals are ours: to be told to end is no failure."""
 
     @contextmanager
@@ -213,7 +213,7 @@ class Server(uvicorn.Server):
         yield
 
 
-class TimeoutProtocol(H11Protocol):
+class _TimeoutProtocol(H11Protocol):
     """A connection, with a clock for clients that send or read too slowly."""
 
     limits: Limits

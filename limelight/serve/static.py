@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 
 from limelight.serve.worker_client import RefusedError
 
-KINDS = {
+_KINDS = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -30,7 +30,7 @@ POLICY = (
 )
 
 
-class File(NamedTuple):
+class _File(NamedTuple):
     """A file of the page."""
 
     body: bytes
@@ -39,26 +39,28 @@ class File(NamedTuple):
     tag: str
 
 
-def page_files(folder: Traversable | None = None) -> dict[str, File]:
+def page_files(folder: Traversable | None = None) -> dict[str, _File]:
     """All files of the page by the paths they are asked for with; "/" is the page itself."""
-    found = {f"/page/{path}": file for path, file in files_in(folder or files("limelight") / "web")}
+    found = {
+        f"/page/{path}": file for path, file in _files_in(folder or files("limelight") / "web")
+    }
     if "/page/index.html" in found:
         found["/"] = found["/page/index.html"]
     return found
 
 
-def files_in(folder: Traversable, before: str = "") -> Iterator[tuple[str, File]]:
+def _files_in(folder: Traversable, before: str = "") -> Iterator[tuple[str, _File]]:
     """Files of the kinds that a page is made of, those of inner folders too."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
-            yield from files_in(entry, f"{before}{entry.name}/")
-        elif kind := KINDS.get(entry.name.rpartition(".")[2]):
+            yield from _files_in(entry, f"{before}{entry.name}/")
+        elif kind := _KINDS.get(entry.name.rpartition(".")[2]):
             body = entry.read_bytes()
             tag = f'"{sha256(body).hexdigest()[:16]}"'
-            yield before + entry.name, File(body, gzip.compress(body, 9, mtime=0), kind, tag)
+            yield before + entry.name, _File(body, gzip.compress(body, 9, mtime=0), kind, tag)
 
 
-def add_files(app: FastAPI, known: dict[str, File]) -> None:
+def add_files(app: FastAPI, known: dict[str, _File]) -> None:
     """The routes of the page and its files."""
 
     @app.get("/", include_in_schema=False)
@@ -67,10 +69,10 @@ def add_files(app: FastAPI, known: dict[str, File]) -> None:
         asked = known.get(request.scope["path"])
         if asked is None:
             raise RefusedError(404, "not_found", "there is nothing here", "the page is at /")
-        return told(asked, request)
+        return _told(asked, request)
 
 
-def told(file: File, request: Request) -> Response:
+def _told(file: _File, request: Request) -> Response:
     """A file, or that it has not changed."""
     headers = {
         "etag": file.tag,

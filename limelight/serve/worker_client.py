@@ -23,7 +23,7 @@ LOST = (
     "is there enough memory for it?"
 )
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before a dead worker is started again
-LAST_BREATH = 3.0  # seconds for a worker that is told to end
+_LAST_BREATH = 3.0  # seconds for a worker that is told to end
 UNREAD = 4_000  # messages that wait for a client who does not read; then it has been too slow
 
 
@@ -80,7 +80,7 @@ class WorkerClient:
         )
         was_ready = False
         try:
-            while (message := await receive_from(assert_pipe(self.process.stdout))) is not None:
+            while (message := await receive_from(_assert_pipe(self.process.stdout))) is not None:
                 self.on_message(message)
                 was_ready = was_ready or self.ready
         except ValueError as error:
@@ -94,7 +94,7 @@ class WorkerClient:
         self.set_ready(False)
         process, self.process = self.process, None
         if process is not None:
-            code = await end(process)
+            code = await _end(process)
             if not self.closing:
                 self.counts.deaths.labels(self.name).inc()
                 logs.log_event("worker_ended", model=self.name, code=code, jobs=len(self.jobs))
@@ -183,7 +183,7 @@ class WorkerClient:
                     raise RefusedError(504, "timeout", told, hint) from None
                 finished = "done" in message or "error" in message
                 if "error" in message:
-                    raise refused(message["error"])
+                    raise _refused(message["error"])
                 yield message
         finally:
             self.jobs.pop(number, None)
@@ -198,10 +198,10 @@ class WorkerClient:
         if self.process is not None:
             if self.process.stdin is not None:
                 self.process.stdin.close()
-            await end(self.process, LAST_BREATH if self.ready else 0)
+            await _end(self.process, _LAST_BREATH if self.ready else 0)
 
 
-async def end(process: asyncio.subprocess.Process, patience: float = 1.0) -> int:
+async def _end(process: asyncio.subprocess.Process, patience: float = 1.0) -> int:
     """Wait for a process to end by itself, and make it end if it does not; its exit code.
 
     To kill one that has just ended would take its exit code away from who is waiting for it.
@@ -213,7 +213,7 @@ async def end(process: asyncio.subprocess.Process, patience: float = 1.0) -> int
     return await process.wait()
 
 
-STATUS = {
+_STATUS = {
     "invalid_request": 400,
     "too_slow": 408,
     "trace_expired": 410,
@@ -222,17 +222,17 @@ STATUS = {
     "worker_died": 503,
     "shutting_down": 503,
 }
-HINTS = {410: "trace the text again", 413: "ask for less at a time", 503: "ask again in a moment"}
+_HINTS = {410: "trace the text again", 413: "ask for less at a time", 503: "ask again in a moment"}
 
 
-def refused(error: Message) -> RefusedError:
+def _refused(error: Message) -> RefusedError:
     """What a worker says is wrong, as the client is told it."""
-    status = STATUS[error["code"]]
-    hint = HINTS.get(status, "")
+    status = _STATUS[error["code"]]
+    hint = _HINTS.get(status, "")
     return RefusedError(status, error["code"], error["message"], hint, 2 if status == 503 else 0)
 
 
-def assert_pipe(stream: asyncio.StreamReader | None) -> asyncio.StreamReader:
+def _assert_pipe(stream: asyncio.StreamReader | None) -> asyncio.StreamReader:
     """A pipe that was asked for is there."""
     if stream is None:
         raise RuntimeError("the worker has no standard output")

@@ -32,7 +32,7 @@ def embed(trained: TextModel, texts: Iterable[str]) -> Iterator[list[float]]:
         told: list[list[float]] = [[] for _ in rows]
         with torch.inference_mode():
             for batch, tokens, real in in_batches(trained, rows):
-                states = states_of(trained, tokens, real)
+                states = _states_of(trained, tokens, real)
                 kept = states.masked_fill(~real[..., None], 0)
                 means = kept.sum(dim=1) / real.sum(dim=1, keepdim=True)
                 unit = torch.nn.functional.normalize(means, dim=-1)
@@ -41,7 +41,7 @@ def embed(trained: TextModel, texts: Iterable[str]) -> Iterator[list[float]]:
         yield from told
 
 
-def states_of(trained: TextModel, tokens: Tensor, real: Tensor) -> Tensor:
+def _states_of(trained: TextModel, tokens: Tensor, real: Tensor) -> Tensor:
     """The states of a text's tokens, B S D, as the family reads it."""
     model: Any = trained.model
     if trained.family == "decoder-only":

@@ -86,7 +86,7 @@ def ranks_of_hidden(trained: TextModel, texts: Sequence[str], seed: int = 1) -> 
     tokenizer, draw = trained.tokenizer, torch.Generator().manual_seed(seed)
     stretches, owners, hidden = [], [], []
     for owner, text in enumerate(texts):
-        for stretch in in_stretches(tokenizer.encode(text), trained.max_len - 1):
+        for stretch in _in_stretches(tokenizer.encode(text), trained.max_len - 1):
             stretches.append([tokenizer.start, *stretch])
             owners.append(owner)
             hidden.append((torch.rand(len(stretch), generator=draw) < HIDDEN).nonzero()[:, 0] + 1)
@@ -98,16 +98,16 @@ def ranks_of_hidden(trained: TextModel, texts: Sequence[str], seed: int = 1) -> 
             states = trained.model.encode(tokens, real=real)
             for row, i in enumerate(batch):
                 scores = trained.model.masked_head(states[row, hidden[i].to(tokens.device)])
-                told[owners[i]] += ranks(scores, [stretches[i][place] for place in hidden[i]])
+                told[owners[i]] += _ranks(scores, [stretches[i][place] for place in hidden[i]])
     return told
 
 
-def in_stretches(tokens: list[int], length: int) -> Iterator[list[int]]:
+def _in_stretches(tokens: list[int], length: int) -> Iterator[list[int]]:
     """A long text in parts of this length, the last of them shorter."""
     return (tokens[begin : begin + length] for begin in range(0, len(tokens), length))
 
 
-def ranks(scores: torch.Tensor, right: Sequence[int]) -> list[int]:
+def _ranks(scores: torch.Tensor, right: Sequence[int]) -> list[int]:
     """For each row how many tokens have a higher score than the right one."""
     wanted = scores[torch.arange(len(right)), torch.tensor(right, dtype=torch.long)]
     return (scores > wanted[:, None]).sum(dim=1).tolist()

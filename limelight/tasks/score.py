@@ -32,16 +32,16 @@ def score(trained: TextModel, texts: Iterable[tuple[str, ...]], tag: str = "") -
     trained.require("score")
     asked = trained.tag(tag)
     for window in growing_windows(texts):
-        yield from score_some(trained, window, asked)
+        yield from _score_some(trained, window, asked)
 
 
-def score_some(trained: TextModel, texts: list[tuple[str, ...]], tag: list[int]) -> list[Scored]:
+def _score_some(trained: TextModel, texts: list[tuple[str, ...]], tag: list[int]) -> list[Scored]:
     """The same for a few, those of like length together."""
     told = [Scored() for _ in texts]
-    read: dict[int, Reading] = {}
+    read: dict[int, _Reading] = {}
     for i, text in enumerate(texts):
         try:
-            read[i] = to_be_read(trained, text, tag)
+            read[i] = _to_be_read(trained, text, tag)
         except UserError as error:
             told[i] = Scored(problem=str(error))
     places = list(read)
@@ -49,7 +49,7 @@ def score_some(trained: TextModel, texts: list[tuple[str, ...]], tag: list[int])
         wholes, sources = [r.whole for r in read.values()], [r.source for r in read.values()]
         for batch, tokens, real in in_batches(trained, wholes, 1024, sources):
             own = [read[places[i]] for i in batch]
-            logprobs = logprobs_of(trained, [r.source for r in own], tokens, real)
+            logprobs = _logprobs_of(trained, [r.source for r in own], tokens, real)
             for i, row, r in zip(batch, logprobs.tolist(), own, strict=True):
                 pieces = trained.tokenizer.pieces(r.whole[r.first :])
                 numbers = row[r.first - 1 : len(r.whole) - 1]
@@ -57,7 +57,7 @@ def score_some(trained: TextModel, texts: list[tuple[str, ...]], tag: list[int])
     return told
 
 
-class Reading(NamedTuple):
+class _Reading(NamedTuple):
     """A text as a model reads it."""
 
     source: list[int]  # what the encoder reads
@@ -65,7 +65,7 @@ class Reading(NamedTuple):
     first: int  # the first token there that is scored
 
 
-def to_be_read(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> Reading:
+def _to_be_read(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _Reading:
     """The text as the family reads it, as in training."""
     tokenizer = trained.tokenizer
     wanted = 1 if trained.kind == "texts" else 2
@@ -90,10 +90,10 @@ def to_be_read(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> Rea
     longest = max(len(given), len(whole) - 1)
     if longest > trained.max_len:
         raise UserError(f"{longest} tokens are too many: the model reads {trained.max_len}")
-    return Reading(given, whole, first)
+    return _Reading(given, whole, first)
 
 
-def logprobs_of(
+def _logprobs_of(
     trained: TextModel, sources: list[list[int]], tokens: Tensor, real: Tensor
 ) -> Tensor:
     """The log-probability of each token but the first, B T-1, all in one pass."""
@@ -103,12 +103,12 @@ def logprobs_of(
         source, source_real = (x.to(tokens.device) for x in pad_batch(sources, 0))
         given = [source, read, source_real, real[:, :-1]]
     models = [trained.model, *trained.ensemble]
-    told = [precise(model(*given)).log_softmax(dim=-1) for model in models]
+    told = [_precise(model(*given)).log_softmax(dim=-1) for model in models]
     mean = torch.stack(told).logsumexp(dim=0) - math.log(len(told))  # of the probabilities
     return mean.gather(2, answers[..., None])[..., 0]
 
 
-def precise(logits: Tensor) -> Tensor:
+def _precise(logits: Tensor) -> Tensor:
     """Scores in which a sum of many loses nothing."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -130,7 +130,7 @@ def nll_per_text(trained: TextModel, texts: Sequence[str]) -> list[float]:
     told = [0.0] * len(texts)
     with torch.inference_mode():
         for batch, tokens, real in in_batches(trained, stretches, 4096):
-            logprobs = logprobs_of(trained, [], tokens, real) * real[:, 1:]
+            logprobs = _logprobs_of(trained, [], tokens, real) * real[:, 1:]
             for i, total in zip(batch, logprobs.sum(dim=1).tolist(), strict=True):
                 told[owners[i]] -= total
     return told

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 # The end of a sentence: its mark, quotes or brackets that close behind it, and space, which Chinese
 # and Japanese do without.
-SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+|(?<=[。！？])[”’」』）]*\s*|\n+")  # noqa: RUF001
-SPACE = re.compile(r"\s+")
+_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+|(?<=[。！？])[”’」』）]*\s*|\n+")  # noqa: RUF001
+_SPACE = re.compile(r"\s+")
 
 
 def in_parts(text: str, length: Callable[[str], int], longest: int) -> list[str]:
@@ -20,7 +20,7 @@ def in_parts(text: str, length: Callable[[str], int], longest: int) -> list[str]
     if length(text) <= longest:
         return [text]
     parts: list[str] = []
-    for piece in cut(text, length, longest):
+    for piece in _cut(text, length, longest):
         if parts and length((parts[-1] + piece).strip()) <= longest:
             parts[-1] += piece
         else:
@@ -28,19 +28,19 @@ def in_parts(text: str, length: Callable[[str], int], longest: int) -> list[str]
     return [part.strip() for part in parts if part.strip()]
 
 
-def cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
+def _cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
     """Pieces that fit, but for the space around them; one after the other they are the text."""
     if length(text.strip()) <= longest or len(text) == 1:
         return [text]
-    ends = [end.end() for end in SENTENCE_END.finditer(text)]
+    ends = [end.end() for end in _SENTENCE_END.finditer(text)]
     places = [0, *(end for end in ends if 0 < end < len(text)), len(text)]
     if len(places) == 2:
-        places.insert(1, middle(text))
+        places.insert(1, _middle(text))
     pieces = [text[first:end] for first, end in pairwise(places) if first < end]
-    return [part for piece in pieces for part in cut(piece, length, longest)]
+    return [part for piece in pieces for part in _cut(piece, length, longest)]
 
 
-def middle(text: str) -> int:
+def _middle(text: str) -> int:
     """Where to cut a sentence in two: between words, or within its only one."""
-    gaps = [gap.end() for gap in SPACE.finditer(text) if gap.start() and gap.end() < len(text)]
+    gaps = [gap.end() for gap in _SPACE.finditer(text) if gap.start() and gap.end() < len(text)]
     return gaps[len(gaps) // 2] if gaps else len(text) // 2

@@ -14,7 +14,7 @@ from limelight.decode.engine import Engine
 from limelight.decode.request import pad_batch
 from limelight.errors import UserError, unknown_name
 
-AHEAD = 256  # texts that are read before the first of them is answered, at most
+_AHEAD = 256  # texts that are read before the first of them is answered, at most
 
 
 @dataclass
@@ -90,7 +90,7 @@ def growing_windows(things: Iterable[Thing]) -> Iterator[list[Thing]]:
     left, ahead = iter(things), 1
     while window := list(islice(left, ahead)):
         yield window
-        ahead = min(2 * ahead, AHEAD)
+        ahead = min(2 * ahead, _AHEAD)
 
 
 def in_batches(
@@ -105,12 +105,12 @@ def in_batches(
     """
     device = next(trained.model.parameters()).device
     sizes = [sum(map(len, parts)) for parts in zip_longest(rows, sources, fillvalue=())]
-    for batch in bucket_by_length(sizes, positions):
+    for batch in _bucket_by_length(sizes, positions):
         tokens, real = pad_batch([rows[i] for i in batch], trained.tokenizer.pad)
         yield batch, tokens.to(device), real.to(device)
 
 
-def bucket_by_length(sizes: Sequence[int], positions: int) -> Iterator[list[int]]:
+def _bucket_by_length(sizes: Sequence[int], positions: int) -> Iterator[list[int]]:
     """Which rows to put side by side, the longest first, in at most so many positions."""
     batch: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

@@ -14,7 +14,7 @@ from limelight.errors import UserError, check_count
 from limelight.tasks.sentence_split import in_parts
 from limelight.tasks.text_model import TextModel
 
-HALF = "\ufffd"  # where a text ends within a character
+_HALF = "\ufffd"  # where a text ends within a character
 TOGETHER = 8  # places whose alternatives are looked at together
 
 
@@ -26,7 +26,7 @@ class InvalidLine:
 
 
 @dataclass(frozen=True)
-class TranslationOutput:
+class _TranslationOutput:
     """A text that a model wrote, and how likely it found it."""
 
     text: str
@@ -40,7 +40,7 @@ class Translation:
     """What became of one text: translations, the best first, and what is wrong with them."""
 
     source: str
-    outputs: tuple[TranslationOutput, ...] = ()
+    outputs: tuple[_TranslationOutput, ...] = ()
     parts: int = 1  # in which it was translated, being too long for the model
     problem: str = ""
 
@@ -83,10 +83,10 @@ def translate(
     """The translations of texts, in order; a line that is no text has its own outcome."""
     trained.require("translate")
     config = widen_beam(config or trained.decode, nbest)
-    check_wishes(trained, config, wishes)
+    _check_wishes(trained, config, wishes)
     if isinstance(texts, str):
         raise UserError(f"texts={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
-    jobs = (job_for(trained, text, config, wishes) for text in texts)
+    jobs = (_job_for(trained, text, config, wishes) for text in texts)
     for text, found in trained.engine.generate_stream(jobs, config, nbest):
         if isinstance(text, Translation):
             yield text
@@ -94,7 +94,7 @@ def translate(
             yield translation_of(trained, text, found, wishes)
 
 
-def check_wishes(trained: TextModel, config: DecodeConfig, wishes: Constraints) -> None:
+def _check_wishes(trained: TextModel, config: DecodeConfig, wishes: Constraints) -> None:
     """What no text could be given is refused before the first one."""
     if not isinstance(wishes, Constraints):
         raise UserError(f"wishes={wishes!r:.80} are none: write Wishes(prefix='...')")
@@ -107,7 +107,7 @@ def translation_of(
 ) -> Translation:
     """What was found for the parts of a text, as its translations."""
     ways = zip(*found, strict=False)
-    outputs = tuple(join(trained, way, wishes.prefix) for way in ways)
+    outputs = tuple(_join(trained, way, wishes.prefix) for way in ways)
     missing = [word for word in wishes.include if outputs and word.strip() not in outputs[0].text]
     problem = f"no translation with {missing[0]!r} was found" if missing else ""
     return Translation(text, outputs, max(1, len(found)), problem)
@@ -123,12 +123,13 @@ def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
         )
     if nbest > config.beam and config.beam_groups > 1:
         raise UserError(
-            f"nbest={nbest} of a beam of {config.beam} in {config.beam_groups} groups: widen the beam"
+            f"nbest={nbest} of a beam of {config.beam} in {config.beam_groups} groups: "
+            "widen the beam"
         )
     return replace(config, beam=max(nbest, config.beam))
 
 
-def job_for(
+def _job_for(
     trained: TextModel, text: str | InvalidLine, config: DecodeConfig, wishes: Constraints
 ) -> tuple[str | Translation, list[Request]]:
     """A text and what the model is asked for it; what cannot be asked does not stop the others."""
@@ -199,15 +200,15 @@ def request_for(
     )
 
 
-def join(
+def _join(
     trained: TextModel, parts: Iterable[Hypothesis], begun: str = "", strip: bool = True
-) -> TranslationOutput:
+) -> _TranslationOutput:
     """The parts of a translation as one text, with the beginning that was given."""
     parts, tokenizer = list(parts), trained.tokenizer
     given = [encode_prefix(tokenizer, begun)[0], *([] for _ in parts[1:])]
     texts = [tokenizer.decode([*g, *part.tokens]) for g, part in zip(given, parts, strict=True)]
     texts = [text.strip() for text in texts] if strip else texts
-    return TranslationOutput(
+    return _TranslationOutput(
         text=" ".join(texts),
         score=sum(part.score for part in parts),
         tokens=tuple(tokenizer.pieces(token for part in parts for token in part.tokens)),
@@ -240,7 +241,7 @@ def alternative_choices(
     wishes: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[list[AlternativeChoice]]:
     """For every token of a translation, and for its end: what else could have come here."""
-    request, written = translate_single(trained, text, config or trained.decode, wishes)
+    request, written = _translate_single(trained, text, config or trained.decode, wishes)
     return choices_along(trained, request, written, count)
 
 
@@ -252,16 +253,16 @@ def alternative_tokens(
     wishes: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[list[TokenProbability]]:
     """The same in a fraction of the time: nobody asks where it would have led."""
-    request, written = translate_single(trained, text, config or trained.decode, wishes)
+    request, written = _translate_single(trained, text, config or trained.decode, wishes)
     tokenizer, model = trained.tokenizer, trained.engine.model
-    for some in places_of(written):
+    for some in _places_of(written):
         for found in top_tokens_at(model, request, written, some, count, tokenizer):
             pieces = tokenizer.pieces(token for token, _ in found)
             chances = (math.exp(logprob) for _, logprob in found)
             yield [TokenProbability(*pair) for pair in zip(pieces, chances, strict=True)]
 
 
-def translate_single(
+def _translate_single(
     trained: TextModel, text: str, config: DecodeConfig, wishes: Constraints
 ) -> tuple[Request, list[int]]:
     """The translation of a text that the model reads at once, its end among the tokens."""
@@ -278,7 +279,7 @@ def with_end(trained: TextModel, written: Hypothesis) -> list[int]:
     return [*written.tokens, trained.tokenizer.end] if written.ended else written.tokens
 
 
-def places_of(written: list[int]) -> Iterator[range]:
+def _places_of(written: list[int]) -> Iterator[range]:
     """The place of every token, some at a time."""
     places = range(len(written))
     return (places[first : first + TOGETHER] for first in places[::TOGETHER])
@@ -290,19 +291,19 @@ def choices_along(
     """The same for what was written already, place by place."""
     tokenizer, model = trained.tokenizer, trained.engine.model
     given = prompt_text_tokens(request.prompt, tokenizer)
-    for some in places_of(written):
+    for some in _places_of(written):
         found = alternatives(model, request, written, some, count, tokenizer)
         for place, choices in zip(some, found, strict=True):
             before = [*given, *written[:place]]
-            yield [choice_of(tokenizer, before, choice) for choice in choices]
+            yield [_choice_of(tokenizer, before, choice) for choice in choices]
 
 
-def choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> AlternativeChoice:
+def _choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> AlternativeChoice:
     """An alternative behind these tokens, as text."""
     whole = [*before, choice.token, *choice.rest.tokens]
     ends = range(len(before) + 1, len(whole) + 1)
     text = tokenizer.decode(whole)
     begins = (tokenizer.decode(whole[:end]) for end in ends)
-    begin = next((some for some in begins if not some.endswith(HALF)), text)
+    begin = next((some for some in begins if not some.endswith(_HALF)), text)
     piece = tokenizer.pieces([choice.token])[0]
     return AlternativeChoice(piece, math.exp(choice.logprob), text.strip(), begin)

@@ -18,7 +18,7 @@ from limelight.device import is_out_of_memory
 
 SMALLEST, LARGEST = 256, 2**20  # tokens
 LARGEST_ON_CPU = 16_384
-CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroups, new and old
+_CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroups, new and old
 
 
 def find_max_batch_tokens(fits: Callable[[int], bool], most: int) -> int:
@@ -67,6 +67,6 @@ def available_memory(root: Path = Path("/")) -> int:
         available = 1024 * int(re.findall(r"MemAvailable: *([0-9]+) kB", told)[0])
     except (OSError, IndexError):
         return 4 * 10**9
-    limits = [root / "sys/fs/cgroup" / name for name in CONTAINER_LIMITS]
+    limits = [root / "sys/fs/cgroup" / name for name in _CONTAINER_LIMITS]
     texts = [limit.read_text("ascii").strip() for limit in limits if limit.is_file()]
     return min([available, *(int(text) for text in texts if text.isdigit())])

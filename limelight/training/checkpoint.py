@@ -104,7 +104,7 @@ def restore(
 ) -> TrainState:
     """Put everything back as it was."""
     weights, kept = read_tensors(folder / WEIGHTS), read_tensors(folder / OPTIMIZER)
-    load_weights(model, weights)
+    _load_weights(model, weights)
     for name, parameter in model.named_parameters():
         if name in average:
             copy_into(average[name], kept[f"ema.{name}"])
@@ -132,7 +132,7 @@ def read_state(path: Path) -> TrainState:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def _load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give a model these weights; names and shapes must be the same on both sides."""
     parameters = dict(model.named_parameters())
     missing = sorted(parameters.keys() ^ weights.keys())

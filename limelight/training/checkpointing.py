@@ -41,7 +41,7 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
             commit(last, lambda f: write(f, weights, kept, state))
             trainer.written.add(last.name)
             best = [name_of(state.best_step)] if config.patience else []
-            spare = [*best, *(folder.name for folder in checkpoints_to_average(trainer))]
+            spare = [*best, *(folder.name for folder in _checkpoints_to_average(trainer))]
             prune(run.checkpoints, config.keep_checkpoints, spare, trainer.written)
         except NotFiniteError as error:
             raise FailedError(f"{error}; the last good checkpoint is kept") from error
@@ -54,7 +54,7 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
     trainer.workers.barrier()
 
 
-def checkpoints_to_average(trainer: Trainer) -> list[Path]:
+def _checkpoints_to_average(trainer: Trainer) -> list[Path]:
     """The last of the regular checkpoints; those that an interruption adds must change nothing."""
     config, last = trainer.config, trainer.run.checkpoints / name_of(trainer.state.step)
     made = list_checkpoints(trainer.run.checkpoints)
@@ -67,7 +67,7 @@ def write_final_weights(trainer: Trainer) -> None:
     run, last = trainer.run, trainer.run.finished / name_of(trainer.state.step)
     weights, kept = collect_tensors(trainer.learner.model, trainer.optimizer, trainer.ema)
     if trainer.workers.is_main:
-        weights = select_final_weights(trainer, weights, kept)
+        weights = _select_final_weights(trainer, weights, kept)
         try:
             if find_damage(last) is None and not same_tensors(
                 read_tensors(last / WEIGHTS), weights
@@ -85,24 +85,24 @@ def write_final_weights(trainer: Trainer) -> None:
     trainer.workers.barrier()
 
 
-def select_final_weights(
+def _select_final_weights(
     trainer: Trainer, last: dict[str, Tensor], kept: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The best weights if they are asked for, or the last; with `ema` their running average."""
     config, state, checkpoints = trainer.config, trainer.state, trainer.run.checkpoints
     if config.average_checkpoints and not config.ema:
-        found = checkpoints_to_average(trainer)
+        found = _checkpoints_to_average(trainer)
         wanted = min(config.average_checkpoints, math.ceil(state.step / config.checkpoint_every))
         if len(found) < wanted:
             trainer.report.warn(f"of {wanted} checkpoints to average only {len(found)} are left")
-        return average_checkpoints(valid_checkpoints(trainer, found)) or last
+        return average_checkpoints(_valid_checkpoints(trainer, found)) or last
     if config.patience and state.best_step:
-        for best in valid_checkpoints(trainer, [checkpoints / name_of(state.best_step)]):
+        for best in _valid_checkpoints(trainer, [checkpoints / name_of(state.best_step)]):
             last, kept = read_tensors(best / WEIGHTS), read_tensors(best / OPTIMIZER)
     return {name: kept[f"ema.{name}"] for name in last} if config.ema else last
 
 
-def valid_checkpoints(trainer: Trainer, folders: list[Path]) -> list[Path]:
+def _valid_checkpoints(trainer: Trainer, folders: list[Path]) -> list[Path]:
     """Those of the checkpoints that are whole; what is wrong with the others is told."""
     whole = []
     for folder in folders:

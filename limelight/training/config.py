@@ -7,7 +7,7 @@ from pydantic import Field
 from limelight.config import Count, Fraction, Positive, config_class
 from limelight.errors import UserError
 
-Steps = Annotated[int, Field(ge=1, le=10**9)]
+_Steps = Annotated[int, Field(ge=1, le=10**9)]
 
 
 @config_class
@@ -26,7 +26,7 @@ class TrainConfig:
         "whole_words": "whole_word_masking",
     }
 
-    steps: Steps = 100_000  # how often the weights move
+    steps: _Steps = 100_000  # how often the weights move
     batch_tokens: Annotated[int, Field(ge=1, le=10**8)] | Literal["auto"] = 25_000  # on each side
     grad_accumulation: Annotated[int, Field(ge=1, le=10**4)] = 1  # batches to one step
     seed: Count = 1  # of everything: first weights, order of the data, dropout
@@ -48,14 +48,14 @@ class TrainConfig:
         5  # the last checkpoints, averaged; 0: none
     )
     ema: Fraction = 0.0  # a running average of the weights, this much of it kept each step; 0: none
-    checkpoint_every: Steps = 1000  # steps
+    checkpoint_every: _Steps = 1000  # steps
     keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = (
         2  # checkpoints, besides those to be averaged
     )
-    validate_every: Steps = 1000  # steps
+    validate_every: _Steps = 1000  # steps
     patience: Count = 0  # validations without improvement before stopping; 0: never
     metric: str = "loss"  # that shall improve: loss, perplexity, accuracy, or the task's own
-    log_every: Steps = 10  # steps
+    log_every: _Steps = 10  # steps
 
     mask_rate: Fraction = 0.15  # encoder-only: of all tokens, asked for
     whole_word_masking: bool = False  # encoder-only: hide words and not pieces

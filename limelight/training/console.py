@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-ROOMY = 120  # columns of a terminal in which the bar has room for all that is known
+_ROOMY = 120  # columns of a terminal in which the bar has room for all that is known
 
 
 class Report:
@@ -45,7 +45,7 @@ class Report:
         self.bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
-            BarColumn(40 if self.console.width >= ROOMY else 16),
+            BarColumn(40 if self.console.width >= _ROOMY else 16),
             TextColumn("{task.fields[told]}"),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -64,7 +64,7 @@ class Report:
         loss, speed = f"loss {entry['loss']:.4f}", f"{entry['tokens_per_second']:,.0f} tokens/s"
         told = f"{loss}  lr {entry['lr']:.2e}  {speed}  {entry['peak_memory'] / 1e9:.1f} GB"
         if self.bar is not None:
-            shown = told if self.console.width >= ROOMY else f"{loss}  {speed}"
+            shown = told if self.console.width >= _ROOMY else f"{loss}  {speed}"
             self.bar.update(self.task, completed=entry["step"], told=shown)
         else:
             pace = entry["seconds"] / max(1, entry["step"] - self.begun_at)

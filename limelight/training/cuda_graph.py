@@ -15,7 +15,7 @@ from torch import Tensor
 
 from limelight.data.datasets import Batch, MaskedLMBatch
 
-Shape = tuple[Any, ...]
+_Shape = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class CudaGraphStep:
 
     def __init__(self, step: Callable[[Batch], Tensor], device: torch.device) -> None:
         self.step, self.device = step, device
-        self.places: dict[Shape, Batch] = {}  # where recordings read
-        self.recordings: dict[Shape, CapturedStep] = {}
+        self.places: dict[_Shape, Batch] = {}  # where recordings read
+        self.recordings: dict[_Shape, CapturedStep] = {}
         self.pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -43,7 +43,7 @@ class CudaGraphStep:
         if shape not in self.places:
             # Once it is taken as it is: that compiles, and chooses and loads the kernels; for a
             # batch that lies in memory like the one which the recording will read.
-            self.places[shape] = static_copy(batch, self.device)
+            self.places[shape] = _static_copy(batch, self.device)
             return self.step(self.places[shape])
         for place, value in zip(self.places[shape], batch, strict=True):
             if isinstance(place, Tensor) and isinstance(value, Tensor):
@@ -61,13 +61,13 @@ class CudaGraphStep:
         return CapturedStep(graph, result)
 
 
-def static_copy(batch: Batch, device: torch.device) -> Batch:
+def _static_copy(batch: Batch, device: torch.device) -> Batch:
     """The same numbers in memory of their own."""
     kind: Any = type(batch)
     copies = (x.to(device, copy=True) if isinstance(x, Tensor) else x for x in batch)
     return cast(Batch, kind(*copies))
 
 
-def shape_of(batch: Batch) -> Shape:
+def shape_of(batch: Batch) -> _Shape:
     """What batches must have in common for one recording."""
     return (type(batch), *(tuple(x.shape) if isinstance(x, Tensor) else None for x in batch))

@@ -73,14 +73,14 @@ def init_distributed(config: TrainConfig) -> Iterator[World]:
     if ranks == 1 and not (config.fsdp and "RANK" in os.environ):
         yield World(device)
         return
-    rank = join_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank = _join_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield World(device, rank, ranks)
     finally:
         dist.destroy_process_group()
 
 
-def join_process_group(backend: str) -> int:
+def _join_process_group(backend: str) -> int:
     """Find the other processes, and give back which of them this one is.
 
     The place where they meet outlives them: when `torchrun` starts them again, addresses of dead

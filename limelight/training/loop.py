@@ -31,25 +31,25 @@ VALIDATION_METRICS = ("loss", "perplexity", "accuracy")  # in every validation
 def fit(trainer: Trainer) -> int:
     """Train to the last step: 0. Or until a signal asks to leave: its number, all being saved."""
     config, state = trainer.config, trainer.state
-    resume(trainer)
-    log = open_log(trainer)
-    stream = batch_stream(trainer.batches, state)
+    _resume(trainer)
+    log = _open_log(trainer)
+    stream = _batch_stream(trainer.batches, state)
     clock = Throughput()
     taken: deque[StepResult] = deque()
     trainer.report.begin(state.step, config.steps)
     try:
-        with catch_signals() as interrupted:
+        with _catch_signals() as interrupted:
             while True:
-                if is_due(config.validate_every, state, config) and state.validated < state.step:
+                if _is_due(config.validate_every, state, config) and state.validated < state.step:
                     while taken:
                         log_step(trainer, log, clock, taken.popleft())
-                    validate(trainer, log, clock, interrupted)
+                    _validate(trainer, log, clock, interrupted)
                 stop = trainer.workers.any_rank(bool(interrupted))
                 done = (
-                    should_stop_early(state, config)
+                    _should_stop_early(state, config)
                     or state.step == state.validated >= config.steps
                 )
-                saving = done or stop or should_save(state, config)
+                saving = done or stop or _should_save(state, config)
                 # A GPU takes the next step while this tells of the one before.
                 behind = 0 if saving or trainer.workers.device.type != "cuda" else 1
                 while len(taken) > behind:
@@ -69,7 +69,7 @@ def fit(trainer: Trainer) -> int:
     return 0
 
 
-def open_log(trainer: Trainer) -> Log | None:
+def _open_log(trainer: Trainer) -> Log | None:
     """The log, if this is the process that writes it."""
     if not trainer.workers.is_main:
         return None
@@ -78,7 +78,7 @@ def open_log(trainer: Trainer) -> Log | None:
     )
 
 
-def resume(trainer: Trainer) -> None:
+def _resume(trainer: Trainer) -> None:
     """Go on from the newest whole checkpoint, if there is any."""
     folder, passed_over = latest_valid(trainer.run.checkpoints)
     for sentence in passed_over:
@@ -97,7 +97,7 @@ def resume(trainer: Trainer) -> None:
         cut_log(trainer.run.log, trainer.state.step, trainer.state.validated)
 
 
-def batch_stream(batches: BatchPlan, state: TrainState) -> Iterator[MicroBatch]:
+def _batch_stream(batches: BatchPlan, state: TrainState) -> Iterator[MicroBatch]:
     """Batches without end, from where the training stands."""
     epoch, position = state.epoch, state.position
     while True:
@@ -109,23 +109,23 @@ def batch_stream(batches: BatchPlan, state: TrainState) -> Iterator[MicroBatch]:
         epoch, position = epoch + 1, 0
 
 
-def is_due(every: int, state: TrainState, config: TrainConfig) -> bool:
+def _is_due(every: int, state: TrainState, config: TrainConfig) -> bool:
     """Whether something that happens every so many steps happens now; at the end it does."""
     return state.step > 0 and (state.step % every == 0 or state.step >= config.steps)
 
 
-def should_save(state: TrainState, config: TrainConfig) -> bool:
+def _should_save(state: TrainState, config: TrainConfig) -> bool:
     """Every so many steps a checkpoint, and of the best so far if that is what will be wanted."""
     best = config.patience > 0 and state.best_step == state.step > 0
-    return best or is_due(config.checkpoint_every, state, config)
+    return best or _is_due(config.checkpoint_every, state, config)
 
 
-def should_stop_early(state: TrainState, config: TrainConfig) -> bool:
+def _should_stop_early(state: TrainState, config: TrainConfig) -> bool:
     """Whether to stop early, because nothing improves any more; with more patience it goes on."""
     return 0 < config.patience <= state.validations_without_improvement
 
 
-def validate(trainer: Trainer, log: Log | None, clock: Throughput, stop: list[int]) -> None:
+def _validate(trainer: Trainer, log: Log | None, clock: Throughput, stop: list[int]) -> None:
     """See how the model does on the validation texts, and whether it still improves."""
     state = trainer.state
     if trainer.valid is None:
@@ -140,7 +140,7 @@ def validate(trainer: Trainer, log: Log | None, clock: Throughput, stop: list[in
             trainer.report.warn("the validation texts asked for nothing, so nothing is measured")
             return
         scores |= trainer.metrics(trainer.learner.model.eval())
-        record_validation(trainer, log, clock, scores)
+        _record_validation(trainer, log, clock, scores)
 
 
 def evaluate(trainer: Trainer, batches: BatchPlan, stop: list[int]) -> dict[str, float]:
@@ -165,7 +165,7 @@ def evaluate(trainer: Trainer, batches: BatchPlan, stop: list[int]) -> dict[str,
     return dict(zip(VALIDATION_METRICS, (mean, perplexity(mean), right / count), strict=True))
 
 
-def record_validation(
+def _record_validation(
     trainer: Trainer, log: Log | None, clock: Throughput, scores: dict[str, float]
 ) -> None:
     """Is this the best so far? What comes of it is remembered, written down and shown."""
@@ -183,14 +183,15 @@ def record_validation(
         log.add(entry | ({"samples": samples} if samples else {}))
     trainer.report.validation(entry, better)
     trainer.report.samples(samples)
-    if should_stop_early(state, config):
+    if _should_stop_early(state, config):
         trainer.report.say(
-            f"{config.metric} has not improved {state.validations_without_improvement} times: stopping early"
+            f"{config.metric} has not improved "
+            f"{state.validations_without_improvement} times: stopping early"
         )
 
 
 @contextmanager
-def catch_signals() -> Iterator[list[int]]:
+def _catch_signals() -> Iterator[list[int]]:
     """Signals that ask the process to end are noted, and the step is finished first."""
     received: list[int] = []
 

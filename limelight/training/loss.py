@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from limelight.model.topk import fast_argmax
 
 IGNORED = -100  # what a position holds that nothing is asked of
-Judge = Callable[..., tuple[Tensor, Tensor | None]]
+_Judge = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 class LossSums(NamedTuple):
@@ -35,7 +35,7 @@ def chunked_cross_entropy(
     answers: Tensor,  # ... in 0 to V - 1, or IGNORED
     smoothing: float = 0.0,
     rdrop_alpha: float = 0.0,
-    judge: Judge | None = None,  # a compiled one, perhaps
+    judge: _Judge | None = None,  # a compiled one, perhaps
 ) -> LossSums:
     """How well a classifier on these states gives the answers.
 
@@ -43,14 +43,14 @@ def chunked_cross_entropy(
     """
     states, answers = states.flatten(0, -2), answers.flatten()
     if rdrop_alpha:
-        states, answers = interleave_halves(states), interleave_halves(answers)
+        states, answers = _interleave_halves(states), _interleave_halves(answers)
     judging = partial(judge or cross_entropy_chunk, smoothing=smoothing, rdrop_alpha=rdrop_alpha)
     learning = torch.is_grad_enabled()  # inside of a Function it never is
-    loss, surprise, right = chunked_loss(states, weight, bias, answers, judging, learning)
+    loss, surprise, right = _chunked_loss(states, weight, bias, answers, judging, learning)
     return LossSums(loss, surprise, right, (answers != IGNORED).sum())
 
 
-def interleave_halves(both: Tensor) -> Tensor:
+def _interleave_halves(both: Tensor) -> Tensor:
     """Two halves, a1 a2 ... b1 b2 ..., as pairs: a1 b1 a2 b2 ..."""
     return torch.stack(both.chunk(2), dim=1).flatten(0, 1)
 
@@ -81,10 +81,10 @@ class ChunkedLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         answers: Tensor,  # N
-        judge: Judge,
+        judge: _Judge,
         learning: bool,
     ) -> tuple[Tensor, ...]:
-        fewer = autocast_dtype(states)
+        fewer = _autocast_dtype(states)
         matrix, shift = weight.to(fewer), None if bias is None else bias.to(fewer)
         inputs = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         grads = [
@@ -117,13 +117,13 @@ def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
 
     Multiples of 128, which the matrix units of a GPU like.
     """
-    most = max(1, max_logits(vocab, device) // vocab)
+    most = max(1, _max_logits(vocab, device) // vocab)
     most -= most % 128 if most > 128 else 0
     chunks = max(1, -(-positions // most))
     return min(most, -(-positions // (128 * chunks)) * 128) or 1
 
 
-def max_logits(vocab: int, device: torch.device) -> int:
+def _max_logits(vocab: int, device: torch.device) -> int:
     """How many logits may be there at a time.
 
     One takes up to ten bytes on its way, so on an NVIDIA GPU they take 4% of the memory. On a CPU
@@ -150,7 +150,7 @@ def cross_entropy_chunk(
     surprise = ((total - logits.gather(1, place))[:, 0] * asked).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1, dtype=kind)) * asked).sum()
     loss = (1 - smoothing) * surprise + smoothing * spread
-    apart = rdrop_kl(logits - total) if rdrop_alpha else None
+    apart = _rdrop_kl(logits - total) if rdrop_alpha else None
     if apart is not None:
         loss = loss + rdrop_alpha * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
@@ -185,7 +185,7 @@ def cross_entropy_chunk_functional(
     surprise = ((total - wanted)[:, 0] * asked).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
     loss = (1 - smoothing) * surprise + smoothing * spread
-    apart = rdrop_kl(logits - total) if rdrop_alpha else None
+    apart = _rdrop_kl(logits - total) if rdrop_alpha else None
     if apart is not None:
         loss = loss + rdrop_alpha * (apart[0] * asked[::2]).sum()
     sums = torch.stack([loss, surprise, right.to(kind)])
@@ -198,7 +198,7 @@ def cross_entropy_chunk_functional(
     return sums, slope.to(given)
 
 
-def rdrop_kl(log_p: Tensor) -> tuple[Tensor, Tensor]:
+def _rdrop_kl(log_p: Tensor) -> tuple[Tensor, Tensor]:
     """R-Drop (Liang et al. 2021): how far two predictions for one place are apart, and its slope.
 
     Dropout makes them differ, rows 2i and 2i + 1. The measure is the mean of both ways to compare
@@ -235,11 +235,11 @@ def accumulate_grads(
 
 
 # Compiled models leave out this part, in which the number of chunks depends on the batch.
-disable: Any = torch.compiler.disable
-chunked_loss: Any = disable(ChunkedLoss.apply)
+_disable: Any = torch.compiler.disable
+_chunked_loss: Any = _disable(ChunkedLoss.apply)
 
 
-def autocast_dtype(tensor: Tensor) -> torch.dtype:
+def _autocast_dtype(tensor: Tensor) -> torch.dtype:
     """The type that products with such a tensor are computed in: autocast may want fewer bits."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype

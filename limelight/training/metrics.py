@@ -9,9 +9,9 @@ from limelight.run.log import Log
 from limelight.training.objectives import count_tokens
 from limelight.training.trainer import StepResult, Trainer
 
-MAX_NAN_STEPS = 3  # steps in a row that may be skipped
-LOOKING_BACK = 100  # steps, to know what loss is usual
-FEW_TOKENS = 30  # whose mean loss says little of a step
+_MAX_NAN_STEPS = 3  # steps in a row that may be skipped
+_LOOKING_BACK = 100  # steps, to know what loss is usual
+_FEW_TOKENS = 30  # whose mean loss says little of a step
 
 
 class Throughput:
@@ -40,10 +40,10 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, taken: StepRe
     if finite:
         state.tokens += int(sums[3])
         state.window = [a + b for a, b in zip(state.window, sums, strict=True)]
-        if sums[3] >= FEW_TOKENS:
-            watch_for_spikes(trainer, log, taken, sums[0] / sums[3])
+        if sums[3] >= _FEW_TOKENS:
+            _watch_for_spikes(trainer, log, taken, sums[0] / sums[3])
     else:
-        log_skipped_step(trainer, log, taken)
+        _log_skipped_step(trainer, log, taken)
     asked = state.window[3]
     if asked and (taken.step % config.log_every == 0 or taken.step >= config.steps):
         loss, surprise, right, _ = (value / asked for value in state.window)
@@ -65,34 +65,34 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, taken: StepRe
             log.add(line)
 
 
-def watch_for_spikes(trainer: Trainer, log: Log | None, taken: StepResult, loss: float) -> None:
+def _watch_for_spikes(trainer: Trainer, log: Log | None, taken: StepResult, loss: float) -> None:
     """Say when the loss jumps to twice what is usual: bad texts, or the weights running away."""
     state = trainer.state
-    spike = taken.step > LOOKING_BACK and loss > max(
+    spike = taken.step > _LOOKING_BACK and loss > max(
         2 * state.smoothed_loss, state.smoothed_loss + 1
     )
     if spike and log is not None:
-        entry = {"loss": loss, "usual": state.smoothed_loss, "examples": example_ids(taken)}
+        entry = {"loss": loss, "usual": state.smoothed_loss, "examples": _example_ids(taken)}
         log.add({"step": taken.step, "spike": True, **entry})
     if spike and not trainer.spiking:  # of several in a row the first is told
         trainer.report.warn(
-            f"step {taken.step} has a loss of {loss:.2f}, and {state.smoothed_loss:.2f} is usual: bad "
-            "texts (its examples are in the log), or too large a --train.learning-rate"
+            f"step {taken.step} has a loss of {loss:.2f}, and {state.smoothed_loss:.2f} is usual: "
+            "bad texts (its examples are in the log), or too large a --train.learning-rate"
         )
     trainer.spiking = spike
-    state.smoothed_loss += (loss - state.smoothed_loss) / min(taken.step, LOOKING_BACK)
+    state.smoothed_loss += (loss - state.smoothed_loss) / min(taken.step, _LOOKING_BACK)
 
 
-def log_skipped_step(trainer: Trainer, log: Log | None, taken: StepResult) -> None:
+def _log_skipped_step(trainer: Trainer, log: Log | None, taken: StepResult) -> None:
     """A step that was not finite: say which examples it met; three in a row are too many."""
-    examples = example_ids(taken)
+    examples = _example_ids(taken)
     if log is not None:
         log.add({"step": taken.step, "skipped": True, "examples": examples})
     trainer.report.warn(
         f"step {taken.step} was skipped: its loss or gradient is not finite "
         f"(examples {', '.join(map(str, examples[:5]))}, ... are in the log)"
     )
-    if trainer.state.skipped >= MAX_NAN_STEPS:
+    if trainer.state.skipped >= _MAX_NAN_STEPS:
         raise FailedError(
             f"{trainer.state.skipped} steps in a row were not finite, so training stops; the last "
             "good checkpoint, if there is one, is kept. Begin again in another folder, with a "
@@ -100,7 +100,7 @@ def log_skipped_step(trainer: Trainer, log: Log | None, taken: StepResult) -> No
         )
 
 
-def example_ids(taken: StepResult) -> list[int]:
+def _example_ids(taken: StepResult) -> list[int]:
     """The examples that a step has learned from in this process."""
     batches = [part.batch for part in taken.turn if part.batch is not None]
     return [i for batch in batches for i in batch.examples.tolist() if i >= 0]

@@ -25,9 +25,9 @@ from limelight.training.loss import (
     cross_entropy_chunk_functional,
 )
 
-Scorer = Callable[..., LossSums]
+_Scorer = Callable[..., LossSums]
 SHORT = 64  # tokens
-BLOCKS_FIRST = [
+_BLOCKS_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -58,22 +58,22 @@ class LossModule(nn.Module):
     def forward(self, batch: Batch) -> LossSums:
         """How well the model does on a batch."""
         if isinstance(batch, ClassificationBatch):
-            return classification_loss(self.model, batch, self.smoothing)
-        exercise: Any = OBJECTIVES[type(batch)]
+            return _classification_loss(self.model, batch, self.smoothing)
+        exercise: Any = _OBJECTIVES[type(batch)]
         if self.rdrop_alpha and self.training:
             score = partial(self.score, rdrop_alpha=self.rdrop_alpha)
-            return exercise(self.model, duplicate_batch(batch), score)
+            return exercise(self.model, _duplicate_batch(batch), score)
         return exercise(self.model, batch, self.score)
 
 
-def duplicate_batch(batch: Batch) -> Batch:
+def _duplicate_batch(batch: Batch) -> Batch:
     """The same texts once more below: dropout will treat them differently."""
     kind: Any = type(batch)
     both = (torch.cat([x, x]) if isinstance(x, Tensor) else x for x in batch)
     return cast(Batch, kind(*both))
 
 
-def seq2seq_loss(model: Any, batch: Seq2SeqBatch, score: Scorer) -> LossSums:
+def _seq2seq_loss(model: Any, batch: Seq2SeqBatch, score: _Scorer) -> LossSums:
     """Teacher forcing: the target is read, and at every position its next token asked for."""
     answers = batch.target[:, 1:].masked_fill(~batch.target_real[:, 1:], IGNORED)
     memory = model.encode(batch.source, batch.source_real)
@@ -81,14 +81,14 @@ def seq2seq_loss(model: Any, batch: Seq2SeqBatch, score: Scorer) -> LossSums:
     return score(states, model.classifier.weight, model.classifier.bias, answers)
 
 
-def causal_lm_loss(model: Any, batch: LMBatch, score: Scorer) -> LossSums:
+def _causal_lm_loss(model: Any, batch: LMBatch, score: _Scorer) -> LossSums:
     """A language model: at every position the next token, where it is asked for."""
     answers = batch.tokens[:, 1:].masked_fill(~batch.loss_mask[:, 1:], IGNORED)
     states = model.decode(batch.tokens[:, :-1])  # padding is on the right: nobody looks at it
     return score(states, model.classifier.weight, model.classifier.bias, answers)
 
 
-def masked_lm_loss(model: Any, batch: MaskedLMBatch, score: Scorer) -> LossSums:
+def _masked_lm_loss(model: Any, batch: MaskedLMBatch, score: _Scorer) -> LossSums:
     """BERT: what stood at the blanks. Nothing is computed at the other positions."""
     states, head = model.encode(batch.tokens)[batch.loss_mask], model.masked_head
     classifier = head.classifier
@@ -96,7 +96,7 @@ def masked_lm_loss(model: Any, batch: MaskedLMBatch, score: Scorer) -> LossSums:
     return score(head.prepare(states), classifier.weight, classifier.bias, answers)
 
 
-def classification_loss(model: Any, batch: ClassificationBatch, smoothing: float) -> LossSums:
+def _classification_loss(model: Any, batch: ClassificationBatch, smoothing: float) -> LossSums:
     """What is this text?"""
     logits = model(batch.tokens, real=batch.real)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -108,7 +108,11 @@ def classification_loss(model: Any, batch: ClassificationBatch, smoothing: float
     return LossSums(loss, surprise, right, (answers != IGNORED).sum())
 
 
-OBJECTIVES = {Seq2SeqBatch: seq2seq_loss, LMBatch: causal_lm_loss, MaskedLMBatch: masked_lm_loss}
+_OBJECTIVES = {
+    Seq2SeqBatch: _seq2seq_loss,
+    LMBatch: _causal_lm_loss,
+    MaskedLMBatch: _masked_lm_loss,
+}
 
 
 def use_explicit_attention(model: nn.Module) -> None:
@@ -127,7 +131,7 @@ def prefer_cudnn_attention(batch: Batch) -> AbstractContextManager[Any]:
         return nullcontext()
     if isinstance(batch, LMBatch) and batch.real is not None:
         return nullcontext()
-    return cast(AbstractContextManager[Any], sdpa_kernel(BLOCKS_FIRST, set_priority=True))
+    return cast(AbstractContextManager[Any], sdpa_kernel(_BLOCKS_FIRST, set_priority=True))
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

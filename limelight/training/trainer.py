@@ -42,8 +42,8 @@ from limelight.training.optimizer import (
     set_lr,
 )
 
-Metrics = Callable[[nn.Module], dict[str, float]]
-Samples = Callable[[nn.Module], list[str]]
+_Metrics = Callable[[nn.Module], dict[str, float]]
+_Samples = Callable[[nn.Module], list[str]]
 
 
 @dataclass
@@ -57,8 +57,8 @@ class Trainer:
     workers: World
     report: Report
     valid: BatchPlan | None = None
-    metrics: Metrics = lambda _: {}  # the task's own, on top of loss and accuracy
-    samples: Samples = lambda _: []
+    metrics: _Metrics = lambda _: {}  # the task's own, on top of loss and accuracy
+    samples: _Samples = lambda _: []
     d_model: int = 1
     length_range: tuple[int, int] = (0, 10**9)  # tokens of the shortest and of the longest text
     precision: str = "float32"
@@ -75,7 +75,9 @@ class Trainer:
         repeated = can_capture(self.learner, self.workers, self.config)
         self.optimizer = make_optimizer(self.learner.model, self.config, repeated)
         self.repeater = (
-            CudaGraphStep(lambda batch: forward_backward_update(self, [batch]), self.workers.device)
+            CudaGraphStep(
+                lambda batch: _forward_backward_update(self, [batch]), self.workers.device
+            )
             if repeated
             else None
         )
@@ -145,11 +147,11 @@ def train_step(trainer: Trainer, turn: list[MicroBatch]) -> StepResult:
     if trainer.repeater is not None and batches[0] is not None:
         numbers = trainer.repeater(batches[0])
     else:
-        numbers = forward_backward_update(trainer, batches)
-    return StepResult(state.step, rate, turn, copy_to_host_async(numbers))
+        numbers = _forward_backward_update(trainer, batches)
+    return StepResult(state.step, rate, turn, _copy_to_host_async(numbers))
 
 
-def forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) -> Tensor:
+def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) -> Tensor:
     """All that a step computes; the numbers that tell of it stay where they are computed."""
     config, workers = trainer.config, trainer.workers
     sums = torch.zeros(4, device=workers.device, dtype=torch.float64)
@@ -158,7 +160,7 @@ def forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) -
             share = i * workers.world_size + workers.rank
             seed_dropout(workers.device, config.seed, trainer.state.step, share)
         with grad_sync(trainer.module, last=i == len(batches) - 1):
-            score = forward_backward(trainer, batch)
+            score = _forward_backward(trainer, batch)
         sums += torch.stack([value.detach().double() for value in score])
     loss, _, _, asked = workers.sum(sums)
     mean = workers.world_size / asked.clamp(min=1)  # processes give the mean of their gradients
@@ -169,12 +171,12 @@ def forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) -
     unseen = workers.device.type == "cuda" and not config.fsdp
     step = optimizer_step_no_sync if unseen else optimizer_step
     step(trainer.optimizer, trainer.trainable, mean * clip, moving)
-    update_ema(trainer, moving)
+    _update_ema(trainer, moving)
     trainer.optimizer.zero_grad(set_to_none=True)
     return torch.cat([sums, torch.stack([norm, finite.double()])])
 
 
-def copy_to_host_async(numbers: Tensor) -> Callable[[], list[float]]:
+def _copy_to_host_async(numbers: Tensor) -> Callable[[], list[float]]:
     """Numbers to be read when they are needed; from a GPU they come while it works on."""
     if numbers.device.type != "cuda":
         return numbers.tolist
@@ -190,7 +192,7 @@ def copy_to_host_async(numbers: Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
+def _forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
     """Forward and backward. Who has no batch goes along with any, and counts it as nothing."""
     device, count = trainer.workers.device, 0.0 if batch is None else 1.0
     batch = to_device(batch or trainer.batches.any(), device)
@@ -205,8 +207,8 @@ def forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
         shape = " + ".join(str(tuple(x.shape)) for x in batch[2:4] if isinstance(x, Tensor))
         raise FailedError(
             f"out of memory at step {trainer.state.step}, on a batch of {shape} tokens: halve "
-            f"--train.batch-tokens {trainer.batches.batch_tokens} and double --train.grad-accumulation "
-            f"{trainer.config.grad_accumulation}; that is the same step in less memory"
+            f"--train.batch-tokens {trainer.batches.batch_tokens} and double "
+            f"--train.grad-accumulation {trainer.config.grad_accumulation}; that is the same step in less memory"
         ) from error
     return LossSums(*(value * count for value in score))
 
@@ -221,7 +223,7 @@ def seed_dropout(device: torch.device, seed: int, step: int, share: int) -> None
         torch.get_device_module(device).manual_seed(number)
 
 
-def update_ema(trainer: Trainer, finite: Tensor) -> None:
+def _update_ema(trainer: Trainer, finite: Tensor) -> None:
     """Move the running average of the weights a little towards them."""
     if trainer.ema and finite:
         weights = [p.detach() for p in trainer.learner.model.parameters()]
@@ -231,14 +233,14 @@ def update_ema(trainer: Trainer, finite: Tensor) -> None:
 @contextmanager
 def use_ema_weights(trainer: Trainer) -> Iterator[None]:
     """The model as it would be kept now: with `ema` its running average takes its place."""
-    swap_ema(trainer)
+    _swap_ema(trainer)
     try:
         yield
     finally:
-        swap_ema(trainer)
+        _swap_ema(trainer)
 
 
-def swap_ema(trainer: Trainer) -> None:
+def _swap_ema(trainer: Trainer) -> None:
     """Weights and their running average change places, tensor by tensor, to the last bit."""
     reshard(trainer.learner)
     named = dict(trainer.learner.model.named_parameters())

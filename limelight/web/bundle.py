@@ -15,10 +15,10 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-ENTRY = "file.js"
-STYLES = ("app.css", "look.css", "use.css")
-IMPORT = re.compile(r'import \{ ([\w$]+(?:, [\w$]+)*) \} from "(\.{1,2}/[\w./-]+\.js)";')
-DECLARED = re.compile(
+_ENTRY = "file.js"
+_STYLES = ("app.css", "look.css", "use.css")
+_IMPORT = re.compile(r'import \{ ([\w$]+(?:, [\w$]+)*) \} from "(\.{1,2}/[\w./-]+\.js)";')
+_DECLARED = re.compile(
     r"^(?P<export>export )?(?:async )?(?:function\*?|class|const|let) (?P<name>[\w$]+)",
     re.MULTILINE,
 )
@@ -33,12 +33,12 @@ def source_of(name: str) -> str:
     return files("limelight.web").joinpath(name).read_text("utf-8")
 
 
-def joined(entry: str = ENTRY) -> str:
+def joined(entry: str = _ENTRY) -> str:
     """All modules that one needs, each after those it needs itself, as one script."""
     bodies, known = [], dict[str, str]()
-    for name in in_order(entry, (), {}):
-        body = without_imports(name, source_of(name))
-        for found in DECLARED.finditer(body):
+    for name in _in_order(entry, (), {}):
+        body = _without_imports(name, source_of(name))
+        for found in _DECLARED.finditer(body):
             other = known.setdefault(found["name"], name)
             if other != name:
                 raise RuleError(f"{found['name']} is at the top of both {other} and {name}")
@@ -49,14 +49,14 @@ def joined(entry: str = ENTRY) -> str:
     return script
 
 
-def in_order(name: str, above: tuple[str, ...], seen: dict[str, None]) -> Iterator[str]:
+def _in_order(name: str, above: tuple[str, ...], seen: dict[str, None]) -> Iterator[str]:
     """Depth first: what is imported comes before who imports it."""
     if name in above:
         raise RuleError(f"modules import each other in a circle: {' > '.join((*above, name))}")
     if name in seen:
         return
     for path in imports(name, source_of(name)).values():
-        yield from in_order(path, (*above, name), seen)
+        yield from _in_order(path, (*above, name), seen)
     if name not in seen:
         seen[name] = None
         yield name
@@ -68,18 +68,18 @@ def imports(name: str, source: str) -> dict[str, str]:
     for line in source.splitlines():
         if not re.match(r"import\b|.*\bimport\(", line):
             continue
-        taken = IMPORT.fullmatch(line)
+        taken = _IMPORT.fullmatch(line)
         if taken is None:
             raise RuleError(f'{name}: an import is import {{ a, b }} from "./x.js"; not {line}')
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), taken[2]))
-        offered = {d["name"] for d in DECLARED.finditer(source_of(path)) if d["export"]}
+        offered = {d["name"] for d in _DECLARED.finditer(source_of(path)) if d["export"]}
         if missing := [wanted for wanted in taken[1].split(", ") if wanted not in offered]:
             raise RuleError(f"{name} imports {missing[0]} from {path}, which does not export it")
         found[line] = path
     return found
 
 
-def without_imports(name: str, source: str) -> str:
+def _without_imports(name: str, source: str) -> str:
     """A module's own lines."""
     taken = imports(name, source)
     body = "\n".join(line for line in source.splitlines() if line not in taken)
@@ -91,9 +91,9 @@ def without_imports(name: str, source: str) -> str:
 
 def single_file(title: str, data: dict[str, Any], plain: str) -> str:
     """The whole page with its data; `plain` is what is read where scripts are off, as HTML."""
-    script, style = joined(), "\n".join(source_of(name) for name in STYLES)
+    script, style = joined(), "\n".join(source_of(name) for name in _STYLES)
     policy = (
-        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
+        f"default-src 'none'; script-src {_hashed(script)}; style-src {_hashed(style)}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     held = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -105,18 +105,18 @@ def single_file(title: str, data: dict[str, Any], plain: str) -> str:
             '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>",
             f"<noscript>{plain}</noscript>",
-            f'<script type="application/json" id="held">{in_script(held)}</script>',
+            f'<script type="application/json" id="held">{_in_script(held)}</script>',
             f'<script type="module">{script}</script>\n</body>\n</html>\n',
         ]
     )
 
 
-def hashed(content: str) -> str:
+def _hashed(content: str) -> str:
     """How a policy names a script or style that may be inline."""
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def in_script(data: str) -> str:
+def _in_script(data: str) -> str:
     """JSON that cannot end the element it stands in."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -64,7 +64,7 @@ def build_batches(
     """A split as this family of models learns from it."""
     config, longest = recipe.train, recipe.model.max_len
     weights = [part.weight for part in corpora_for_split(data, split)] if split == "train" else []
-    examples = build_dataset(recipe, data, tokenizer, classes, store, weights)
+    examples = _build_dataset(recipe, data, tokenizer, classes, store, weights)
     return BatchPlan(
         examples,
         config.batch_tokens if isinstance(config.batch_tokens, int) else SMALLEST,
@@ -79,7 +79,7 @@ def build_batches(
     )
 
 
-def build_dataset(
+def _build_dataset(
     recipe: Recipe,
     data: DataConfig,
     tokenizer: Tokenizer,

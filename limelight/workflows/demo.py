@@ -38,7 +38,7 @@ from limelight.workflows.train import train
 RECIPE = "greetings"
 STEPS, STEPS_IF_QUICK = 500, 200
 ROOM = 60_000_000  # bytes: more than all of it takes
-THREADS = 4  # more of them only get in each other's way in models this small
+_THREADS = 4  # more of them only get in each other's way in models this small
 
 SENTENCE = "I want to buy a new car tomorrow."
 BEGINNING = "As Aliens entered our planet"
@@ -54,23 +54,23 @@ STOPS = {
 def tour(console: Console, run: Path, quick: bool = False) -> int:
     """All of it: 0. Or a signal asked to leave while it learned: its number, all being saved."""
     begun = time.monotonic()
-    torch.set_num_threads(min(torch.get_num_threads(), THREADS))
-    prepare(run)
-    introduce(console, run, quick)
-    translate(console)
-    write(console, tokens=40 if quick else 100)
-    left = learn(console, run, STEPS_IF_QUICK if quick else STEPS)
+    torch.set_num_threads(min(torch.get_num_threads(), _THREADS))
+    _prepare(run)
+    _introduce(console, run, quick)
+    _translate(console)
+    _write(console, tokens=40 if quick else 100)
+    left = _learn(console, run, STEPS_IF_QUICK if quick else STEPS)
     if left:
         return left
     chatbot = load(run)
-    ask(console, chatbot)
-    explanation = look_inside(console, chatbot)
-    page = keep_page(explanation, run)
-    say_what_next(console, run, page, clock(time.monotonic() - begun))
+    _ask(console, chatbot)
+    explanation = _look_inside(console, chatbot)
+    page = _keep_page(explanation, run)
+    _say_what_next(console, run, page, clock(time.monotonic() - begun))
     return 0
 
 
-def prepare(run: Path) -> None:
+def _prepare(run: Path) -> None:
     """Find out now, and not after minutes, whether there is a place for what will be made."""
     with path_from_option("--run"):
         make_folder(run)
@@ -85,65 +85,67 @@ def prepare(run: Path) -> None:
         )
 
 
-def introduce(console: Console, run: Path, quick: bool) -> None:
+def _introduce(console: Console, run: Path, quick: bool) -> None:
     """What is going to happen."""
     minutes = "about a minute" if quick else "a few minutes"
     console.print(Text("Limelight: the Transformer, whole and in the open.", "bold"))
-    paragraph(
+    _paragraph(
         console,
         f"This is a tour of {minutes}. It ends by itself. Ctrl-C leaves it at any time, and the "
         f"same command goes on. What it makes goes into the folder {run}.",
     )
 
 
-def heading(console: Console, number: int, title: str) -> None:
+def _heading(console: Console, number: int, title: str) -> None:
     """A part of the tour begins."""
     console.print()
     console.rule(Text(f"{number}  {title}", "bold"), align="left", characters="═", style="magenta")
 
 
-def paragraph(console: Console, text: str, style: str = "") -> None:
+def _paragraph(console: Console, text: str, style: str = "") -> None:
     """Some words in between."""
     console.print(Text(text, style), width=min(console.width, terminal.WIDEST))
 
 
-def bundled(console: Console, name: str) -> LoadedModel | None:
+def _bundled(console: Console, name: str) -> LoadedModel | None:
     """A model that comes with the package; where it does not, that is said and the tour goes on."""
     try:
         return load(name)
     except UserError as error:
-        paragraph(console, f"(The model {name} is not to be had here: {error})", "yellow")
+        _paragraph(console, f"(The model {name} is not to be had here: {error})", "yellow")
         return None
 
 
-def translate(console: Console) -> None:
+def _translate(console: Console) -> None:
     """A sentence, its translation, and which word looked at which."""
-    heading(console, 1, "It translates")
-    translator = bundled(console, "en-de")
+    _heading(console, 1, "It translates")
+    translator = _bundled(console, "en-de")
     if translator is None:
         return
     done = translator.translate(SENTENCE)
     size = sum(p.numel() for p in translator.model.parameters())
-    paragraph(console, f"The model en-de ({size / 1e6:.1f} million parameters) reads English ...\n")
+    _paragraph(
+        console, f"The model en-de ({size / 1e6:.1f} million parameters) reads English ...\n"
+    )
     console.print(Text(f"  {SENTENCE}", "bold cyan"))
-    paragraph(console, "\n... and writes German:\n")
+    _paragraph(console, "\n... and writes German:\n")
     console.print(Text(f"  {done.text}\n", "bold green"))
-    grid = alignment(translator.explain(SENTENCE, done.text))
+    grid = _alignment(translator.explain(SENTENCE, done.text))
     console.print(terminal.heat_map(grid, min(console.width, terminal.WIDEST)))
-    paragraph(
+    _paragraph(
         console,
         "\nGerman has its words in another order. Nobody told the model which belongs to which: it "
         "has found that out from pairs of sentences, and looks where it needs to.",
     )
 
 
-def alignment(explanation: Explanation) -> Heatmap:
+def _alignment(explanation: Explanation) -> Heatmap:
     """What each word that was written looked at in the source, in the layer that shows it best."""
     layers = [
         weights_of(explanation, "decoder.cross", layer + 1, None)[:-1, :-1]  # but for the ends
         for layer in range(explanation.config.layers)
     ]
-    clearest = max(range(len(layers)), key=lambda layer: clearness(layers[layer]))
+    clearest = max(range(len(layers)), key=lambda layer: _clearness(layers[layer]))
     return Heatmap(
         f"How much each word looks at each, layer {clearest + 1}, mean of all heads",
         names=(f"decoder.{clearest}.cross.weights",),
@@ -155,18 +157,18 @@ def alignment(explanation: Explanation) -> Heatmap:
     )
 
 
-def clearness(weights: torch.Tensor) -> float:
+def _clearness(weights: torch.Tensor) -> float:
     """How much of the attention goes to one word, on the average."""
     return weights.max(dim=-1).values.mean().item()
 
 
-def write(console: Console, tokens: int) -> None:
+def _write(console: Console, tokens: int) -> None:
     """A text that goes on."""
-    heading(console, 2, "It writes")
-    writer = bundled(console, "writer")
+    _heading(console, 2, "It writes")
+    writer = _bundled(console, "writer")
     if writer is None:
         return
-    paragraph(
+    _paragraph(
         console,
         "The model writer has read stories. It goes on with the beginning of one, token by token, "
         "each drawn from those that could come next:\n",
@@ -191,18 +193,18 @@ def flow(console: Console, pieces: Iterable[str], column: int, style: str = "gre
     console.print()
 
 
-def learn(console: Console, run: Path, steps: int) -> int:
+def _learn(console: Console, run: Path, steps: int) -> int:
     """Train the chatbot, or go on with it, or take it as it is. As `train` says: 0, or a signal."""
-    heading(console, 3, "It learns")
+    _heading(console, 3, "It learns")
     finished, _ = latest_valid(RunFolder(run).finished)
     if finished is not None and step_of(finished) >= steps:
-        paragraph(
+        _paragraph(
             console,
             f"In {run} there is a chatbot already, from an earlier tour: it has learned for "
             f"{step_of(finished)} steps. Remove that folder to see it learn anew.",
         )
         return 0
-    paragraph(
+    _paragraph(
         console,
         "Now one that knows nothing yet. A new Transformer learns to chat from a thousand "
         "exchanges that come with the package. Every now and then it is asked something that it "
@@ -211,10 +213,10 @@ def learn(console: Console, run: Path, steps: int) -> int:
     return train(RECIPE, run, [f"train.steps={steps}"])
 
 
-def ask(console: Console, chatbot: LoadedModel) -> None:
+def _ask(console: Console, chatbot: LoadedModel) -> None:
     """A few questions, with the answers as they are."""
-    heading(console, 4, "It answers")
-    paragraph(console, "Each question is asked once, and the answers are not picked:\n")
+    _heading(console, 4, "It answers")
+    _paragraph(console, "Each question is asked once, and the answers are not picked:\n")
     talk = Table.grid(padding=(0, 2))
     for question in (QUESTION, *MORE_QUESTIONS):
         talk.add_row("  you", Text(question, "bold cyan"))
@@ -222,11 +224,11 @@ def ask(console: Console, chatbot: LoadedModel) -> None:
     console.print(talk)
 
 
-def look_inside(console: Console, chatbot: LoadedModel) -> Explanation:
+def _look_inside(console: Console, chatbot: LoadedModel) -> Explanation:
     """Three stops of the walk through the model, with its own numbers."""
-    heading(console, 5, "It explains itself")
+    _heading(console, 5, "It explains itself")
     explanation = chatbot.explain(QUESTION)
-    paragraph(
+    _paragraph(
         console,
         f"How did it come to {chatbot.chat().reply(QUESTION)!r}? These are three of the stations "
         "of the way, with the numbers that were computed for this answer.\n",
@@ -235,29 +237,29 @@ def look_inside(console: Console, chatbot: LoadedModel) -> Explanation:
     view = focus_on(explanation, None, None, None)
     for name, what in STOPS.items():
         console.print()
-        paragraph(console, what, "italic")
+        _paragraph(console, what, "italic")
         terminal.show_stop(console, explanation, stop_at(explanation, name, view))
     return explanation
 
 
-def keep_page(explanation: Explanation, run: Path) -> Path:
+def _keep_page(explanation: Explanation, run: Path) -> Path:
     """The whole walk as one file for a browser."""
     page = run / "explain.html"
     atomic_write(page, as_html(explanation, name=run.name).encode())
     return page
 
 
-def say_what_next(console: Console, run: Path, page: Path, took: str) -> None:
+def _say_what_next(console: Console, run: Path, page: Path, took: str) -> None:
     """Where to go from here."""
-    heading(console, 6, "What next")
-    paragraph(
+    _heading(console, 6, "What next")
+    _paragraph(
         console,
         f"That was the tour, in {took} minutes. All stops of the explanation, to be pointed at and "
         "clicked through, are in a page that needs no network. Open it in a browser:\n",
     )
     console.print(Text(f"  {page}", "bold"), soft_wrap=True)
-    paragraph(console, "\nSome things to try:\n")
-    call = how_to_call()
+    _paragraph(console, "\nSome things to try:\n")
+    call = _how_to_call()
     for what, command in {
         "talk with your chatbot": f"chat {run}",
         "the whole walk, eighteen stops": f'explain {run} "what is your name"',
@@ -272,7 +274,7 @@ def say_what_next(console: Console, run: Path, page: Path, took: str) -> None:
         console.print(Text(f"    {call} {command}", "bold"), soft_wrap=True)  # to be copied whole
 
 
-def how_to_call() -> str:
+def _how_to_call() -> str:
     """The command as it can be typed here: it may not be on the path."""
     if shutil.which("limelight"):
         return "limelight"

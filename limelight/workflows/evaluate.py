@@ -45,8 +45,8 @@ from limelight.workflows.datasets import build_batches, tokenize_split
 from limelight.workflows.preflight import check_compiler
 from limelight.workflows.validation_decoding import exact_match
 
-SPLITS = ("train", "valid", "test")
-COMPUTING = (
+_SPLITS = ("train", "valid", "test")
+_COMPUTING = (
     "batch_tokens",
     "compile",
     "device",
@@ -54,7 +54,7 @@ COMPUTING = (
     "fsdp",
     "data_workers",
 )  # of the loss
-HIDING = (
+_HIDING = (
     "mask_rate",
     "seed",
     "whole_word_masking",
@@ -62,7 +62,7 @@ HIDING = (
 
 
 @dataclass(frozen=True)
-class EvaluationLines:
+class _EvaluationLines:
     """A split as it was written: sources and targets, texts and labels, or texts alone."""
 
     columns: list[list[str]]
@@ -86,12 +86,12 @@ def score_run(
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
     changes = as_list(changes)
-    recipe = evaluation_recipe(path, split, changes)
+    recipe = _evaluation_recipe(path, split, changes)
     find_run(path).weights()  # that there are any is known before a corpus is downloaded
-    lines = read_lines(recipe, split)
+    lines = _read_lines(recipe, split)
     lines.tell_unusable(Report(silent))
     losses = evaluate_run(path, split, changes, silent)
-    scores = score_task(load(path), recipe, lines, silent)
+    scores = _score_task(load(path), recipe, lines, silent)
     settings = asdict(recipe.decode)
     told = report.report_scores(str(path), split, lines.columns, scores, settings)
     return {**losses, "tally": lines.counts, **told}
@@ -101,9 +101,9 @@ def evaluate_run(
     path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
-    recipe = evaluation_recipe(path, split, changes)
+    recipe = _evaluation_recipe(path, split, changes)
     loaded = load(path)
-    data = data_of(recipe, split)
+    data = _data_of(recipe, split)
     with init_distributed(recipe.train) as workers:
         check_compiler(recipe.train, workers.device)
         telling = Report(silent or not workers.is_main)
@@ -134,32 +134,32 @@ def evaluate_run(
     }
 
 
-def evaluation_recipe(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
+def _evaluation_recipe(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
     """A run's recipe with these changes; texts that they name are read instead of the recipe's."""
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
+    if split not in _SPLITS:
+        raise unknown_name("split", split, _SPLITS)
     changes = as_list(changes)
     named = {change.partition("=")[0].replace("-", "_") for change in changes}
-    for other in SPLITS:
+    for other in _SPLITS:
         if other != split and f"data.{other}" in named:
             raise UserError(f"--data.{other} names texts of another split: say --split {other}")
     recipe = recipe_from_run(find_run(path))
-    refuse_others(recipe, changes)
+    _refuse_others(recipe, changes)
     if f"data.{split}" in named:
-        recipe = replace(recipe, data=without_sources(with_registry_defaults(recipe.data)))
+        recipe = replace(recipe, data=_without_sources(with_registry_defaults(recipe.data)))
     elif named & {"data.name", "data.hub", "data.toy"}:
-        recipe = replace(recipe, data=without_sources(recipe.data))
+        recipe = replace(recipe, data=_without_sources(recipe.data))
     elif recipe.data.corpora and (files := getattr(recipe.data, split)):  # for all of them together
-        recipe = replace(recipe, data=replace(without_sources(recipe.data), **{split: files}))
+        recipe = replace(recipe, data=replace(_without_sources(recipe.data), **{split: files}))
     # What pays in a long training takes longer here than all the rest: only if it is asked for.
     recipe = replace(recipe, train=replace(recipe.train, compile=False))
     return with_overrides(recipe, changes)
 
 
-def refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
+def _refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
     """A trained model is what it is; a setting that would change nothing is refused."""
     fills = recipe.model.family == "encoder-only" and not getattr(recipe.model, "classes", 0)
-    usable = (*COMPUTING, *HIDING) if fills else COMPUTING
+    usable = (*_COMPUTING, *_HIDING) if fills else _COMPUTING
     for change in changes:
         table, _, setting = change.partition("=")[0].replace("-", "_").partition(".")
         useless = table == "train" and setting not in usable
@@ -170,13 +170,13 @@ def refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
             )
 
 
-def without_sources(data: DataConfig) -> DataConfig:
+def _without_sources(data: DataConfig) -> DataConfig:
     """How texts are read, without where they come from."""
     data = replace(data, name="", hub="", toy="", corpora=(), hold_out=0.0, valid_tail=0.0)
     return replace(data, train=(), valid=(), test=())
 
 
-def data_of(recipe: Recipe, split: str) -> DataConfig:
+def _data_of(recipe: Recipe, split: str) -> DataConfig:
     """The data with its files; if there are none to be had, what to do about it."""
     own = f"--data.{split} FILE ..."
     try:
@@ -188,42 +188,42 @@ def data_of(recipe: Recipe, split: str) -> DataConfig:
     return data
 
 
-def read_lines(recipe: Recipe, split: str) -> EvaluationLines:
+def _read_lines(recipe: Recipe, split: str) -> _EvaluationLines:
     """The lines of a split, of one corpus after the other."""
     examples, tags, tally = [], [], LineStats()
-    for part in corpora_for_split(data_of(recipe, split), split):
+    for part in corpora_for_split(_data_of(recipe, split), split):
         read = list(read_split(part, split, tally))
         examples += read
         tags += [part.tag] * len(read)
     if not examples:
         why = tally.unusable or "it is empty"
         raise UserError(f"there is nothing to score in the {split} split: {why}")
-    return EvaluationLines([list(column) for column in zip(*examples, strict=True)], tags, tally)
+    return _EvaluationLines([list(column) for column in zip(*examples, strict=True)], tags, tally)
 
 
-def score_task(
-    loaded: LoadedModel, recipe: Recipe, lines: EvaluationLines, silent: bool = False
+def _score_task(
+    loaded: LoadedModel, recipe: Recipe, lines: _EvaluationLines, silent: bool = False
 ) -> list[Measure]:
     """The scores of the task that a model was trained for."""
     texts, *rest = lines.columns
     if "translate" in loaded.tasks:
-        outputs = translations_of(loaded, recipe, lines, silent)
+        outputs = _translations_of(loaded, recipe, lines, silent)
         scores = score_translations(outputs, rest[0])
         if is_wmt14(recipe.data.name):
             swapped = recipe.data.name.split("-")[1] if recipe.data.reverse else ""
             scores.append(paper_bleu(recipe.data.name, outputs, rest[0], swapped))
         return scores
     if "classify" in loaded.tasks:
-        return score_labels(labels_of(loaded, texts), rest[0])
+        return score_labels(_labels_of(loaded, texts), rest[0])
     if "write" in loaded.tasks:
         bits = bits_per_byte(sum(nll_per_text(loaded, texts)), count_bytes(texts))
         return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
-    return score_blanks(
+    return _score_blanks(
         [rank for ranks in ranks_of_hidden(loaded, texts) for rank in ranks], loaded
     )
 
 
-def score_blanks(ranks: Sequence[int], loaded: LoadedModel) -> list[Measure]:
+def _score_blanks(ranks: Sequence[int], loaded: LoadedModel) -> list[Measure]:
     """How often the right token is the first choice for a blank, and one of the first five."""
     signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
     return [
@@ -234,8 +234,8 @@ def score_blanks(ranks: Sequence[int], loaded: LoadedModel) -> list[Measure]:
     ]
 
 
-def translations_of(
-    loaded: LoadedModel, recipe: Recipe, lines: EvaluationLines, silent: bool = False
+def _translations_of(
+    loaded: LoadedModel, recipe: Recipe, lines: _EvaluationLines, silent: bool = False
 ) -> list[str]:
     """What the model makes of the sources, as its recipe says."""
     outputs = []
@@ -250,7 +250,7 @@ def translations_of(
     return outputs
 
 
-def labels_of(loaded: LoadedModel, texts: Sequence[str]) -> list[str]:
+def _labels_of(loaded: LoadedModel, texts: Sequence[str]) -> list[str]:
     """The likeliest class of each text."""
     return [next(iter(chances)) for chances in classify(loaded, texts)]
 
@@ -263,12 +263,12 @@ def compare_runs(
 ) -> dict[str, Any]:
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
     changes = as_list(changes)
-    recipes = [evaluation_recipe(path, split, changes) for path in paths]
+    recipes = [_evaluation_recipe(path, split, changes) for path in paths]
     both = [load(path) for path in paths]
     if both[0].tasks != both[1].tasks:
         told = [", ".join(loaded.tasks) for loaded in both]
         raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
-    lines = [read_lines(recipe, split) for recipe in recipes]  # each with what is asked of its run
+    lines = [_read_lines(recipe, split) for recipe in recipes]  # each with what is asked of its run
     if lines[0].columns != lines[1].columns:
         raise UserError(
             f"{paths[0]} and {paths[1]} have other {split} texts: name the same for both, with "
@@ -276,29 +276,29 @@ def compare_runs(
         )
     lines[0].tell_unusable(Report(silent))
     names = (str(paths[0]), str(paths[1]))
-    found = compare_task(names, both, recipes, lines, silent)
+    found = _compare_task(names, both, recipes, lines, silent)
     settings = (asdict(recipes[0].decode), asdict(recipes[1].decode))
     compared = report.report_comparison(names, split, lines[0].columns, found, settings)
     return {"tally": lines[0].counts, **compared}
 
 
-def compare_task(
+def _compare_task(
     names: tuple[str, str],
     both: list[LoadedModel],
     recipes: list[Recipe],
-    lines: list[EvaluationLines],
+    lines: list[_EvaluationLines],
     silent: bool,
 ) -> list[Comparison]:
     """The comparison for the task that both were trained for."""
     texts, *rest = lines[0].columns
     if "translate" in both[0].tasks:
         first, second = (
-            translations_of(*asked, silent) for asked in zip(both, recipes, lines, strict=True)
+            _translations_of(*asked, silent) for asked in zip(both, recipes, lines, strict=True)
         )
         return compare_translations(names, (first, second), rest[0])
     if "classify" in both[0].tasks:
         right = [
-            [float(a == b) for a, b in zip(labels_of(loaded, texts), rest[0], strict=True)]
+            [float(a == b) for a, b in zip(_labels_of(loaded, texts), rest[0], strict=True)]
             for loaded in both
         ]
         return [compare_examples("accuracy", names, (right[0], right[1]))]
@@ -308,10 +308,10 @@ def compare_task(
         )
         sizes = [count_bytes([text]) for text in texts]
         return [compare_examples("bits per byte", names, (one, other), sizes, better="lower")]
-    return [compare_blanks(names, both, texts)]
+    return [_compare_blanks(names, both, texts)]
 
 
-def compare_blanks(
+def _compare_blanks(
     names: tuple[str, str], both: list[LoadedModel], texts: Sequence[str]
 ) -> Comparison:
     """How often the first choice for a blank is right, if the same tokens are hidden from both."""
@@ -330,12 +330,12 @@ def compare_blanks(
 def show(told: dict[str, Any], console: Console) -> None:
     """Scores, or a comparison, for people."""
     if "loss" in told:
-        show_scores(told, console)
+        _show_scores(told, console)
     if told.get("scores") or "comparisons" in told:
         report.show(told, console)
 
 
-def show_scores(scores: dict[str, Any], console: Console) -> None:
+def _show_scores(scores: dict[str, Any], console: Console) -> None:
     """The same for people."""
     console.print(f"[bold]{scores['split']}[/]  {scores['examples']:,} examples, ", end="")
     console.print(f"step {scores['step']:,}")

@@ -29,8 +29,8 @@ from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDeco
 from limelight.model.stack import Embedding
 from limelight.recipe import Recipe
 
-FLOAT = 4  # bytes of a float32
-ADAM = 4 * FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
+_FLOAT = 4  # bytes of a float32
+_ADAM = 4 * _FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
 
 
 def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[str, Any]:
@@ -49,17 +49,17 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
     return {
         "name": recipe.name,
         "about": recipe.about,
-        "model": settled(config),
+        "model": _settled(config),
         "parameters": sum(parts.values()),
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
         "multiply_adds_per_token": multiply_adds(model, config),
-        "training_bytes": training_memory(model, config, batch_tokens, devices),
-        "decoding_bytes": decoding_memory(model, config),
+        "training_bytes": _training_memory(model, config, batch_tokens, devices),
+        "decoding_bytes": _decoding_memory(model, config),
     }
 
 
-def settled(config: AnyConfig) -> dict[str, Any]:
+def _settled(config: AnyConfig) -> dict[str, Any]:
     """All settings, those left open with the value they get."""
     values = asdict(config)
     if isinstance(config, ModelConfig):
@@ -67,7 +67,7 @@ def settled(config: AnyConfig) -> dict[str, Any]:
     return values
 
 
-def texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
+def _texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
     """Tokens for one pass: source and target, or one text."""
     tokens = torch.zeros(rows, length, dtype=torch.long, device="meta")
     return [tokens, tokens] if config.family.endswith("encoder-decoder") else [tokens]
@@ -80,7 +80,7 @@ def multiply_adds(model: nn.Module, config: AnyConfig) -> dict[str, dict[str, in
     a plain kernel computes them. An encoder-decoder reads one source and one target token here.
     """
     long, short = config.max_len, max(1, config.max_len // 2)
-    whole, half = count_work(model, config, long), count_work(model, config, short)
+    whole, half = _count_work(model, config, long), _count_work(model, config, short)
     by_part = {}
     for part, work in whole.items():
         grows = (work - half[part]) * long // (long - short) if long > short else 0
@@ -88,10 +88,10 @@ def multiply_adds(model: nn.Module, config: AnyConfig) -> dict[str, dict[str, in
     return by_part
 
 
-def count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, int]:
+def _count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, int]:
     """Multiply-adds per token of a text of this length, by the model's parts."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(*texts(config, 1, length))
+        model.eval()(*_texts(config, 1, length))
     root, work = type(model).__name__, dict[str, int]()
     for path, flops in counter.get_flop_counts().items():
         parent, _, part = path.rpartition(".")
@@ -103,30 +103,30 @@ def count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, in
     return {part: flops // (2 * length) for part, flops in work.items()}  # a multiply-add is two
 
 
-def training_memory(
+def _training_memory(
     model: nn.Module, config: AnyConfig, batch_tokens: int, devices: int
 ) -> dict[str, int]:
     """Bytes per device in float32 with Adam, whose state is shared out over all devices (FSDP)."""
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
     units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]
-    activations, logits = kept_for_backward(model, texts(config, rows, config.max_len))
+    activations, logits = kept_for_backward(model, _texts(config, rows, config.max_len))
     memory = {
-        "weights, gradients, Adam": ADAM * size(model) // devices,
+        "weights, gradients, Adam": _ADAM * _size(model) // devices,
         # While a sharded layer computes it is gathered whole, and the next one is on its way.
-        "gathered layers": 2 * FLOAT * max(map(size, units or [model])) if devices > 1 else 0,
+        "gathered layers": 2 * _FLOAT * max(map(_size, units or [model])) if devices > 1 else 0,
         "activations": activations,
         "logits": 3 * logits,  # the scores, their softmax and their gradient, all at once
     }
     return {"devices": devices, "tokens": tokens, **memory, "total": sum(memory.values())}
 
 
-def size(module: nn.Module) -> int:
+def _size(module: nn.Module) -> int:
     """How many parameters a part has."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-class FusedAttention(torch.autograd.Function):
+class _FusedAttention(torch.autograd.Function):
     """Stands in for the fused kernel: it keeps its inputs and output, never the T x S weights."""
 
     @staticmethod
@@ -137,9 +137,9 @@ class FusedAttention(torch.autograd.Function):
         return output
 
 
-def keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+def _keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     """`attend`, for what it keeps and not for what it gives."""
-    return FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
+    return _FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
 
 
 def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]:
@@ -155,7 +155,7 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
 
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     for attention in attentions:
-        attention.attend = keep_as_fused
+        attention.attend = _keep_as_fused
     with saved_tensors_hooks(keep, lambda value: value):
         logits: Tensor = model.train()(*tokens)
     for attention in attentions:
@@ -163,23 +163,25 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
     return sum(storage.nbytes() for storage in kept.values()), logits.nbytes
 
 
-def decoding_memory(model: nn.Module, config: AnyConfig) -> dict[str, int]:
+def _decoding_memory(model: nn.Module, config: AnyConfig) -> dict[str, int]:
     """Bytes in float32: the weights, and for each text what a full-length cache holds."""
-    memory = {"weights": FLOAT * size(model)}
+    memory = {"weights": _FLOAT * _size(model)}
     if isinstance(model, EncoderDecoder | RecurrentEncoderDecoder):
-        memory["cache of one text"] = weigh(vars(model.start(texts(config, 1, config.max_len)[0])))
+        memory["cache of one text"] = _weigh(
+            vars(model.start(_texts(config, 1, config.max_len)[0]))
+        )
     elif isinstance(model, DecoderOnly | RecurrentDecoderOnly):
-        memory["cache of one text"] = weigh(vars(model.start(1)))
+        memory["cache of one text"] = _weigh(vars(model.start(1)))
     return memory
 
 
-def weigh(value: object) -> int:
+def _weigh(value: object) -> int:
     """Bytes of the tensors in a cache."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, dict):
         value = list(value.values())
-    return sum(map(weigh, value)) if isinstance(value, list | tuple) else 0
+    return sum(map(_weigh, value)) if isinstance(value, list | tuple) else 0
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
@@ -188,20 +190,20 @@ def show(facts: dict[str, Any], console: Console) -> None:
     shape = ", ".join(f"{k} {v}" for k, v in facts["model"].items() if not isinstance(v, bool))
     console.print(Text(shape, "dim"))
     if facts.get("trained"):
-        show_trained(facts["trained"], console)
+        _show_trained(facts["trained"], console)
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
-    table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
+    _table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
     if facts["published"]:
-        show_published(facts, console)
+        _show_published(facts, console)
     work = dict(facts["multiply_adds_per_token"])
     work["total"] = {kind: sum(v[kind] for v in work.values()) for kind in ("weights", "positions")}
     length = facts["model"]["max_len"]
     heads = ["multiply-adds per token", "with weights", f"with {length} positions"]
-    table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
-    show_memory(facts, console)
+    _table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
+    _show_memory(facts, console)
 
 
-def show_trained(trained: dict[str, Any], console: Console) -> None:
+def _show_trained(trained: dict[str, Any], console: Console) -> None:
     """How far a run has come."""
     last, best = trained["last"], trained["best_validation"]
     if last is None:
@@ -213,7 +215,7 @@ def show_trained(trained: dict[str, Any], console: Console) -> None:
     console.print(Text(told))
 
 
-def show_published(facts: dict[str, Any], console: Console) -> None:
+def _show_published(facts: dict[str, Any], console: Console) -> None:
     """Our count beside the published one, and why they differ."""
     theirs = facts["published"]
     ours, said = short(facts["parameters"]), short(theirs["parameters"])
@@ -222,17 +224,17 @@ def show_published(facts: dict[str, Any], console: Console) -> None:
         console.print(Text(theirs["difference"].strip(), "dim"))
 
 
-def show_memory(facts: dict[str, Any], console: Console) -> None:
+def _show_memory(facts: dict[str, Any], console: Console) -> None:
     """What training and decoding take."""
     training, decoding = dict(facts["training_bytes"]), facts["decoding_bytes"]
     devices, tokens = training.pop("devices"), training.pop("tokens")
     where = f"each of {devices} devices" if devices > 1 else "one device"
     rows = [(k, short(n, "B")) for k, n in training.items() if n]
-    table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
-    table(console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()])
+    _table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
+    _table(console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()])
 
 
-def table(console: Console, heads: list[str], rows: Iterable[tuple[str, ...]]) -> None:
+def _table(console: Console, heads: list[str], rows: Iterable[tuple[str, ...]]) -> None:
     """A plain table with numbers to the right."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, head in enumerate(heads):

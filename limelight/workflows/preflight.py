@@ -24,12 +24,12 @@ from limelight.run.weights import step_of
 from limelight.training.config import TrainConfig
 from limelight.training.loop import VALIDATION_METRICS
 
-RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
+_RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
     *("log_every", "average_checkpoints", "data_workers", "device"),
 }
-NO_DATA = "the recipe names no data to train on: say --data.train FILE ..., or --data.name"
-FINETUNE_CHANGES = {  # of [model], with --from: what may differ, or is seen in the shapes of the weights
+_NO_DATA = "the recipe names no data to train on: say --data.train FILE ..., or --data.name"
+_FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
 }
 
@@ -63,7 +63,7 @@ def check_data(data: DataConfig) -> None:
         for split in ("train", "valid")
     )
     if not train and not elsewhere:
-        raise UserError(NO_DATA)
+        raise UserError(_NO_DATA)
     empty = [file for file in (*train, *valid) if next(raw_lines(file), None) is None]
     if not elsewhere and set(train) <= set(empty):
         raise UserError(f"there is no example to train on: {train[0]} is empty")
@@ -83,7 +83,7 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
     """Refuse, before anything is made, a training that could not do what its recipe says."""
     config, model = recipe.train, recipe.model
     if not corpora_for_split(data, "train"):  # a dataset of the hub may have none
-        raise UserError(NO_DATA)
+        raise UserError(_NO_DATA)
     measured = metrics_of(recipe, data)
     if config.metric not in measured:
         raise unknown_name("metric", config.metric, measured)
@@ -180,7 +180,7 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
     for table in ("model", "data", "tokenizer", "train"):
         old, new = (asdict(getattr(r, table)) for r in (before, recipe))
         for key in old | new:
-            if (table != "train" or key not in RESUMABLE_CHANGES) and old.get(key) != new.get(key):
+            if (table != "train" or key not in _RESUMABLE_CHANGES) and old.get(key) != new.get(key):
                 raise UserError(
                     f"{run.path} was begun with {table}.{key} = {old.get(key)}, and this is "
                     f"{new.get(key)}: resume it as it was, or choose another folder"
@@ -202,7 +202,7 @@ def check_same_architecture(ours: dict[str, Any], origin: LoadedModel) -> None:
     """Weights of the same shapes mean something else with other heads, norms or positions."""
     theirs = asdict(origin.recipe.model)
     for name in sorted(ours.keys() | theirs.keys()):
-        if name not in FINETUNE_CHANGES and ours.get(name) != theirs.get(name):
+        if name not in _FINETUNE_CHANGES and ours.get(name) != theirs.get(name):
             raise UserError(
                 f"model.{name} is {ours.get(name)} in this recipe and {theirs.get(name)} in the "
                 f"model to start from ({origin.recipe.name}): [model] must be the same"

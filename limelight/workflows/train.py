@@ -64,7 +64,7 @@ from limelight.workflows.preflight import (
 )
 from limelight.workflows.validation_decoding import exact_match, sample, validation_bleu
 
-ANSWERED_WHILE_TRAINING = 200  # of the validation sources; `evaluate` asks for all
+_ANSWERED_WHILE_TRAINING = 200  # of the validation sources; `evaluate` asks for all
 
 
 def train(
@@ -124,11 +124,11 @@ def build_trainer(
     check_plan(recipe, data)
     check_steps(recipe, run)
     check_compiler(recipe.train, workers.device)
-    tokenizer = find_tokenizer(recipe, data, run, workers, origin, report)
+    tokenizer = _find_tokenizer(recipe, data, run, workers, origin, report)
     recipe = reconcile_with_run(recipe, tokenizer, run)
-    stores = prepare_data(data, tokenizer, workers, report)
+    stores = _prepare_data(data, tokenizer, workers, report)
     classes = class_names(recipe, data, stores["train"])
-    model = init_model(recipe, origin, report)
+    model = _init_model(recipe, origin, report)
     make = partial(build_batches, data=data, tokenizer=tokenizer, classes=classes, workers=workers)
     if recipe.train.batch_tokens == "auto":
         small = make(recipe, stores["train"], "train")
@@ -137,10 +137,10 @@ def build_trainer(
         recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
     batches = make(recipe, stores["train"], "train")
     valid = make(recipe, stores["valid"], "valid") if "valid" in stores else None
-    check_examples(recipe, batches, valid, report)
-    warn(recipe, batches, report)
-    told = collect_environment(recipe, tokenizer, stores, workers) | {"from": begun_from}
-    write_run_metadata(recipe, classes, told, run, workers)
+    _check_examples(recipe, batches, valid, report)
+    _warn(recipe, batches, report)
+    told = _collect_environment(recipe, tokenizer, stores, workers) | {"from": begun_from}
+    _write_run_metadata(recipe, classes, told, run, workers)
     config = recipe.train
     trainer = Trainer(
         learner=LossModule(model, config.label_smoothing, config.compile, config.rdrop_alpha),
@@ -155,11 +155,11 @@ def build_trainer(
         precision=precision,
     )
     if trainer.valid is not None and num_columns(data) == 2:
-        add_decoding_metrics(trainer, trainer.valid, recipe, data, tokenizer, stores["valid"])
+        _add_decoding_metrics(trainer, trainer.valid, recipe, data, tokenizer, stores["valid"])
     return trainer
 
 
-def prepare_data(
+def _prepare_data(
     data: DataConfig, tokenizer: Tokenizer, workers: World, report: Report
 ) -> dict[str, TokenStore]:
     """The texts to be learned from and those to be validated with, as tokens."""
@@ -179,7 +179,7 @@ def prepare_data(
     return stores
 
 
-def check_examples(
+def _check_examples(
     recipe: Recipe, batches: BatchPlan, valid: BatchPlan | None, report: Report
 ) -> None:
     """Refuse a training for which nothing is left of its data."""
@@ -193,17 +193,17 @@ def check_examples(
         report.warn(f"no validation text can be used, or fits the model's max_len={longest}")
 
 
-def init_model(recipe: Recipe, origin: LoadedModel | None, report: Report) -> nn.Module:
+def _init_model(recipe: Recipe, origin: LoadedModel | None, report: Report) -> nn.Module:
     """The model as it is before the first step: drawn by the seed, or another one's weights."""
     torch.manual_seed(recipe.train.seed)
     model = build(recipe.model)
     if origin is not None:
-        init_from_run(model, origin, report)
+        _init_from_run(model, origin, report)
     freeze(model, recipe.train.freeze)
     return model
 
 
-def warn(recipe: Recipe, batches: BatchPlan, report: Report) -> None:
+def _warn(recipe: Recipe, batches: BatchPlan, report: Report) -> None:
     """Of what can be done, and may not be what was wanted."""
     config = recipe.train
     if config.ema**config.steps > 0.5:
@@ -216,7 +216,7 @@ def warn(recipe: Recipe, batches: BatchPlan, report: Report) -> None:
         report.warn(f"{many} are longer than max_len={recipe.model.max_len}, and left out")
 
 
-def add_decoding_metrics(
+def _add_decoding_metrics(
     trainer: Trainer,
     valid: BatchPlan,
     recipe: Recipe,
@@ -228,14 +228,14 @@ def add_decoding_metrics(
     longest = recipe.model.max_len
     trainer.samples = partial(sample, tokenizer, store, longest)
     if "exact" in metrics_of(recipe, data):
-        few = valid.usable[:ANSWERED_WHILE_TRAINING]
+        few = valid.usable[:_ANSWERED_WHILE_TRAINING]
         trainer.metrics = partial(exact_match, tokenizer, store, few, longest)
         trainer.report.say(f"exact is measured on {len(few)} of {len(store)} examples")
     if recipe.train.metric in ("bleu", "chrf2"):  # they take a while, so only if they are wanted
         trainer.metrics = partial(validation_bleu, recipe, data, tokenizer)
 
 
-def find_tokenizer(
+def _find_tokenizer(
     recipe: Recipe,
     data: DataConfig,
     run: RunFolder,
@@ -251,7 +251,7 @@ def find_tokenizer(
         else:
             report.say(f"learning a tokenizer of {recipe.tokenizer.vocab} tokens")
             config = recipe.tokenizer
-            tokenizer = Tokenizer.train(config.kind, texts_of(data), config.vocab, tags_of(data))
+            tokenizer = Tokenizer.train(config.kind, _texts_of(data), config.vocab, tags_of(data))
         run.write("tokenizer.json", tokenizer.core.to_str())
     workers.barrier()
     tokenizer = Tokenizer.load(run.tokenizer)
@@ -260,13 +260,13 @@ def find_tokenizer(
     return tokenizer
 
 
-def texts_of(data: DataConfig) -> Iterator[str]:
+def _texts_of(data: DataConfig) -> Iterator[str]:
     """All texts to be trained on, one by one."""
     for example in read_split(data, "train", LineStats()):
         yield from example[: num_columns(data)]
 
 
-def init_from_run(model: nn.Module, origin: LoadedModel, report: Report) -> None:
+def _init_from_run(model: nn.Module, origin: LoadedModel, report: Report) -> None:
     """Begin with another model's weights; only a head for a new purpose starts afresh."""
     theirs = dict(origin.model.named_parameters())
     fresh = []
@@ -326,7 +326,7 @@ def memory_of(recipe: Recipe, tokens: int) -> int:
     return sum(size for part, size in told.items() if part not in ("devices", "tokens"))
 
 
-def write_run_metadata(
+def _write_run_metadata(
     recipe: Recipe,
     classes: tuple[str, ...],
     told: dict[str, Any],
@@ -350,17 +350,17 @@ def write_run_metadata(
     workers.barrier()
 
 
-def collect_environment(
+def _collect_environment(
     recipe: Recipe, tokenizer: Tokenizer, stores: dict[str, TokenStore], workers: World
 ) -> dict[str, Any]:
     """What a result may depend on besides the recipe."""
     return {
         "versions": {
-            "limelight": installed("limelight"),
+            "limelight": _installed("limelight"),
             "python": platform.python_version(),
-            **{name: installed(name) for name in ("torch", "tokenizers", "numpy", "safetensors")},
+            **{name: _installed(name) for name in ("torch", "tokenizers", "numpy", "safetensors")},
         },
-        "commit": git_commit(),
+        "commit": _git_commit(),
         "seed": recipe.train.seed,
         "device": describe(workers.device),
         "threads": torch.get_num_threads(),
@@ -370,7 +370,7 @@ def collect_environment(
     }
 
 
-def installed(package: str) -> str:
+def _installed(package: str) -> str:
     """The version of a package."""
     try:
         return version(package)
@@ -378,7 +378,7 @@ def installed(package: str) -> str:
         return "not installed"
 
 
-def git_commit() -> str:
+def _git_commit() -> str:
     """The commit of the folder that training was started in, if it is one of git."""
     try:
         asked = ["git", "rev-parse", "HEAD"]

@@ -17,7 +17,7 @@ from limelight.recipe import Recipe
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import request_for, translate
 
-ANSWERED_AT_ONCE = 100  # sources, to know how many come out right
+_ANSWERED_AT_ONCE = 100  # sources, to know how many come out right
 
 
 def sample(tokenizer: Tokenizer, store: TokenStore, longest: int, model: nn.Module) -> list[str]:
@@ -26,14 +26,14 @@ def sample(tokenizer: Tokenizer, store: TokenStore, longest: int, model: nn.Modu
     room = longest // 2 - 1  # a language model writes its answer behind the source
     sources = [store.columns[0][i].tolist()[:room] for i in rows]
     limit = min(longest - 1, 2 * max(map(len, sources)) + 10)
-    written = greedy_decode(model, tokenizer, sources, limit)
+    written = _greedy_decode(model, tokenizer, sources, limit)
     shown = [
         (tokenizer.decode(s), tokenizer.decode(w)) for s, w in zip(sources, written, strict=True)
     ]
     return [f"{source!r:.100} -> {answered!r:.100}" for source, answered in shown]
 
 
-def greedy_decode(
+def _greedy_decode(
     model: nn.Module, tokenizer: Tokenizer, sources: list[list[int]], limit: int
 ) -> list[list[int]]:
     """What a model answers to each source, the likeliest token at every step."""
@@ -48,11 +48,11 @@ def exact_match(
 ) -> dict[str, float]:
     """The share of these sources whose answer is right in every token."""
     right = 0
-    for begin in range(0, len(rows), ANSWERED_AT_ONCE):
-        part = rows[begin : begin + ANSWERED_AT_ONCE]
+    for begin in range(0, len(rows), _ANSWERED_AT_ONCE):
+        part = rows[begin : begin + _ANSWERED_AT_ONCE]
         sources, targets = ([column[i].tolist() for i in part] for column in store.columns)
         limit = min(longest - 1, 2 * max(map(len, targets)))
-        written = greedy_decode(model, tokenizer, sources, limit)
+        written = _greedy_decode(model, tokenizer, sources, limit)
         right += sum(a == b for a, b in zip(written, targets, strict=True))
     return {"exact": right / len(rows)}
 

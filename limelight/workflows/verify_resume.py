@@ -33,7 +33,7 @@ def verify_resume(
         make_folder(Path(run))
     place = temp_sibling(Path(run) / "proof")  # beside the run: elsewhere may be less room
     try:
-        left, hashes = run_twice(recipe, place, start_from, steps)
+        left, hashes = _run_twice(recipe, place, start_from, steps)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     if left:
@@ -58,7 +58,7 @@ def verify_resume(
     return 0
 
 
-def run_twice(
+def _run_twice(
     recipe: Recipe, place: Path, start_from: str | Path | None, steps: int
 ) -> tuple[int, list[dict[str, str]]]:
     """The hashes of the last checkpoint without a break and with one, and what `train` says."""

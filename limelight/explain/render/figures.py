@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = (".svg", ".png", ".pdf")
-READABLE = 14  # words: with more, the numbers in the cells are left out
-TITLES = {
+_KINDS = (".svg", ".png", ".pdf")
+_READABLE = 14  # words: with more, the numbers in the cells are left out
+_TITLES = {
     "encoder.self": "encoder",
     "decoder.self": "decoder, looking back",
     "decoder.cross": "decoder asks, encoder answers",
 }
 # What a tag may look like in a font that has no signs for these.
-PLAIN = str.maketrans({"⟨": "<", "⟩": ">", "⏎": "\\"})
+_PLAIN = str.maketrans({"⟨": "<", "⟩": ">", "⏎": "\\"})
 
 
 def save(trace: Trace, path: Path, layer: int | None = None, head: int | None = None) -> None:
     """Draw into a file: one head, or a mean over all of those that were not chosen."""
-    if path.suffix.lower() not in KINDS:
-        raise UserError(f"cannot draw into {path.name!r}: it should end in {' or '.join(KINDS)}")
+    if path.suffix.lower() not in _KINDS:
+        raise UserError(f"cannot draw into {path.name!r}: it should end in {' or '.join(_KINDS)}")
     # The same picture is the same file: an SVG would have the date in it.
     facts = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with look(), with_filename(path):
-        draw(trace, layer, head).savefig(path, metadata=facts, dpi=160)
+    with _look(), with_filename(path):
+        _draw(trace, layer, head).savefig(path, metadata=facts, dpi=160)
 
 
 def picture_of(trace: Trace) -> bytes:
     """The same as a PNG, for a notebook."""
     file = io.BytesIO()
-    with look():
-        draw(trace, None, None).savefig(file, format="png", dpi=110)
+    with _look():
+        _draw(trace, None, None).savefig(file, format="png", dpi=110)
     return file.getvalue()
 
 
-def look() -> AbstractContextManager[None]:
+def _look() -> AbstractContextManager[None]:
     """Our look; and a dollar sign is a dollar sign, not the beginning of a formula."""
     from matplotlib import rc_context
 
@@ -62,7 +62,7 @@ def look() -> AbstractContextManager[None]:
     return rc_context(changes)
 
 
-def draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
+def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
     """A map for each attention that the family has, side by side."""
     from matplotlib.figure import Figure
 
@@ -83,7 +83,7 @@ def draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
         answering = trace.source if part == "cross" else asking
         rows = [f"{a} → {b}" for a, b in zip(asking.labels, trace.answers.labels, strict=False)]
         named = asking.labels if side == "encoder" else [*rows, *asking.labels[len(rows) :]]
-        draw_map(ax, weights, named, answering.labels, TITLES[block])
+        _draw_map(ax, weights, named, answering.labels, _TITLES[block])
     where = f"{'all layers' if layer is None else f'layer {layer}'}, " + (
         "mean of all heads" if head is None else f"head {head}"
     )
@@ -102,29 +102,33 @@ def weights_of(trace: Trace, block: str, layer: int | None, head: int | None) ->
     return every.mean(dim=(0, 1))
 
 
-def draw_map(
+def _draw_map(
     ax: "Axes", weights: Tensor, query_tokens: Sequence[str], key_tokens: Sequence[str], title: str
 ) -> None:
     """One map: a row for each word that asks, a column for each that answers."""
     rows, columns = weights.shape
-    hidden = title == TITLES["decoder.self"]
+    hidden = title == _TITLES["decoder.self"]
     later = torch.ones_like(weights, dtype=torch.bool).triu(diagonal=1) & hidden
     shown = np.ma.masked_array(weights.numpy(), later.numpy())
     ax.set_facecolor("#e4e4e4")  # what is hidden shows the ground
     ax.imshow(shown, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     ax.set_title(title)
     ax.set_xticks(
-        range(columns), list(map(label, key_tokens)), rotation=60, ha="left", rotation_mode="anchor"
+        range(columns),
+        list(map(_label, key_tokens)),
+        rotation=60,
+        ha="left",
+        rotation_mode="anchor",
     )
-    ax.set_yticks(range(rows), list(map(label, query_tokens)))
+    ax.set_yticks(range(rows), list(map(_label, query_tokens)))
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    if max(rows, columns) <= READABLE:
-        write_numbers(ax, weights, later)
+    if max(rows, columns) <= _READABLE:
+        _write_numbers(ax, weights, later)
 
 
-def write_numbers(ax: "Axes", weights: Tensor, hidden: Tensor) -> None:
+def _write_numbers(ax: "Axes", weights: Tensor, hidden: Tensor) -> None:
     """The weights in their cells, but not where nothing can be."""
     for i, row in enumerate(weights.tolist()):
         for j, x in enumerate(row):
@@ -134,6 +138,6 @@ def write_numbers(ax: "Axes", weights: Tensor, hidden: Tensor) -> None:
                 ax.text(j, i, told, ha="center", va="center", fontsize=7, color=colour)
 
 
-def label(text: str) -> str:
+def _label(text: str) -> str:
     """A word for an axis: shortened, and as text whatever is in it."""
-    return (text if len(text) <= 20 else text[:19] + "…").translate(PLAIN)
+    return (text if len(text) <= 20 else text[:19] + "…").translate(_PLAIN)

@@ -21,16 +21,16 @@ from limelight.model.count import count_parameters
 from limelight.web.bundle import single_file
 
 ROOM = 3_000_000  # bytes of a file
-MISSES = 20  # things without room, after which nothing more is tried
-LARGE = (
+_MISSES = 20  # things without room, after which nothing more is tried
+_LARGE = (
     600_000  # bytes of all attention weights; if there are more, they are kept in half precision
 )
-PLACELESS = ("pieces", "loop", "follow", "teacher", "beam")  # say the same of every word
-LAYERED = ("add-norm", "feed-forward")
-EQUATION = ("queries", "scores", "scaling", "mask", "softmax", "sum", "heads")
-HEADED = (*EQUATION, "masked", "cross")
-ENTERING = ("embedding", "positions", "segments", "input")
-WRITING = ("start", "masked", "cross", "classifier")
+_PLACELESS = ("pieces", "loop", "follow", "teacher", "beam")  # say the same of every word
+_LAYERED = ("add-norm", "feed-forward")
+_EQUATION = ("queries", "scores", "scaling", "mask", "softmax", "sum", "heads")
+_HEADED = (*_EQUATION, "masked", "cross")
+_ENTERING = ("embedding", "positions", "segments", "input")
+_WRITING = ("start", "masked", "cross", "classifier")
 
 
 def as_html(
@@ -44,25 +44,25 @@ def as_html(
     """One file that works from a disk, with the network off."""
     view = focus_on(trace, layer, head, word)
     data: dict[str, Any] = {
-        "model": model_facts(trace, name),
+        "model": _model_facts(trace, name),
         "manifest": serialize.manifest(trace),
         "place": {"layer": view.layer + 1, "head": view.head + 1},
         "blobs": {},
         "facts": {},
     }
-    title, plain = f"{trace.text[:60]} · Limelight", plain_html(view)
+    title, plain = f"{trace.text[:60]} · Limelight", _plain_html(view)
     left, missed = room - len(single_file(title, data, plain).encode()), 0
-    for kind, path, value in ExportPlan(view).in_order():
+    for kind, path, value in _ExportPlan(view).in_order():
         size = len(serialize.as_json({path: value}).encode()) + 8
         if size <= left:
             data[kind][path] = value
             left -= size
-        elif (missed := missed + 1) == MISSES:
+        elif (missed := missed + 1) == _MISSES:
             break
     return single_file(title, data, plain)
 
 
-def model_facts(trace: Trace, name: str) -> dict[str, Any]:
+def _model_facts(trace: Trace, name: str) -> dict[str, Any]:
     """What the page's top bar and its drawing of the model need to know."""
     trained = trace.trained
     return {
@@ -81,7 +81,7 @@ def model_facts(trace: Trace, name: str) -> dict[str, Any]:
     }
 
 
-class ExportPlan:
+class _ExportPlan:
     """Everything the page could ask for, by the path it would ask, the most wanted first."""
 
     def __init__(self, view: Focus) -> None:
@@ -103,7 +103,7 @@ class ExportPlan:
         here = self.view.layer, self.view.head
         for side in sides(self.trace.config):
             yield from self.word(side, self.chosen[side], *here)
-        yield "blobs", "thumbs", packed(serialize.thumbnails(self.trace))
+        yield "blobs", "thumbs", _packed(serialize.thumbnails(self.trace))
         yield from self.weights()
         for side in sides(self.trace.config):
             yield from self.enters(side)
@@ -127,34 +127,34 @@ class ExportPlan:
                 yield "facts", *self.stop(name, row, layer, head)
         for at in (a for a in attentions(trace) if a.startswith(f"{side}.{layer}.")):
             path = f"focus?at={at}&head={head + 1}"
-            yield "blobs", path, packed(serialize.attention_head(trace, at, head + 1))
+            yield "blobs", path, _packed(serialize.attention_head(trace, at, head + 1))
             rows = slice(row, row + 1)
             path = f"tensor/{at}.weights?rows={row}:{row + 1}"
-            yield "blobs", path, packed(serialize.tensor(trace, f"{at}.weights", rows=rows))
-        for name in (f"{side}.{part}" for part in ENTERING):
+            yield "blobs", path, _packed(serialize.tensor(trace, f"{at}.weights", rows=rows))
+        for name in (f"{side}.{part}" for part in _ENTERING):
             if name in trace.summaries:
                 blob = serialize.tensor(trace, name, rows=slice(row, row + 1))
-                yield "blobs", f"tensor/{name}?rows={row}:{row + 1}", packed(blob)
-        yield "blobs", f"token?side={side}&row={row}", packed(serialize.token(trace, side, row))
+                yield "blobs", f"tensor/{name}?rows={row}:{row + 1}", _packed(blob)
+        yield "blobs", f"token?side={side}&row={row}", _packed(serialize.token(trace, side, row))
         if side == sides(trace.config)[-1] and not trace.config.classes:
-            yield "blobs", f"logits?row={row}", packed(serialize.logits(trace, row))
+            yield "blobs", f"logits?row={row}", _packed(serialize.logits(trace, row))
 
     def side_of(self, name: str) -> str:
         """Which stack a stop is about: the last one writes."""
-        return sides(self.trace.config)[-1 if name in (*WRITING, *PLACELESS[1:]) else 0]
+        return sides(self.trace.config)[-1 if name in (*_WRITING, *_PLACELESS[1:]) else 0]
 
     def stop(self, name: str, row: int, layer: int, head: int) -> tuple[str, Any]:
         """The facts of a stop, by the path that names no more than matters for it."""
         asked = []
-        if name in (*LAYERED, *HEADED):
+        if name in (*_LAYERED, *_HEADED):
             asked.append(f"layer={layer + 1}")
-        if name in HEADED:
+        if name in _HEADED:
             asked.append(f"head={head + 1}")
         source = self.side_of(name) == "encoder"
-        if name not in PLACELESS:
+        if name not in _PLACELESS:
             asked.append(f"{'source' if source else 'target'}={row}")
         placed = (row, None) if source else (None, row)
-        whole = name in PLACELESS  # these speak of all layers and heads, and of all words
+        whole = name in _PLACELESS  # these speak of all layers and heads, and of all words
         view = (
             focus_on(self.trace, None, None, None)
             if whole
@@ -165,27 +165,27 @@ class ExportPlan:
 
     def enters(self, side: str) -> Iterator[tuple[str, str, Any]]:
         """What all words are before the first layer."""
-        for part in ENTERING:
+        for part in _ENTERING:
             name = f"{side}.{part}"
             if name in self.trace.summaries:
-                yield "blobs", f"tensor/{name}", packed(serialize.tensor(self.trace, name))
+                yield "blobs", f"tensor/{name}", _packed(serialize.tensor(self.trace, name))
 
     def weights(self) -> Iterator[tuple[str, str, Any]]:
         """All attention: exact if that is little, good enough for colours if it is much."""
         names = [f"{at}.weights" for at in attentions(self.trace)]
-        exact = 4 * sum(self.trace.tensor(name).numel() for name in names) <= LARGE
+        exact = 4 * sum(self.trace.tensor(name).numel() for name in names) <= _LARGE
         for name in names:
             blob = serialize.tensor(self.trace, name, kind="f32" if exact else "f16")
-            yield "blobs", f"tensor/{name}{'' if exact else '?as=f16'}", packed(blob)
+            yield "blobs", f"tensor/{name}{'' if exact else '?as=f16'}", _packed(blob)
 
 
-def packed(blob: Blob) -> dict[str, Any]:
+def _packed(blob: Blob) -> dict[str, Any]:
     """Bytes as text."""
     parts = [[name, list(shape)] for name, shape in blob.parts]
     return {"kind": blob.kind, "parts": parts, "data": base64.b64encode(blob.data).decode()}
 
 
-def plain_html(view: Focus) -> str:
+def _plain_html(view: Focus) -> str:
     """What can be read without a script: the text, what was written, and attention as tables."""
     trace = view.trace
     parts = [f"<h1>{escape(trace.text)}</h1>"]
@@ -196,11 +196,11 @@ def plain_html(view: Focus) -> str:
     for side in sides(trace.config):
         for use in ("self", "cross"):
             if f"{side}.{view.layer}.{use}.weights" in trace.summaries:
-                parts.append(plain_table(view, side, use))
+                parts.append(_plain_table(view, side, use))
     return "\n".join(parts)
 
 
-def plain_table(view: Focus, side: str, use: str) -> str:
+def _plain_table(view: Focus, side: str, use: str) -> str:
     """The attention weights of one head, a row for each word that asks."""
     block = view.block(side, use)
     heads = "".join(f"<th>{escape(label)}</th>" for label in block.key_tokens.labels)

@@ -24,44 +24,44 @@ from limelight.explain.stages import extra_stages, stages
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Summary, Trace, in_range
 
-Kind = Literal["f32", "f16", "u8"]  # digits; colours; thumbnails of weights
-THUMB = 16  # pixels
-FOCUS = ("q", "k", "v", "scores", "masked", "weights", "mixed")
+_Kind = Literal["f32", "f16", "u8"]  # digits; colours; thumbnails of weights
+_THUMB = 16  # pixels
+_FOCUS = ("q", "k", "v", "scores", "masked", "weights", "mixed")
 
 
 class Blob(NamedTuple):
     """Numbers as bytes, little-endian, one tensor after the other, and what they are."""
 
     data: bytes
-    kind: Kind
+    kind: _Kind
     parts: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes, in this order
 
 
 def manifest(trace: Trace) -> dict[str, Any]:
     """What is needed first: under 150 KB for the paper's base model and 64 tokens."""
     return {
-        "model": model_card(trace),
+        "model": _model_card(trace),
         "text": clean(trace.text),
         "how": trace.passage.mode,
         "seed": trace.passage.seed,
-        "source": words(trace.source),
-        "target": words(trace.target),
-        "answers": words(trace.answers),
+        "source": _words(trace.source),
+        "target": _words(trace.target),
+        "answers": _words(trace.answers),
         "given": trace.passage.given,
-        "first_look": default_focus(trace),
+        "first_look": _default_focus(trace),
         "ended": trace.passage.ended,
-        "steps": [step(s) for s in trace.steps],
-        "beam": beam(trace),
-        "classes": classes(trace),
-        "tensors": tensors(trace),
-        "norms": {side: norms(trace, side) for side in sides(trace.config)},
+        "steps": [_step(s) for s in trace.steps],
+        "beam": _beam(trace),
+        "classes": _classes(trace),
+        "tensors": _tensors(trace),
+        "norms": {side: _norms(trace, side) for side in sides(trace.config)},
         "thumbs": {name: list(shape) for name, shape in thumbnails(trace).parts},
         "stops": [*stages(trace), *extra_stages(trace)],
-        "checks": checks(trace),
+        "checks": _checks(trace),
     }
 
 
-def default_focus(trace: Trace) -> dict[str, int]:
+def _default_focus(trace: Trace) -> dict[str, int]:
     """The words that a walk begins with, where nobody chose any."""
     view = focus_on(trace, None, None, None)
     return {"source": view.source_word, "target": view.target_word}
@@ -72,7 +72,7 @@ def as_json(facts: dict[str, Any]) -> str:
     return json.dumps(facts, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def model_card(trace: Trace) -> dict[str, Any]:
+def _model_card(trace: Trace) -> dict[str, Any]:
     """Which model this is."""
     config, tokenizer = trace.config, trace.trained.tokenizer
     fields = (
@@ -100,7 +100,7 @@ def model_card(trace: Trace) -> dict[str, Any]:
     }
 
 
-def words(given: Words) -> dict[str, Any]:
+def _words(given: Words) -> dict[str, Any]:
     """One side's tokens."""
     return {
         "ids": list(given.ids),
@@ -116,31 +116,31 @@ def clean(piece: str) -> str:
     return piece.encode("utf-8", "replace").decode()
 
 
-def step(given: DecodingStep) -> dict[str, Any]:
+def _step(given: DecodingStep) -> dict[str, Any]:
     """What came next, and what could have: id, piece, probability, score."""
     return {
         "row": given.row,
         "chosen": [
             given.chosen.token,
             clean(given.chosen.piece),
-            round_significant(given.chosen.probability),
+            _round_significant(given.chosen.probability),
         ],
         "end": given.end,
-        "logsumexp": round_significant(given.logsumexp, 7),
-        "entropy": round_significant(given.entropy),
+        "logsumexp": _round_significant(given.logsumexp, 7),
+        "entropy": _round_significant(given.entropy),
         "top": [
             [
                 c.token,
                 clean(c.piece),
-                round_significant(c.probability, 4),
-                round_significant(c.logit, 5),
+                _round_significant(c.probability, 4),
+                _round_significant(c.logit, 5),
             ]
             for c in given.top
         ],
     }
 
 
-def beam(trace: Trace) -> list[list[list[Any]]]:
+def _beam(trace: Trace) -> list[list[list[Any]]]:
     """For each step the places of the beam: parent, token, log-probability, score, ended."""
     return [
         [
@@ -148,8 +148,8 @@ def beam(trace: Trace) -> list[list[list[Any]]]:
                 n.place,
                 n.parent,
                 n.token,
-                round_significant(n.logprob, 4),
-                round_significant(n.score, 4),
+                _round_significant(n.logprob, 4),
+                _round_significant(n.score, 4),
                 int(n.ended),
             ]
             for n in nodes
@@ -158,25 +158,26 @@ def beam(trace: Trace) -> list[list[list[Any]]]:
     ]
 
 
-def classes(trace: Trace) -> list[list[Any]]:
+def _classes(trace: Trace) -> list[list[Any]]:
     """For a classifier of texts: every class with its probability and score."""
     if not trace.config.classes:
         return []
     chances = trace.logits.double().softmax(dim=-1).tolist()
     rows = zip(trace.trained.classes, chances, trace.logits.tolist(), strict=True)
     return [
-        [name, round_significant(chance), round_significant(logit)] for name, chance, logit in rows
+        [name, _round_significant(chance), _round_significant(logit)]
+        for name, chance, logit in rows
     ]
 
 
-def tensors(trace: Trace) -> dict[str, Any]:
+def _tensors(trace: Trace) -> dict[str, Any]:
     """Every value: its shape, axes and range, and what it is made of."""
     made = dataflow(trace.config)
     return {
         name: {
             "shape": list(summary.shape),
             "axes": list(axes_of(name, trace.config)),
-            **ranges(summary),
+            **_ranges(summary),
             "op": made[name].op,
             "from": list(made[name].sources),
         }
@@ -184,41 +185,41 @@ def tensors(trace: Trace) -> dict[str, Any]:
     }
 
 
-def ranges(summary: Summary) -> dict[str, Any]:
+def _ranges(summary: Summary) -> dict[str, Any]:
     """The range of those that are numbers, and how many are none."""
     found: dict[str, Any] = {
-        "min": round_significant(summary.low, 4),
-        "max": round_significant(summary.high, 4),
-        "mean": round_significant(summary.mean, 4),
-        "std": round_significant(summary.spread, 4),
+        "min": _round_significant(summary.low, 4),
+        "max": _round_significant(summary.high, 4),
+        "mean": _round_significant(summary.mean, 4),
+        "std": _round_significant(summary.spread, 4),
     }
     flags = {"hidden": summary.hidden, "broken": summary.broken}
     return found | {name: count for name, count in flags.items() if count}
 
 
-def norms(trace: Trace, side: str) -> list[list[float | None]]:
+def _norms(trace: Trace, side: str) -> list[list[float | None]]:
     """How long each word's vector is, as it enters and after every layer."""
     last = "norm" if trace.config.norm_order == "post" else "add"
     names = [f"{side}.{n}.feed_forward.{last}" for n in range(trace.config.layers)]
     lengths = trace.collect([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
-    return [[round_significant(x, 4) for x in length.tolist()] for length in lengths.values()]
+    return [[_round_significant(x, 4) for x in length.tolist()] for length in lengths.values()]
 
 
-def checks(trace: Trace) -> dict[str, Any]:
+def _checks(trace: Trace) -> dict[str, Any]:
     """Whether what is shown is what the model does."""
     found = trace.checks
     return {
         "replay_same_words": found.same_words,
-        "replay_vs_fast_max_abs": round_significant(found.fast_difference, 3),
-        "traced_vs_untraced_max_abs": round_significant(found.traced_difference, 3),
-        "softmax_row_max_err": round_significant(found.row_error, 3),
-        "look_ahead_max_weight": round_significant(found.max_future_weight, 3),
-        "tolerance": round_significant(trace.tolerance, 3),
+        "replay_vs_fast_max_abs": _round_significant(found.fast_difference, 3),
+        "traced_vs_untraced_max_abs": _round_significant(found.traced_difference, 3),
+        "softmax_row_max_err": _round_significant(found.row_error, 3),
+        "look_ahead_max_weight": _round_significant(found.max_future_weight, 3),
+        "tolerance": _round_significant(trace.tolerance, 3),
         "broken": found.broken,
     }
 
 
-def round_significant(x: float | None, digits: int = 6) -> float | None:
+def _round_significant(x: float | None, digits: int = 6) -> float | None:
     """A number with so many significant digits; null if it is none."""
     if x is None or not math.isfinite(x):
         return None
@@ -231,7 +232,7 @@ def tensor(
     name: str,
     head: int | None = None,
     rows: slice | None = None,
-    kind: Kind = "f32",
+    kind: _Kind = "f32",
 ) -> Blob:
     """A value, or one head or some rows of it; heads are counted from 1."""
     return blob({name: trace.tensor(name, head, rows)}, kind)
@@ -244,7 +245,7 @@ def attention_head(trace: Trace, at: str, head: int) -> Blob:
         raise unknown_name("attention", at, known)
     asked = in_range("head", head, trace.config.heads)
     shared = asked // (trace.config.heads // trace.config.num_kv_heads) + 1
-    heads = {f"{at}.{name}": shared if name in ("k", "v") else head for name in FOCUS}
+    heads = {f"{at}.{name}": shared if name in ("k", "v") else head for name in _FOCUS}
     found = trace.collect(list(heads), lambda n, value: trace.part(n, value, heads[n], None))
     return blob({name.rpartition(".")[2]: value for name, value in found.items()}, "f32")
 
@@ -267,7 +268,7 @@ def thumbnails(trace: Trace) -> Blob:
     """
 
     def shrunk(_: str, weights: Tensor) -> Tensor:
-        size = [min(THUMB, n) for n in weights.shape[1:]]
+        size = [min(_THUMB, n) for n in weights.shape[1:]]
         return F.adaptive_max_pool2d(weights.float().nan_to_num(0.0), size)
 
     small = trace.collect([f"{name}.weights" for name in attentions(trace)], shrunk)
@@ -297,14 +298,14 @@ def token(trace: Trace, side: str, row: int) -> Blob:
     return blob(trace.collect(names, lambda _, value: value[row]), "f32")
 
 
-def blob(named: dict[str, Tensor], kind: Kind) -> Blob:
+def blob(named: dict[str, Tensor], kind: _Kind) -> Blob:
     """Tensors as bytes. One byte holds a share of 1 in steps of 1/255: for thumbnails only."""
-    parts = [encode(value, kind) for value in named.values()]
+    parts = [_encode(value, kind) for value in named.values()]
     shapes = ((name, tuple(value.shape)) for name, value in named.items())
     return Blob(b"".join(parts), kind, tuple(shapes))
 
 
-def encode(value: Tensor, kind: Kind) -> bytes:
+def _encode(value: Tensor, kind: _Kind) -> bytes:
     """The numbers of a tensor, row after row."""
     if kind == "u8":
         value = (value.float().clamp(0, 1) * 255).round().to(torch.uint8)
@@ -326,17 +327,17 @@ def stop_facts(stop: Stage) -> dict[str, Any]:
             {
                 "letters": f.letters,
                 "filled": f.filled,
-                "numbers": {k: round_significant(v) for k, v in f.numbers.items()},
+                "numbers": {k: _round_significant(v) for k, v in f.numbers.items()},
             }
             for f in stop.formulas
         ],
-        "exhibits": [exhibit_facts(exhibit) for exhibit in stop.figures],
+        "exhibits": [_exhibit_facts(exhibit) for exhibit in stop.figures],
         "checks": [
             {
                 "claim": c.claim,
                 "passed": c.passed,
-                "error": round_significant(c.error, 3),
-                "within": round_significant(c.within, 3),
+                "error": _round_significant(c.error, 3),
+                "within": _round_significant(c.within, 3),
             }
             for c in stop.checks
         ],
@@ -344,18 +345,18 @@ def stop_facts(stop: Stage) -> dict[str, Any]:
     }
 
 
-def exhibit_facts(exhibit: Heatmap | TableFigure) -> dict[str, Any]:
+def _exhibit_facts(exhibit: Heatmap | TableFigure) -> dict[str, Any]:
     """A picture's title and the values in it; a table is small, and here with all its rows."""
     facts: dict[str, Any] = {"title": exhibit.title, "names": list(exhibit.names)}
     if isinstance(exhibit, Heatmap):
         return facts
-    rows = [[cell_facts(cell) for cell in row] for row in exhibit.rows]
+    rows = [[_cell_facts(cell) for cell in row] for row in exhibit.rows]
     table = {"heads": list(exhibit.heads), "rows": rows}
     return facts | table | {"share": exhibit.share, "focus": exhibit.focus}
 
 
-def cell_facts(cell: Cell) -> Any:
+def _cell_facts(cell: Cell) -> Any:
     """A word, a number, or several things."""
     if isinstance(cell, str):
         return clean(cell)
-    return round_significant(cell) if isinstance(cell, float) else [clean(thing) for thing in cell]
+    return _round_significant(cell) if isinstance(cell, float) else [clean(thing) for thing in cell]

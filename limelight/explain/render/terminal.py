@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WIDEST = 110  # a wider terminal is not filled: lines get hard to follow
-LONGEST = 24  # rows of a table; of more, a window is shown
-LABEL = 18  # of a row, at most so wide
-BAR = 16  # of a probability of 1
+_LONGEST = 24  # rows of a table; of more, a window is shown
+_LABEL = 18  # of a row, at most so wide
+_BAR = 16  # of a probability of 1
 
 
 def show(console: Console, trace: Trace, stops: Sequence[Stage]) -> None:
@@ -50,9 +50,9 @@ def introduce(console: Console, trace: Trace) -> None:
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_row(Text("model", "dim"), Text(told))
-    facts.add_row(Text("reads", "dim"), Text(reads(trace), "bold"))
+    facts.add_row(Text("reads", "dim"), Text(_reads(trace), "bold"))
     if trace.steps:
-        facts.add_row(Text(verb(trace), "dim"), Text(writes(trace), "bold green"))
+        facts.add_row(Text(_verb(trace), "dim"), Text(_writes(trace), "bold green"))
     facts.add_row(Text("stops", "dim"), Text("  ".join(stages(trace))))
     if more := extra_stages(trace):
         facts.add_row(Text("beside", "dim"), Text("  ".join(more)))
@@ -62,27 +62,27 @@ def introduce(console: Console, trace: Trace) -> None:
         console.print(Text(f"{warning}are not numbers. The weights are damaged.", "bold red"))
 
 
-def reads(trace: Trace) -> str:
+def _reads(trace: Trace) -> str:
     """The pieces that go in, apart."""
     given = trace.source or trace.target
     labels = given.labels if trace.source else given.labels[: trace.passage.given + 1]
     return " ".join(labels)
 
 
-def verb(trace: Trace) -> str:
+def _verb(trace: Trace) -> str:
     """What a model does with a text."""
     if trace.trained.family == "encoder-only":
         return "fills"
     return "given" if trace.passage.mode == "given" else "writes"
 
 
-def writes(trace: Trace) -> str:
+def _writes(trace: Trace) -> str:
     """What came out: the pieces that were chosen."""
     pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
     return " ".join(visible(piece) for piece in pieces)
 
 
-MAP: dict[
+_MAP: dict[
     str, dict[str, tuple[str, ...]]
 ] = {  # the parts of Figure 1, side by side, and the stops at which each is looked at
     "reading": {
@@ -103,10 +103,10 @@ MAP: dict[
 }
 
 
-def map_lines(trace: Trace, stop: Stage) -> Text:
+def _map_lines(trace: Trace, stop: Stage) -> Text:
     """Where in the model this is: the parts in order, the current one lit."""
     known, lines = stages(trace), []
-    for half, parts in MAP.items():
+    for half, parts in _MAP.items():
         line = Text(f"{half:9}  ", "dim")
         there = {p: names for p, names in parts.items() if any(n in known for n in names)}
         for part, names in there.items():
@@ -124,7 +124,7 @@ def show_stop(console: Console, trace: Trace, stop: Stage) -> None:
     console.print()
     console.rule(Text(f"{count}  {stop.title}", "bold"), align="left", characters="─", style="cyan")
     if stop.name in order:
-        console.print(map_lines(trace, stop))
+        console.print(_map_lines(trace, stop))
     where = f"{stop.place}; " if stop.place else ""
     console.print(Text(f"{stop.name}: {where}section {stop.section} of the paper", "dim"))
     console.print(Text(stop.what))
@@ -134,16 +134,16 @@ def show_stop(console: Console, trace: Trace, stop: Stage) -> None:
         console.print(Padding(Text(formula.filled, "bold"), (0, 0, 0, 4), expand=False))
     for exhibit in stop.figures:
         console.print()
-        drawn = heat_map if isinstance(exhibit, Heatmap) else listing
+        drawn = heat_map if isinstance(exhibit, Heatmap) else _listing
         console.print(drawn(exhibit, min(console.width, WIDEST)))  # type: ignore[arg-type]
     console.print()
     for note in stop.notes:
         console.print(Text.assemble(("note  ", "yellow"), note))
     for check in stop.checks:
-        console.print(check_line(check))
+        console.print(_check_line(check))
 
 
-def check_line(check: Check) -> Text:
+def _check_line(check: Check) -> Text:
     """A check, with how far apart the two ways were."""
     if check.passed:
         off = "exactly" if check.error == 0 else f"off by {check.error:.0e}"
@@ -154,7 +154,7 @@ def check_line(check: Check) -> Text:
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """How a grid fits: which columns, how wide, with how many digits."""
 
     columns: range
@@ -166,43 +166,43 @@ class Layout:
 
 def heat_map(grid: Heatmap, width: int) -> "RenderableType":
     """Numbers on a ground that is the stronger the larger they are."""
-    layout = fit(grid, width)
-    lines = [title_line(grid, layout)]
+    layout = _fit(grid, width)
+    lines = [_title_line(grid, layout)]
     if layout.digits:
-        lines.append(header(grid.columns, layout, grid.focus[1], grid.sums))
+        lines.append(_header(grid.columns, layout, grid.focus[1], grid.sums))
     else:
         numbers = [str(j + 1) for j in range(len(grid.columns))]
-        lines.append(header(numbers, layout, grid.focus[1], grid.sums))
+        lines.append(_header(numbers, layout, grid.focus[1], grid.sums))
     largest = (
         grid.values[grid.values.isfinite()].abs().max().item()
         if grid.values.isfinite().any()
         else 1.0
     )
     for i in layout.rows:
-        lines.append(grid_row(grid, i, layout, largest or 1.0))
+        lines.append(_grid_row(grid, i, layout, largest or 1.0))
     if not layout.digits:
         key = "  ".join(f"{j + 1}\u00a0{grid.columns[j]}" for j in layout.columns)
         lines.append(Text(f"columns: {key}", "dim"))
     return Text("\n").join(lines)
 
 
-def fit(grid: Heatmap, width: int) -> Layout:
+def _fit(grid: Heatmap, width: int) -> _Layout:
     """All columns with three digits if they fit, else fewer digits, else a window."""
-    label = min(LABEL, 2 + max(map(cell_len, grid.rows)))
+    label = min(_LABEL, 2 + max(map(cell_len, grid.rows)))
     room = width - label - (7 if grid.sums else 0)
-    rows = window(len(grid.rows), LONGEST, grid.focus[0])
+    rows = window(len(grid.rows), _LONGEST, grid.focus[0])
     every = range(len(grid.columns))
     whole = grid.axes[1] != "number"  # of a vector, the first few say enough
     modes = [3, *([2] if whole else []), *([0] if whole and grid.scale == "share" else [])]
     for digits in modes:
         cell = 1 + max(
-            2, *(len(value(x, digits)) for x in grid.values[list(rows)].flatten().tolist())
+            2, *(len(_value(x, digits)) for x in grid.values[list(rows)].flatten().tolist())
         )
         if cell * len(every) <= room:
             widest = 1 + max(map(cell_len, grid.columns)) if digits else cell
             roomy = max(cell, min(widest, room // len(every), 9))
-            return Layout(every, rows, roomy, digits, label)
-    return Layout(window(len(every), room // cell, grid.focus[1]), rows, cell, digits, label)
+            return _Layout(every, rows, roomy, digits, label)
+    return _Layout(window(len(every), room // cell, grid.focus[1]), rows, cell, digits, label)
 
 
 def window(count: int, most: int, focus: int | None) -> range:
@@ -212,12 +212,12 @@ def window(count: int, most: int, focus: int | None) -> range:
     return range(first, min(count, first + most))
 
 
-def value(x: float, digits: int) -> str:
+def _value(x: float, digits: int) -> str:
     """A number with so many digits; 0 means in percent."""
     return number(x, digits) if digits or math.isnan(x) else f"{100 * x:.0f}"
 
 
-def title_line(grid: Heatmap, layout: Layout) -> Text:
+def _title_line(grid: Heatmap, layout: _Layout) -> Text:
     """What is shown, and what of it."""
     notes = []
     if grid.axes[0] == "asks":
@@ -235,16 +235,16 @@ def title_line(grid: Heatmap, layout: Layout) -> Text:
     return Text.assemble((grid.title, "bold underline"), (told, "dim"))
 
 
-def header(labels: Sequence[str], layout: Layout, focus: int | None, sums: bool) -> Text:
+def _header(labels: Sequence[str], layout: _Layout, focus: int | None, sums: bool) -> Text:
     """The names of the columns."""
     line = Text(" " * layout.label)
     for j in layout.columns:
         style = "bold yellow" if j == focus else "dim"
-        line.append(" " + clip(labels[j], layout.cell - 1, "right"), style)
+        line.append(" " + _clip(labels[j], layout.cell - 1, "right"), style)
     return line.append("    sum", "dim") if sums else line
 
 
-def clip(text: str, width: int, side: str = "left") -> str:
+def _clip(text: str, width: int, side: str = "left") -> str:
     """A text in exactly so many columns, its end cut off with a mark if it must be."""
     if cell_len(text) > width:
         text = set_cell_size(text, max(0, width - 1)) + "…"
@@ -255,23 +255,23 @@ def clip(text: str, width: int, side: str = "left") -> str:
     )
 
 
-def grid_row(grid: Heatmap, i: int, layout: Layout, largest: float) -> Text:
+def _grid_row(grid: Heatmap, i: int, layout: _Layout, largest: float) -> Text:
     """A row: its name, marked if it is the one that is looked at, and its numbers."""
     focused = i == grid.focus[0]
-    label = clip(("> " if focused else "  ") + grid.rows[i], layout.label)
+    label = _clip(("> " if focused else "  ") + grid.rows[i], layout.label)
     line = Text().append(label, "bold yellow" if focused else "")
     for j in layout.columns:
         x = grid.values[i, j].item()
         line.append(" ")
         line.append(
-            f"{value(x, layout.digits):>{layout.cell - 1}}", cell_style(x, grid.scale, largest)
+            f"{_value(x, layout.digits):>{layout.cell - 1}}", _cell_style(x, grid.scale, largest)
         )
     if grid.sums:
         line.append(f"{number(grid.values[i].sum().item()):>7}", "dim")
     return line
 
 
-def cell_style(x: float, scale: str, largest: float) -> Style:
+def _cell_style(x: float, scale: str, largest: float) -> Style:
     """The colour behind a number: blue for shares and below zero, red above, grey for -inf."""
     if math.isnan(x) or x == math.inf:
         return Style(color="white", bgcolor="red", bold=True)
@@ -288,7 +288,7 @@ def cell_style(x: float, scale: str, largest: float) -> Style:
     return Style(color="white", bgcolor=f"rgb({red},{green},{blue})")
 
 
-def listing(table: TableFigure, width: int) -> "RenderableType":
+def _listing(table: TableFigure, width: int) -> "RenderableType":
     """A table of words and numbers, with bars for shares."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for j, name in enumerate(table.heads):
@@ -301,10 +301,10 @@ def listing(table: TableFigure, width: int) -> "RenderableType":
             overflow="fold" if last else "ellipsis",
             max_width=width if last else 24,
         )
-    shown = window(len(table.rows), LONGEST, table.focus)
-    room = width - 3 * len(table.heads) - sum(map(cell_len, widest_words(table)))
+    shown = window(len(table.rows), _LONGEST, table.focus)
+    room = width - 3 * len(table.heads) - sum(map(cell_len, _widest_words(table)))
     for i in shown:
-        cells = [cell(x, j == table.share, room) for j, x in enumerate(table.rows[i])]
+        cells = [_cell(x, j == table.share, room) for j, x in enumerate(table.rows[i])]
         drawn.add_row(*cells, style="bold yellow" if i == table.focus else "")
     left = len(table.rows) - len(shown)
     if left:
@@ -312,12 +312,12 @@ def listing(table: TableFigure, width: int) -> "RenderableType":
     return Group(Text(table.title, "bold underline"), drawn)
 
 
-def widest_words(table: TableFigure) -> list[str]:
+def _widest_words(table: TableFigure) -> list[str]:
     """What takes most room in each column, those of several things left out."""
     columns = zip(*table.rows, strict=True)
     return [
         max(
-            (cell(x, j == table.share).plain for x in column if not isinstance(x, tuple)),
+            (_cell(x, j == table.share).plain for x in column if not isinstance(x, tuple)),
             key=cell_len,
             default="",
         )
@@ -325,19 +325,19 @@ def widest_words(table: TableFigure) -> list[str]:
     ]
 
 
-def cell(x: Cell, share: bool, room: int = 80) -> Text:
+def _cell(x: Cell, share: bool, room: int = 80) -> Text:
     """A word, a number, a number with a bar, or several things that break only between them."""
     if isinstance(x, str):
         return Text(x)
     if isinstance(x, tuple):
-        return Text("\n".join(broken(x, room)))
+        return Text("\n".join(_broken(x, room)))
     told = Text(number(x, 4 if share else 3))
     if share and not math.isnan(x):
-        told.append(" " + "█" * round(BAR * min(1.0, max(0.0, x))), "blue")
+        told.append(" " + "█" * round(_BAR * min(1.0, max(0.0, x))), "blue")
     return told
 
 
-def broken(things: Sequence[str], room: int) -> list[str]:
+def _broken(things: Sequence[str], room: int) -> list[str]:
     """Things in lines of at most so many columns."""
     lines: list[str] = []
     for thing in things:

@@ -8,9 +8,9 @@ from limelight.explain.stage import Stage
 from limelight.explain.stages import attention, embedding, extras, layers, output
 from limelight.explain.trace import Trace
 
-Make = Callable[[Focus], Stage]
+_Make = Callable[[Focus], Stage]
 
-READING: dict[str, Make] = {
+_READING: dict[str, _Make] = {
     "pieces": embedding.pieces,
     "embedding": embedding.embedding,
     "positions": embedding.positions,
@@ -25,29 +25,29 @@ READING: dict[str, Make] = {
     "feed-forward": layers.feed_forward,
     "stack": layers.stack,
 }
-DECODING: dict[str, Make] = {
+_DECODING: dict[str, _Make] = {
     "start": output.start,
     "masked": attention.masked_self,
     "cross": attention.cross,
 }
-CHOOSING: dict[str, Make] = {"classifier": output.classifier}
-LOOPING: dict[str, Make] = {"loop": output.loop}
+_CHOOSING: dict[str, _Make] = {"classifier": output.classifier}
+_LOOPING: dict[str, _Make] = {"loop": output.loop}
 
 
-def stages(trace: Trace) -> dict[str, Make]:
+def stages(trace: Trace) -> dict[str, _Make]:
     """The stops of the walk: what the family has, and nothing else."""
     if trace.trained.family == "encoder-only":
-        return READING | CHOOSING
+        return _READING | _CHOOSING
     if trace.trained.family == "decoder-only":
-        return READING | CHOOSING | LOOPING
-    return READING | DECODING | CHOOSING | LOOPING
+        return _READING | _CHOOSING | _LOOPING
+    return _READING | _DECODING | _CHOOSING | _LOOPING
 
 
-def extra_stages(trace: Trace) -> dict[str, Make]:
+def extra_stages(trace: Trace) -> dict[str, _Make]:
     """What can be asked for besides."""
     if not trace.steps or trace.trained.family == "encoder-only":
         return {}
-    found: dict[str, Make] = {"follow": extras.follow, "teacher": extras.teacher}
+    found: dict[str, _Make] = {"follow": extras.follow, "teacher": extras.teacher}
     return found | ({"beam": extras.beam} if trace.passage.tree else {})
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from limelight.explain.focus import AttentionView, Focus, numbered, sum_of_products
 from limelight.explain.stage import Check, Formula, Heatmap, Scale, Stage, number
 
-LARGE = 9.0  # e to a larger score is no number for people; the largest can be taken off all
-TURNED = " Its place turns q and k: pairs of numbers (1, 2), (3, 4) ... by angles of their own."
-ROLES = {"q": "q, the question", "k": "k, the label", "v": "v, the content"}
+_LARGE = 9.0  # e to a larger score is no number for people; the largest can be taken off all
+_TURNED = " Its place turns q and k: pairs of numbers (1, 2), (3, 4) ... by angles of their own."
+_ROLES = {"q": "q, the question", "k": "k, the label", "v": "v, the content"}
 
 
 def queries(view: Focus) -> Stage:
@@ -24,30 +24,30 @@ def queries(view: Focus) -> Stage:
         section="3.2.2",
         what="Three learned linear layers make of each word's vector a query (what am I looking "
         "for?), a key (what do I offer?) and a value (what do I pass on?)."
-        + (TURNED if rotary else ""),
-        formulas=[first_number(view, block)],
-        figures=[roles(view, block)],
+        + (_TURNED if rotary else ""),
+        formulas=[_first_number(view, block)],
+        figures=[_roles(view, block)],
         checks=[view.check(claim.format(x), block.get(x), block.recompute(x)) for x in "qkv"],
         notes=[f"x, the vector that enters here, is {view.origin(f'{block.name}.query')[0]}."],
         place=block.place,
     )
 
 
-def roles(view: Focus, block: AttentionView) -> Heatmap:
+def _roles(view: Focus, block: AttentionView) -> Heatmap:
     """The chosen word's query, key and value."""
-    values = torch.stack([block.get(step)[block.query_index] for step in ROLES])
+    values = torch.stack([block.get(step)[block.query_index] for step in _ROLES])
     return Heatmap(
         f"q, k and v of {view.label(block.side)}",
-        tuple(f"{block.name}.{step}" for step in ROLES),
+        tuple(f"{block.name}.{step}" for step in _ROLES),
         values,
-        list(ROLES.values()),
+        list(_ROLES.values()),
         numbered(values.size(1)),
         head=view.head,
         at=block.query_index,
     )
 
 
-def first_number(view: Focus, block: AttentionView) -> Formula:
+def _first_number(view: Focus, block: AttentionView) -> Formula:
     """The first number of a query, before any turn: x . w + b."""
     x = block.read("query")[block.query_index]
     row = view.head * view.trace.config.d_head
@@ -70,7 +70,7 @@ def scores(view: Focus) -> Stage:
         what="A score says how well the question of one word (row) fits the label of another "
         "(column): the numbers of q and k multiplied in pairs and added up.",
         formulas=[block.dot_product()],
-        figures=[grid(block, "scores", "scores, Q K^T")],
+        figures=[_grid(block, "scores", "scores, Q K^T")],
         checks=[view.check("scores = Q K^T, from q and k", block.get("scores"), q @ k.T)],
         place=block.place,
     )
@@ -85,8 +85,8 @@ def scaling(view: Focus) -> Stage:
         section="3.2.1",
         what=f"Sums of {d_k} products grow large, and softmax would then give everything to one "
         f"word and learn nothing more. So they are divided by sqrt(d_k) = sqrt({d_k}).",
-        formulas=[scaled_formula(block)],
-        figures=[grid(block, "scaled", "scaled scores")],
+        formulas=[_scaled_formula(block)],
+        figures=[_grid(block, "scaled", "scaled scores")],
         checks=[
             view.check(
                 f"scaled = scores / sqrt({d_k})",
@@ -98,7 +98,7 @@ def scaling(view: Focus) -> Stage:
     )
 
 
-def scaled_formula(block: AttentionView) -> Formula:
+def _scaled_formula(block: AttentionView) -> Formula:
     """One score, before and after."""
     i, j = block.query_index, block.key_index
     before, after = block.get("scores")[i, j].item(), block.get("scaled")[i, j].item()
@@ -128,14 +128,14 @@ def mask(view: Focus) -> Stage:
         title="What must not be seen is hidden" if causal else "Nothing is hidden from an encoder",
         section="3.2.3",
         what=what,
-        formulas=mask_formulas(block),
-        figures=[grid(block, "masked", "masked scores")],
-        checks=[mask_check(view, block)],
+        formulas=_mask_formulas(block),
+        figures=[_grid(block, "masked", "masked scores")],
+        checks=[_mask_check(view, block)],
         place=block.place,
     )
 
 
-def mask_formulas(block: AttentionView) -> list[Formula]:
+def _mask_formulas(block: AttentionView) -> list[Formula]:
     """A score that stays, and one that goes."""
     i, j = block.query_index, block.key_index
     before, after = block.get("scaled")[i, j].item(), block.get("masked")[i, j].item()
@@ -157,7 +157,7 @@ def mask_formulas(block: AttentionView) -> list[Formula]:
     return [kept, gone]
 
 
-def mask_check(view: Focus, block: AttentionView) -> Check:
+def _mask_check(view: Focus, block: AttentionView) -> Check:
     """-inf above the diagonal of a decoder's own attention and nowhere else."""
     expected = block.get("scaled").clone()
     if block.side == "decoder" and block.use == "self":
@@ -177,19 +177,19 @@ def softmax(view: Focus) -> Stage:
         section="3.2.1",
         what="Softmax makes each row of scores into weights between 0 and 1 that sum to 1: how "
         "the word divides its attention. What was -inf becomes exactly 0.",
-        formulas=[softmax_formula(block)],
-        figures=[grid(block, "weights", "attention weights", "share", sums=True)],
-        checks=weight_checks(view, block),
+        formulas=[_softmax_formula(block)],
+        figures=[_grid(block, "weights", "attention weights", "share", sums=True)],
+        checks=_weight_checks(view, block),
         place=block.place,
     )
 
 
-def softmax_formula(block: AttentionView) -> Formula:
+def _softmax_formula(block: AttentionView) -> Formula:
     """One weight: e to its score, over the sum for the whole row."""
     i, j = block.query_index, block.key_index
     row = block.get("masked")[i]
     letters = "weight = exp(score) / sum of exp(scores) in the row"
-    if row.max() > LARGE:
+    if row.max() > _LARGE:
         row = row - row.max()
         letters = "weight = exp(score - largest) / sum of exp(scores - largest) in the row"
     above, below = row[j].exp().item(), row.exp().sum().item()
@@ -203,7 +203,7 @@ def softmax_formula(block: AttentionView) -> Formula:
     )
 
 
-def weight_checks(view: Focus, block: AttentionView) -> list[Check]:
+def _weight_checks(view: Focus, block: AttentionView) -> list[Check]:
     """Rows that sum to 1, and are the softmax of the scores that were shown."""
     weights = block.get("weights")
     checks = [
@@ -227,8 +227,8 @@ def weighted_sum(view: Focus) -> Stage:
         section="3.2.1",
         what="Each word collects the contents (values) of all words it looks at, each multiplied "
         "by its share, and adds them up.",
-        formulas=[sum_formula(block)],
-        figures=[shares(block)],
+        formulas=[_sum_formula(block)],
+        figures=[_shares(block)],
         checks=[
             view.check(
                 "mixed = weights x V, for all words",
@@ -240,14 +240,14 @@ def weighted_sum(view: Focus) -> Stage:
     )
 
 
-def sum_formula(block: AttentionView) -> Formula:
+def _sum_formula(block: AttentionView) -> Formula:
     """The first number of the mixture."""
     weights, values = block.get("weights")[block.query_index], block.get("v")[:, 0]
     what = f"what {block.query_tokens.labels[block.query_index]} collects, its first number"
     return sum_of_products(what, "sum of weight x v", weights, values, ("weight", "v"))
 
 
-def shares(block: AttentionView) -> Heatmap:
+def _shares(block: AttentionView) -> Heatmap:
     """Every value times its weight, and their sum."""
     weights, values = block.get("weights")[block.query_index], block.get("v")
     contributions = weights[:, None] * values
@@ -291,7 +291,7 @@ def heads(view: Focus) -> Stage:
             )
         ],
         figures=[
-            each_head(block),
+            _each_head(block),
             view.one_word(f"{label} after all heads", together, block.side),
         ],
         checks=[
@@ -302,7 +302,7 @@ def heads(view: Focus) -> Stage:
     )
 
 
-def each_head(block: AttentionView) -> Heatmap:
+def _each_head(block: AttentionView) -> Heatmap:
     """Where the chosen word looks, in every head."""
     weights = block.view.tensor(f"{block.name}.weights")[:, block.query_index]
     return Heatmap(
@@ -331,25 +331,25 @@ def masked_self(view: Focus) -> Stage:
         what="The same attention among the words written so far. All rows are computed at once, so "
         "a row could see the words it is to find; the mask hides them (-inf), and softmax gives "
         "them exactly 0.",
-        formulas=[*walk_through(block)[:2], *mask_formulas(block)[1:], *walk_through(block)[2:]],
+        formulas=[*_walk_through(block)[:2], *_mask_formulas(block)[1:], *_walk_through(block)[2:]],
         figures=[
-            grid(block, "masked", "scaled scores with the mask"),
-            grid(block, "weights", "attention weights", "share", sums=True),
+            _grid(block, "masked", "scaled scores with the mask"),
+            _grid(block, "weights", "attention weights", "share", sums=True),
         ],
         checks=[
             view.check("scores = Q K^T, from states and weights", block.get("scores"), scores),
-            mask_check(view, block),
-            *weight_checks(view, block),
+            _mask_check(view, block),
+            *_weight_checks(view, block),
             view.check("mixed = weights x V", block.get("mixed"), mixed),
         ],
         place=block.place,
     )
 
 
-def walk_through(block: AttentionView) -> list[Formula]:
+def _walk_through(block: AttentionView) -> list[Formula]:
     """All of equation 1 for one pair of words."""
-    dot, scaled = block.dot_product(), scaled_formula(block)
-    return [dot, scaled, softmax_formula(block), sum_formula(block)]
+    dot, scaled = block.dot_product(), _scaled_formula(block)
+    return [dot, scaled, _softmax_formula(block), _sum_formula(block)]
 
 
 def cross(view: Focus) -> Stage:
@@ -365,17 +365,17 @@ def cross(view: Focus) -> Stage:
         what="Here the two sides meet: each word being written looks for what it needs in the "
         "source. The query comes from the decoder's word, keys and values from the encoder's "
         "output.",
-        formulas=walk_through(block),
+        formulas=_walk_through(block),
         figures=[
-            grid(block, "scaled", "scaled scores"),
-            grid(block, "weights", "attention weights", "share", sums=True),
+            _grid(block, "scaled", "scaled scores"),
+            _grid(block, "weights", "attention weights", "share", sums=True),
         ],
         checks=[
             *(
                 view.check(f"{x} from {y}", block.get(x), block.recompute(x))
                 for x, y in froms.items()
             ),
-            *weight_checks(view, block),
+            *_weight_checks(view, block),
             view.check("mixed = weights x V", block.get("mixed"), mixed),
         ],
         notes=[
@@ -387,7 +387,7 @@ def cross(view: Focus) -> Stage:
     )
 
 
-def grid(
+def _grid(
     block: AttentionView, step: str, title: str, scale: Scale = "signed", sums: bool = False
 ) -> Heatmap:
     """A step of equation 1 for all words: a row for each that asks, a column for each answer."""

@@ -12,7 +12,7 @@ from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, nu
 from limelight.explain.tokens import pieces_of, visible
 from limelight.tasks.fill import BLANK
 
-NEIGHBOURS = 5
+_NEIGHBOURS = 5
 
 
 def pieces(view: Focus) -> Stage:
@@ -26,7 +26,7 @@ def pieces(view: Focus) -> Stage:
         section="5.1",
         what="The tokenizer cuts the text into pieces that it knows and gives each its number. The "
         "model never sees letters, only these numbers. (The mark · is a space.)",
-        figures=[piece_list(view), merges(view)],
+        figures=[_piece_list(view), _merges(view)],
         checks=[Check(f"the pieces, put together, are {again}", 0.0 if stays else 1.0, 0.0)],
         notes=[
             f"The vocabulary has {len(tokenizer):,} pieces. Those in ⟨⟩ stand for no text: they "
@@ -35,7 +35,7 @@ def pieces(view: Focus) -> Stage:
     )
 
 
-def piece_list(view: Focus) -> TableFigure:
+def _piece_list(view: Focus) -> TableFigure:
     """Every piece with its number, and where it comes from."""
     words, passage = view.words(view.side), view.trace.passage
     rows: list[list[Cell]] = []
@@ -48,7 +48,7 @@ def piece_list(view: Focus) -> TableFigure:
     return TableFigure("what the model reads", heads, rows, focus=view.word(view.side))
 
 
-def merges(view: Focus) -> TableFigure:
+def _merges(view: Focus) -> TableFigure:
     """How the tokenizer came to its pieces: for every different word, what was joined when."""
     tokenizer, text = view.trace.trained.tokenizer, view.trace.text
     parts = text.split(BLANK) if view.trace.trained.family == "encoder-only" else [text]
@@ -76,18 +76,18 @@ def embedding(view: Focus) -> Stage:
         section="3.4",
         what=f"A table of {table.size(0):,} rows has {table.size(1)} numbers for every piece; "
         "training moved them until pieces that are used alike have rows that are alike.",
-        formulas=looked_up(view, view.tensor(f"{side}.embedding")[view.word(side)]),
+        formulas=_looked_up(view, view.tensor(f"{side}.embedding")[view.word(side)]),
         figures=[
             view.all_words(side, f"{side}.embedding", "the rows of the table for this text"),
-            neighbours(view, table, words.ids[view.word(side)]),
+            _neighbours(view, table, words.ids[view.word(side)]),
         ],
         checks=[view.check("these are the table's rows", f"{side}.embedding", rows)],
     )
 
 
-def looked_up(view: Focus, found: Tensor) -> list[Formula]:
+def _looked_up(view: Focus, found: Tensor) -> list[Formula]:
     """The chosen word's row, and what the paper multiplies it by."""
-    i, first, scale = view.word(view.side), found[0].item(), scale_of(view)
+    i, first, scale = view.word(view.side), found[0].item(), _scale_of(view)
     row = f"embedding({view.label(view.side)}) = row {view.words(view.side).ids[i]} of the table"
     formulas = [Formula(row, f"{vector(found)}, {len(found)} numbers", {"first": first})]
     if scale != 1:
@@ -102,11 +102,11 @@ def looked_up(view: Focus, found: Tensor) -> list[Formula]:
     return formulas
 
 
-def neighbours(view: Focus, table: Tensor, token: int) -> TableFigure:
+def _neighbours(view: Focus, table: Tensor, token: int) -> TableFigure:
     """The pieces whose rows point the same way."""
     alike = F.cosine_similarity(table, table[token][None], dim=-1)
     alike[token] = -math.inf
-    best = alike.nan_to_num(-1.0).topk(min(NEIGHBOURS, len(alike))).indices.tolist()
+    best = alike.nan_to_num(-1.0).topk(min(_NEIGHBOURS, len(alike))).indices.tolist()
     tokenizer = view.trace.trained.tokenizer
     rows: list[list[Cell]] = [
         [visible(piece), str(other), alike[other].item()]
@@ -120,10 +120,10 @@ def neighbours(view: Focus, table: Tensor, token: int) -> TableFigure:
 def positions(view: Focus) -> Stage:
     """Where a piece stands."""
     kind = view.trace.config.positions
-    return turned(view) if kind == "rotary" else added(view, kind)
+    return _turned(view) if kind == "rotary" else _added(view, kind)
 
 
-def added(view: Focus, kind: str) -> Stage:
+def _added(view: Focus, kind: str) -> Stage:
     """Sinusoidal and learned positions: a vector for every place, added to the piece's."""
     side, i = view.side, view.word(view.side)
     waves = view.tensor(f"{side}.positions")
@@ -137,34 +137,34 @@ def added(view: Focus, kind: str) -> Stage:
         section="3.5",
         what="Attention sees a heap of words, in no order. So every place has a vector of its own, "
         f"{made}that is added to the word's.",
-        formulas=[(wave if sinusoidal else learned)(i, waves), adding(view, side, i, how)],
+        formulas=[(_wave if sinusoidal else _learned)(i, waves), _adding(view, side, i, how)],
         figures=[
             view.all_words(side, f"{side}.positions", "the places", places),
             view.all_words(side, f"{side}.input", "what enters the first layer"),
         ],
         checks=[
             view.check(f"input = {how}", f"{side}.input", again),
-            *(wave_checks(view, waves) if sinusoidal else []),
+            *(_wave_checks(view, waves) if sinusoidal else []),
         ],
     )
 
 
-def wave_checks(view: Focus, waves: Tensor) -> list[Check]:
+def _wave_checks(view: Focus, waves: Tensor) -> list[Check]:
     """The paper's formula, and why it was chosen (section 3.5)."""
     count, d_model = waves.shape
     return [
         view.check(
-            "the waves are sin and cos of these angles", waves, sinusoids_again(count, d_model)
+            "the waves are sin and cos of these angles", waves, _sinusoids_again(count, d_model)
         ),
         view.check(
             "two places on is the same turn from everywhere (why they are waves)",
             waves[2:],
-            turn(waves[:-2], 2),
+            _turn(waves[:-2], 2),
         ),
     ]
 
 
-def turned(view: Focus) -> Stage:
+def _turned(view: Focus) -> Stage:
     """Rotary positions: nothing is added here."""
     side = view.side
     again, how = input_again(view, side)
@@ -179,7 +179,7 @@ def turned(view: Focus) -> Stage:
     )
 
 
-def scale_of(view: Focus) -> float:
+def _scale_of(view: Focus) -> float:
     """What an embedding is multiplied by: sqrt(d_model) in the paper, nothing in GPT and BERT."""
     config = view.trace.config
     return math.sqrt(config.d_model) if config.family == "encoder-decoder" else 1.0
@@ -187,7 +187,7 @@ def scale_of(view: Focus) -> float:
 
 def input_again(view: Focus, side: str) -> tuple[Tensor, str]:
     """What enters the first layer, computed from its parts, and how that is said."""
-    scale, config = scale_of(view), view.trace.config
+    scale, config = _scale_of(view), view.trace.config
     total = view.tensor(f"{side}.embedding") * scale
     said = "embedding" if scale == 1 else f"embedding x {number(scale)}"
     if config.positions != "rotary":
@@ -199,9 +199,9 @@ def input_again(view: Focus, side: str) -> tuple[Tensor, str]:
     return view.norm(total, "source.norm"), f"norm({said} + segment)"
 
 
-def adding(view: Focus, side: str, i: int, how: str) -> Formula:
+def _adding(view: Focus, side: str, i: int, how: str) -> Formula:
     """The sum for the first number of the chosen word."""
-    parts = {"embedding": view.tensor(f"{side}.embedding")[i, 0].item() * scale_of(view)}
+    parts = {"embedding": view.tensor(f"{side}.embedding")[i, 0].item() * _scale_of(view)}
     parts["place"] = view.tensor(f"{side}.positions")[i, 0].item()
     if view.trace.config.family == "encoder-only":
         parts["segment"] = view.tensor(f"{side}.segments")[i, 0].item()
@@ -213,7 +213,7 @@ def adding(view: Focus, side: str, i: int, how: str) -> Formula:
     return Formula(text, f"{filled} = {number(result)}", {**parts, "input": result})
 
 
-def wave(place: int, waves: Tensor) -> Formula:
+def _wave(place: int, waves: Tensor) -> Formula:
     """Two numbers of a sinusoidal position, sine and cosine of one angle."""
     d_model = waves.size(1)
     pair = min(2, d_model // 2 - 1)  # the third wave, where it is slow enough to tell
@@ -231,13 +231,13 @@ def wave(place: int, waves: Tensor) -> Formula:
     )
 
 
-def learned(place: int, table: Tensor) -> Formula:
+def _learned(place: int, table: Tensor) -> Formula:
     """A learned position is a row of a table, as a piece is."""
     text = f"position({place}) = row {place} of the table of places"
     return Formula(text, vector(table[place]), {"first": table[place, 0].item()})
 
 
-def sinusoids_again(count: int, d_model: int) -> Tensor:
+def _sinusoids_again(count: int, d_model: int) -> Tensor:
     """The paper's formula, number by number."""
     angles = [
         [place / 10000 ** (2 * (j // 2) / d_model) for j in range(d_model)]
@@ -247,7 +247,7 @@ def sinusoids_again(count: int, d_model: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def turn(waves: Tensor, by: int) -> Tensor:
+def _turn(waves: Tensor, by: int) -> Tensor:
     """Places moved on by a linear map that is the same for all: a turn of every pair."""
     d_model = waves.size(1)
     angle = by * 10000 ** (-2 * torch.arange(d_model // 2, dtype=torch.float64) / d_model)

@@ -13,7 +13,7 @@ from limelight.explain.stage import Cell, Formula, Stage, TableFigure, number
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import DecodingStep, Trace
 
-NOT_AN_EXPLANATION = (
+_NOT_AN_EXPLANATION = (
     "Attention shows where information was taken from, not why: a word can matter without much "
     "weight, and have weight without mattering."
 )
@@ -26,7 +26,7 @@ def teacher(view: Focus) -> Stage:
     logprobs = logits.log_softmax(dim=-1)
     losses = -logprobs.gather(1, wanted[:, None])[:, 0]
     again = F.cross_entropy(logits, wanted)
-    smooth = [smoothed(trace, logprobs, losses)] if trace.smoothing else []
+    smooth = [_smoothed(trace, logprobs, losses)] if trace.smoothing else []
     return Stage(
         name="teacher",
         title="How it learned: every position at once, with the true words before it",
@@ -34,8 +34,8 @@ def teacher(view: Focus) -> Stage:
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
         "have said itself (teacher forcing). One parallel pass asks every position for the next "
         "token; the loss is how surprised the model is, on average.",
-        formulas=[mean_loss(losses), *smooth],
-        figures=[loss_table(trace, losses)],
+        formulas=[_mean_loss(losses), *smooth],
+        figures=[_loss_table(trace, losses)],
         checks=[view.check("the mean is torch's cross-entropy", losses.mean()[None], again[None])],
         notes=[
             "The mean is over real tokens, of all sentences of a batch together: padding is not "
@@ -44,7 +44,7 @@ def teacher(view: Focus) -> Stage:
     )
 
 
-def mean_loss(losses: Tensor) -> Formula:
+def _mean_loss(losses: Tensor) -> Formula:
     """The sum of all positions' losses, divided once."""
     total, mean = losses.sum().item(), losses.mean().item()
     filled = f"{number(total)} / {len(losses)} = {number(mean)}"
@@ -52,7 +52,7 @@ def mean_loss(losses: Tensor) -> Formula:
     return Formula("loss = mean of -log p(target)", filled, numbers)
 
 
-def loss_table(trace: Trace, losses: Tensor) -> TableFigure:
+def _loss_table(trace: Trace, losses: Tensor) -> TableFigure:
     """Position by position: what is read, what is wanted, and how surprising that was."""
     first = trace.passage.given
     rows: list[list[Cell]] = [
@@ -65,7 +65,7 @@ def loss_table(trace: Trace, losses: Tensor) -> TableFigure:
     )
 
 
-def smoothed(trace: Trace, logprobs: Tensor, losses: Tensor) -> Formula:
+def _smoothed(trace: Trace, logprobs: Tensor, losses: Tensor) -> Formula:
     """Label smoothing: a small share of the target goes to all tokens alike (section 5.4)."""
     share = trace.smoothing
     spread = -logprobs.mean(dim=-1).mean().item()
@@ -92,13 +92,13 @@ def beam(view: Focus) -> Stage:
         section="6.1",
         what=f"At every step each of {size} texts is extended by every piece, and the best {size} "
         "of all these go on. In the end the text with the best score wins (*).",
-        formulas=[beam_score(trace)],
-        figures=[places(trace)],
+        formulas=[_beam_score(trace)],
+        figures=[_places(trace)],
         checks=[view.check("the winner's log p, added up from this pass", total, again)],
     )
 
 
-def beam_score(trace: Trace) -> Formula:
+def _beam_score(trace: Trace) -> Formula:
     """The winner's score; the longer a text, the less its many factors count against it."""
     total, length = sum(trace.passage.logprobs), len(trace.passage.logprobs)
     alpha = trace.decode.length_penalty
@@ -110,9 +110,9 @@ def beam_score(trace: Trace) -> Formula:
     )
 
 
-def places(trace: Trace) -> TableFigure:
+def _places(trace: Trace) -> TableFigure:
     """Every place of the beam, step by step, with its text so far."""
-    best, rows = winner(trace), list[list[Cell]]()
+    best, rows = _winner(trace), list[list[Cell]]()
     texts: dict[int, str] = {}
     for n, nodes in enumerate(trace.passage.tree):
         before = dict(texts)
@@ -127,7 +127,7 @@ def places(trace: Trace) -> TableFigure:
     return TableFigure("the places of the beam, step by step", heads, rows, names=("beam",))
 
 
-def winner(trace: Trace) -> set[tuple[int, int]]:
+def _winner(trace: Trace) -> set[tuple[int, int]]:
     """The places of the tree that the text that won went through: (step, place)."""
     tree, wanted = trace.passage.tree, trace.answers.ids[trace.passage.given :]
     last = len(wanted) - 1
@@ -149,37 +149,37 @@ def follow(view: Focus) -> Stage:
     trace = view.trace
     rows: list[list[Cell]] = []
     for step in trace.steps:
-        best = in_one_line((visible(c.piece), c.probability) for c in step.top[:5])
+        best = _in_one_line((visible(c.piece), c.probability) for c in step.top[:5])
         told = f"{visible(step.reads)} → {visible(step.chosen.piece)}"
         rows.append([told, "best five", best])
-        for use in uses(trace):
-            rows.append(["", TOLD[use], in_one_line(attended(view, step, use)[:MOST])])
+        for use in _uses(trace):
+            rows.append(["", _TOLD[use], _in_one_line(_attended(view, step, use)[:_MOST])])
     return Stage(
         name="follow",
         title="What it looked at while it wrote",
         section="4",
         what="For each word written: the five likeliest candidates, and the words it looked at "
-        f"most, by attention weights of {averaged(view)}.",
+        f"most, by attention weights of {_averaged(view)}.",
         figures=[TableFigure("word by word", ["reads → writes", "", ""], rows, names=("follow",))],
-        notes=[NOT_AN_EXPLANATION],
+        notes=[_NOT_AN_EXPLANATION],
     )
 
 
-MOST = 3  # words that are named
-TOLD = {"cross": "in the source", "self": "in its own text"}
+_MOST = 3  # words that are named
+_TOLD = {"cross": "in the source", "self": "in its own text"}
 
 
-def in_one_line(weighted: Iterable[tuple[str, float]]) -> tuple[str, ...]:
+def _in_one_line(weighted: Iterable[tuple[str, float]]) -> tuple[str, ...]:
     """Words with their numbers, as far as they have any weight."""
     return tuple(f"{word} {number(share)}" for word, share in weighted if share > 0)
 
 
-def uses(trace: Trace) -> tuple[str, ...]:
+def _uses(trace: Trace) -> tuple[str, ...]:
     """The attentions through which a decoder sees words."""
     return ("cross", "self") if len(trace.source) else ("self",)
 
 
-def averaged(view: Focus) -> str:
+def _averaged(view: Focus) -> str:
     """Over what a mean is taken: all that nobody chose."""
     layer, head = view.asked
     layers = "all layers" if layer is None else f"layer {layer + 1}"
@@ -188,7 +188,7 @@ def averaged(view: Focus) -> str:
     return f"{mean}{heads} in {layers}"
 
 
-def attended(view: Focus, step: DecodingStep, use: str) -> list[tuple[str, float]]:
+def _attended(view: Focus, step: DecodingStep, use: str) -> list[tuple[str, float]]:
     """The words that a row looked at, by their mean weight, most first."""
     layer, head = view.asked
     layers = range(view.trace.config.layers) if layer is None else [layer]

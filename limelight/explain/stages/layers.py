@@ -12,7 +12,7 @@ from limelight.explain.stage import Cell, Check, Formula, Heatmap, Stage, TableF
 from limelight.explain.tokens import pieces_of, visible
 from limelight.model.layers import ACTIVATIONS
 
-STRONGEST = 5  # neurons that are shown
+_STRONGEST = 5  # neurons that are shown
 
 
 def add_norm(view: Focus) -> Stage:
@@ -28,12 +28,12 @@ def add_norm(view: Focus) -> Stage:
         title="What came in is added, and all is brought to one size",
         section="3.1",
         what="The word keeps what it had: attention only adds to it (the residual connection). A "
-        f"norm keeps the numbers in a steady range, {AFTER if post else BEFORE}",
+        f"norm keeps the numbers in a steady range, {_AFTER if post else _BEFORE}",
         formulas=[
             Formula(f"this model: {said}", "the same around every sub-layer"),
-            norm_formula(view, read[i], view.tensor(f"{name}.norm")[i], path),
+            _norm_formula(view, read[i], view.tensor(f"{name}.norm")[i], path),
         ],
-        figures=[view.one_word(f"{view.label(side)} on its way", way(name, came, post), side)],
+        figures=[view.one_word(f"{view.label(side)} on its way", _way(name, came, post), side)],
         checks=[
             view.check("the sum", f"{name}.add", total),
             view.check("the norm", f"{name}.norm", view.norm(read, path)),
@@ -42,11 +42,11 @@ def add_norm(view: Focus) -> Stage:
     )
 
 
-AFTER = "after the sum, as in the paper (post-norm)."
-BEFORE = "before attention, so that the sums run through untouched (pre-norm, as in GPT-2)."
+_AFTER = "after the sum, as in the paper (post-norm)."
+_BEFORE = "before attention, so that the sums run through untouched (pre-norm, as in GPT-2)."
 
 
-def way(name: str, came: str, post: bool) -> dict[str, str]:
+def _way(name: str, came: str, post: bool) -> dict[str, str]:
     """What a word is, from what came in to what goes out, in the order of happening."""
     norm = {"normalised": f"{name}.norm"}
     added = {"attention adds": f"{name}.output", "together": f"{name}.add"}
@@ -54,7 +54,7 @@ def way(name: str, came: str, post: bool) -> dict[str, str]:
     return {**first, **added, **norm} if post else {**first, **norm, **added}
 
 
-def norm_formula(view: Focus, x: Tensor, result: Tensor, path: str) -> Formula:
+def _norm_formula(view: Focus, x: Tensor, result: Tensor, path: str) -> Formula:
     """Layer normalisation of one word's first number; Llama's has no mean and no shift."""
     gain, eps = view.weight(f"{path}.weight")[0].item(), view.trace.config.norm_eps
     if view.trace.config.norm == "rms":
@@ -97,21 +97,21 @@ def feed_forward(view: Focus) -> Stage:
         what=f"Two linear layers with {kind} between them, the same for every word: "
         f"{config.d_model} numbers become {config.ffn_dim} and {config.d_model} again. Attention "
         "moved information between words; this works on what each has gathered.",
-        formulas=[neurons(view, active[i])],
+        formulas=[_neurons(view, active[i])],
         figures=[
-            strongest(view, inner[i], active[i]),
+            _strongest(view, inner[i], active[i]),
             view.one_word(f"{view.label(side)}, in and out", ways, side),
         ],
         checks=[
             view.check("the neurons, from what comes in", inner, again),
-            view.check(f"{kind} of them", active, activated(view, name, inner)),
+            view.check(f"{kind} of them", active, _activated(view, name, inner)),
             view.check("the output, from the neurons", f"{name}.output", outer),
         ],
         place=f"{side}, layer {view.layer + 1}",
     )
 
 
-def neurons(view: Focus, active: Tensor) -> Formula:
+def _neurons(view: Focus, active: Tensor) -> Formula:
     """How many of them have something to say."""
     kind, quiet, count = view.trace.config.activation, int((active == 0).sum()), len(active)
     letters = f"output = {kind}(x W1 + b1) W2 + b2"
@@ -121,7 +121,7 @@ def neurons(view: Focus, active: Tensor) -> Formula:
     return Formula(letters, told, {"quiet": quiet, "neurons": count})
 
 
-def activated(view: Focus, name: str, inner: Tensor) -> Tensor:
+def _activated(view: Focus, name: str, inner: Tensor) -> Tensor:
     """The activation done again; a gated one multiplies."""
     kind = view.trace.config.activation
     if kind == "swiglu":
@@ -129,9 +129,9 @@ def activated(view: Focus, name: str, inner: Tensor) -> Tensor:
     return ACTIVATIONS[kind](inner)
 
 
-def strongest(view: Focus, inner: Tensor, active: Tensor) -> TableFigure:
+def _strongest(view: Focus, inner: Tensor, active: Tensor) -> TableFigure:
     """The neurons that say most."""
-    best = active.nan_to_num().abs().topk(min(STRONGEST, len(active))).indices.tolist()
+    best = active.nan_to_num().abs().topk(min(_STRONGEST, len(active))).indices.tolist()
     rows: list[list[Cell]] = [[f"neuron {n + 1}", inner[n].item(), active[n].item()] for n in best]
     heads = ["strongest", "before", f"after {view.trace.config.activation}"]
     return TableFigure(f"the {len(best)} strongest neurons", heads, rows, names=("neurons",))
@@ -139,7 +139,7 @@ def strongest(view: Focus, inner: Tensor, active: Tensor) -> TableFigure:
 
 def stack(view: Focus) -> Stage:
     """The same again, layer upon layer."""
-    side, names = view.side, states_of(view, view.side)
+    side, names = view.side, _states_of(view, view.side)
     layers, d_model = view.trace.config.layers, view.trace.config.d_model
     count, final = len(view.words(side)), side == final_side(view)
     return Stage(
@@ -155,16 +155,16 @@ def stack(view: Focus) -> Stage:
             )
         ],
         figures=[
-            *through_layers(view, names),
-            *([lens(view)] if final and can_lens(view) else []),
+            *_through_layers(view, names),
+            *([lens(view)] if final and _can_lens(view) else []),
         ],
-        checks=[top_check(view, side, names)],
-        notes=[LENS_NOTE] if final and can_lens(view) else [],
+        checks=[_top_check(view, side, names)],
+        notes=[LENS_NOTE] if final and _can_lens(view) else [],
         place=side,
     )
 
 
-def through_layers(view: Focus, names: list[str]) -> list[Heatmap]:
+def _through_layers(view: Focus, names: list[str]) -> list[Heatmap]:
     """How long each word's vector is after every layer, and how far it turned."""
     states = [view.tensor(name) for name in names]
     lengths = torch.stack([state.norm(dim=-1) for state in states])
@@ -186,14 +186,14 @@ LENS_NOTE = (
 )
 
 
-def states_of(view: Focus, side: str) -> list[str]:
+def _states_of(view: Focus, side: str) -> list[str]:
     """The names of the states: what enters, after each layer, and at the top."""
     last = "norm" if view.trace.config.norm_order == "post" else "add"
     layers = [f"{side}.{n}.feed_forward.{last}" for n in range(view.trace.config.layers)]
     return [f"{side}.input", *layers, *([f"{side}.output"] if last == "add" else [])]
 
 
-def top_check(view: Focus, side: str, names: list[str]) -> Check:
+def _top_check(view: Focus, side: str, names: list[str]) -> Check:
     """What leaves the stack is the last layer's state, after a last norm in pre-norm."""
     if view.trace.config.norm_order == "post":
         return view.check(
@@ -213,7 +213,7 @@ def final_side(view: Focus) -> str:
     return "decoder" if view.trace.target else "encoder"
 
 
-def can_lens(view: Focus) -> bool:
+def _can_lens(view: Focus) -> bool:
     """Whether states can be read as words: not where the model only names a class."""
     return not view.trace.config.classes
 
@@ -222,7 +222,7 @@ def lens(view: Focus) -> TableFigure:
     """What the classifier makes of the chosen word's state after each layer."""
     trace, side = view.trace, final_side(view)
     i, tokenizer = view.word(side), trace.trained.tokenizer
-    names = [n for n in states_of(view, side) if not n.endswith(".output")]
+    names = [n for n in _states_of(view, side) if not n.endswith(".output")]
     top = trace.logits[i].double()
     final = int(top.nan_to_num(-math.inf).argmax())
     rows: list[list[Cell]] = []

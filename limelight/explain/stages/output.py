@@ -11,7 +11,7 @@ from limelight.explain.stages.layers import LENS_NOTE, classify, final_side, len
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import DecodingStep
 
-ENDINGS = {
+_ENDINGS = {
     "greedy": "the likeliest token is taken at every step",
     "beam": "a beam keeps several texts alive and takes the best in the end",
     "drawn": "every token is drawn by its probability",
@@ -19,7 +19,7 @@ ENDINGS = {
 }
 
 
-FIRST = {
+_FIRST = {
     "decoder": "A last linear layer",
     "encoder": "One more small layer, then a last linear one,",
 }
@@ -50,7 +50,7 @@ def start(view: Focus) -> Stage:
 def classifier(view: Focus) -> Stage:
     """A score for every piece of the vocabulary, made into probabilities."""
     if view.trace.config.classes:
-        return text_classifier(view)
+        return _text_classifier(view)
     trace, side = view.trace, final_side(view)
     row = view.word(side)
     state = view.tensor(f"{side}.output")
@@ -63,10 +63,10 @@ def classifier(view: Focus) -> Stage:
         name="classifier",
         title="Every piece of the vocabulary gets a probability",
         section="3.4",
-        what=f"{FIRST[side]} turns the vector {where} into a score for each of the "
+        what=f"{_FIRST[side]} turns the vector {where} into a score for each of the "
         f"{logits.size(1):,} pieces, and softmax over all of them makes probabilities.",
-        formulas=probability(view, row),
-        figures=[best_words(view, row), *([lens(view)] if two_sided else [])],
+        formulas=_probability(view, row),
+        figures=[_best_words(view, row), *([lens(view)] if two_sided else [])],
         checks=[
             view.check("scores = the linear layer of the top state", logits, classify(view, state)),
             view.check(
@@ -78,7 +78,7 @@ def classifier(view: Focus) -> Stage:
     )
 
 
-def probability(view: Focus, row: int) -> list[Formula]:
+def _probability(view: Focus, row: int) -> list[Formula]:
     """The likeliest piece's: e to its score over the sum for the whole vocabulary."""
     logits = view.trace.logits[row].double()
     best = int(logits.nan_to_num(-math.inf).argmax())
@@ -100,7 +100,7 @@ def probability(view: Focus, row: int) -> list[Formula]:
     ]
 
 
-def best_words(view: Focus, row: int) -> TableFigure:
+def _best_words(view: Focus, row: int) -> TableFigure:
     """The twenty likeliest, of all."""
     logits = view.trace.logits[row].double()
     chances = logits.softmax(dim=-1)
@@ -114,7 +114,7 @@ def best_words(view: Focus, row: int) -> TableFigure:
     return TableFigure(f"the {len(rows)} likeliest pieces", heads, rows, share=3, names=("top",))
 
 
-def text_classifier(view: Focus) -> Stage:
+def _text_classifier(view: Focus) -> Stage:
     """Decided from the first token's state."""
     trace = view.trace
     logits = trace.logits.double()
@@ -159,18 +159,18 @@ def loop(view: Focus) -> Stage:
         title="The chosen word is read next, until the end",
         section="3",
         what="The word that was chosen is appended to what the decoder reads, and all happens "
-        f"again for the next one. Here {ENDINGS.get(passage.mode, 'nothing could be chosen')}. "
+        f"again for the next one. Here {_ENDINGS.get(passage.mode, 'nothing could be chosen')}. "
         f"{ended}",
         figures=[
             TableFigure(
                 "one word after another",
                 ["step", "reads", "chosen", "probability", "next best"],
-                [loop_row(n, step) for n, step in enumerate(steps)],
+                [_loop_row(n, step) for n, step in enumerate(steps)],
                 share=3,
                 names=("steps",),
             )
         ],
-        checks=loop_checks(view),
+        checks=_loop_checks(view),
         notes=[
             "These rows were read off one pass over the finished text: with the mask, row t of it "
             "is step t of the writing. In training that one pass handles all positions at once; "
@@ -179,7 +179,7 @@ def loop(view: Focus) -> Stage:
     )
 
 
-def loop_row(n: int, step: DecodingStep) -> list[Cell]:
+def _loop_row(n: int, step: DecodingStep) -> list[Cell]:
     """One turn of the loop."""
     others = [c for c in step.top if c.token != step.chosen.token][:2]
     said = tuple(f"{visible(c.piece)} {number(c.probability)}" for c in others)
@@ -187,7 +187,7 @@ def loop_row(n: int, step: DecodingStep) -> list[Cell]:
     return [str(n + 1), visible(step.reads), chosen, step.chosen.probability, said]
 
 
-def loop_checks(view: Focus) -> list[Check]:
+def _loop_checks(view: Focus) -> list[Check]:
     """The replay is the writing: the same words, with the same probabilities."""
     checks, trace = view.trace.checks, view.trace
     size = 1 + trace.logits.nan_to_num(0.0, 0.0, 0.0).abs().max().item()

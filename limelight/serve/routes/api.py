@@ -29,7 +29,7 @@ from limelight.serve.schemas import (
 )
 from limelight.serve.worker_client import WorkerClient
 
-MOST_ENTRIES = 1000  # lines of a log that are told at a time
+_MOST_ENTRIES = 1000  # lines of a log that are told at a time
 
 
 def routes(house: ModelRegistry) -> APIRouter:
@@ -94,29 +94,29 @@ def routes(house: ModelRegistry) -> APIRouter:
 
     @router.get("/runs", summary="All runs, and how their training stands")
     async def runs() -> RunList:
-        return RunList(runs=[await facts_of(desk) for desk in house.desks.values()])
+        return RunList(runs=[await _facts_of(desk) for desk in house.desks.values()])
 
     @router.get("/runs/{name}/metrics", summary="A run's log, as it grows")
     async def metrics(name: str, after: Annotated[int, Query(ge=-1, le=2**40)] = -1) -> RunMetrics:
         desk = house.find(name)
-        return RunMetrics(name=desk.name, entries=await asyncio.to_thread(lines_of, desk, after))
+        return RunMetrics(name=desk.name, entries=await asyncio.to_thread(_lines_of, desk, after))
 
     return router
 
 
-async def facts_of(desk: WorkerClient) -> RunFacts:
+async def _facts_of(desk: WorkerClient) -> RunFacts:
     """One run; its log may have grown since it was read last."""
     told = await asyncio.to_thread(summary, RunFolder(desk.run_path).log)
     abilities = (desk.facts or {}).get("abilities", [])
     return RunFacts(name=desk.name, ready=desk.ready, abilities=abilities, **told)
 
 
-def lines_of(desk: WorkerClient, after: int) -> list[Entry]:
+def _lines_of(desk: WorkerClient, after: int) -> list[Entry]:
     """The first lines after a step."""
     found = []
     for entry in read_log(RunFolder(desk.run_path).log):
         if entry.get("step", -1) > after:
             found.append(entry)
-        if len(found) == MOST_ENTRIES:
+        if len(found) == _MOST_ENTRIES:
             break
     return found

@@ -41,10 +41,10 @@ from limelight.serve.schemas import (
 )
 from limelight.serve.worker_client import RefusedError, WorkerClient
 
-STREAM: dict[int | str, dict[str, Any]] = {
+_STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 }
-Chunk = Callable[[int, str, Message | None, str | None], Message]
+_Chunk = Callable[[int, str, Message | None, str | None], Message]
 
 
 def routes(house: ModelRegistry) -> APIRouter:
@@ -60,35 +60,35 @@ def routes(house: ModelRegistry) -> APIRouter:
     async def model(name: str) -> ModelFacts:
         return ModelFacts(id=house.find(name).name, created=born)
 
-    @router.post("/completions", responses=STREAM, response_model=Completion)
+    @router.post("/completions", responses=_STREAM, response_model=Completion)
     async def completions(asked: CompletionRequest) -> Completion | StreamingResponse:
         """Go on with a text; a model that learned from pairs answers it."""
         desk = house.choose(asked.model, "write", "translate")
-        return await complete(house, desk, asked)
+        return await _complete(house, desk, asked)
 
-    @router.post("/chat/completions", responses=STREAM, response_model=ChatCompletion)
+    @router.post("/chat/completions", responses=_STREAM, response_model=ChatCompletion)
     async def chat(asked: ChatRequest) -> ChatCompletion | StreamingResponse:
         """The next turn of a conversation."""
         desk = house.choose(asked.model, "chat")
-        return await converse(house, desk, asked)
+        return await _converse(house, desk, asked)
 
     @router.post("/embeddings")
     async def embeddings(asked: EmbeddingRequest) -> EmbeddingList:
         """A vector of length 1 for each text."""
         desk = house.choose(asked.model, "embed")
-        return await embed(house, desk, asked)
+        return await _embed(house, desk, asked)
 
     return router
 
 
-def common(house: ModelRegistry, asked: GenerationRequest, texts: int) -> dict[str, Any]:
+def _common(house: ModelRegistry, asked: GenerationRequest, texts: int) -> dict[str, Any]:
     """What completions and chats tell the worker alike."""
     house.check_count(texts * (asked.n or 1))
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     return {"n": asked.n or 1, "stop": stops, "stream": bool(asked.stream), "tag": asked.tag}
 
 
-def new_head(kind: str, desk: WorkerClient) -> Message:
+def _new_head(kind: str, desk: WorkerClient) -> Message:
     """What every answer begins with, and every piece of a stream."""
     return {
         "id": f"{kind}-{secrets.token_hex(12)}",
@@ -97,39 +97,39 @@ def new_head(kind: str, desk: WorkerClient) -> Message:
     }
 
 
-async def complete(
+async def _complete(
     house: ModelRegistry, desk: WorkerClient, asked: CompletionRequest
 ) -> Completion | StreamingResponse:
     """Completions, whole or as a stream."""
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
     house.check_texts(prompts)
-    fields = common(house, asked, len(prompts)) | {"prompts": prompts, "top": asked.logprobs or 0}
+    fields = _common(house, asked, len(prompts)) | {"prompts": prompts, "top": asked.logprobs or 0}
     fields |= {"settings": house.settings(asked, asked.max_tokens)}
     fields |= {"logprobs": asked.logprobs is not None}
-    head = new_head("cmpl", desk)
+    head = _new_head("cmpl", desk)
 
     def chunk(i: int, piece: str, token: Message | None, reason: str | None) -> Message:
         told = {"index": i, "text": piece, "finish_reason": reason}
-        told["logprobs"] = plain_logprobs([token]).model_dump() if token else None
+        told["logprobs"] = _plain_logprobs([token]).model_dump() if token else None
         return {**head, "object": "text_completion", "choices": [told]}
 
     if asked.stream:
-        return await stream(house, desk, asked, chunk, "complete", fields, head)
+        return await _stream(house, desk, asked, chunk, "complete", fields, head)
     done = await house.answer(desk, asked, "complete", **fields)
     choices = [
         CompletionChoice(
             index=i,
             text=text["text"],
             finish_reason="stop" if text["ended"] else "length",
-            logprobs=plain_logprobs(text["tokens"]) if fields["logprobs"] else None,
+            logprobs=_plain_logprobs(text["tokens"]) if fields["logprobs"] else None,
         )
         for i, text in enumerate(done["texts"])
     ]
-    usage = usage_of(house, desk, done["texts"], fields["n"])
+    usage = _usage_of(house, desk, done["texts"], fields["n"])
     return Completion(**head, choices=choices, usage=usage)
 
 
-async def converse(
+async def _converse(
     house: ModelRegistry, desk: WorkerClient, asked: ChatRequest
 ) -> ChatCompletion | StreamingResponse:
     """Chats, whole or as a stream."""
@@ -141,37 +141,37 @@ async def converse(
         message = "top_logprobs: there are none without logprobs"
         raise RefusedError(422, "invalid_field", message, "set logprobs to true")
     limit = asked.max_completion_tokens or asked.max_tokens
-    fields = common(house, asked, 1) | {"turns": turns, "settings": house.settings(asked, limit)}
+    fields = _common(house, asked, 1) | {"turns": turns, "settings": house.settings(asked, limit)}
     fields |= {"logprobs": bool(asked.logprobs), "top": asked.top_logprobs or 0}
-    head = new_head("chatcmpl", desk)
+    head = _new_head("chatcmpl", desk)
 
     def chunk(i: int, piece: str, token: Message | None, reason: str | None) -> Message:
         said = {"role": "assistant", "content": piece} if reason is None else {}
         told = {"index": i, "delta": said, "finish_reason": reason}
-        told["logprobs"] = chat_logprobs([token]).model_dump() if token else None
+        told["logprobs"] = _chat_logprobs([token]).model_dump() if token else None
         return {**head, "object": "chat.completion.chunk", "choices": [told]}
 
     if asked.stream:
-        return await stream(house, desk, asked, chunk, "chat", fields, head)
+        return await _stream(house, desk, asked, chunk, "chat", fields, head)
     done = await house.answer(desk, asked, "chat", **fields)
     choices = [
         ChatChoice(
             index=i,
             message=ChatMessage(content=text["text"]),
             finish_reason="stop" if text["ended"] else "length",
-            logprobs=chat_logprobs(text["tokens"]) if fields["logprobs"] else None,
+            logprobs=_chat_logprobs(text["tokens"]) if fields["logprobs"] else None,
         )
         for i, text in enumerate(done["texts"])
     ]
-    usage = usage_of(house, desk, done["texts"], fields["n"])
+    usage = _usage_of(house, desk, done["texts"], fields["n"])
     return ChatCompletion(**head, choices=choices, usage=usage)
 
 
-async def stream(
+async def _stream(
     house: ModelRegistry,
     desk: WorkerClient,
     asked: GenerationRequest,
-    chunk: Chunk,
+    chunk: _Chunk,
     do: str,
     fields: dict[str, Any],
     head: Message,
@@ -191,15 +191,15 @@ async def stream(
                 message = first
                 while "done" not in message:
                     told = chunk(message["text"], message["piece"], message["token"], None)
-                    yield event(told)
+                    yield _event(told)
                     message = await anext(messages)
                 texts = message["done"]["texts"]
                 for i, text in enumerate(texts):
-                    yield event(chunk(i, "", None, "stop" if text["ended"] else "length"))
-                usage = usage_of(house, desk, texts, fields["n"])
+                    yield _event(chunk(i, "", None, "stop" if text["ended"] else "length"))
+                usage = _usage_of(house, desk, texts, fields["n"])
                 if with_usage:
                     last = chunk(0, "", None, "stop")
-                    yield event({**last, "choices": [], "usage": usage.model_dump()})
+                    yield _event({**last, "choices": [], "usage": usage.model_dump()})
                 yield b"data: [DONE]\n\n"
             except RefusedError as refused:
                 yield b"data: " + error_body(refused) + b"\n\n"
@@ -207,12 +207,12 @@ async def stream(
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-def event(told: Message) -> bytes:
+def _event(told: Message) -> bytes:
     """One of them."""
     return b"data: " + json.dumps(told).encode() + b"\n\n"
 
 
-def usage_of(house: ModelRegistry, desk: WorkerClient, texts: list[Message], n: int) -> Usage:
+def _usage_of(house: ModelRegistry, desk: WorkerClient, texts: list[Message], n: int) -> Usage:
     """What was read and written; a prompt counts once, however many texts follow it."""
     read = sum(text["read"] for text in texts[::n])
     written = sum(text["written"] for text in texts)
@@ -221,7 +221,7 @@ def usage_of(house: ModelRegistry, desk: WorkerClient, texts: list[Message], n: 
     return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
 
-def plain_logprobs(tokens: list[Message]) -> CompletionLogprobs:
+def _plain_logprobs(tokens: list[Message]) -> CompletionLogprobs:
     """As completions tell them."""
     offsets = [0]
     for token in tokens:
@@ -236,7 +236,7 @@ def plain_logprobs(tokens: list[Message]) -> CompletionLogprobs:
     )
 
 
-def chat_logprobs(tokens: list[Message]) -> ChatLogprobs:
+def _chat_logprobs(tokens: list[Message]) -> ChatLogprobs:
     """As chats tell them."""
     return ChatLogprobs(
         content=[
@@ -249,7 +249,9 @@ def chat_logprobs(tokens: list[Message]) -> ChatLogprobs:
     )
 
 
-async def embed(house: ModelRegistry, desk: WorkerClient, asked: EmbeddingRequest) -> EmbeddingList:
+async def _embed(
+    house: ModelRegistry, desk: WorkerClient, asked: EmbeddingRequest
+) -> EmbeddingList:
     """Vectors as numbers, or as bytes in base64, which OpenAI's own client asks for."""
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     house.check_texts(texts)

@@ -28,20 +28,20 @@ from limelight.serve.trace_token import LONGEST, name_of, ticket_of
 from limelight.serve.worker_client import RefusedError, WorkerClient
 
 PARTS, KIND = "X-Limelight-Parts", "X-Limelight-Kind"
-BYTES: dict[int | str, dict[str, Any]] = {
+_BYTES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": f"Numbers as bytes; {PARTS} has names and shapes, {KIND} says f32, f16, u8",
         "content": {"application/octet-stream": {"schema": {"type": "string"}}},
     }
 }
-TraceName = Annotated[str, Path(min_length=1, max_length=LONGEST, pattern="^[A-Za-z0-9_-]+$")]
-Label = Annotated[str, Path(min_length=1, max_length=100)]
-Number = Annotated[int | None, Query(ge=1, le=10_000)]
-Row = Annotated[int, Query(ge=0, le=10**6)]
-Place = Annotated[int | None, Query(ge=0, le=10**6)]
-Rows = Annotated[str, Query(pattern=r"^([0-9]{1,6}:[0-9]{1,6})?$")]
-Kind = Annotated[Literal["f32", "f16", "u8"], Query(alias="as")]
-Word = Annotated[str | None, Query(min_length=1, max_length=200)]
+_TraceName = Annotated[str, Path(min_length=1, max_length=LONGEST, pattern="^[A-Za-z0-9_-]+$")]
+_Label = Annotated[str, Path(min_length=1, max_length=100)]
+_Number = Annotated[int | None, Query(ge=1, le=10_000)]
+_Row = Annotated[int, Query(ge=0, le=10**6)]
+_Place = Annotated[int | None, Query(ge=0, le=10**6)]
+_Rows = Annotated[str, Query(pattern=r"^([0-9]{1,6}:[0-9]{1,6})?$")]
+_Kind = Annotated[Literal["f32", "f16", "u8"], Query(alias="as")]
+_Word = Annotated[str | None, Query(min_length=1, max_length=200)]
 
 
 def routes(house: ModelRegistry) -> APIRouter:
@@ -54,12 +54,12 @@ def routes(house: ModelRegistry) -> APIRouter:
         """A text's way through a model: its tokens, steps, and what there is to look at."""
         house.check_texts([asked.text, asked.target or ""])
         ticket = Ticket(**asked.model_dump(exclude={"timeout"}))
-        done = await look(house, ticket, asked.timeout, "manifest")
+        done = await _look(house, ticket, asked.timeout, "manifest")
         named = ticket.model_copy(update={"print": done["print"]})
         told = {"trace": name_of(named), "seconds": done["seconds"], "manifest": done["manifest"]}
-        return await as_json(told, request)
+        return await _as_json(told, request)
 
-    add_slices(router, house)
+    _add_slices(router, house)
 
     @router.get(
         "/trace/{trace}/stop/{name}",
@@ -67,18 +67,18 @@ def routes(house: ModelRegistry) -> APIRouter:
         summary="One stop of the walk",
     )
     async def stop(
-        trace: TraceName,
-        name: Label,
-        layer: Number = None,
-        head: Number = None,
-        word: Word = None,
-        source: Place = None,
-        target: Place = None,
+        trace: _TraceName,
+        name: _Label,
+        layer: _Number = None,
+        head: _Number = None,
+        word: _Word = None,
+        source: _Place = None,
+        target: _Place = None,
     ) -> StageResponse:
         """Layers and heads count from 1; source and target are places of words, from 0."""
         fields: dict[str, Any] = {"name": name, "layer": layer, "head": head, "word": word}
         fields |= {"source_row": source, "target_row": target}
-        done = await look(house, ticket_of(trace), None, "stop", **fields)
+        done = await _look(house, ticket_of(trace), None, "stop", **fields)
         return StageResponse(**done["stop"])
 
     @router.post("/teacher")
@@ -89,12 +89,12 @@ def routes(house: ModelRegistry) -> APIRouter:
         fields = {name: getattr(asked, name) for name in ("source", "target", "tag")}
         return TeacherTable(**await house.answer(desk, asked, "teacher", **fields))
 
-    @router.post("/next", response_class=Response, responses=BYTES)
+    @router.post("/next", response_class=Response, responses=_BYTES)
     async def next_token(asked: NextRequest) -> Response:
         """The scores of all tokens that could come next, in the order of the vocabulary."""
         house.check_texts([asked.text])
         desk = house.choose(asked.model, "write")
-        return as_bytes(await house.answer(desk, asked, "next", text=asked.text))
+        return _as_bytes(await house.answer(desk, asked, "next", text=asked.text))
 
     @router.get(
         "/vocabulary",
@@ -103,7 +103,7 @@ def routes(house: ModelRegistry) -> APIRouter:
     )
     async def vocabulary(request: Request, model: Annotated[Name, Query()] = "") -> Response:
         done = await house.fetch(house.choose(model), None, "vocabulary")
-        return await as_json(done["pieces"], request)
+        return await _as_json(done["pieces"], request)
 
     @router.get(
         "/example",
@@ -120,66 +120,66 @@ def routes(house: ModelRegistry) -> APIRouter:
     return router
 
 
-def add_slices(router: APIRouter, house: ModelRegistry) -> None:
+def _add_slices(router: APIRouter, house: ModelRegistry) -> None:
     """The parts of a trace."""
 
     @router.get(
         "/trace/{trace}/tensor/{name}",
         response_class=Response,
-        responses=BYTES,
+        responses=_BYTES,
         summary="A value, one head of it (counted from 1), or some of its rows",
     )
     async def tensor(
-        trace: TraceName, name: Label, head: Number = None, rows: Rows = "", kind: Kind = "f32"
+        trace: _TraceName, name: _Label, head: _Number = None, rows: _Rows = "", kind: _Kind = "f32"
     ) -> Response:
         window = [int(end) for end in rows.split(":")] if rows else None
         fields = {"name": name, "head": head, "rows": window, "as": kind}
-        return as_bytes(await look(house, ticket_of(trace), None, "tensor", **fields))
+        return _as_bytes(await _look(house, ticket_of(trace), None, "tensor", **fields))
 
     @router.get(
         "/trace/{trace}/focus",
         response_class=Response,
-        responses=BYTES,
+        responses=_BYTES,
         summary="All of an attention at one head: q, k, v, scores, masked, weights, mixed",
     )
     async def focus(
-        trace: TraceName,
+        trace: _TraceName,
         at: Annotated[str, Query(min_length=1, max_length=100)],
         head: Annotated[int, Query(ge=1, le=10_000)] = 1,
     ) -> Response:
-        return as_bytes(await look(house, ticket_of(trace), None, "focus", at=at, head=head))
+        return _as_bytes(await _look(house, ticket_of(trace), None, "focus", at=at, head=head))
 
     @router.get(
         "/trace/{trace}/thumbs",
         response_class=Response,
-        responses=BYTES,
+        responses=_BYTES,
         summary="Small pictures of all heads",
     )
-    async def thumbs(trace: TraceName) -> Response:
-        return as_bytes(await look(house, ticket_of(trace), None, "thumbs"))
+    async def thumbs(trace: _TraceName) -> Response:
+        return _as_bytes(await _look(house, ticket_of(trace), None, "thumbs"))
 
     @router.get(
         "/trace/{trace}/logits",
         response_class=Response,
-        responses=BYTES,
+        responses=_BYTES,
         summary="The scores of the whole vocabulary at one row",
     )
-    async def logits(trace: TraceName, row: Row) -> Response:
-        return as_bytes(await look(house, ticket_of(trace), None, "logits", row=row))
+    async def logits(trace: _TraceName, row: _Row) -> Response:
+        return _as_bytes(await _look(house, ticket_of(trace), None, "logits", row=row))
 
     @router.get(
         "/trace/{trace}/token",
         response_class=Response,
-        responses=BYTES,
+        responses=_BYTES,
         summary="All that one word goes through",
     )
     async def token(
-        trace: TraceName, row: Row, side: Literal["encoder", "decoder"] = "decoder"
+        trace: _TraceName, row: _Row, side: Literal["encoder", "decoder"] = "decoder"
     ) -> Response:
-        return as_bytes(await look(house, ticket_of(trace), None, "token", side=side, row=row))
+        return _as_bytes(await _look(house, ticket_of(trace), None, "token", side=side, row=row))
 
 
-async def look(
+async def _look(
     house: ModelRegistry, ticket: Ticket, seconds: float | None, what: str, **fields: Any
 ) -> Message:
     """Ask the worker for something of a trace."""
@@ -189,13 +189,13 @@ async def look(
         message = f"this model is {family}: it has no attention to look at"
         raise RefusedError(400, "not_for_this_model", message, "choose a Transformer")
     told = {"text": ticket.text, "target": ticket.target, "tag": ticket.tag, "print": ticket.print}
-    settings = settings_of(house, desk, ticket)
+    settings = _settings_of(house, desk, ticket)
     return await house.fetch(desk, seconds, "trace", what=what, settings=settings, **told, **fields)
 
 
-def settings_of(house: ModelRegistry, desk: WorkerClient, ticket: Ticket) -> dict[str, Any]:
+def _settings_of(house: ModelRegistry, desk: WorkerClient, ticket: Ticket) -> dict[str, Any]:
     """How to write: a mode in words, or single settings, or the recipe's own."""
-    check_mode(ticket)
+    _check_mode(ticket)
     given = house.settings(ticket, ticket.max_tokens)
     recipe = (desk.facts or {}).get("decode", {})
     match ticket.mode:
@@ -210,7 +210,7 @@ def settings_of(house: ModelRegistry, desk: WorkerClient, ticket: Ticket) -> dic
     return {name: value for name, value in given.items() if value is not None}
 
 
-def check_mode(ticket: Ticket) -> None:
+def _check_mode(ticket: Ticket) -> None:
     """A mode and a setting that cannot both be meant: nobody here knows which one was."""
     for name, without, mode, words in (
         ("beam", 1, "beam", "2 or more"),
@@ -223,7 +223,7 @@ def check_mode(ticket: Ticket) -> None:
             raise RefusedError(422, "invalid_field", message, f"leave out {name}, or the mode")
 
 
-async def as_json(told: object, request: Request) -> Response:
+async def _as_json(told: object, request: Request) -> Response:
     """A long answer, for those who understand it a sixth as long."""
     body, headers = json.dumps(told, separators=(",", ":")).encode(), {"vary": "accept-encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
@@ -232,7 +232,7 @@ async def as_json(told: object, request: Request) -> Response:
     return Response(body, headers=headers, media_type="application/json")
 
 
-def as_bytes(done: Message) -> Response:
+def _as_bytes(done: Message) -> Response:
     """Numbers, and what they are; rows behind the last one are none."""
     headers = {PARTS: json.dumps(done["parts"], separators=(",", ":")), KIND: done["kind"]}
     return Response(done.get("blob", b""), headers=headers, media_type="application/octet-stream")

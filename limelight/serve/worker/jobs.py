@@ -49,10 +49,10 @@ from limelight.tasks.translate import (
 )
 from limelight.tasks.write import Continuation, encode_prompt, refuse_beam
 
-BY_PARTS = ", or ask /api/translate, which takes a long text in parts"
+_BY_PARTS = ", or ask /api/translate, which takes a long text in parts"
 
 
-class SequenceJob(Protocol):
+class _SequenceJob(Protocol):
     """One text of a job."""
 
     config: DecodeConfig
@@ -85,7 +85,7 @@ class Job:
     left: int = 0  # texts that are not done
 
 
-class CompletionSequence:
+class _CompletionSequence:
     """A text that goes on, for models that learned from texts."""
 
     def __init__(self, text: Continuation, top: int) -> None:
@@ -116,7 +116,7 @@ class CompletionSequence:
         return self.text.stream.stopped
 
 
-class Seq2SeqSequence:
+class _Seq2SeqSequence:
     """A text that answers another, for models that learned from pairs."""
 
     def __init__(
@@ -126,7 +126,7 @@ class Seq2SeqSequence:
         self.read = len(request.source) or len(request.prompt)
         self.waiting: Request | None = request
         self.stream = IncrementalDetokenizer(loaded.tokenizer, list(stops))
-        self.tidy = WhitespaceNormalizer()
+        self.tidy = _WhitespaceNormalizer()
         self.tokens: list[TokenEvent] = []
         self.pieces: list[str] = []
 
@@ -152,7 +152,7 @@ class Seq2SeqSequence:
         return self.stream.stopped
 
 
-class TranslationPart:
+class _TranslationPart:
     """A text of which only the whole is of interest: a part of a translation."""
 
     def __init__(self, loaded: LoadedModel, request: Request, config: DecodeConfig) -> None:
@@ -180,7 +180,7 @@ class TranslationPart:
         return ""
 
 
-class WhitespaceNormalizer:
+class _WhitespaceNormalizer:
     """Words with one space between them, as they come: `" ".join(text.split())`, in pieces."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def job_for(loaded: LoadedModel, album: TraceCache, message: Message, most: int)
     """What a message asks for; what it cannot have is a `UserError`."""
     if message["do"] == "trace":
         return Job(result=lambda _: album.look(message))
-    job = HANDLERS[message["do"]](loaded, message)
+    job = _HANDLERS[message["do"]](loaded, message)
     if len(job.texts) > most:
         raise UserError(
             f"the text is too long: it would be answered in {len(job.texts)} parts, "
@@ -212,7 +212,7 @@ def job_for(loaded: LoadedModel, album: TraceCache, message: Message, most: int)
     return job
 
 
-def settings_of(loaded: LoadedModel, message: Message) -> DecodeConfig:
+def _settings_of(loaded: LoadedModel, message: Message) -> DecodeConfig:
     """How to write: the run's own settings, with those that the request gives."""
     given = {key: value for key, value in message.get("settings", {}).items() if value is not None}
     return loaded.settings(**given)
@@ -220,39 +220,39 @@ def settings_of(loaded: LoadedModel, message: Message) -> DecodeConfig:
 
 def complete(loaded: LoadedModel, message: Message) -> Job:
     """Go on with each prompt; a model that learned from pairs answers it."""
-    config, texts = settings_of(loaded, message), list[Any]()
+    config, texts = _settings_of(loaded, message), list[Any]()
     stops, top = message["stop"], message["top"]
     for prompt in message["prompts"]:
         if "write" not in loaded.tasks:
             loaded.require("translate")
-            check_fits(loaded, prompt, message["tag"], "prompt", BY_PARTS)
+            _check_fits(loaded, prompt, message["tag"], "prompt", _BY_PARTS)
         for i in range(message["n"]):
             own = replace(config, seed=config.seed + i)
             if "write" in loaded.tasks:
                 loaded.refuse_tag(message["tag"])
                 refuse_beam(message.get("settings", {}).get("beam"))
-                texts.append(CompletionSequence(Continuation(loaded, prompt, own, stops), top))
+                texts.append(_CompletionSequence(Continuation(loaded, prompt, own, stops), top))
             else:
                 source = Conversation(loaded, own, message["tag"]).source([prompt])
-                texts.append(answer_for(loaded, source, own, stops, top))
-    return Job(texts, message["stream"], message["logprobs"], result=texts_payload(loaded))
+                texts.append(_answer_for(loaded, source, own, stops, top))
+    return Job(texts, message["stream"], message["logprobs"], result=_texts_payload(loaded))
 
 
 def chat(loaded: LoadedModel, message: Message) -> Job:
     """The next turn of a conversation."""
-    config = settings_of(loaded, message)
+    config = _settings_of(loaded, message)
     conversation = Conversation(loaded, config, message["tag"])
     turns = [" ".join(turn.split()) for turn in message["turns"]]
-    check_fits(loaded, turns[-1], message["tag"], "last turn")
+    _check_fits(loaded, turns[-1], message["tag"], "last turn")
     source = conversation.source(turns)
     texts = []
     for i in range(message["n"]):
         own = replace(config, seed=config.seed + i)
-        texts.append(answer_for(loaded, source, own, message["stop"], message["top"]))
-    return Job(list(texts), message["stream"], message["logprobs"], result=texts_payload(loaded))
+        texts.append(_answer_for(loaded, source, own, message["stop"], message["top"]))
+    return Job(list(texts), message["stream"], message["logprobs"], result=_texts_payload(loaded))
 
 
-def check_fits(loaded: LoadedModel, text: str, tag: str, name: str, hint: str = "") -> None:
+def _check_fits(loaded: LoadedModel, text: str, tag: str, name: str, hint: str = "") -> None:
     """Older turns may be forgotten, but an answer to half of what was asked would mislead."""
     count = len(loaded.tokenizer.encode(text))
     longest = longest_source(loaded) - len(loaded.tag(tag))
@@ -262,9 +262,9 @@ def check_fits(loaded: LoadedModel, text: str, tag: str, name: str, hint: str = 
         )
 
 
-def answer_for(
+def _answer_for(
     loaded: LoadedModel, source: list[int], config: DecodeConfig, stops: list[str], top: int
-) -> Seq2SeqSequence:
+) -> _Seq2SeqSequence:
     """A text that answers these tokens."""
     if top and searches(config):
         raise UserError(
@@ -272,7 +272,7 @@ def answer_for(
             "set beam to 1, or a temperature"
         )
     request = replace(request_for(loaded, source, config), top=top)
-    return Seq2SeqSequence(loaded, request, config, stops)
+    return _Seq2SeqSequence(loaded, request, config, stops)
 
 
 def searches(config: DecodeConfig, nbest: int = 1) -> bool:
@@ -280,18 +280,18 @@ def searches(config: DecodeConfig, nbest: int = 1) -> bool:
     return not config.temperature and (config.beam > 1 or nbest > 1)
 
 
-def texts_payload(loaded: LoadedModel) -> Callable[[Job], Work]:
+def _texts_payload(loaded: LoadedModel) -> Callable[[Job], Work]:
     """What was written, and how."""
 
     def result(job: Job) -> Work:
         yield from ()
-        return {"texts": [text_payload(loaded, text, job.logprobs) for text in job.texts]}
+        return {"texts": [_text_payload(loaded, text, job.logprobs) for text in job.texts]}
 
     return result
 
 
-def text_payload(
-    loaded: LoadedModel, text: CompletionSequence | Seq2SeqSequence, logprobs: bool
+def _text_payload(
+    loaded: LoadedModel, text: _CompletionSequence | _Seq2SeqSequence, logprobs: bool
 ) -> Message:
     """All about one text. An end token is no token of the text."""
     end = loaded.tokenizer.end
@@ -307,24 +307,24 @@ def text_payload(
 
 def token_payload(loaded: LoadedModel, event: TokenEvent) -> Message:
     """A token, its log-probability, and the likeliest ones in its place."""
-    top = [piece_payload(loaded, token, logprob) for token, logprob in event.top]
-    return {**piece_payload(loaded, event.token, event.logprob), "top": top}
+    top = [_piece_payload(loaded, token, logprob) for token, logprob in event.top]
+    return {**_piece_payload(loaded, event.token, event.logprob), "top": top}
 
 
-def piece_payload(loaded: LoadedModel, token: int, logprob: float) -> Message:
+def _piece_payload(loaded: LoadedModel, token: int, logprob: float) -> Message:
     """A token as text and as bytes, which may be half a character."""
     piece = loaded.tokenizer.pieces([token])[0]
     return {
         "token": piece,
         "bytes": list(loaded.tokenizer.token_bytes(token)),
-        "logprob": finite(logprob),
+        "logprob": _finite(logprob),
     }
 
 
-def translate(loaded: LoadedModel, message: Message) -> Job:
+def _translate(loaded: LoadedModel, message: Message) -> Job:
     """A text's translations, and what was asked for besides."""
     loaded.require("translate")
-    config = widen_beam(settings_of(loaded, message), message["nbest"])
+    config = widen_beam(_settings_of(loaded, message), message["nbest"])
     include, exclude = tuple(message["include"]), tuple(message["exclude"])
     wishes = Constraints(message["tag"], message["prefix"], include, exclude)
     requests = requests_for(loaded, message["text"], config, wishes)
@@ -354,34 +354,34 @@ def translate(loaded: LoadedModel, message: Message) -> Job:
                 places.append([asdict(choice) for choice in place])
                 yield
         if message["alignment"]:
-            answer["alignment"] = alignment(loaded, job.texts[0].asked, job.texts[0].found[0])
+            answer["alignment"] = _alignment(loaded, job.texts[0].asked, job.texts[0].found[0])
             yield
         if message["tree"]:
-            answer["tree"] = tree_payload(loaded, job.trees[0])
+            answer["tree"] = _tree_payload(loaded, job.trees[0])
         return answer
 
-    parts = [TranslationPart(loaded, request, config) for request in requests]
+    parts = [_TranslationPart(loaded, request, config) for request in requests]
     return Job(list(parts), nbest=message["nbest"], tree=message["tree"], result=result)
 
 
-def tree_payload(loaded: LoadedModel, tree: Tree) -> list[list[Message]]:
+def _tree_payload(loaded: LoadedModel, tree: Tree) -> list[list[Message]]:
     """A search as it went, with the pieces of its tokens."""
     return [
         [
             {**asdict(node), "piece": loaded.tokenizer.pieces([node.token])[0]}
-            | {"logprob": finite(node.logprob), "score": finite(node.score)}
+            | {"logprob": _finite(node.logprob), "score": _finite(node.score)}
             for node in step
         ]
         for step in tree
     ]
 
 
-def finite(value: float) -> float:
+def _finite(value: float) -> float:
     """JSON has no infinity; what is impossible is told as very unlikely."""
     return value if math.isfinite(value) else -1e9
 
 
-def alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Message:
+def _alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Message:
     """How much each token of a translation looked at each of the source: the mean of all heads.
 
     The tokens of a prefix come first: they were given, and looked all the same.
@@ -402,13 +402,13 @@ def alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Mes
     }
 
 
-def following(tokenizer: Tokenizer, tokens: list[int], spaced: bool) -> str:
+def _following(tokenizer: Tokenizer, tokens: list[int], spaced: bool) -> str:
     """What tokens add to a text, which may have the space before them already."""
     text = tokenizer.decode(tokens)
     return text.removeprefix(" ") if spaced else text
 
 
-def suggest(loaded: LoadedModel, message: Message) -> Job:
+def _suggest(loaded: LoadedModel, message: Message) -> Job:
     """The likeliest next tokens, each with its likeliest continuation."""
     loaded.require("write")
 
@@ -426,7 +426,7 @@ def suggest(loaded: LoadedModel, message: Message) -> Job:
         return {
             "suggestions": [
                 {
-                    "text": following(tokenizer, [choice.token, *choice.rest.tokens], spaced),
+                    "text": _following(tokenizer, [choice.token, *choice.rest.tokens], spaced),
                     "probability": math.exp(choice.logprob),
                 }
                 for choice in found
@@ -436,29 +436,29 @@ def suggest(loaded: LoadedModel, message: Message) -> Job:
     return Job(result=result)
 
 
-def fill_in(loaded: LoadedModel, message: Message) -> Job:
+def _fill_in(loaded: LoadedModel, message: Message) -> Job:
     """A text with its blanks filled in."""
     loaded.require("fill")
-    return sync_job(lambda: asdict(fill(loaded, message["text"], message["count"])))
+    return _sync_job(lambda: asdict(fill(loaded, message["text"], message["count"])))
 
 
-def classify_all(loaded: LoadedModel, message: Message) -> Job:
+def _classify_all(loaded: LoadedModel, message: Message) -> Job:
     """The classes of texts."""
     loaded.require("classify")
-    return sync_job(lambda: {"classes": list(classify(loaded, message["texts"]))})
+    return _sync_job(lambda: {"classes": list(classify(loaded, message["texts"]))})
 
 
-def embed_all(loaded: LoadedModel, message: Message) -> Job:
+def _embed_all(loaded: LoadedModel, message: Message) -> Job:
     """The vectors of texts, how many tokens of them were read, and how many found no room."""
     loaded.require("embed")
     room = loaded.max_len - 2  # there is something before a text and behind it
     lengths = list(map(len, loaded.tokenizer.encode_many(message["texts"])))
     read = sum(min(length, room) for length in lengths)
     told = {"read": read, "left_out": sum(lengths) - read}
-    return sync_job(lambda: {"vectors": list(embed(loaded, message["texts"])), **told})
+    return _sync_job(lambda: {"vectors": list(embed(loaded, message["texts"])), **told})
 
 
-def score_all(loaded: LoadedModel, message: Message) -> Job:
+def _score_all(loaded: LoadedModel, message: Message) -> Job:
     """How likely texts are."""
     loaded.require("score")
 
@@ -469,17 +469,17 @@ def score_all(loaded: LoadedModel, message: Message) -> Job:
             told.append({"problem": scored.problem} if scored.problem else facts)
         return {"scores": told}
 
-    return sync_job(work)
+    return _sync_job(work)
 
 
-def neighbours(loaded: LoadedModel, message: Message) -> Job:
+def _neighbours(loaded: LoadedModel, message: Message) -> Job:
     """The tokens whose vectors are most like those of a text's tokens."""
 
     def work() -> Message:
         tokenizer = loaded.tokenizer
         word = message["text"]  # words have the space before them in their tokens, mostly
         tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
-        table = embedding_of(loaded)[: len(tokenizer)]
+        table = _embedding_of(loaded)[: len(tokenizer)]
         unit = torch.nn.functional.normalize(table.float(), dim=1)
         alike = unit[tokens] @ unit.T  # T V
         alike[:, : tokenizer.first_text_id] = -1  # special tokens are nobody's neighbours
@@ -500,17 +500,17 @@ def neighbours(loaded: LoadedModel, message: Message) -> Job:
             )
         return {"tokens": told}
 
-    return sync_job(work)
+    return _sync_job(work)
 
 
-def embedding_of(loaded: LoadedModel) -> torch.Tensor:
+def _embedding_of(loaded: LoadedModel) -> torch.Tensor:
     """The table of vectors that a model reads its input with."""
     side = getattr(loaded.model, "source", None) or loaded.model.target
     table: torch.Tensor = getattr(side, "tokens", side).weight.detach()
     return table
 
 
-def sync_job(work: Callable[[], Message]) -> Job:
+def _sync_job(work: Callable[[], Message]) -> Job:
     """A job that is done in one go."""
 
     def result(_: Job) -> Work:
@@ -528,17 +528,17 @@ def code_of(error: UserError) -> str:
     return "too_long" if isinstance(error, TooLongError) else "invalid_request"
 
 
-HANDLERS: dict[str, Callable[[LoadedModel, Message], Job]] = {
+_HANDLERS: dict[str, Callable[[LoadedModel, Message], Job]] = {
     "complete": complete,
     "chat": chat,
-    "translate": translate,
-    "suggest": suggest,
-    "fill": fill_in,
-    "classify": classify_all,
-    "embed": embed_all,
-    "score": score_all,
-    "neighbours": neighbours,
-    "teacher": lambda loaded, message: sync_job(lambda: teacher(loaded, message)),
-    "next": lambda loaded, message: sync_job(lambda: next_scores(loaded, message["text"])),
-    "vocabulary": lambda loaded, _: sync_job(lambda: vocabulary(loaded)),
+    "translate": _translate,
+    "suggest": _suggest,
+    "fill": _fill_in,
+    "classify": _classify_all,
+    "embed": _embed_all,
+    "score": _score_all,
+    "neighbours": _neighbours,
+    "teacher": lambda loaded, message: _sync_job(lambda: teacher(loaded, message)),
+    "next": lambda loaded, message: _sync_job(lambda: next_scores(loaded, message["text"])),
+    "vocabulary": lambda loaded, _: _sync_job(lambda: vocabulary(loaded)),
 }

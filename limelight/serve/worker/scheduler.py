@@ -29,31 +29,31 @@ from limelight.serve.ipc import Message, packed
 from limelight.serve.worker.jobs import Job, code_of, job_for, searches, token_payload
 from limelight.serve.worker.trace_cache import TraceCache, Work, example_for
 
-AT_ONCE = 2  # searches that take turns
-ADMIT_DELAY = 3  # tokens that newcomers wait for others to join with: a batch is read faster
-MOMENT = 0.02  # seconds
+_AT_ONCE = 2  # searches that take turns
+_ADMIT_DELAY = 3  # tokens that newcomers wait for others to join with: a batch is read faster
+_MOMENT = 0.02  # seconds
 NO_MEMORY = (
     "there is not enough memory to load it: close other programs that use it, or serve fewer or "
     "smaller models"
 )
-Owner = tuple[int, int]  # a job's number, and which of its texts
+_Owner = tuple[int, int]  # a job's number, and which of its texts
 
 
 @dataclass
-class QueuedSequence:
+class _QueuedSequence:
     """A text that waits for its turn."""
 
-    owner: Owner
+    owner: _Owner
     request: Request
     config: DecodeConfig
 
 
 @dataclass
-class RunningSearch:
+class _RunningSearch:
     """A search, and whose texts it looks for."""
 
     search: BeamSearch
-    owners: list[Owner]
+    owners: list[_Owner]
 
 
 class Scheduler:
@@ -65,11 +65,11 @@ class Scheduler:
         self.loaded, self.batch, self.most, self.send = loaded, batch, most, send
         self.album = TraceCache(loaded, traced)
         self.jobs: dict[int, Job] = {}
-        self.to_write: deque[QueuedSequence] = deque()
-        self.to_search: deque[QueuedSequence] = deque()
+        self.to_write: deque[_QueuedSequence] = deque()
+        self.to_search: deque[_QueuedSequence] = deque()
         self.writing = self.new_writing()
-        self.rows: dict[int, Owner] = {}  # whose text each row of the batch is
-        self.running: deque[RunningSearch] = deque()
+        self.rows: dict[int, _Owner] = {}  # whose text each row of the batch is
+        self.running: deque[_RunningSearch] = deque()
         self.work: deque[tuple[int, Work]] = deque()
         self.outbox = bytearray()
         self.told = self.waited = 0
@@ -114,7 +114,7 @@ class Scheduler:
         if not job.texts:
             self.conclude(number)
 
-    def go_on(self, owner: Owner) -> None:
+    def go_on(self, owner: _Owner) -> None:
         """Let a text have its next stretch written, or be done."""
         number, i = owner
         job = self.jobs[number]
@@ -123,14 +123,14 @@ class Scheduler:
         if request is not None:
             beam = searches(text.config, job.nbest)
             queue = self.to_search if beam else self.to_write
-            queue.append(QueuedSequence(owner, request, text.config))
+            queue.append(_QueuedSequence(owner, request, text.config))
             return
         self.tell_piece(owner, text.finish())
         job.left -= 1
         if not job.left:
             self.conclude(number)
 
-    def tell_piece(self, owner: Owner, piece: str, event: TokenEvent | None = None) -> None:
+    def tell_piece(self, owner: _Owner, piece: str, event: TokenEvent | None = None) -> None:
         """What a text has become longer by, if the client wants to know."""
         number, i = owner
         job = self.jobs[number]
@@ -186,13 +186,13 @@ class Scheduler:
     def admit_writers(self) -> None:
         """Texts that wait join the batch, as far as there is room."""
         enough = len(self.to_write) >= max(1, len(self.rows) // 8)
-        if not enough and self.rows and self.waited < ADMIT_DELAY:
+        if not enough and self.rows and self.waited < _ADMIT_DELAY:
             self.waited += 1
             return
         self.waited = 0
-        chosen: list[QueuedSequence] = []
+        chosen: list[_QueuedSequence] = []
         while self.to_write and len(self.rows) + len(chosen) < self.batch:
-            longest = max(size_of(item.request) for item in (*chosen, self.to_write[0]))
+            longest = max(_size_of(item.request) for item in (*chosen, self.to_write[0]))
             if chosen and (len(chosen) + 1) * longest > MAX_BATCH_POSITIONS:
                 break
             chosen.append(self.to_write.popleft())
@@ -205,7 +205,7 @@ class Scheduler:
                 except Exception as error:
                     self.fail(item.owner[0], error)
 
-    def join(self, chosen: list[QueuedSequence]) -> None:
+    def join(self, chosen: list[_QueuedSequence]) -> None:
         """Let these in."""
         chosen = [item for item in chosen if item.owner[0] in self.jobs]
         if chosen:
@@ -241,13 +241,13 @@ class Scheduler:
 
     def admit_searchers(self) -> None:
         """Texts that wait for a beam of the same settings are searched together."""
-        if not self.to_search or len(self.running) == AT_ONCE:
+        if not self.to_search or len(self.running) == _AT_ONCE:
             return
         first = self.to_search[0]
         kind, beam = self.kind_of(first), first.config.beam
-        chosen: list[QueuedSequence] = []
+        chosen: list[_QueuedSequence] = []
         for item in self.to_search:
-            longest = max(size_of(other.request) for other in (*chosen, item))
+            longest = max(_size_of(other.request) for other in (*chosen, item))
             room = (len(chosen) + 1) * beam * longest <= MAX_BATCH_POSITIONS
             if self.kind_of(item) == kind and len(chosen) < self.batch and (room or not chosen):
                 chosen.append(item)
@@ -255,12 +255,12 @@ class Scheduler:
         self.to_search = deque(item for item in self.to_search if id(item) not in taken)
         self.begin_search(chosen)
 
-    def kind_of(self, item: QueuedSequence) -> tuple[DecodeConfig, int, bool]:
+    def kind_of(self, item: _QueuedSequence) -> tuple[DecodeConfig, int, bool]:
         """What texts must have in common to be searched together."""
         job = self.jobs[item.owner[0]]
         return replace(item.config, seed=0, max_tokens=0), job.nbest, job.tree
 
-    def begin_search(self, chosen: list[QueuedSequence]) -> None:
+    def begin_search(self, chosen: list[_QueuedSequence]) -> None:
         """Start a search; if that fails, find out for whom."""
         _, nbest, tree = self.kind_of(chosen[0])
         requests, config = [item.request for item in chosen], chosen[0].config
@@ -275,7 +275,7 @@ class Scheduler:
                 if item.owner[0] in self.jobs:
                     self.begin_search([item])
             return
-        self.running.append(RunningSearch(search, [item.owner for item in chosen]))
+        self.running.append(_RunningSearch(search, [item.owner for item in chosen]))
 
     def search(self) -> None:
         """One more token for every search."""
@@ -290,7 +290,7 @@ class Scheduler:
             self.running.remove(running)
             self.finish_search(running)
 
-    def finish_search(self, running: RunningSearch) -> None:
+    def finish_search(self, running: _RunningSearch) -> None:
         """A search has come to its end."""
         for place, (number, i) in enumerate(running.owners):
             if number not in self.jobs:
@@ -302,14 +302,14 @@ class Scheduler:
             if hasattr(text, "found"):
                 text.found = found
             else:
-                for event in events_of(found[0], self.loaded.tokenizer.end):
+                for event in _events_of(found[0], self.loaded.tokenizer.end):
                     if not text.enough:
                         self.tell_piece((number, i), text.take(event), event)
             self.go_on((number, i))
 
     def do_work(self) -> None:
         """What cannot be done token by token, for a moment; then it is the others' turn."""
-        end = time.perf_counter() + MOMENT
+        end = time.perf_counter() + _MOMENT
         for _ in range(len(self.work)):
             if time.perf_counter() < end:
                 self.work_on(*self.work.popleft())
@@ -337,13 +337,13 @@ class Scheduler:
             del self.jobs[number]
 
 
-def events_of(written: Hypothesis, end: int) -> list[TokenEvent]:
+def _events_of(written: Hypothesis, end: int) -> list[TokenEvent]:
     """What a beam found, as if it had come token by token."""
     tokens = [*written.tokens, *[end] * written.ended]
     return [TokenEvent(0, token, p) for token, p in zip(tokens, written.logprobs, strict=True)]
 
 
-def size_of(request: Request) -> int:
+def _size_of(request: Request) -> int:
     """The positions that it takes."""
     return len(request.source) + len(request.prompt) + request.limit
 

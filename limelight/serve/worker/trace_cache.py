@@ -40,11 +40,11 @@ from limelight.tasks.write import encode_prompt
 
 Work = Generator[None, None, Message]  # something that lets others have their turn in between
 
-ROOM = 2**27  # bytes of values that are kept: all of the paper's base model on 64 tokens
-PASSAGES = 256  # texts whose continuation is remembered
+_ROOM = 2**27  # bytes of values that are kept: all of the paper's base model on 64 tokens
+_PASSAGES = 256  # texts whose continuation is remembered
 LARGEST = 2**24  # bytes of numbers in one answer
-IMPOSSIBLE = -1e9  # as a score: infinity is no number for a page to calculate with
-BYTES = {"f32": 4, "f16": 2, "u8": 1}
+_IMPOSSIBLE = -1e9  # as a score: infinity is no number for a page to calculate with
+_BYTES = {"f32": 4, "f16": 2, "u8": 1}
 
 
 class ExpiredError(UserError):
@@ -54,7 +54,7 @@ class ExpiredError(UserError):
 class TraceCache:
     """Traces of one model: made on demand, one at a time, the last ones kept."""
 
-    def __init__(self, loaded: LoadedModel, longest: int, room: int = ROOM) -> None:
+    def __init__(self, loaded: LoadedModel, longest: int, room: int = _ROOM) -> None:
         self.loaded, self.longest, self.room = loaded, longest, room
         self.passages: OrderedDict[str, TracedText] = OrderedDict()
         self.traces: OrderedDict[str, Explanation] = OrderedDict()
@@ -71,10 +71,10 @@ class TraceCache:
             passage = self.passages.get(key) or (yield from self.read(message))
             self.remember(key, passage)
             trace = self.traced(key, message, passage)
-            told = fingerprint(self.loaded, passage)
+            told = _fingerprint(self.loaded, passage)
             if message["print"] not in ("", told):
                 raise ExpiredError("the model has changed since this was traced")
-            answer = TRACE_VIEWS[message["what"]](trace, message)
+            answer = _TRACE_VIEWS[message["what"]](trace, message)
         finally:
             self.busy = False
         return {**answer, "print": told, "seconds": time.perf_counter() - began}
@@ -84,7 +84,7 @@ class TraceCache:
         loaded, text, target = self.loaded, message["text"], message["target"]
         for side in (text, target or ""):
             self.check(len(loaded.tokenizer.encode(side)))
-        config = config_of(loaded, message["settings"], self.longest)
+        config = _config_of(loaded, message["settings"], self.longest)
         found = yield from passage_in_steps(loaded, text, target, config, message["tag"])
         self.check(max(len(found.source), len(found.target)))
         return found
@@ -100,13 +100,13 @@ class TraceCache:
         """Keep what was written: to write it again would take longest."""
         self.passages[key] = passage
         self.passages.move_to_end(key)
-        while len(self.passages) > PASSAGES:
+        while len(self.passages) > _PASSAGES:
             self.passages.popitem(last=False)
 
     def traced(self, key: str, message: Message, passage: TracedText) -> Explanation:
         """The trace, as it was kept or made again; others make room for it."""
         if key not in self.traces:
-            config = config_of(self.loaded, message["settings"], self.longest)
+            config = _config_of(self.loaded, message["settings"], self.longest)
             smoothing = self.loaded.recipe.train.label_smoothing
             self.traces[key] = Explanation(
                 *(self.loaded, message["text"], passage, config, "*", smoothing, self.room)
@@ -117,25 +117,25 @@ class TraceCache:
         return self.traces[key]
 
 
-def config_of(loaded: LoadedModel, settings: dict[str, Any], longest: int) -> DecodeConfig:
+def _config_of(loaded: LoadedModel, settings: dict[str, Any], longest: int) -> DecodeConfig:
     """How to write; never more than can be looked at."""
     found = loaded.settings(**settings)
     most = min(found.max_tokens, longest) if found.max_tokens or loaded.kind == "texts" else longest
     return loaded.settings(**{**settings, "max_tokens": most})
 
 
-def fingerprint(loaded: LoadedModel, passage: TracedText) -> str:
+def _fingerprint(loaded: LoadedModel, passage: TracedText) -> str:
     """What must be the same for two traces to be of the same words by the same model."""
     facts = [loaded.step, list(passage.source), list(passage.target), list(passage.answers)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def told_manifest(trace: Explanation, _: Message) -> Message:
+def _told_manifest(trace: Explanation, _: Message) -> Message:
     """What is needed first."""
     return {"manifest": serialize.manifest(trace)}
 
 
-def told_tensor(trace: Explanation, message: Message) -> Message:
+def _told_tensor(trace: Explanation, message: Message) -> Message:
     """A value, one head of it, or some of its rows; its size is known before it is made."""
     name, head, kind = message["name"], message["head"], message["as"]
     rows = slice(*message["rows"]) if message["rows"] else None
@@ -143,43 +143,43 @@ def told_tensor(trace: Explanation, message: Message) -> Message:
         shape = list(known.shape)[1 if head is not None else 0 :]
         if rows is not None and len(shape) > 1:
             shape[-2] = len(range(*rows.indices(shape[-2])))
-        if (size := math.prod(shape) * BYTES[kind]) > LARGEST:
+        if (size := math.prod(shape) * _BYTES[kind]) > LARGEST:
             raise TooLongError(
                 f"{name} has {size:,} bytes, and {LARGEST:,} are told at a time: "
                 "ask for one head, or for fewer rows"
             )
-    return told_blob(serialize.tensor(trace, name, head, rows, kind))
+    return _told_blob(serialize.tensor(trace, name, head, rows, kind))
 
 
-def told_focus(trace: Explanation, message: Message) -> Message:
+def _told_focus(trace: Explanation, message: Message) -> Message:
     """All of one head."""
-    return told_blob(serialize.attention_head(trace, message["at"], message["head"]))
+    return _told_blob(serialize.attention_head(trace, message["at"], message["head"]))
 
 
-def told_thumbs(trace: Explanation, _: Message) -> Message:
+def _told_thumbs(trace: Explanation, _: Message) -> Message:
     """Small pictures of all heads."""
-    return told_blob(serialize.thumbnails(trace))
+    return _told_blob(serialize.thumbnails(trace))
 
 
-def told_logits(trace: Explanation, message: Message) -> Message:
+def _told_logits(trace: Explanation, message: Message) -> Message:
     """All scores of one row."""
-    return told_blob(serialize.logits(trace, message["row"]))
+    return _told_blob(serialize.logits(trace, message["row"]))
 
 
-def told_token(trace: Explanation, message: Message) -> Message:
+def _told_token(trace: Explanation, message: Message) -> Message:
     """One word's way."""
-    return told_blob(serialize.token(trace, message["side"], message["row"]))
+    return _told_blob(serialize.token(trace, message["side"], message["row"]))
 
 
-def told_stop(trace: Explanation, message: Message) -> Message:
+def _told_stop(trace: Explanation, message: Message) -> Message:
     """One station of the walk."""
     rows = message["source_row"], message["target_row"]
     view = focus_on(trace, message["layer"], message["head"], message["word"], rows)
-    trace.prefetch(n for n in trace.names if needed(n, view.layer, message["name"]))
+    trace.prefetch(n for n in trace.names if _needed(n, view.layer, message["name"]))
     return {"stop": serialize.stop_facts(stop_at(trace, message["name"], view))}
 
 
-def needed(name: str, layer: int, stop: str) -> bool:
+def _needed(name: str, layer: int, stop: str) -> bool:
     """Whether a stop may look at this value: all of its layer, and what layers hand on.
 
     What was not kept is computed in one pass, and not in one for each.
@@ -192,19 +192,19 @@ def needed(name: str, layer: int, stop: str) -> bool:
     return name.endswith(("feed_forward.norm", "feed_forward.add"))
 
 
-def told_blob(blob: Blob) -> Message:
+def _told_blob(blob: Blob) -> Message:
     """Numbers as bytes, with their names and shapes."""
     return {"blob": blob.data, "kind": blob.kind, "parts": [list(part) for part in blob.parts]}
 
 
-TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
-    "manifest": told_manifest,
-    "tensor": told_tensor,
-    "focus": told_focus,
-    "thumbs": told_thumbs,
-    "logits": told_logits,
-    "token": told_token,
-    "stop": told_stop,
+_TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
+    "manifest": _told_manifest,
+    "tensor": _told_tensor,
+    "focus": _told_focus,
+    "thumbs": _told_thumbs,
+    "logits": _told_logits,
+    "token": _told_token,
+    "stop": _told_stop,
 }
 
 
@@ -242,8 +242,8 @@ def next_scores(loaded: LoadedModel, text: str) -> Message:
     device = next(loaded.model.parameters()).device
     logits = loaded.model(torch.tensor([read], device=device))[0, -1].cpu()
     if spaced:
-        logits[without_space(loaded.tokenizer)] = IMPOSSIBLE
-    return told_blob(serialize.blob({"logits": logits}, "f32"))
+        logits[without_space(loaded.tokenizer)] = _IMPOSSIBLE
+    return _told_blob(serialize.blob({"logits": logits}, "f32"))
 
 
 def vocabulary(loaded: LoadedModel) -> Message:
@@ -252,7 +252,7 @@ def vocabulary(loaded: LoadedModel) -> Message:
     return {"pieces": [clean(piece) for piece in pieces_of(loaded.tokenizer, ids)]}
 
 
-SENTENCES = {
+_SENTENCES = {
     "fill": (f"The cat {BLANK} on the mat.", f"How {BLANK} you?", f"Der Hund {BLANK} im Garten."),
     "classify": ("A warm and funny film.", "Ein schöner Film."),
     "write": ("Once upon a time", "the cat", "ROMEO:", "Es war einmal"),
@@ -274,8 +274,8 @@ def example_for(loaded: LoadedModel) -> Message:
     data = loaded.recipe.data
     if (data.corpora[0] if data.corpora else data).toy in TOYS:
         return {"text": "c a b", "tag": tag}
-    can = next(name for name in SENTENCES if name in loaded.tasks)
+    can = next(name for name in _SENTENCES if name in loaded.tasks)
     encode = loaded.tokenizer.encode
-    effort = {text: len(encode(text)) / len(text) for text in SENTENCES[can]}
+    effort = {text: len(encode(text)) / len(text) for text in _SENTENCES[can]}
     easy = 1.3 * min(effort.values())
     return {"text": next(text for text in effort if effort[text] <= easy), "tag": tag}

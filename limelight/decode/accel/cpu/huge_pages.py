@@ -10,7 +10,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-LARGE = 2**21  # bytes of a page
+_LARGE = 2**21  # bytes of a page
 AT_ONCE = 2**22  # numbers for which pages are taken together
 KEPT = 2**28  # bytes of used pages that are kept for the next who needs some
 
@@ -18,7 +18,7 @@ KEPT = 2**28  # bytes of used pages that are kept for the next who needs some
 def alloc_huge_pages(like: Tensor, count: int) -> Tensor:
     """Memory for so many numbers, in large pages where the system has them."""
     size = count * like.element_size()
-    if sys.platform != "linux" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if sys.platform != "linux" or size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(count)
     room = ROOMS.take(size)
     held = memoryview(room)

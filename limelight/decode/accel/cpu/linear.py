@@ -15,7 +15,7 @@ from limelight.errors import UserError
 from limelight.model.stack import Classifier
 
 LOUDEST, MIDDLE = 63, 64  # of x in bytes: seven bits, since older processors overflow with eight
-SILENCE = 1e-30  # a row of nothing has no largest number to be rounded by
+_SILENCE = 1e-30  # a row of nothing has no largest number to be rounded by
 MUCH = 2**18  # numbers: to copy a bias into each row of a result first takes time then
 PROBE = """
 import torch
@@ -28,7 +28,7 @@ for rows in (1, 64):
 """
 
 
-def best_kernel() -> Any:
+def _best_kernel() -> Any:
     """oneDNN's, or None where torch's own is faster: MKL's on Intel's processors, by 15 to 30%."""
     tell: Any = getattr(torch.cpu, "get_capabilities", dict)  # older versions of torch cannot tell
     if torch._C.has_mkl and "Intel" in str(tell().get("cpu_name")):
@@ -36,7 +36,7 @@ def best_kernel() -> Any:
     return torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
 
 
-ONEDNN = best_kernel()
+ONEDNN = _best_kernel()
 
 
 class PackedLinear:
@@ -125,9 +125,9 @@ class Int8Linear(PackedLinear):
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if x.size(0) == 1:  # the same in fewer steps
-            scale = max(x.abs().max().item(), SILENCE) / LOUDEST
+            scale = max(x.abs().max().item(), _SILENCE) / LOUDEST
             return self.multiply(x, scale, MIDDLE, self.kernel).add_(self.bias)
-        scales = x.abs().amax(dim=-1, keepdim=True).clamp_(min=SILENCE).div_(LOUDEST)
+        scales = x.abs().amax(dim=-1, keepdim=True).clamp_(min=_SILENCE).div_(LOUDEST)
         product = self.multiply(x * scales.reciprocal(), 1.0, MIDDLE, self.kernel)
         return torch.addcmul(self.bias, product, scales, out=product)
 
@@ -137,7 +137,7 @@ class Int8Linear(PackedLinear):
 
 
 @lru_cache
-def probe_in_subprocess(program: str) -> bool:
+def _probe_in_subprocess(program: str) -> bool:
     """Whether it does, in a process of its own: what a processor announces and lacks ends one."""
     tried = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     return tried.returncode == 0
@@ -151,6 +151,6 @@ def linear_class(int8: bool, dtype: torch.dtype) -> type[PackedLinear]:
         raise UserError(
             f"int8 is made from float32, and this model is in {dtype}: convert it first"
         )
-    if not probe_in_subprocess(PROBE):
+    if not _probe_in_subprocess(PROBE):
         raise UserError("int8 does not work on this CPU with this torch: choose float32")
     return Int8Linear

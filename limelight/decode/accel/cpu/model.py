@@ -38,8 +38,8 @@ from limelight.model.stack import Embedding, Stack
 # (7 positions, where heads have 64 numbers); there are others, which pay for many rows.
 FEW, VERY_FEW, MANY = 16, 7, 64
 
-Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
-SubLayer = Callable[[Tensor, Tensor], Tensor]  # x and what it is to read of it: x and what it adds
+_Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
+_SubLayer = Callable[[Tensor, Tensor], Tensor]  # x and what it is to read of it: x and what it adds
 
 
 def for_cpu(model: Any, int8: bool = False) -> Any:
@@ -48,7 +48,7 @@ def for_cpu(model: Any, int8: bool = False) -> Any:
     A model that is trained on has to be made ready again. With `int8` it rounds weights and
     states to one byte, which is faster still, and not exact.
     """
-    kinds = {EncoderDecoder: CpuEncoderDecoder, DecoderOnly: CpuDecoderOnly}
+    kinds = {EncoderDecoder: _CpuEncoderDecoder, DecoderOnly: _CpuDecoderOnly}
     kind = kinds.get(type(model))
     if kind is None:
         if int8:
@@ -69,9 +69,9 @@ class CpuModel:
     def __init__(self, model: EncoderDecoder | DecoderOnly, product: type[PackedLinear]) -> None:
         self.model = model
         self.config = model.config
-        self.target = CpuEmbedding(model.target)
-        self.layers = layers_of(model.decoder, product)
-        self.norm = norm_of(model.decoder.norm)
+        self.target = _CpuEmbedding(model.target)
+        self.layers = _layers_of(model.decoder, product)
+        self.norm = _norm_of(model.decoder.norm)
         self.classifier = product(model.classifier)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -96,7 +96,7 @@ class CpuModel:
         state.commit()
         return self.classifier(self.norm(x), state.logits_buffer(self.config.vocab))
 
-    def rotate(self, positions: Tensor, x: Tensor) -> Step | None:
+    def rotate(self, positions: Tensor, x: Tensor) -> _Step | None:
         """Rotary positions of M tokens, if the model has them: turns M H K."""
         if self.config.positions != "rotary":
             return None
@@ -104,7 +104,7 @@ class CpuModel:
         return lambda x: turn(x[:, :, None])[:, :, 0]
 
 
-class CpuDecoderOnly(CpuModel):
+class _CpuDecoderOnly(CpuModel):
     """GPT."""
 
     def start(self, rows: int, max_len: int | None = None) -> CpuDecodeState:
@@ -112,14 +112,14 @@ class CpuDecoderOnly(CpuModel):
         return CpuDecodeState(cast(DecoderOnly, self.model).start(0, max_len), rows)
 
 
-class CpuEncoderDecoder(CpuModel):
+class _CpuEncoderDecoder(CpuModel):
     """The paper's model. It reads sources without their padding."""
 
     def __init__(self, model: EncoderDecoder, product: type[PackedLinear]) -> None:
         super().__init__(model, product)
-        self.source = CpuEmbedding(model.source)
-        self.encoder = layers_of(model.encoder, product)
-        self.encoder_norm = norm_of(model.encoder.norm)
+        self.source = _CpuEmbedding(model.source)
+        self.encoder = _layers_of(model.encoder, product)
+        self.encoder_norm = _norm_of(model.encoder.norm)
         crosses = [layer.cross_attention for layer in cast(Iterable[Layer], model.decoder.layers)]
         self.keys_values = product(*(part for a in crosses for part in (a.key, a.value)))
 
@@ -127,7 +127,7 @@ class CpuEncoderDecoder(CpuModel):
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
     ) -> CpuDecodeState:
         """The state from which `step` writes: the source is read once, its keys and values kept."""
-        sources = PackedSources.of(source, source_real)
+        sources = _PackedSources.of(source, source_real)
         positions = sources.pack(positions_of(source, source_real).expand(source.shape))
         x = self.source(sources.pack(source), positions, source.size(1))
         rotate = self.rotate(positions, x)
@@ -141,7 +141,7 @@ class CpuEncoderDecoder(CpuModel):
 
 
 @dataclass
-class PackedSources:
+class _PackedSources:
     """Padded sources, B S, whose M tokens lie one behind the other while they are read.
 
     Sources of the same length are neighbours, and look at themselves together: nothing is hidden.
@@ -153,7 +153,7 @@ class PackedSources:
     hidden: Tensor | None = None  # B S: what is behind the shorter ones, in the order of the batch
 
     @classmethod
-    def of(cls, source: Tensor, real: Tensor | None) -> "PackedSources":
+    def of(cls, source: Tensor, real: Tensor | None) -> "_PackedSources":
         """As the model sees them: a row that is all padding is read as it is."""
         rows, longest = source.shape
         seen = None if real is None else attention_mask(real)[:, 0, 0]
@@ -191,7 +191,7 @@ class PackedSources:
         return spread
 
 
-class CpuEmbedding:
+class _CpuEmbedding:
     """A token's vector and its position's, the latter looked up."""
 
     def __init__(self, embedding: Embedding) -> None:
@@ -214,7 +214,7 @@ class CpuEmbedding:
         return torch.add(places[positions], x, alpha=self.scale)
 
 
-class CpuLayer:
+class _CpuLayer:
     """One layer, for M tokens."""
 
     def __init__(self, layer: Layer, product: type[PackedLinear]) -> None:
@@ -226,28 +226,28 @@ class CpuLayer:
             attention.query, attention.key, attention.value, query_scale_dim=self.d_head
         )
         self.self_output = product(attention.output)
-        self.self_residual = residual_of(layer.self_residual)
+        self.self_residual = _residual_of(layer.self_residual)
         if hasattr(layer, "cross_attention"):
             self.query = product(layer.cross_attention.query, query_scale_dim=self.d_head)
             self.cross_output = product(layer.cross_attention.output)
-            self.cross_residual = residual_of(layer.cross_residual)
+            self.cross_residual = _residual_of(layer.cross_residual)
         self.folds = product is PackedLinear  # others have forgotten their weights
-        self.feed_forward = feed_forward_of(layer.feed_forward, product)
-        self.feed_forward_residual = residual_of(layer.feed_forward_residual)
+        self.feed_forward = _feed_forward_of(layer.feed_forward, product)
+        self.feed_forward_residual = _residual_of(layer.feed_forward_residual)
 
-    def encode(self, x: Tensor, sources: PackedSources, rotate: Step | None) -> Tensor:
+    def encode(self, x: Tensor, sources: _PackedSources, rotate: _Step | None) -> Tensor:
         """For all tokens of the sources."""
         x = self.self_residual(x, lambda x, y: self.encoder_attention(x, y, sources, rotate))
         return self.feed_forward_residual(x, self.feed_forward)
 
-    def step(self, x: Tensor, state: CpuDecodeState, i: int, rotate: Step | None) -> Tensor:
+    def step(self, x: Tensor, state: CpuDecodeState, i: int, rotate: _Step | None) -> Tensor:
         """For one new token in every row."""
         x = self.self_residual(x, lambda x, y: self.self_attention(x, y, state, i, rotate))
         if state.memory:
             x = self.cross_residual(x, lambda x, y: self.cross_attention(x, y, state, i))
         return self.feed_forward_residual(x, self.feed_forward)
 
-    def project(self, x: Tensor, rotate: Step | None) -> Tensor:
+    def project(self, x: Tensor, rotate: _Step | None) -> Tensor:
         """Queries, keys and values side by side: M H+2G K."""
         all_heads = self.query_key_value(x).view(x.size(0), -1, self.d_head)
         if rotate is None:
@@ -256,7 +256,7 @@ class CpuLayer:
         return torch.cat([rotate(turning), values], dim=1)
 
     def encoder_attention(
-        self, x: Tensor, y: Tensor, sources: PackedSources, rotate: Step | None
+        self, x: Tensor, y: Tensor, sources: _PackedSources, rotate: _Step | None
     ) -> Tensor:
         """Self-attention of the encoder: tokens of one source see each other."""
         mixed = []
@@ -270,7 +270,7 @@ class CpuLayer:
         return self.self_output.add_into(x, torch.cat(mixed) if len(mixed) > 1 else mixed[0])
 
     def self_attention(
-        self, x: Tensor, y: Tensor, state: CpuDecodeState, i: int, rotate: Step | None
+        self, x: Tensor, y: Tensor, state: CpuDecodeState, i: int, rotate: _Step | None
     ) -> Tensor:
         """Masked self-attention: the row's own past is all there is."""
         q, new = self.project(y, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
@@ -309,12 +309,12 @@ def attention(q: Tensor, transposed_keys: Tensor, values: Tensor, hidden: Tensor
     return torch.bmm(scores.softmax(dim=-1), values)
 
 
-def layers_of(stack: Stack, product: type[PackedLinear]) -> list[CpuLayer]:
+def _layers_of(stack: Stack, product: type[PackedLinear]) -> list[_CpuLayer]:
     """The layers of an encoder or a decoder."""
-    return [CpuLayer(layer, product) for layer in cast(Iterable[Layer], stack.layers)]
+    return [_CpuLayer(layer, product) for layer in cast(Iterable[Layer], stack.layers)]
 
 
-def norm_of(norm: nn.Module) -> Step:
+def _norm_of(norm: nn.Module) -> _Step:
     """A norm's formula with its weights."""
     if isinstance(norm, nn.Identity):
         return lambda x: x
@@ -327,15 +327,15 @@ def norm_of(norm: nn.Module) -> Step:
     return lambda x: torch.native_layer_norm(x, shape, weight, bias, eps)[0]
 
 
-def residual_of(residual: Residual) -> Callable[[Tensor, SubLayer], Tensor]:
+def _residual_of(residual: Residual) -> Callable[[Tensor, _SubLayer], Tensor]:
     """What surrounds a sub-layer, without dropout."""
-    norm = norm_of(residual.norm)
+    norm = _norm_of(residual.norm)
     if residual.post:
         return lambda x, sublayer: norm(sublayer(x, x))
     return lambda x, sublayer: sublayer(x, norm(x))
 
 
-def feed_forward_of(feed_forward: FeedForward, product: type[PackedLinear]) -> SubLayer:
+def _feed_forward_of(feed_forward: FeedForward, product: type[PackedLinear]) -> _SubLayer:
     """Section 3.3; a gate, if there is one, is computed beside the inner layer."""
     activate, outer = feed_forward.activate, product(feed_forward.outer)
     if activate is F.relu:

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHORT = 64  # slots
-MANY_PROGRAMS = 256  # fill a GPU by themselves
+_SHORT = 64  # slots
+_MANY_PROGRAMS = 256  # fill a GPU by themselves
 
 
 @triton.jit
@@ -174,7 +174,7 @@ def decode_self_attention(
         power=triton.next_power_of_2(width),
         rotary=rotary,
         precise=precision_of(heads),
-        **launch_config(rows * count, slots),
+        **_launch_config(rows * count, slots),
     )
     return out
 
@@ -201,16 +201,16 @@ def decode_cross_attention(
         d_head=width,
         power=triton.next_power_of_2(width),
         precise=precision_of(queries),
-        **launch_config(len(queries) * count, length),
+        **_launch_config(len(queries) * count, length),
     )
     return out
 
 
-def launch_config(programs: int, slots: int) -> dict[str, int]:
+def _launch_config(programs: int, slots: int) -> dict[str, int]:
     """How many slots a program looks at together, in how many threads: LAB.md has the times."""
-    if slots <= SHORT:
+    if slots <= _SHORT:
         return {"block": 16, "num_warps": 1}
-    if programs < MANY_PROGRAMS:  # each has more of the GPU to itself
+    if programs < _MANY_PROGRAMS:  # each has more of the GPU to itself
         return {"block": 256, "num_warps": 8}
     return {"block": 128, "num_warps": 4}
 

@@ -71,7 +71,7 @@ class BeamBuffers:
         return self.scores, self.newest, self.open, self.left
 
 
-class FinishedBeam(NamedTuple):
+class _FinishedBeam(NamedTuple):
     """A text that has ended, by where it did."""
 
     score: float
@@ -86,7 +86,7 @@ class DeviceBeamSearch(BeamSearch):
         """Read sources and prompts; prompts of one token are left to the first step."""
         requests, width, pad = self.requests, self.config.beam, self.tokenizer.pad
         device = device_of(self.model)
-        self.ends: list[list[FinishedBeam]] = [[] for _ in requests]
+        self.ends: list[list[_FinishedBeam]] = [[] for _ in requests]
         # Of every step: which beams the rows had; parents, tokens and their log-probabilities.
         self.steps: list[tuple[dict[int, int], Any, Any, Any]] = []
         self.ranked: Any = None  # the likeliest tokens after a prompt, if there are some already
@@ -138,7 +138,7 @@ class DeviceBeamSearch(BeamSearch):
         penalty = length_penalty(step.length, self.config.length_penalty)
         for beam, place in np.argwhere(found).tolist():
             score = float(totals[beam, place]) / penalty
-            self.ends[step.rows[beam]].append(FinishedBeam(score, len(self.steps), place))
+            self.ends[step.rows[beam]].append(_FinishedBeam(score, len(self.steps), place))
         hopes = np.where(found, NEG_INF, totals).max(axis=1)
         self.upper_bounds.update(zip(step.rows, hopes.tolist(), strict=True))
         beams = {row: beam for beam, row in enumerate(step.rows)}
@@ -159,7 +159,7 @@ class DeviceBeamSearch(BeamSearch):
         ranked = sorted(self.ends[row], key=lambda text: -text.score)
         return [self.backtrack(row, text) for text in ranked[: self.nbest]]
 
-    def backtrack(self, row: int, end: FinishedBeam) -> Hypothesis:
+    def backtrack(self, row: int, end: _FinishedBeam) -> Hypothesis:
         """A text from its end to its beginning."""
         text, numbers, place = [], [], end.place
         for beams, parents, tokens, logprobs in reversed(self.steps[: end.step + 1]):

@@ -28,10 +28,10 @@ from limelight.model.kv_cache import KVCache
 from limelight.model.layers import ACTIVATIONS, FeedForward, Layer
 from limelight.model.stack import Classifier, Stack
 
-Step = Callable[[Tensor], Tensor]  # B D -> B D, for one token in every row
+_Step = Callable[[Tensor], Tensor]  # B D -> B D, for one token in every row
 FEW_ROWS = 2  # up to which products of our own are faster: LAB.md has the times
-FUSED = ("relu", "gelu-tanh")  # activations that they know
-EPILOGUES = {ACTIVATIONS["relu"]: False, ACTIVATIONS["gelu-tanh"]: True}  # what cuBLAS can add
+_FUSED = ("relu", "gelu-tanh")  # activations that they know
+_EPILOGUES = {ACTIVATIONS["relu"]: False, ACTIVATIONS["gelu-tanh"]: True}  # what cuBLAS can add
 
 
 class FusedModel:
@@ -41,18 +41,18 @@ class FusedModel:
         self.model, self.config = model, model.config
         layers = list(cast(Iterable[Layer], model.decoder.layers))
         self.products = [
-            joined(*(getattr(layer.self_attention, name) for name in ("query", "key", "value")))
+            _joined(*(getattr(layer.self_attention, name) for name in ("query", "key", "value")))
             for layer in layers
         ]
-        self.inner = [inner_of(layer.feed_forward) for layer in layers]
-        self.norms = list(norms_of(model.decoder))
-        self.classify = classifier_of(model.classifier)
+        self.inner = [_inner_of(layer.feed_forward) for layer in layers]
+        self.norms = list(_norms_of(model.decoder))
+        self.classify = _classifier_of(model.classifier)
         self.pre = self.config.norm_order == "pre"
 
     @torch.no_grad()
     def step(self, place: "PagedSlot") -> Tensor:
         """Read one token in every row; score the one that follows it, B V."""
-        few = place.shape[0] <= FEW_ROWS and self.config.activation in FUSED
+        few = place.shape[0] <= FEW_ROWS and self.config.activation in _FUSED
         x = self.embed(place)
         h = self.climb_with_few(place, x) if few else self.run_layers(place, x)
         place.length.add_(1)
@@ -86,30 +86,32 @@ class FusedModel:
         positions = place.length.clamp(max=place.shape[1] - 1)
         return torch.add(torch.embedding(place.position_table, positions), x, alpha=target.scale)
 
-    def sublayers(self, place: "PagedSlot") -> Iterator["Sublayer"]:
+    def sublayers(self, place: "PagedSlot") -> Iterator["_Sublayer"]:
         """What Figure 1 stacks, from the bottom to the top."""
         rotary, table = self.config.positions == "rotary", place.table
         for i, layer in enumerate(cast(Iterable[Layer], self.model.decoder.layers)):
             past = {"keys": place.keys[i], "values": place.values[i], "column": place.column}
             look = partial(decode_self_attention, **past, table=table, rotary=rotary)
-            yield Sublayer(self.products[i], self.products[i], look, layer.self_attention.output)
+            yield _Sublayer(self.products[i], self.products[i], look, layer.self_attention.output)
             if place.seen is not None:
                 keys, values = place.memory[i]
                 look = partial(
                     decode_cross_attention, keys=keys, values=values, table=table, seen=place.seen
                 )
                 cross = layer.cross_attention
-                yield Sublayer(cross.query, cross.query, look, cross.output)
+                yield _Sublayer(cross.query, cross.query, look, cross.output)
             feed = layer.feed_forward
-            yield Sublayer(self.inner[i], feed.inner, as_it_is, feed.outer, self.config.activation)
+            yield _Sublayer(
+                self.inner[i], feed.inner, _as_it_is, feed.outer, self.config.activation
+            )
 
 
-class Sublayer(NamedTuple):
+class _Sublayer(NamedTuple):
     """Two linear layers and what is between them, B D -> B D."""
 
-    first: Step  # with its activation, if it has one
+    first: _Step  # with its activation, if it has one
     linear: nn.Linear  # the same without
-    between: Step
+    between: _Step
     last: nn.Linear
     activation: str = ""
 
@@ -186,12 +188,12 @@ class PagedSlot(GraphSlot):
         self.table[: rows.numel()] = self.table[rows]
 
 
-def as_it_is(h: Tensor) -> Tensor:
+def _as_it_is(h: Tensor) -> Tensor:
     """Nothing is between the layers of a feed-forward network but its activation."""
     return h
 
 
-def joined(*parts: nn.Linear) -> nn.Linear:
+def _joined(*parts: nn.Linear) -> nn.Linear:
     """Linear layers that read the same, as one."""
     outputs, biased = sum(part.out_features for part in parts), parts[0].bias is not None
     whole = nn.Linear(parts[0].in_features, outputs, biased, device="meta")
@@ -201,7 +203,7 @@ def joined(*parts: nn.Linear) -> nn.Linear:
     return whole
 
 
-def classifier_of(classifier: Classifier) -> Step:
+def _classifier_of(classifier: Classifier) -> _Step:
     """Scores of all tokens. Matrix units like multiples of 8, so there may be empty rows below."""
     vocab = len(classifier.weight)
     if vocab % 8 == 0:
@@ -211,11 +213,11 @@ def classifier_of(classifier: Classifier) -> Step:
     return lambda h: F.linear(h, weight, bias)[:, :vocab]
 
 
-def inner_of(feed_forward: FeedForward) -> Step:
+def _inner_of(feed_forward: FeedForward) -> _Step:
     """Section 3.3, the first half; cuBLAS applies some functions while the numbers are at hand."""
     inner, activate = feed_forward.inner, feed_forward.activate
     if feed_forward.gate is not None:
-        both = joined(feed_forward.gate, inner)
+        both = _joined(feed_forward.gate, inner)
 
         def gated(x: Tensor) -> Tensor:
             gate, value = both(x).chunk(2, dim=1)
@@ -223,13 +225,13 @@ def inner_of(feed_forward: FeedForward) -> Step:
 
         return gated
     common = inner.weight.is_cuda and inner.weight.dtype != torch.float64
-    if activate in EPILOGUES and inner.bias is not None and common:
-        gelu, weight = EPILOGUES[activate], inner.weight.detach().t()
+    if activate in _EPILOGUES and inner.bias is not None and common:
+        gelu, weight = _EPILOGUES[activate], inner.weight.detach().t()
         return lambda x: torch._addmm_activation(inner.bias, x, weight, use_gelu=gelu)
     return lambda x: activate(inner(x))
 
 
-def norms_of(stack: Stack) -> Iterator[nn.Module]:
+def _norms_of(stack: Stack) -> Iterator[nn.Module]:
     """The norms in the order in which a step comes to them; pre-norm has one more, at the end."""
     for layer in cast(Iterable[Layer], stack.layers):
         yield layer.self_residual.norm

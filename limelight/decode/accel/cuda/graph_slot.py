@@ -21,7 +21,7 @@ from limelight.model.kv_cache import KVCache
 Shape = tuple[int, int, int]  # rows, slots, positions of a source
 
 
-class StaticCache(KVCache):
+class _StaticCache(KVCache):
     """A cache for one token at a time that looks at all of its slots, used or not."""
 
     def begin(self, count: int) -> None:
@@ -70,7 +70,7 @@ class GraphSlot:
     def make_room(self, like: KVCache) -> None:
         """All that is kept between two steps."""
         rows, slots, _ = self.shape
-        self.cache = StaticCache(self.config, rows, slots, like.keys[0])
+        self.cache = _StaticCache(self.config, rows, slots, like.keys[0])
         self.cache.memory, self.cache.memory_mask = room_for_sources(self.shape, like)
 
     def take_step(self) -> Tensor:
@@ -116,7 +116,7 @@ class GraphSlot:
         return here
 
     def room_for_beams(self, like: BeamBuffers) -> BeamBuffers:
-        """BeamBuffers as wide as these, which stay here; all rows that make a whole beam belong to one.
+        """Buffers of this width that stay here; all rows that fill a beam belong to one.
 
         What they do was done once then, as before any recording.
         """

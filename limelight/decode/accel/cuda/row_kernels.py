@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from limelight.decode.accel.cuda.attention_kernels import precision_of
 
-PART = 4096  # tokens of the vocabulary that one program ranks
+_PART = 4096  # tokens of the vocabulary that one program ranks
 
 
 @triton.jit
@@ -239,7 +239,7 @@ def topk_logprobs(logits: Tensor, few: int) -> tuple[Tensor, Tensor]:
     Among equals the first one comes first.
     """
     rows, vocab = logits.shape
-    parts = triton.cdiv(vocab, PART)
+    parts = triton.cdiv(vocab, _PART)
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     values = logits.new_empty(rows, parts, few, dtype=kind)
     tokens = logits.new_empty(rows, parts, few, dtype=torch.long)
@@ -253,7 +253,7 @@ def topk_logprobs(logits: Tensor, few: int) -> tuple[Tensor, Tensor]:
         sums,
         vocab,
         few=few,
-        part=PART,
+        part=_PART,
         precise=precision_of(logits),
     )
     logprobs = logits.new_empty(rows, few, dtype=kind)

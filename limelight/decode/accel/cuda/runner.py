@@ -28,7 +28,7 @@ from limelight.model.kv_cache import KVCache
 MOST_PLACES = 16  # that are kept when nobody writes there
 
 
-def has_triton() -> bool:
+def _has_triton() -> bool:
     """Whether kernels can be written here; torch brings Triton along on Linux with CUDA."""
     try:
         import triton  # noqa: F401
@@ -37,7 +37,7 @@ def has_triton() -> bool:
     return True
 
 
-class GraphState:
+class _GraphState:
     """What a batch keeps between two tokens: an ordinary cache at first, then a place."""
 
     def __init__(self, writer: "CudaGraphModel", cache: KVCache) -> None:
@@ -85,7 +85,7 @@ class GraphState:
             self.place.reorder(rows, self.reach)
         self.rows = rows.numel()
 
-    def insert_rows(self, other: "GraphState", places: Tensor) -> None:
+    def insert_rows(self, other: "_GraphState", places: Tensor) -> None:
         """Put the rows of another state into these places: over a row, or behind the last one.
 
         Both move out of where they are, and settle anew with the next token.
@@ -104,7 +104,7 @@ class CudaGraphModel:
         self.places: list[GraphSlot] = []
         self.make_place: Callable[[Shape, KVCache], GraphSlot] = partial(GraphSlot, model)
         on_gpu = next(model.parameters()).device.type == "cuda"
-        self.ranks = on_gpu and has_triton()  # whether to leave plain choices to the GPU
+        self.ranks = on_gpu and _has_triton()  # whether to leave plain choices to the GPU
         self.plain_search = DeviceBeamSearch if self.ranks else None
         if self.ranks:
             from limelight.decode.accel.cuda.fused_model import FusedModel, PagedSlot
@@ -115,12 +115,12 @@ class CudaGraphModel:
         """The model's own."""
         return self.model.parameters()
 
-    def start(self, *given: Any, **room: Any) -> GraphState:
+    def start(self, *given: Any, **room: Any) -> _GraphState:
         """The state from which `step` writes, from what the model's own `start` takes."""
-        return GraphState(self, self.model.start(*given, **room))
+        return _GraphState(self, self.model.start(*given, **room))
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: GraphState, real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: _GraphState, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         if tokens.size(1) == 1 and real is None:
             return self.slot_for_next_token(state).step(tokens)
@@ -131,16 +131,16 @@ class CudaGraphModel:
         return logits
 
     @torch.no_grad()
-    def step_likeliest(self, tokens: Tensor, state: GraphState) -> tuple[Tensor, Tensor]:
+    def step_likeliest(self, tokens: Tensor, state: _GraphState) -> tuple[Tensor, Tensor]:
         """Read a token in each row, B; what is told of the likeliest ones, and these, B."""
         return self.slot_for_next_token(state).step_likeliest(tokens)
 
     @torch.no_grad()
-    def step_beams(self, beams: BeamBuffers, state: GraphState) -> BeamBuffers:
+    def step_beams(self, beams: BeamBuffers, state: _GraphState) -> BeamBuffers:
         """Read the newest tokens of all beams, and extend them; returns where they are now."""
         return self.slot_for_next_token(state).step_beams(beams)
 
-    def slot_for_next_token(self, state: GraphState) -> GraphSlot:
+    def slot_for_next_token(self, state: _GraphState) -> GraphSlot:
         """Where a batch is to take its next step."""
         place = state.bind()
         if state.reach >= place.shape[1]:  # a longer row may have left: begin with those that stay
