@@ -4,6 +4,7 @@
 #   make demo QUICK=1      a tour of a minute, not of a few
 #   make demo TORCH=cpu    on Linux, take torch's CPU build and not the large CUDA one
 #   make demo PYTHON=...   use another Python than python3
+#   make help              the other targets
 
 PYTHON ?= python3
 TORCH ?=
@@ -12,10 +13,20 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_INDEX))
 
-.PHONY: demo test test-system test-gpu lint docs soak bench clean
+.PHONY: demo help test test-system test-gpu lint docs docs-site soak bench release clean
 
 demo: .venv/ready
 	@$(BIN)/limelight demo $(if $(QUICK),--quick)
+
+help:
+	@echo "demo         a tour of a few minutes"
+	@echo "test         the tests, test-system those that need more of the machine, test-gpu a GPU, soak hours"
+	@echo "lint         ruff, mypy --strict and import-linter"
+	@echo "docs         what the docs take from the source, written anew"
+	@echo "docs-site    the docs as a site that can be searched, in build/site"
+	@echo "bench        the benchmarks"
+	@echo "release      wheel and sdist in dist/, built, checked and tried in an environment of their own"
+	@echo "clean        removes .venv and all that was built"
 
 # Several tests at a time, with one thread each: two threads that wait for a busy core are slower than one.
 test test-system soak: export OMP_NUM_THREADS := 1
@@ -42,6 +53,10 @@ docs: .venv/ready-to-develop
 	$(BIN)/python docs/reference.py
 	$(BIN)/python -m tests.doc_pages
 
+# Look at it with: .venv/bin/python -m http.server --directory build/site
+docs-site: .venv/ready-to-develop
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 soak: .venv/ready-to-develop
 	$(BIN)/pytest -m soak  # one after the other: some of them measure time
 
@@ -52,6 +67,9 @@ bench: .venv/ready-to-develop
 	$(BIN)/python benchmarks/explain_speed.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/page_speed.py  # needs Chromium
+
+release: .venv/ready-to-release
+	$(BIN)/python .ci/release.py $(TORCH_FROM)
 
 clean:
 	rm -rf .venv build dist *.egg-info
@@ -68,5 +86,9 @@ clean:
 
 .venv/ready-to-develop: .venv/ready
 	@echo "Installing what tests and linting need ..."
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --editable '.[dev,docs]'
+	@touch $@
+
+.venv/ready-to-release: .venv/ready
+	@$(PIP) --editable '.[release]'
 	@touch $@

@@ -1,0 +1,59 @@
+"""What stands around the code, for people who may join, agrees with the code."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+FORMS = sorted(p for p in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if p.stem != "config")
+
+
+def read(name):
+    return yaml.safe_load((ROOT / name).read_text("utf-8"))
+
+
+def test_ruff_is_the_same_everywhere():
+    (pinned,) = re.findall(r"^ruff==(.*)", (ROOT / "constraints.txt").read_text(), re.M)
+    repos = {repo["repo"]: repo["rev"] for repo in read(".pre-commit-config.yaml")["repos"]}
+    assert repos["https://github.com/astral-sh/ruff-pre-commit"] == f"v{pinned}"
+
+
+def test_ci_runs_the_one_script_with_every_python_from_the_oldest():
+    job = read(".github/workflows/ci.yml")["jobs"]["test"]
+    assert [step["run"] for step in job["steps"] if "run" in step][-1] == ".ci/run"
+    assert PROJECT["requires-python"] == f">={job['strategy']['matrix']['python'][0]}"
+    assert "PYTHON ?=" in (ROOT / "Makefile").read_text()
+
+
+def test_the_citation_is_of_this_version():
+    citation = read("CITATION.cff")
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert citation["cff-version"] == "1.2.0"
+    assert [reference["title"] for reference in citation["references"]] == [
+        "Attention Is All You Need"
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
+def test_forms_are_what_github_reads(form):
+    issue = read(form)
+    assert {"name", "description", "body"} <= issue.keys()
+    fields = [part for part in issue["body"] if part["type"] != "markdown"]
+    assert len({part["id"] for part in fields}) == len(fields)
+    assert all(part["attributes"]["label"] for part in fields)
+
+
+def test_the_changelog_has_this_version_and_a_place_for_the_next():
+    titles = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
+    assert titles[:2] == ["Unreleased", PROJECT["version"]]
+
+
+def test_links_of_the_security_page_lead_somewhere():
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "SECURITY.md").read_text("utf-8"))
+    assert "../../security/advisories/new" in targets  # of GitHub, relative to the page there
+    assert all((ROOT / t).is_file() for t in targets if not t.startswith("../../"))
