@@ -208,7 +208,8 @@ def _forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
         raise FailedError(
             f"out of memory at step {trainer.state.step}, on a batch of {shape} tokens: halve "
             f"--train.batch-tokens {trainer.batches.batch_tokens} and double "
-            f"--train.grad-accumulation {trainer.config.grad_accumulation}; that is the same step in less memory"
+            f"--train.grad-accumulation {trainer.config.grad_accumulation}; "
+            "that is the same step in less memory"
         ) from error
     return LossSums(*(value * count for value in score))
 
