@@ -15,8 +15,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-ENTRY = "file.js"
-STYLES = ("app.css", "look.css", "use.css")
+ENTRY = "js/file.js"
+STYLES = ("css/app.css", "css/charts.css", "css/tabs.css")
 IMPORT = re.compile(r'import \{ ([\w$]+(?:, [\w$]+)*) \} from "(\.{1,2}/[\w./-]+\.js)";')
 DECLARED = re.compile(
     r"^(?P<export>export )?(?:async )?(?:function\*?|class|const|let) (?P<name>[\w$]+)",

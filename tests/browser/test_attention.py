@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.browser.conftest import ready, visit
-from tests.browser.reading import MINUS, alike, matrix_of
+from tests.browser.page_reader import MINUS, alike, matrix_of
 
 pytestmark = pytest.mark.system
 
@@ -237,8 +237,8 @@ def test_a_saved_picture_says_what_it_shows(page):
 
 
 LARGE = """async (n) => {
-  const { matrix } = await import("/page/matrix.js");
-  const { attentionLines } = await import("/page/lines.js");
+  const { matrix } = await import("/page/js/charts/matrix.js");
+  const { attentionLines } = await import("/page/js/attention/attentionLines.js");
   const words = Array.from({ length: n }, (_, i) => `w${i}`);
   const values = Float32Array.from({ length: n * n }, (_, i) => ((i * 7919) % 1000) / 1000);
   const part = matrix({ rows: words, columns: words, values, title: "large", scale: "share" });

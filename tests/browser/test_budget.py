@@ -14,7 +14,7 @@ from limelight.text.config import DataConfig
 from limelight.text.tokenizer import Tokenizer, TokenizerConfig
 from limelight.training.checkpoint import write_tensors
 from tests.browser.conftest import ready, visit
-from tests.browser.test_everybody import TABS
+from tests.browser.test_accessibility_everywhere import TABS
 from tests.serve.samples import Served
 
 pytestmark = pytest.mark.system

@@ -6,8 +6,8 @@ from urllib.parse import urlparse
 import pytest
 
 from tests.browser.conftest import ready, visit
-from tests.browser.cutting import Wire
-from tests.browser.shares import is_share
+from tests.browser.flaky_proxy import FlakyProxy
+from tests.browser.number_format import is_share
 from tests.serve.samples import Served
 from tests.tasks.conftest import TALK, model  # noqa: F401  (a fixture)
 
@@ -141,21 +141,21 @@ def test_a_double_click_says_it_once(opened, known):
 def test_cut_anywhere_the_answer_says_so_and_trying_again_works(new_page, service, known):
     """At twenty points of the answer, each a broken connection; then the same question again."""
     wanted = expected(known["greetings"], QUESTIONS[:1], beam=1)
-    with Wire(urlparse(service.url).port) as wire:
-        page = new_page(host=wire.url)
+    with FlakyProxy(urlparse(service.url).port) as proxy:
+        page = new_page(host=proxy.url)
         page.watch.allow("ERR_|Failed to load resource")
         visit(page, model="greetings", tab="chat")
         page.get_by_label("word by word").check()
         say(page, QUESTIONS[0])
         assert answers(page) == wanted
-        whole = wire.passed
+        whole = proxy.passed
         for i in range(20):
             page.get_by_role("button", name="New conversation").click()
-            wire.cut = (
+            proxy.cut = (
                 1 + i * (whole - 16) // 19
-            )  # of a wire cut before, a browser asks again itself
+            )  # if cut earlier, the browser itself sends the request again
             say(page, QUESTIONS[0], wait="broken")
-            assert wire.cut is None  # it was cut
+            assert proxy.cut is None  # it was cut
             assert page.get_by_text("The answer broke off here.").count() == 1
             assert wanted[0].startswith(answers(page)[0])
             page.get_by_role("button", name="Try again").click()

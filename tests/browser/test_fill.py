@@ -4,7 +4,7 @@ import pytest
 
 import limelight
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share, number_in
+from tests.browser.number_format import is_share, number_in
 from tests.serve.samples import Served
 
 pytestmark = pytest.mark.system

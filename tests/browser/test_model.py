@@ -6,7 +6,7 @@ import torch
 from limelight.explain.words import visible
 from limelight.info import describe
 from tests.browser.conftest import MODELS, visit
-from tests.browser.reading import TIMES, number, read_table
+from tests.browser.page_reader import TIMES, number, read_table
 
 pytestmark = pytest.mark.system
 
@@ -55,7 +55,7 @@ def test_the_norm_is_drawn_where_it_is(page, known, order):
 
 
 IN_WORDS = """async (model) => {
-  const { architectureInWords, architectureOf } = await import("/page/architecture.js");
+  const { architectureInWords, architectureOf } = await import("/page/js/charts/architecture.js");
   return architectureInWords(architectureOf(model));
 }"""
 

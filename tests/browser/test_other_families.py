@@ -4,7 +4,7 @@ import pytest
 
 from limelight.tasks.translate import Wishes
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share
+from tests.browser.number_format import is_share
 from tests.serve.samples import Served
 from tests.tasks.conftest import model  # noqa: F401  (a fixture)
 

@@ -9,7 +9,7 @@ import pytest
 from limelight.explain.words import visible
 from limelight.run.log import read_log
 from tests.browser.conftest import ready, visit
-from tests.browser.reading import number, read_table
+from tests.browser.page_reader import number, read_table
 
 pytestmark = pytest.mark.system
 

@@ -8,7 +8,7 @@ import pytest
 
 from limelight.tasks.translate import Wishes, other_choices
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share, number_in
+from tests.browser.number_format import is_share, number_in
 
 pytestmark = pytest.mark.system
 

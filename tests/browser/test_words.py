@@ -25,7 +25,7 @@ def words(page):
     """`words(pieces)` as the page joins them."""
     visit(page)
     return lambda pieces: page.evaluate(
-        "async (pieces) => (await import('/page/words.js')).wordsIn(pieces)", pieces
+        "async (pieces) => (await import('/page/js/core/words.js')).wordsIn(pieces)", pieces
     )
 
 
@@ -54,7 +54,7 @@ def test_shares_of_words_are_those_of_their_pieces(page, words):
     found = words(pieces)
     shares = [0.05, 0.1, 0.2, 0.1, 0.05, 0.3, 0.1, 0.1]
     summed = page.evaluate(
-        "async ([found, shares]) => (await import('/page/words.js')).sharesOf(found, shares)",
+        "async (given) => (await import('/page/js/core/words.js')).sharesOf(...given)",
         [found, shares],
     )
     assert summed == pytest.approx([0.05, 0.4, 0.05, 0.3, 0.1, 0.1])

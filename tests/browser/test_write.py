@@ -12,7 +12,7 @@ from limelight.decode.request import Request
 from limelight.explain.words import visible
 from limelight.tasks.write import beginning
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share
+from tests.browser.number_format import is_share
 
 pytestmark = pytest.mark.system
 

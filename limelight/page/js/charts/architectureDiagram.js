@@ -1,0 +1,198 @@
+// The drawing of an architecture, from below to above as in the paper's Figure 1.
+
+import { svg } from "../core/dom.js";
+
+const BLUEPRINT = { column: 310, box: 220, aside: 132, gap: 16, between: 40 };
+const HEIGHTS = { box: 44, thin: 30, word: 26, add: 22 };
+const TAG_ROOM = 16; // for words about what comes from the other side
+
+/**
+ * @param {Object[]} sides as `architectureOf` tells them
+ * @param {string} told the same in words
+ * @param {number} width the room there is: two sides stand side by side only if they fit
+ * @returns {SVGSVGElement}
+ */
+export function blueprint(sides, told, width) {
+  const besides = width >= sides.length * BLUEPRINT.column;
+  const drawn = sides.map((side) => new BlueprintSide(side, besides || sides.length === 1));
+  const shapes = [];
+  let [across, below] = [0, 0];
+  const tallest = Math.max(...drawn.map((side) => side.height));
+  for (const side of drawn) {
+    const down = besides ? tallest - side.height : below;
+    shapes.push(svg("g", { transform: `translate(${across} ${down})` }, side.shapes));
+    side.at = [across, down];
+    if (besides) across += BLUEPRINT.column;
+    else below += side.height + BLUEPRINT.between;
+  }
+  const [wide, high] = besides ? [across, tallest] : [BLUEPRINT.column, below - BLUEPRINT.between];
+  if (besides && drawn.length === 2) shapes.push(blueprintBridge(...drawn));
+  const drawing = svg(
+    "svg",
+    { class: "blueprint", role: "img", "aria-label": told, viewBox: `0 0 ${wide} ${high}` },
+    shapes,
+  );
+  drawing.style.maxWidth = `${wide}px`;
+  return drawing;
+}
+
+/** One side. It is drawn from its height downwards, as y grows to below. */
+class BlueprintSide {
+  constructor(side, bridged) {
+    this.middle = BLUEPRINT.column / 2;
+    this.bridged = bridged;
+    this.shapes = [];
+    this.behind = [];
+    this.crossing = null; // where the other side comes in
+    this.height = blueprintHeight(side.parts, bridged) + (side.gives && !bridged ? TAG_ROOM : 0);
+    this.y = this.height;
+    this.draw(side.parts);
+    this.top = this.y;
+    if (side.gives && !bridged)
+      this.shapes.push(
+        blueprintText(this.middle, this.y - 6, `↑ ${side.gives} for the decoder`, "blueprint-tag"),
+      );
+    const title = blueprintText(8, this.height - 8, side.title, "blueprint-side");
+    title.setAttribute("text-anchor", "start");
+    this.shapes = [title, ...this.behind, ...this.shapes];
+  }
+
+  draw(parts) {
+    for (const part of parts) this[part.kind](part);
+  }
+
+  rise(height) {
+    const from = this.y;
+    this.y -= height + BLUEPRINT.gap;
+    this.behind.push(
+      svg("line", { class: "blueprint-flow", x1: this.middle, x2: this.middle, y1: from, y2: this.y }),
+    );
+    return this.y + BLUEPRINT.gap;
+  }
+
+  word({ text }) {
+    const y = this.rise(HEIGHTS.word);
+    const ends = this.y + BLUEPRINT.gap;
+    this.behind.pop(); // words stand before the flow and after it
+    this.shapes.push(blueprintText(this.middle, (y + ends + HEIGHTS.word) / 2, text, "blueprint-word"));
+    if (this.shapes.length === 1)
+      this.behind.push(
+        svg("line", { class: "blueprint-flow", x1: this.middle, x2: this.middle, y1: y, y2: this.y }),
+      );
+  }
+
+  box({ title, note, look, cross }) {
+    const height = note ? HEIGHTS.box : HEIGHTS.thin;
+    if (cross && !this.bridged) this.rise(TAG_ROOM - BLUEPRINT.gap);
+    const y = this.rise(height);
+    const left = this.middle - BLUEPRINT.box / 2;
+    this.shapes.push(
+      svg("rect", {
+        class: `blueprint-box blueprint-${look}`,
+        x: left,
+        y,
+        width: BLUEPRINT.box,
+        height,
+        rx: 7,
+      }),
+    );
+    this.shapes.push(blueprintText(this.middle, y + (note ? 18 : height / 2 + 5), title, "blueprint-title"));
+    if (note) this.shapes.push(blueprintText(this.middle, y + 34, note, "blueprint-note"));
+    if (!cross) return;
+    this.crossing = y + height / 2;
+    if (!this.bridged)
+      this.shapes.push(
+        blueprintText(this.middle, y + height + 17, "↑ keys and values from the encoder", "blueprint-tag"),
+      );
+  }
+
+  add({ note }) {
+    const y = this.rise(HEIGHTS.add) + HEIGHTS.add / 2;
+    this.plus(y);
+    this.shapes.push(
+      svg("line", { class: "blueprint-flow", x1: this.middle + 11, x2: this.middle + 24, y1: y, y2: y }),
+    );
+    const text = blueprintText(this.middle + 28, y + 4, note, "blueprint-note");
+    text.setAttribute("text-anchor", "start");
+    this.shapes.push(text);
+  }
+
+  plus(y) {
+    this.shapes.push(
+      svg("circle", { class: "blueprint-plus", cx: this.middle, cy: y, r: 10 }),
+      blueprintText(this.middle, y + 5, "+", "blueprint-title"),
+    );
+  }
+
+  /** What comes in goes around, and is added to what comes out. */
+  around({ parts, after }) {
+    const from = this.y + BLUEPRINT.gap / 2;
+    this.draw(parts);
+    const y = this.rise(HEIGHTS.add) + HEIGHTS.add / 2;
+    this.plus(y);
+    const far = this.middle - BLUEPRINT.aside;
+    this.behind.push(
+      svg("path", {
+        class: "blueprint-around",
+        d: `M${this.middle} ${from}H${far + 8}Q${far} ${from} ${far} ${from - 8}V${y + 8}Q${far} ${y} ${far + 8} ${y}H${this.middle - 11}`,
+      }),
+    );
+    this.draw(after);
+  }
+
+  stack({ times, parts }) {
+    const from = this.y;
+    this.y -= 6;
+    this.draw(parts);
+    const left = this.middle - BLUEPRINT.aside - 10;
+    this.behind.unshift(
+      svg("rect", {
+        class: "blueprint-stack",
+        x: left,
+        y: this.y + 4,
+        width: 2 * (BLUEPRINT.aside + 10),
+        height: from - this.y,
+        rx: 12,
+      }),
+    );
+    const text = blueprintText(this.middle + BLUEPRINT.aside, this.y + 26, `× ${times}`, "blueprint-times");
+    text.setAttribute("text-anchor", "end");
+    this.shapes.push(text);
+    this.y -= 6;
+    this.behind.push(
+      svg("line", { class: "blueprint-flow", x1: this.middle, x2: this.middle, y1: this.y + 12, y2: this.y }),
+    );
+  }
+}
+
+function blueprintHeight(parts, bridged) {
+  const heights = parts.map((part) => {
+    if (part.kind === "stack") return blueprintHeight(part.parts, bridged) + 12;
+    if (part.kind === "around")
+      return blueprintHeight([...part.parts, ...part.after], bridged) + HEIGHTS.add + BLUEPRINT.gap;
+    const tag = part.cross && !bridged ? TAG_ROOM : 0;
+    return HEIGHTS[part.kind === "box" && !part.note ? "thin" : part.kind] + BLUEPRINT.gap + tag;
+  });
+  return heights.reduce((a, b) => a + b, 0);
+}
+
+/** From the top of the encoder to where the decoder looks at it. */
+function blueprintBridge(from, to) {
+  const start = [from.at[0] + from.middle, from.at[1] + from.top];
+  const end = to.at[0] + to.middle - BLUEPRINT.box / 2 - 2;
+  const y = to.at[1] + (to.crossing ?? to.height - 40);
+  const between = to.at[0] - 4;
+  const top = start[1] - 4;
+  const d = `M${start[0]} ${start[1] + 12}V${top}H${between - 8}Q${between} ${top} ${between} ${top + Math.sign(y - top) * 8}V${y - Math.sign(y - top) * 8}Q${between} ${y} ${between + 8} ${y}H${end}`;
+  const tip = svg("path", {
+    class: "blueprint-tip",
+    d: `M${end - 7} ${y - 5}L${end} ${y}L${end - 7} ${y + 5}Z`,
+  });
+  const text = blueprintText(start[0] + 12, top - 7, "keys and values", "blueprint-tag");
+  text.setAttribute("text-anchor", "start");
+  return svg("g", null, svg("path", { class: "blueprint-bridge", d }), tip, text);
+}
+
+function blueprintText(x, y, text, look) {
+  return svg("text", { class: look, x, y, "text-anchor": "middle" }, text);
+}

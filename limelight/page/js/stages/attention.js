@@ -1,0 +1,424 @@
+// The stops of equation 1. For one word a table that grows from stop to stop, the words that answer
+// below each other; for all words a matrix, each row a word that asks.
+
+import { calculation, formula, mfactor, mfrac, mij, mint, mnum, mo, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../charts/formula.js";
+import { matrix } from "../charts/matrix.js";
+import { strip } from "../charts/vectorStrip.js";
+import { button, h } from "../core/dom.js";
+import { nextWords, twoSided } from "../core/focus.js";
+import { dot, largestOf, rowOf, show, softmax, total } from "../core/numbers.js";
+import { select } from "../core/state.js";
+import { compared, counted, figure, origin, shareBar, strips, valueLink } from "./parts.js";
+
+const ATTEND_TABLE = {
+  scores: ["k", "score"],
+  scaling: ["score", "scaled"],
+  mask: ["scaled", "mask", "masked"],
+  softmax: ["masked", "weight"],
+  masked: ["score", "scaled", "mask", "weight"],
+  cross: ["score", "scaled", "weight"],
+};
+const ATTEND_HEADS = { k: "k, its label", score: "q · k", scaled: "÷ √d", mask: "+ mask", masked: "= masked", weight: "weight" };
+const ATTEND_VALUE = { scores: "scores", scaling: "scaled", mask: "masked", softmax: "weights", masked: "weights", cross: "weights" };
+const ATTEND_SAID = { scores: "score", scaled: "scaled score", masked: "masked score", weights: "weight" };
+
+/** Everything of equation 1 at this head, and what follows from it. */
+async function attendRead(where) {
+  const focus = await where.trace.focus(where.at, where.head);
+  const columns = focus.scores.shape[1];
+  const root = Math.sqrt(where.m.model.d_head);
+  const scaled = Float32Array.from(focus.scores.values, (x) => x / root);
+  const hidden = Uint8Array.from(focus.masked.values, (x) => (x === -Infinity ? 1 : 0));
+  const most = focus.k.values.reduce((size, x) => Math.max(size, Math.abs(x)), 0);
+  const keyScale = { kind: "signed", low: -most, high: most }; // one for all, to be compared
+  return { ...focus, columns, root, hidden, keyScale, scaled: { values: scaled, shape: focus.scores.shape } };
+}
+
+/** The word that is looked at most, itself left out where there is another; or the chosen one. */
+function attendKey(where, eq) {
+  if (where.key !== null && where.key < eq.columns) return where.key;
+  const weights = Array.from(rowOf(eq.weights, where.row));
+  if (where.use === "self" && where.row > 0) weights[where.row] = -1;
+  return largestOf(weights, 1)[0];
+}
+
+/** One row: the word asks, and every word answers. */
+function attendTable(where, eq) {
+  const parts = ATTEND_TABLE[where.stop];
+  const heads = ["answers", ...parts.map((part) => ATTEND_HEADS[part])];
+  const rows = where.answering.labels.map((label, j) => attendRow(where, eq, parts, label, j));
+  const table = h(
+    "table",
+    { class: "table ask-table" },
+    h("thead", null, h("tr", null, heads.map((name, n) => h("th", { scope: "col", class: n && parts[n - 1] !== "k" && parts[n - 1] !== "weight" ? "n" : null }, name)))),
+    h("tbody", null, rows),
+    parts.includes("weight") ? attendFoot(where, eq, parts) : null,
+  );
+  const update = (now) => {
+    const key = attendKey(now, eq);
+    rows.forEach((row, j) => {
+      row.classList.toggle("focus", j === key);
+      row.querySelector("button").setAttribute("aria-pressed", String(j === key));
+    });
+  };
+  update(where);
+  return { table, update };
+}
+
+function attendRow(where, eq, parts, label, j) {
+  const at = where.row * eq.columns + j;
+  const gone = eq.hidden[at];
+  const cells = {
+    k: () => h("td", { class: "strip-cell" }, strip({ values: rowOf(eq.k, j), title: `k of ${label}`, note: "", scale: eq.keyScale }).element),
+    score: () => attendNumber(eq.scores.values[at]),
+    scaled: () => attendNumber(eq.scaled.values[at]),
+    mask: () => h("td", { class: gone ? "n hidden-cell" : "n soft" }, gone ? "−inf" : "0"),
+    masked: () => attendNumber(eq.masked.values[at]),
+    weight: () => h("td", { class: "share-cell" }, h("span", { class: "number" }, show(eq.weights.values[at])), shareBar(eq.weights.values[at])),
+  };
+  const choose = button(label, () => select({ key: j }), { class: `chip${where.answering.special[j] ? " special" : ""}`, dir: "auto" });
+  return h("tr", { class: gone ? "gone" : null }, h("th", { scope: "row" }, choose), parts.map((part) => cells[part]()));
+}
+
+function attendNumber(x) {
+  return h("td", { class: x === -Infinity ? "n hidden-cell" : "n" }, x === -Infinity ? "−inf" : show(x));
+}
+
+function attendFoot(where, eq, parts) {
+  const sum = total(rowOf(eq.weights, where.row));
+  return h(
+    "tfoot",
+    null,
+    h("tr", null, h("th", { scope: "row", colspan: parts.length }, "together"), h("td", { class: "number sum" }, show(sum))),
+  );
+}
+
+/** All rows at once. */
+function attendMatrix(where, eq, value, title) {
+  const shares = value === "weights";
+  const made = matrix({
+    rows: where.asking.labels,
+    columns: where.answering.labels,
+    next: nextWords(where),
+    values: eq[value].values,
+    title,
+    scale: shares ? "share" : "signed",
+    hidden: value === "masked" || shares ? eq.hidden : null,
+    hiddenMeans: value === "masked" ? "-inf: comes later, must not be seen" : "0: comes later",
+    sums: shares,
+    also: shares ? [{ name: "scaled score", values: eq.scaled.values }] : [],
+    labels: attendLabels(where, ATTEND_SAID[value]),
+    credit: `${where.side}, layer ${where.layer}, head ${where.head}`,
+    onPin: (row, key) => { if (row !== null) attendPick(where, row, key); },
+  });
+  made.pin(where.row, attendKey(where, eq));
+  return made;
+}
+
+function attendLabels(where, value) {
+  const asks = where.use === "cross" ? "asks (decoder)" : "asks";
+  return { row: asks, column: where.use === "cross" ? "answers (encoder)" : "answers", value };
+}
+
+function attendPick(where, row, key) {
+  const step = where.side === "decoder" && twoSided(where.m);
+  select(step ? { step: row, key } : { side: where.side, query: row, key }, { replace: true });
+}
+
+/** Who asks and who answers, where that is told wrong most often. */
+function attendRoles(where, eq) {
+  if (where.use !== "cross") return null;
+  const [rows, columns] = eq.weights.shape;
+  return h(
+    "div",
+    { class: "roles" },
+    h("div", { class: "role asks" }, h("strong", null, "The decoder asks"), h("span", { class: "small" }, `${rows} rows: a query for every word that is written`)),
+    h("div", { class: "role answers" }, h("strong", null, "The encoder answers"), h("span", { class: "small" }, `${columns} columns: a key and a value for every word of the source`)),
+  );
+}
+
+/** A stop whose picture is the growing table, or the matrix. */
+async function attendStop(where) {
+  const eq = await attendRead(where);
+  const value = ATTEND_VALUE[where.stop];
+  const name = `${where.at}.${value}`;
+  const titles = { scores: "Scores, Q Kᵀ", scaled: "Scaled scores, Q Kᵀ / √d", masked: "Masked scores", weights: "Attention weights" };
+  let picture;
+  if (where.all) {
+    const grids = where.stop === "masked" ? ["masked", "weights"] : where.stop === "scaling" ? ["scores", "scaled"] : [value];
+    const made = grids.map((grid) => attendMatrix(where, eq, grid, titles[grid]));
+    picture = {
+      element: h("div", null, attendRoles(where, eq), made.map((one, n) => figure(where, one.element, [`${where.at}.${grids[n]}`]))),
+      update: (now) => made.forEach((one) => one.pin(now.row, attendKey(now, eq))),
+    };
+  } else {
+    const { table, update } = attendTable(where, eq);
+    const region = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "every word's answer" }, table);
+    picture = { element: h("div", null, attendRoles(where, eq), attendAsks(where, eq), region, attendTriangle(where, eq) ?? origin(where, name)), update };
+  }
+  return { picture, formulas: (now) => attendFormulas(now, eq), checks: attendChecks(where, eq) };
+}
+
+/** A mask is seen best as a whole: the last word of a text has nothing after it to be hidden. */
+function attendTriangle(where, eq) {
+  if (where.stop !== "mask" || !attendCausal(where)) return null;
+  return h("div", { class: "below" }, figure(where, attendMatrix(where, eq, "masked", "The same for all words").element, [`${where.at}.masked`]));
+}
+
+/** The word that asks, and its question. */
+function attendAsks(where, eq) {
+  const said = where.asking.labels[where.row];
+  const query = strip({ values: rowOf(eq.q, where.row), title: `q of ${said}, its question` }).element;
+  return h("div", { class: "asks-line" }, query);
+}
+
+function attendFormulas(now, eq) {
+  const key = attendKey(now, eq);
+  const at = now.row * eq.columns + key;
+  const pair = h("p", { class: "pair" }, h("strong", { dir: "auto" }, now.asking.labels[now.row]), " asks ", h("strong", { dir: "auto" }, now.answering.labels[key]));
+  const made = {
+    scores: () => [attendScore(now, eq, key, at)],
+    scaling: () => [attendScaled(now, eq, at)],
+    mask: () => [attendMasked(now, eq, at)],
+    softmax: () => [attendSoftmax(now, eq, key, at)],
+    masked: () => [attendScore(now, eq, key, at), attendScaled(now, eq, at), attendMasked(now, eq, at), attendSoftmax(now, eq, key, at)],
+    cross: () => [attendScore(now, eq, key, at), attendScaled(now, eq, at), attendSoftmax(now, eq, key, at)],
+  };
+  return [pair, ...made[now.stop]().flat()];
+}
+
+function attendScore(now, eq, key, at) {
+  const letters = formula("score i j is q i times k j", mij("s", "i", "j"), mo("="), msub("q", "i"), mo("·"), msub("k", "j"));
+  const links = h("p", { class: "small soft" }, "where ", valueLink(now, `${now.at}.q`, "q"), " and ", valueLink(now, `${now.at}.k`, "k"), " come from");
+  return [letters, sumOfProducts(rowOf(eq.q, now.row), rowOf(eq.k, key), eq.scores.values[at]), links];
+}
+
+function attendScaled(now, eq, at) {
+  const d = now.m.model.d_head;
+  const before = eq.scores.values[at];
+  return [
+    formula("scaled score: s over the root of d k", mfrac(mij("s", "i", "j"), msqrt(msub("d", "k")))),
+    calculation([
+      mfrac(mnum(before), msqrt(mint(d))),
+      mrow(mo("="), mfrac(mnum(before), mnum(eq.root))),
+      mrow(mo("="), mnum(eq.scaled.values[at])),
+    ]),
+  ];
+}
+
+function attendMasked(now, eq, at) {
+  const added = eq.hidden[at] ? "−inf" : "0";
+  const lines = [
+    formula("the scaled score plus the mask", mfrac(mij("s", "i", "j"), msqrt(msub("d", "k"))), mo("+"), mij("M", "i", "j")),
+    calculation([mrow(mnum(eq.scaled.values[at]), mo("+"), mwords(`(${added})`)), mrow(mo("="), mnum(eq.masked.values[at]))]),
+  ];
+  const later = now.row + 1;
+  if (now.use === "self" && later < eq.columns && eq.hidden[now.row * eq.columns + later]) {
+    const there = now.row * eq.columns + later;
+    lines.push(
+      h("p", { class: "small" }, h("strong", { dir: "auto" }, now.answering.labels[later]), " comes after ", h("strong", { dir: "auto" }, now.asking.labels[now.row]), ":"),
+      calculation([mrow(mnum(eq.scaled.values[there]), mo("+"), mwords("(−inf)")), mrow(mo("="), mwords("−inf"))]),
+    );
+  }
+  return lines;
+}
+
+/** e to the score over the sum of these; of large scores the largest is taken off first. */
+function attendSoftmax(now, eq, key, at) {
+  const row = Array.from(rowOf(eq.masked, now.row));
+  const largest = Math.max(...row);
+  const off = largest > 9 ? largest : 0;
+  const below = total(row.map((x) => Math.exp(x - off)));
+  const score = row[key] - off;
+  const letters = formula(
+    "weight i j is e to the score over the sum of e to all scores of the row",
+    mij("w", "i", "j"), mo("="), mfrac(msup("e", mij("s", "i", "j")), mrow(msum("n"), msup("e", mij("s", "i", "n")))),
+  );
+  const said = off ? h("p", { class: "small soft" }, `${show(off)}, the largest, is taken off every score first: the shares stay the same.`) : null;
+  const sum = total(rowOf(eq.weights, now.row));
+  return [
+    letters,
+    said,
+    calculation([
+      mfrac(msup("e", mnum(score)), mnum(below)),
+      mrow(mo("="), mfrac(mnum(Math.exp(score)), mnum(below))),
+      mrow(mo("="), mnum(eq.weights.values[at])),
+    ]),
+    h("p", { class: "small" }, "the whole row together: ", h("span", { class: "number row-sum" }, show(sum))),
+  ];
+}
+
+/** Equation 1 done again here, for every pair of words, from q, k and v. */
+function attendChecks(where, eq) {
+  const [rows, columns] = eq.scores.shape;
+  const scores = new Float64Array(rows * columns);
+  for (let i = 0; i < rows; i += 1) {
+    for (let j = 0; j < columns; j += 1) scores[i * columns + j] = dot(rowOf(eq.q, i), rowOf(eq.k, j));
+  }
+  const masked = Float64Array.from(scores, (x, at) => x / eq.root + (attendLater(where, at, columns) ? -Infinity : 0));
+  const weights = Float64Array.from({ length: rows }, () => 0);
+  const shares = new Float64Array(rows * columns);
+  for (let i = 0; i < rows; i += 1) {
+    shares.set(softmax(masked.subarray(i * columns, (i + 1) * columns)), i * columns);
+    weights[i] = total(rowOf(eq.weights, i));
+  }
+  const all = {
+    scores: compared(where, "scores = Q Kᵀ, for all pairs, from q and k", eq.scores.values, scores),
+    scaling: compared(where, `scaled = scores / √${where.m.model.d_head}`, eq.masked.values.map((x, at) => (eq.hidden[at] ? 0 : x)), Float64Array.from(scores, (x, at) => (eq.hidden[at] ? 0 : x / eq.root))),
+    mask: compared(where, attendCausal(where) ? "masked = scaled + (0, or −inf above the diagonal)" : "masked = scaled + 0: nothing is hidden", eq.masked.values, masked),
+    softmax: compared(where, "weights = softmax(masked scores)", eq.weights.values, shares),
+    sums: compared(where, "every row sums to 1", weights, weights.map(() => 1)),
+    sum: compared(where, "mixed = weights × V", eq.mixed.values, attendMixed(eq)),
+  };
+  const wanted = { scores: ["scores"], scaling: ["scaling"], mask: ["mask"], softmax: ["softmax", "sums"], sum: ["sums", "sum"], masked: ["scores", "mask", "softmax", "sums", "sum"], cross: ["scores", "mask", "softmax", "sums", "sum"] };
+  return (wanted[where.stop] ?? []).map((name) => all[name]);
+}
+
+function attendCausal(where) {
+  return where.side === "decoder" && where.use === "self";
+}
+
+function attendLater(where, at, columns) {
+  return attendCausal(where) && at % columns > Math.floor(at / columns);
+}
+
+function attendMixed(eq) {
+  const [rows, width] = eq.mixed.shape;
+  const mixed = new Float64Array(rows * width);
+  for (let i = 0; i < rows; i += 1) {
+    for (let j = 0; j < eq.columns; j += 1) {
+      const weight = eq.weights.values[i * eq.columns + j];
+      for (let n = 0; n < width; n += 1) mixed[i * width + n] += weight * eq.v.values[j * width + n];
+    }
+  }
+  return mixed;
+}
+
+/** q, k and v of a word, or of all. */
+async function attendQueries(where, facts) {
+  const eq = await attendRead(where);
+  const said = where.asking.labels[where.row];
+  const roles = { q: "q, the question", k: "k, the label", v: "v, the content" };
+  const element = where.all
+    ? h("div", null, Object.entries(roles).map(([part, role]) => figure(where, attendVectors(where, eq[part], `${role}, of every word`), [`${where.at}.${part}`])))
+    : h(
+        "div",
+        null,
+        await attendComesIn(where, said),
+        figure(where, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${said}`, values: rowOf(eq[part], where.row), name: `${where.at}.${part}` }))), ["q", "k", "v"].map((part) => `${where.at}.${part}`)),
+      );
+  return { picture: { element }, formulas: () => attendFirstNumber(where, facts, said), checks: [] };
+}
+
+async function attendComesIn(where, said) {
+  const name = where.m.tensors[`${where.at}.query`].from[0];
+  const { values } = await where.trace.tensor(name, { rows: [where.row, where.row + 1] });
+  return figure(where, strips([{ title: `x, the vector of ${said} that enters here`, values, name }]), [name]);
+}
+
+function attendVectors(where, table, title) {
+  const rows = table.shape[0] === where.asking.labels.length ? where.asking.labels : where.answering.labels;
+  return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element;
+}
+
+function attendFirstNumber(where, facts, said) {
+  const { numbers } = facts.formulas[0];
+  const terms = Object.keys(numbers).filter((name) => /^x\d+$/.test(name)).map((name) => [numbers[name], numbers[name.replace("x", "w")]]);
+  const pieces = terms.map(([x, w], n) => mrow(...(n ? [mo("+")] : []), mfactor(x), mo("×"), mfactor(w)));
+  const left = where.m.model.d_model - terms.length;
+  if (left > 0) pieces.push(mrow(mo("+"), mfactor(numbers.others), mwords(`\u00a0from ${left} more`)));
+  if (numbers.bias !== undefined) pieces.push(mrow(mo("+"), mfactor(numbers.bias), mwords("\u00a0bias")));
+  const bias = numbers.bias === undefined ? [] : [mo("+"), "b"];
+  return [
+    formula("q is x times W Q", "q", mo("="), "x", msup("W", "Q"), ...bias),
+    h("p", { class: "small" }, "the first number of q of ", h("strong", { dir: "auto" }, said), ":"),
+    calculation([...pieces, mrow(mo("="), mnum(numbers.total))]),
+    h("p", { class: "small soft" }, "k and v come about in the same way, by weights of their own."),
+  ];
+}
+
+/** The values, each by its share, and their sum. */
+async function attendSum(where) {
+  const eq = await attendRead(where);
+  const element = where.all
+    ? figure(where, attendVectors(where, eq.mixed, "What every word collects"), [`${where.at}.mixed`])
+    : figure(where, attendShares(where, eq), [`${where.at}.mixed`]);
+  return { picture: { element }, formulas: () => attendSumFormula(where, eq), checks: attendChecks(where, eq) };
+}
+
+function attendShares(where, eq) {
+  const weights = rowOf(eq.weights, where.row);
+  const rows = where.answering.labels.flatMap((label, j) =>
+    weights[j] > 0 ? [{ title: `${show(weights[j])} × v of ${label}`, values: rowOf(eq.v, j).map((x) => x * weights[j]), sign: "+", note: "" }] : [],
+  );
+  if (rows.length) rows[0].sign = "";
+  const gone = weights.filter((weight) => weight === 0).length;
+  const note = gone ? h("p", { class: "small soft" }, `${gone} ${gone === 1 ? "word has" : "words have"} no weight and ${gone === 1 ? "adds" : "add"} nothing.`) : null;
+  return [strips([...rows, { title: `what ${where.asking.labels[where.row]} collects`, values: rowOf(eq.mixed, where.row), name: `${where.at}.mixed`, sign: "=" }]), note];
+}
+
+function attendSumFormula(where, eq) {
+  const weights = rowOf(eq.weights, where.row);
+  const first = Float32Array.from({ length: eq.columns }, (_, j) => eq.v.values[j * eq.v.shape[1]]);
+  return [
+    formula("z i is the sum of w i j times v j", msub("z", "i"), mo("="), msum("j"), mij("w", "i", "j"), msub("v", "j")),
+    h("p", { class: "small" }, "the first number of what ", h("strong", { dir: "auto" }, where.asking.labels[where.row]), " collects:"),
+    sumOfProducts(weights, first, rowOf(eq.mixed, where.row)[0]),
+    h("p", { class: "small soft" }, "where ", valueLink(where, `${where.at}.weights`, "the weights"), " and ", valueLink(where, `${where.at}.v`, "v"), " come from"),
+  ];
+}
+
+/** All heads of the layer for one word, side by side, and the linear layer after them. */
+async function attendHeads(where) {
+  const { m, row } = where;
+  const weights = await where.trace.tensor(`${where.at}.weights`, { rows: [row, row + 1] });
+  const [token, focus] = [await where.trace.token(where.side, row), await where.trace.focus(where.at, where.head)];
+  const said = where.asking.labels[row];
+  const heads = matrix({
+    rows: counted(m.model.heads).map((n) => `head ${n}`),
+    columns: where.answering.labels,
+    values: weights.values,
+    title: `Where ${said} looks, head by head`,
+    scale: "share",
+    sums: true,
+    labels: { row: "head", column: "answers", value: "weight" },
+    onPin: (head) => { if (head !== null) select({ head: head + 1 }); },
+  });
+  const concat = token[`${where.at}.concat`].values;
+  const output = token[`${where.at}.output`].values;
+  const element = h(
+    "div",
+    null,
+    figure(where, heads.element, [`${where.at}.weights`]),
+    figure(where, strips([{ title: `all ${m.model.heads} heads of ${said}, side by side`, values: concat, name: `${where.at}.concat` }]), [`${where.at}.concat`]),
+    figure(where, strips([{ title: "what the last linear layer makes of them", values: output, name: `${where.at}.output` }]), [`${where.at}.output`]),
+  );
+  const wide = m.model.d_head;
+  const part = concat.subarray((where.head - 1) * wide, where.head * wide);
+  const sums = Float64Array.from({ length: m.model.heads }, (_, n) => total(rowOf(weights, n)));
+  const checks = [
+    compared(where, `head ${where.head}'s part is what it collected`, part, rowOf(focus.mixed, row)),
+    compared(where, "in every head the weights sum to 1", sums, sums.map(() => 1)),
+  ];
+  return { picture: { element }, formulas: () => attendHeadsFormula(m), checks };
+}
+
+function attendHeadsFormula(m) {
+  const { heads, d_head: wide, d_model: width } = m.model;
+  return [
+    formula("the heads side by side, times W O", mwords("("), msub("z", mint(1)), mo(","), mo("…"), mo(","), msub("z", mint(heads)), mwords(")"), msup("W", "O")),
+    h("p", null, h("span", { class: "number" }, `${heads} × ${wide} = ${heads * wide}`), " numbers go in, ", h("span", { class: "number" }, String(width)), " come out."),
+  ];
+}
+
+export const attendingStops = {
+  queries: attendQueries,
+  scores: attendStop,
+  scaling: attendStop,
+  mask: attendStop,
+  softmax: attendStop,
+  sum: attendSum,
+  heads: attendHeads,
+  masked: attendStop,
+  cross: attendStop,
+};

@@ -1,0 +1,144 @@
+// The last stops: how a word is chosen, how the loop ends; and what stands beside the walk.
+
+import { bars } from "../charts/bars.js";
+import { calculation, formula, mfrac, mint, mnum, mo, mrow, msub, msum, msup, mwords } from "../charts/formula.js";
+import { h } from "../core/dom.js";
+import { chooseRow, stepAt } from "../core/focus.js";
+import { entropy, show, showPercent, softmax, total } from "../core/numbers.js";
+import { compared, figure, listing, shareBar, tableNamed, tables } from "./parts.js";
+
+const WRITE_LAST = 6; // words of what was read that are shown at each turn of the loop
+
+/** The whole vocabulary, or the classes of a classifier of texts. */
+async function writeClassifier(where, facts) {
+  if (where.m.classes.length) return writeClasses(where);
+  const { values: logits } = await where.trace.logits(where.row);
+  const top = tables(facts).find((table) => table.names.includes("top")).rows.map(([label, id]) => ({ label, id: Number(id) }));
+  const chosen = where.side === "decoder" ? where.m.answers.ids[where.row] : null;
+  const made = bars({ items: writeItems(top, logits, 1, chosen), title: "The likeliest pieces" });
+  const said = h("output", { class: "number", for: "explain-temperature" }, "1.0");
+  const slider = h("input", {
+    type: "range", id: "explain-temperature", min: "0.1", max: "2", step: "0.1", value: "1",
+    on: { input: () => {
+      said.textContent = Number(slider.value).toFixed(1);
+      made.set({ items: writeItems(top, logits, Number(slider.value), chosen) });
+    } },
+  });
+  const element = h(
+    "div",
+    null,
+    h("h2", null, "What could come here"),
+    h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", said),
+    figure(where, made.element, ["logits"]),
+    h("div", { class: "below" }, tableNamed(facts, "lens")),
+  );
+  return { picture: { element }, formulas: () => writeProbability(top[0], logits), checks: writeChecks(where, logits) };
+}
+
+function writeItems(top, logits, temperature, chosen) {
+  const shares = softmax(logits, temperature);
+  return top.map(({ label, id }) => ({ label, value: shares[id], note: show(logits[id]), marked: id === chosen }));
+}
+
+function writeProbability(best, logits) {
+  const largest = Math.max(...logits);
+  const sum = Math.log(total(Array.from(logits, (x) => Math.exp(x - largest)))) + largest;
+  const shares = softmax(logits);
+  const unsure = entropy(shares);
+  return [
+    formula("p is e to the score over the sum of e to all scores", "p", mo("="), mfrac(msup("e", "s"), mrow(msum("n"), msup("e", msub("s", "n")))), mo("="), msup("e", mrow("s", mo("−"), mwords("log Σ")))),
+    h("p", { class: "pair" }, h("strong", { dir: "auto" }, best.label)),
+    calculation([msup("e", mrow(mnum(logits[best.id]), mo("−"), mnum(sum))), mrow(mo("="), mnum(shares[best.id]))]),
+    h("p", { class: "small" }, `As unsure as among `, h("span", { class: "number" }, Math.exp(unsure).toFixed(1)), " equally likely pieces."),
+  ];
+}
+
+function writeChecks(where, logits) {
+  const shares = softmax(logits);
+  const checks = [compared(where, `all ${logits.length} probabilities together are 1`, [total(shares)], [1])];
+  const step = where.m.steps.find((one) => one.row === where.row);
+  if (step) {
+    const shown = step.top.map(([, , chance]) => chance);
+    const again = step.top.map(([id]) => shares[id]);
+    const check = compared(where, "the likeliest pieces' probabilities, from all scores", shown, again);
+    checks.push({ ...check, within: 1e-3, passed: check.error <= 1e-3 });
+  }
+  return checks;
+}
+
+function writeClasses(where) {
+  const items = where.m.classes.map(([label, value, logit]) => ({ label, value, note: show(logit) }));
+  const again = softmax(where.m.classes.map(([, , logit]) => logit));
+  const check = compared(where, "softmax of the scores", where.m.classes.map(([, chance]) => chance), again);
+  return {
+    picture: { element: figure(where, bars({ items, title: "The classes" }).element, ["logits"]) },
+    formulas: () => [formula("p is softmax of the scores", "p", mo("="), mwords("softmax"), mo("("), "s", mo(")"))],
+    checks: [{ ...check, within: 1e-4, passed: check.error <= 1e-4 }],
+  };
+}
+
+/** One word after another, until the end. */
+async function writeLoop(where) {
+  const { m } = where;
+  const now = stepAt(m, where.row);
+  const steps = m.steps.map((step, n) => writeTurn(where, step, n, n === now));
+  const update = (to) => steps.forEach((element, n) => element.classList.toggle("focus", n === stepAt(m, to.row)));
+  const lines = [
+    formula("y t is chosen given all before it", msub("y", "t"), mo("∼"), "p", mo("("), "y", mo("|"), msub("y", mrow(mo("<"), "t")), mo(")")),
+    h("p", { class: "small" }, m.ended ? "The end token came, and the loop stopped." : "No end token came: it stopped at its limit."),
+  ];
+  return { picture: { element: h("ol", { class: "turns" }, steps), update }, formulas: () => lines, checks: [] };
+}
+
+function writeTurn(where, step, n, focused) {
+  const { m } = where;
+  const from = Math.max(m.given, step.row + 1 - WRITE_LAST);
+  const read = [...(from > m.given ? ["…"] : []), ...m.target.labels.slice(from, step.row + 1)];
+  const others = step.top.filter(([id]) => id !== step.chosen[0]).slice(0, 2);
+  return h(
+    "li",
+    { class: focused ? "turn focus" : "turn" },
+    h(
+      "button",
+      { type: "button", class: "turn-line", on: { click: () => chooseRow(m, "decoder", step.row) } },
+      h("span", { class: "turn-number soft small" }, String(n + 1)),
+      h("span", { class: "turn-read", dir: "auto" }, read.map((label) => h("span", { class: "turn-word" }, label))),
+      h("span", { class: "soft", "aria-hidden": "true" }, "→"),
+      h("strong", { class: "turn-chosen", dir: "auto" }, m.answers.labels[step.row]),
+      h("span", { class: "share-cell" }, h("span", { class: "number" }, show(step.chosen[2])), shareBar(step.chosen[2])),
+      h("span", { class: "soft small turn-others" }, others.length ? `next best ${others.map(([, piece, chance]) => `${piece.trim() || piece} ${showPercent(chance)}`).join(", ")}` : ""),
+    ),
+  );
+}
+
+/** Beside the walk there are tables, as the terminal has them. */
+async function writeAside(where, facts) {
+  const element = h("div", null, tables(facts).map((table) => listing(table)));
+  const write = { teacher: writeTaught, beam: writeSearched }[where.stop];
+  return { picture: { element }, formulas: () => (write ? write(facts.formulas.map(({ numbers }) => numbers)) : []), checks: [] };
+}
+
+/** The loss of this text; and with label smoothing, where the model learned with it. */
+function writeTaught([mean, smooth]) {
+  const lines = [
+    formula("the loss is the mean of minus log p of the true words", mwords("loss"), mo("="), mfrac(mint(1), "n"), msum("t"), mo("−"), mwords("log\u00a0"), mrow("p", mo("("), msub("y", "t"), mo(")"))),
+    calculation([mfrac(mnum(mean.sum), mint(mean.count)), mrow(mo("="), mnum(mean.mean))]),
+  ];
+  if (!smooth) return lines;
+  return [
+    ...lines,
+    h("p", { class: "small" }, "With label smoothing, as this model learned, a share ε goes to all tokens alike:"),
+    formula("one minus epsilon times the loss plus epsilon times the mean over all tokens", mrow(mo("("), mint(1), mo("−"), "ε", mo(")")), mwords("\u00a0loss"), mo("+"), "ε", mwords("\u00a0mean over all")),
+    calculation([mrow(mnum(1 - smooth.share), mo("×"), mnum(smooth.plain)), mrow(mo("+"), mnum(smooth.share), mo("×"), mnum(smooth.spread)), mrow(mo("="), mnum(smooth.smoothed))]),
+  ];
+}
+
+/** The score of the text that won. */
+function writeSearched([score]) {
+  return [
+    formula("the sum of log p over five plus the length over six to the power of alpha", mwords("score"), mo("="), mfrac(mrow(msum("t"), mwords("log\u00a0"), mrow("p", mo("("), msub("y", "t"), mo(")"))), msup(mrow(mo("("), mfrac(mrow(mint(5), mo("+"), "n"), mint(6)), mo(")")), "α"))),
+    calculation([mfrac(mnum(score.sum), msup(mrow(mo("("), mfrac(mrow(mint(5), mo("+"), mint(score.length)), mint(6)), mo(")")), mint(score.alpha))), mrow(mo("="), mnum(score.score))]),
+  ];
+}
+
+export const writingStops = { classifier: writeClassifier, loop: writeLoop, follow: writeAside, teacher: writeAside, beam: writeAside };

@@ -1,0 +1,129 @@
+// What the stops' pictures are put together from.
+
+import { strip } from "../charts/vectorStrip.js";
+import { button, h } from "../core/dom.js";
+import { makerOf } from "../core/focus.js";
+import { furthest, show, showTiny } from "../core/numbers.js";
+import { select } from "../core/state.js";
+
+/**
+ * A value computed a second time in this page, beside the model's own.
+ * @param {Object} where
+ * @param {string} claim
+ * @param {ArrayLike<number>} shown
+ * @param {ArrayLike<number>} again
+ */
+export function compared(where, claim, shown, again) {
+  let size = 0;
+  for (const x of shown) if (Number.isFinite(x)) size = Math.max(size, Math.abs(x));
+  const error = furthest(shown, again);
+  const within = where.m.checks.tolerance * (1 + size);
+  return { claim, error, within, passed: error <= within };
+}
+
+/** Ticks and crosses: what was compared, and how far apart both were. */
+export function checkList(checks) {
+  const lines = checks.map((check) => {
+    const off = check.error === 0 ? "exactly" : check.error === null || !Number.isFinite(check.error) ? "not the same" : `off by ${showTiny(check.error)}`;
+    return h(
+      "li",
+      { class: check.passed ? "check-line" : "check-line failed" },
+      h("span", { class: check.passed ? "tick good" : "tick bad", "aria-hidden": "true" }, check.passed ? "✓" : "✗"),
+      h("span", null, h("span", { class: "unseen" }, check.passed ? "right: " : "wrong: "), check.claim, " ", h("span", { class: "soft small number" }, off)),
+    );
+  });
+  return h("ul", { class: "check-list" }, lines);
+}
+
+/** Where a value comes from: its name, what is done, and the values it is made of, as ways there. */
+export function origin(where, name) {
+  const facts = where.m.tensors[name];
+  if (!facts) return null;
+  const sources = facts.from.map((from) => [" ", valueLink(where, from)]);
+  return h(
+    "p",
+    { class: "origin soft small" },
+    h("code", null, name),
+    ` [${facts.shape.join(" × ")}]: ${facts.op}`,
+    sources.length ? [" of", sources] : null,
+  );
+}
+
+/** A value's name that leads to the stop that makes it. */
+export function valueLink(where, name, label = name) {
+  const { stop, layer } = makerOf(where.m, name);
+  const go = () => select({ stop, ...(layer ? { layer } : {}), key: null });
+  return button(label, go, { class: "link", title: `${name}: go to where it is made`, dataset: { value: name } });
+}
+
+/** A picture with a line below that says where it comes from. */
+export function figure(where, made, names = []) {
+  return h("figure", { class: "figure", dataset: { of: names.join(" ") } }, made, names.map((name) => origin(where, name)));
+}
+
+/**
+ * A word's vectors, one strip below the other, on one colour scale.
+ * @param {{title: string, values: ArrayLike<number>, name?: string, sign?: string, note?: string}[]}
+ *   rows `name`: which value of the model it is, where it is one
+ */
+export function strips(rows) {
+  let most = 0;
+  for (const { values } of rows) for (const x of values) if (Number.isFinite(x)) most = Math.max(most, Math.abs(x));
+  const scale = { kind: "signed", low: -most, high: most };
+  return h(
+    "div",
+    { class: "strips" },
+    rows.map(({ title, values, name, sign, note }) =>
+      h("div", { class: "strips-row", dataset: { value: name ?? "" } }, h("span", { class: "strips-sign", "aria-hidden": "true" }, sign ?? ""), strip({ values, title, note, scale }).element),
+    ),
+  );
+}
+
+/** A table of a stop, as the terminal prints it; `share` is a column of bars. */
+export function listing(facts) {
+  const numeric = (j) => facts.rows.some((row) => typeof row[j] === "number");
+  const heads = facts.heads.map((name, j) => h("th", { scope: "col", class: numeric(j) && j !== facts.share ? "n" : null }, name));
+  const rows = facts.rows.map((row, i) =>
+    h("tr", { class: i === facts.focus ? "focus" : null }, row.map((cell, j) => listingCell(cell, j === facts.share))),
+  );
+  return h(
+    "div",
+    { class: "scroller", tabindex: "0", role: "region", "aria-label": facts.title },
+    h("table", { class: "table listing", dataset: { table: facts.names[0] ?? "" } }, h("caption", null, facts.title), h("thead", null, h("tr", null, heads)), h("tbody", null, rows)),
+  );
+}
+
+function listingCell(cell, share) {
+  if (Array.isArray(cell)) return h("td", null, cell.map((thing) => h("span", { class: "thing" }, thing)));
+  if (typeof cell === "string") return h("td", { dir: "auto" }, cell);
+  if (cell === null) return h("td", { class: "n bad" }, "NaN");
+  if (!share) return h("td", { class: "n" }, show(cell));
+  return h("td", { class: "share-cell" }, h("span", { class: "number" }, show(cell, 4)), shareBar(cell));
+}
+
+/** A share of 1 as a bar. */
+export function shareBar(share) {
+  return h("span", { class: "share-bar", "aria-hidden": "true", style: { "--share": String(Math.max(0, Math.min(1, share))) } });
+}
+
+/** The tables among a stop's exhibits, by name. */
+export function tables(facts) {
+  return facts.exhibits.filter((exhibit) => exhibit.rows);
+}
+
+/** One of them. */
+export function tableNamed(facts, name) {
+  const found = tables(facts).find((table) => table.names.includes(name));
+  return found ? listing(found) : null;
+}
+
+/** The numbers 1, 2, 3 ... as labels of a vector's places. */
+export function counted(count) {
+  return Array.from({ length: count }, (_, i) => String(i + 1));
+}
+
+/** A few numbers of many, in words. */
+export function firstFew(values, most = 4) {
+  const shown = Array.from(values.slice(0, most), (x) => show(x)).join("  ");
+  return `[${shown}${values.length > most ? " …" : ""}]`;
+}

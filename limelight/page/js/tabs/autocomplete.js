@@ -1,0 +1,67 @@
+// How a text could go on: a list at the caret.
+
+import { button, h, visible } from "../core/dom.js";
+import { reading } from "../core/page.js";
+import { ask } from "../core/requests.js";
+import { choiceList, popover } from "./alternatives.js";
+
+const SUGGESTING_OFFERED = 3;
+const SUGGESTING_MOST = 15; // the service offers 16 at most
+
+/**
+ * Three ways to go on, and three more, and three more.
+ * @param {Object} view of the Write tab
+ */
+export async function suggestMore(view) {
+  if (view.control || view.suggesting) return;
+  const { editor, page } = view;
+  const [before] = editor.parts();
+  const caret = editor.field.selectionStart;
+  view.suggesting = true;
+  const pop = popover(view.home, editor.caretPlace(), { title: "How the text could go on", onClose: () => { view.suggesting = false; } });
+  const back = () => {
+    pop.close();
+    editor.field.focus();
+    editor.field.setSelectionRange(caret, caret);
+  };
+  pop.fill(reading("asking how it could go on"));
+  const offer = async (first) => {
+    try {
+      const { suggestions } = await ask(page, "suggest", "/api/suggest", { text: before, n: first + SUGGESTING_OFFERED });
+      if (editor.field.selectionStart !== caret) pop.close(); // somebody has written on meanwhile
+      if (!pop.isOpen()) return;
+      const shown = suggestions.slice(first);
+      const more = first + 2 * SUGGESTING_OFFERED <= SUGGESTING_MOST && shown.length === SUGGESTING_OFFERED ? () => offer(first + SUGGESTING_OFFERED) : () => offer(0);
+      suggestingList(view, pop, { shown, back, more });
+    } catch (error) {
+      page.showError(pop.element, error, back);
+    }
+  };
+  await offer(0);
+}
+
+function suggestingList(view, pop, { shown, back, more }) {
+  const options = shown.map(({ text, probability }) => {
+    const [, space, first, rest] = /^(\s*)(\S*)([^]*)$/u.exec(text);
+    return { piece: text === "" ? "the text ends here" : first || space, rest: visible(rest).replaceAll("·", " "), share: probability };
+  });
+  const list = choiceList({
+    title: "How the text could go on",
+    options,
+    onLeave: back,
+    onTab: more,
+    onChoose: (i) => {
+      back();
+      if (shown[i].text) view.editor.type(shown[i].text);
+    },
+  });
+  list.addEventListener("keydown", (event) => {
+    if (event.key.length === 1 && event.key !== " " && !event.ctrlKey && !event.metaKey) back(); // somebody writes on
+  });
+  pop.fill(
+    h("div", { class: "card-head" }, h("h3", { class: "label" }, "How it could go on"), button("3 more", more, { class: "button quiet small", title: "Tab" })),
+    list,
+    h("p", { class: "small soft option-help" }, "↑ ↓ and Enter choose, Tab for three more, Esc to leave. The share is of the first piece."),
+  );
+  list.focus();
+}

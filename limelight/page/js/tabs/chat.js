@@ -1,0 +1,241 @@
+// Chat: answers as they are written, and for every word of them why it came. The page keeps the
+// conversation; the service remembers nothing.
+
+import { stepsFor, whyWaiting, whyWord } from "../attention/tokenInspector.js";
+import { button, h, replace } from "../core/dom.js";
+import { askForStream, keep, kept } from "../core/requests.js";
+import { select } from "../core/state.js";
+import { tagChooser } from "../core/tag.js";
+import { segmentsOf } from "../core/words.js";
+
+export const chatTab = {
+  id: "chat",
+  title: "Chat",
+  fits: (model, page) => model.abilities.includes("chat") && !page.offline,
+  mount(place, page) {
+    place.classList.add("use", "chat");
+    const view = chatView(page);
+    replace(place, h("h1", { class: "unseen" }, "Chat"), h("div", { class: "talk-room" }, h("div", { class: "talk-head" }, view.fresh), view.log), view.composer);
+    chatShow(view);
+    return () => {
+      view.left = true;
+      view.control?.abort();
+    };
+  },
+};
+
+/**
+ * What was said: exchanges of a question and its answer, whose state is one of
+ * writing, done, stopped (by somebody) and broken (by something).
+ */
+function chatView(page) {
+  const name = `limelight-chat-${page.model.name}`;
+  const exchanges = (kept(name) ?? []).map((said) => (said.state === "writing" ? { ...said, state: "broken" } : said));
+  const view = { page, name, exchanges, control: null, rows: [], left: false };
+  view.log = h("div", { class: "talk" });
+  view.field = h("textarea", {
+    class: "field composer-field", id: "sentence", name: "message", rows: "1", maxlength: "2000", dir: "auto",
+    "aria-label": "Your message", placeholder: "Say something …",
+    on: {
+      keydown: (event) => {
+        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+        event.preventDefault();
+        chatSend(view);
+      },
+    },
+  });
+  view.send = h("button", { type: "submit", class: "button primary" }, "Send");
+  view.stop = button("Stop", () => view.control?.abort(), { class: "button" });
+  view.fresh = button("New conversation", () => chatForget(view), { class: "button quiet small" });
+  view.tag = tagChooser(page);
+  view.composer = h(
+    "form",
+    { class: "composer card", on: { submit: (event) => { event.preventDefault(); chatSend(view); } } },
+    view.field, view.tag, chatWordByWord(view), view.stop, view.send,
+  );
+  return view;
+}
+
+/** A beam knows its answer only in the end; whoever wants to watch can do without. */
+function chatWordByWord(view) {
+  const { beam, temperature } = view.page.model.decode;
+  view.wordByWord = h("input", { type: "checkbox", name: "word-by-word" });
+  if (beam === 1 || temperature) return null;
+  const why = `The model's beam of ${beam} knows its answer only in the end. Without it the words come one by one, and may be others.`;
+  return h("label", { class: "check small", title: why }, view.wordByWord, "word by word");
+}
+
+function chatSend(view) {
+  const text = view.field.value.trim();
+  if (!text || view.control) return;
+  view.field.value = "";
+  view.exchanges.push({ asked: text, answer: "", state: "writing", tries: 0, cut: "" });
+  chatAnswer(view, view.exchanges.at(-1));
+}
+
+function chatRetry(view, exchange) {
+  if (view.control) return;
+  chatAnswer(view, exchange);
+}
+
+function chatForget(view) {
+  view.control?.abort();
+  view.exchanges = [];
+  keep(view.name, []);
+  chatShow(view);
+  view.field.focus();
+}
+
+/** Ask for an answer, and take it as it comes. */
+async function chatAnswer(view, exchange) {
+  const control = new AbortController();
+  view.control = control;
+  const before = chatTurns(view, exchange);
+  Object.assign(exchange, { answer: "", state: "writing", cut: "", tries: exchange.tries + 1 });
+  keep(view.name, view.exchanges); // so that a reload knows that it was asked
+  chatShow(view);
+  try {
+    await view.page.busy(askForStream(view.page, "/v1/chat/completions", chatAsked(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
+    exchange.state = "done";
+  } catch (error) {
+    exchange.state = control.signal.aborted ? "stopped" : "broken";
+    exchange.cut = control.signal.aborted ? "" : [error.message, error.hint].filter(Boolean).join(": ");
+  }
+  if (view.control === control) view.control = null;
+  if (view.left && exchange.state === "stopped") exchange.state = "broken"; // nobody said stop: the tab was left
+  if (view.exchanges.includes(exchange)) keep(view.name, view.exchanges);
+  if (view.left) return;
+  chatShow(view);
+  view.page.say(exchange.state === "done" ? `answer: ${exchange.answer}` : "the answer broke off");
+}
+
+function chatTake(view, exchange, event) {
+  const [choice] = event.choices;
+  exchange.answer += choice.delta.content ?? "";
+  if (choice.finish_reason === "length") exchange.cut = "the answer has reached the longest the model writes";
+  keep(view.name, view.exchanges);
+  const row = view.rows[view.exchanges.indexOf(exchange)];
+  if (row) replace(row.words, exchange.answer);
+}
+
+function chatAsked(view, turns, exchange) {
+  const { temperature, seed } = view.page.model.decode;
+  return {
+    model: view.page.model.name,
+    stream: true,
+    messages: turns.map((content, i) => ({ role: i % 2 ? "assistant" : "user", content })),
+    ...(view.tag ? { tag: view.tag.value } : {}),
+    ...(view.wordByWord.checked ? { beam: 1 } : {}),
+    ...(temperature ? { seed: seed + exchange.tries - 1 } : {}), // another try is another draw
+  };
+}
+
+/** All that was said up to this question; what was never answered is left out. */
+function chatTurns(view, exchange) {
+  const before = view.exchanges.slice(0, view.exchanges.indexOf(exchange)).filter(chatCounts);
+  return [...before.flatMap((said) => [said.asked, said.answer]), exchange.asked];
+}
+
+function chatCounts(exchange) {
+  return exchange.state === "done" || (exchange.state === "stopped" && exchange.answer);
+}
+
+/** The whole conversation, and what can be done now. */
+function chatShow(view) {
+  view.rows = view.exchanges.map((exchange) => chatRow(view, exchange));
+  const nothing = view.exchanges.length ? null : chatEmpty(view);
+  replace(view.log, nothing, view.rows.map((row) => row.element));
+  view.stop.hidden = !view.control;
+  view.send.disabled = Boolean(view.control); // it stays where it is: a second click must not stop
+  view.fresh.hidden = !view.exchanges.length;
+  view.log.setAttribute("aria-busy", String(Boolean(view.control)));
+  view.rows.at(-1)?.element.scrollIntoView({ block: "nearest" });
+}
+
+function chatEmpty(view) {
+  const text = view.page.example?.text.split("\n").at(-1);
+  const turns = view.page.model.history;
+  return h(
+    "div",
+    { class: "talk-empty" },
+    h("p", { class: "prose" }, "Say something to the model."),
+    h("p", { class: "soft" }, `It sees the last ${turns === 1 ? "message only" : `${turns} messages`}. Click any word of an answer to see why it came.`),
+    text ? button(`“${text}”`, () => { view.field.value = text; chatSend(view); }, { class: "chip", "aria-label": `Say: ${text}` }) : null,
+  );
+}
+
+function chatRow(view, exchange) {
+  const row = { words: h("p", { class: "prose words", dir: "auto" }), why: h("div", { class: "why" }) };
+  if (exchange.state === "writing") replace(row.words, exchange.answer || h("span", { class: "soft" }, "…"));
+  else replace(row.words, chatWords(view, exchange, row));
+  const last = exchange === view.exchanges.at(-1);
+  row.element = h(
+    "div",
+    { class: "exchange" },
+    h("div", { class: "bubble asked" }, h("span", { class: "unseen" }, "You: "), h("p", { dir: "auto" }, exchange.asked)),
+    h("div", { class: `bubble answer ${exchange.state}` }, h("span", { class: "unseen" }, "The model: "), row.words, chatState(view, exchange, last)),
+    row.why,
+  );
+  return row;
+}
+
+/** How it stands, in words, and what to do about it. */
+function chatState(view, exchange, last) {
+  const again = (label) => (last && !view.control ? button(label, () => chatRetry(view, exchange), { class: "button small" }) : null);
+  if (exchange.state === "writing") return null;
+  if (exchange.state === "done") {
+    const drawn = view.page.model.decode.temperature > 0;
+    const note = exchange.cut ? h("span", { class: "small soft" }, exchange.cut) : null;
+    return note || (drawn && last) ? h("div", { class: "row" }, note, drawn ? again("Another answer") : null) : null;
+  }
+  const left = last ? "" : " It is left out of the conversation.";
+  const text = exchange.state === "stopped" ? "You stopped the answer here." : `The answer broke off here.${chatCounts(exchange) ? "" : left}`;
+  return h("div", { class: "row broke" }, h("span", { class: "small" }, text, exchange.cut ? h("span", { class: "soft" }, ` (${exchange.cut})`) : null), again("Try again"));
+}
+
+/** The answer with every word to click. */
+function chatWords(view, exchange, row) {
+  const text = exchange.answer;
+  if (!text) return h("span", { class: "soft" }, exchange.state === "done" ? "(nothing)" : "");
+  if (view.page.model.config.family.startsWith("recurrent")) return text;
+  return segmentsOf(text).map((part) => {
+    if (!part.text.trim()) return part.text;
+    const word = h("button", { type: "button", class: "word", "aria-expanded": "false", on: { click: () => chatWhy(view, exchange, row, part, word) } }, part.text);
+    return word;
+  });
+}
+
+/** Open what there is to know about a word below its answer; the same word closes it. */
+async function chatWhy(view, exchange, row, part, word) {
+  const open = word.getAttribute("aria-expanded") === "true";
+  row.words.querySelectorAll(".word").forEach((other) => other.setAttribute("aria-expanded", "false"));
+  replace(row.why);
+  if (open) return;
+  word.setAttribute("aria-expanded", "true");
+  const room = h("div", null, whyWaiting());
+  const title = h("h2", null, "Why ", h("q", { dir: "auto" }, part.text), "?");
+  replace(row.why, h("section", { class: "card why-card", "aria-label": `Why ${part.text}` }, title, room));
+  try {
+    const trace = await chatTrace(view, exchange);
+    const places = Array.from(exchange.answer.slice(0, part.from)).length;
+    const steps = stepsFor(trace.manifest, places, places + Array.from(part.text).length);
+    replace(room, steps.length ? whyWord(view.page, trace, steps) : h("p", { class: "soft" }, "The model did not write this as a piece of its own."));
+    row.why.firstChild?.scrollIntoView({ block: "nearest" });
+  } catch (error) {
+    view.page.showError(room, error, () => { word.setAttribute("aria-expanded", "false"); chatWhy(view, exchange, row, part, word); });
+  }
+}
+
+/** The answer once more with all its numbers: over the turns that the model saw, oldest out first. */
+async function chatTrace(view, exchange) {
+  const turns = chatTurns(view, exchange).slice(-view.page.model.history).map((turn) => turn.split(/\s+/).filter(Boolean).join(" "));
+  for (;;) {
+    select({ text: turns.join("\n"), target: exchange.answer, step: null, query: null, key: null }, { replace: true });
+    try {
+      return await view.page.trace();
+    } catch (error) {
+      if (![400, 413].includes(error.status) || turns.length < 2) throw error;
+      turns.shift();
+    }
+  }
+}

@@ -1,0 +1,122 @@
+// Classify: the probability of every class as you type, and what each word does to it.
+
+import { bars } from "../charts/bars.js";
+import { button, h, replace } from "../core/dom.js";
+import { show, showPercent } from "../core/numbers.js";
+import { afterPause, ask, stopAsking } from "../core/requests.js";
+import { onSelect, select, selected } from "../core/state.js";
+import { segmentsOf } from "../core/words.js";
+
+const CLASSIFY_WORDS = 60; // more than this many are not tried one by one
+
+export const classifyTab = {
+  id: "classify",
+  title: "Classify",
+  fits: (model, page) => model.abilities.includes("classify") && !page.offline,
+  mount(place, page) {
+    place.classList.add("use");
+    const view = classifyView(page);
+    replace(place, h("h1", { class: "unseen" }, "Classify"), classifyLayout(view));
+    const unsubscribe = onSelect((now, before) => {
+      if (now.text !== before.text && now.text !== null && now.text !== view.field.value) {
+        view.field.value = now.text;
+        classifyAsk(view);
+      }
+    });
+    classifyAsk(view);
+    return () => {
+      unsubscribe();
+      view.pause.cancel();
+      stopAsking(page, "classify");
+    };
+  },
+};
+
+function classifyView(page) {
+  const view = { page, chart: null };
+  view.field = h("textarea", {
+    class: "field prose-field", id: "sentence", name: "text", rows: "4", maxlength: "2000", dir: "auto", spellcheck: "false",
+    "aria-label": "Text to classify", value: selected().text ?? page.example?.text ?? "",
+  });
+  view.found = h("div");
+  view.without = h("div");
+  view.pause = afterPause(() => classifyAsk(view));
+  view.field.addEventListener("input", () => view.pause.soon());
+  return view;
+}
+
+function classifyLayout(view) {
+  const explain = button("Explain this", () => select({ tab: "explain" }), { class: "button primary" });
+  return [
+    h(
+      "div",
+      { class: "two-sides" },
+      h("section", { class: "card", "aria-label": "Text" }, h("h2", null, "You write"), view.field),
+      h("section", { class: "card", "aria-label": "Classes" }, h("h2", null, "The model finds"), view.found, h("div", { class: "row" }, explain)),
+    ),
+    view.without,
+  ];
+}
+
+async function classifyAsk(view) {
+  const text = view.field.value;
+  select({ text, target: null }, { replace: true });
+  if (!text.trim()) {
+    stopAsking(view.page, "classify");
+    view.chart = null;
+    replace(view.without);
+    replace(view.found, h("p", { class: "soft" }, "Type a sentence: its class comes as you type."));
+    return;
+  }
+  const words = segmentsOf(text).filter((part) => part.isWord).slice(0, CLASSIFY_WORDS);
+  const shorter = words.map((word) => text.slice(0, word.from) + text.slice(word.to));
+  try {
+    const { classes } = await ask(view.page, "classify", "/api/classify", { texts: [text, ...shorter] });
+    classifyShow(view, classes[0]);
+    classifyWithout(view, text, words, classes);
+  } catch (error) {
+    view.chart = null;
+    view.page.showError(view.found, error, () => classifyAsk(view));
+  }
+}
+
+/** Always in the same order, so that a bar grows and shrinks in its place. */
+function classifyShow(view, chances) {
+  const best = classifyBest(chances);
+  const items = view.page.model.classes.map((name) => ({ label: name, value: chances[name], marked: name === best }));
+  if (view.chart) view.chart.set({ items });
+  else {
+    view.chart = bars({ items, title: "Classes and their probabilities" });
+    replace(view.found, view.chart.element);
+  }
+  view.page.say(`${best}, ${showPercent(chances[best])}`);
+}
+
+function classifyBest(chances) {
+  return Object.keys(chances).reduce((a, b) => (chances[b] > chances[a] ? b : a));
+}
+
+/** What becomes of the likeliest class when a word is left out: asked, not guessed. */
+function classifyWithout(view, text, words, [whole, ...shorter]) {
+  const best = classifyBest(whole);
+  const changes = shorter.map((chances) => whole[best] - chances[best]);
+  const most = Math.max(...changes.map(Math.abs), 0.05); // a faint change has a faint shade
+  const items = words.map((word, i) =>
+    h(
+      "li",
+      { class: `share ${changes[i] < 0 ? "against" : "for"}`, style: { "--share": Math.abs(changes[i]) / most } },
+      h("span", { class: "share-word", dir: "auto" }, word.text),
+      h("span", { class: "share-number number" }, `${changes[i] < 0 ? "−" : "+"}${show(100 * Math.abs(changes[i]), 1)}`),
+    ),
+  );
+  replace(
+    view.without,
+    h(
+      "section",
+      { class: "card" },
+      h("h2", null, "What each word does"),
+      h("ol", { class: "share-line", "aria-label": `What each word adds to ${best}` }, items),
+      h("p", { class: "small soft" }, `Each word was left out once, and the model asked again. The number is what the word adds to `, h("q", null, best), ` in percentage points; a minus speaks against it.`),
+    ),
+  );
+}

@@ -1,0 +1,157 @@
+// How a model learns, on a text of one's own: every position after the true words before it.
+
+import { wasReplaced } from "../core/api.js";
+import { button, h, replace, visible } from "../core/dom.js";
+import { show, showPercent } from "../core/numbers.js";
+import { reading } from "../core/page.js";
+import { tagNow } from "../core/tag.js";
+
+/**
+ * The form and the table of teacher forcing.
+ * @param {Object} page
+ * @returns {HTMLElement}
+ */
+export function teaching(page) {
+  const pair = page.model.kind !== "texts";
+  const source = teachingField("teach-source", "What is read", page.example?.text ?? "");
+  const target = teachingField(
+    "teach-target",
+    pair ? "What should be answered" : "A text",
+    page.example?.target ?? (pair ? "" : (page.example?.text ?? "")),
+  );
+  const place = h("div", { class: "teaching-table", "aria-live": "polite" });
+  const ask = (event) => {
+    event?.preventDefault();
+    if (target.input.value.trim())
+      teachingAsk(page, place, { source: pair ? source.input.value : "", target: target.input.value });
+    else target.input.focus();
+  };
+  const form = h(
+    "form",
+    { class: "teaching-form", on: { submit: ask } },
+    pair ? source.label : null,
+    target.label,
+    h("button", { type: "submit", class: "button primary" }, "Show the loss"),
+  );
+  teachingBegin(page, target.input, ask);
+  return h(
+    "section",
+    { class: "card teaching", "aria-label": "Teacher forcing" },
+    h("h2", null, "How it is taught"),
+    h("div", { class: "teaching-body" }, teachingWords(), h("div", null, form, place)),
+  );
+}
+
+function teachingWords() {
+  return h(
+    "p",
+    { class: "soft" },
+    "In training the model is not asked to write on after its own words: it reads the true ones, shifted right by one, and at every position is asked for the next. All positions are answered in one parallel pass. The loss of a position is −ln of the probability it gave to the true word; the mean over all is what training makes smaller.",
+  );
+}
+
+/** A text to begin with: what the model itself answers to the example. */
+async function teachingBegin(page, input, ask) {
+  try {
+    if (!input.value) {
+      const { manifest } = await page.trace();
+      const said = manifest.answers.pieces
+        .filter((_, i) => i >= manifest.given && !manifest.answers.special[i])
+        .join("")
+        .trim();
+      if (!input.value) input.value = said;
+    }
+    if (input.value && input.isConnected) ask();
+  } catch (error) {
+    if (!wasReplaced(error)) input.placeholder = "type what should follow";
+  }
+}
+
+function teachingField(id, text, value) {
+  const input = h("input", {
+    class: "field",
+    type: "text",
+    id,
+    name: id,
+    value,
+    dir: "auto",
+    autocomplete: "off",
+    maxlength: "2000",
+  });
+  return {
+    input,
+    label: h("label", { class: "teaching-field" }, h("span", { class: "small soft" }, text), input),
+  };
+}
+
+async function teachingAsk(page, place, asked) {
+  replace(place, reading("reading the probabilities of every position"));
+  const work = page.api.latest("teacher", (signal) =>
+    page.api.inTurn(() => page.api.post("/api/teacher", { model: page.model.name, tag: tagNow(page), ...asked }, signal)),
+  );
+  try {
+    replace(place, teachingTable(await page.busy(work), page.model.config.vocab));
+  } catch (error) {
+    page.showError(place, error, () => teachingAsk(page, place, asked));
+  }
+}
+
+/** One line per position: what it reads, what should follow, how likely that was, the loss. */
+function teachingTable(told, vocab) {
+  const ignorant = Math.log(vocab); // the loss of a model that finds all tokens alike
+  const names = ["place", "reads", "true next word", "probability", "loss", "it would have said"];
+  const table = h(
+    "table",
+    { class: "table teaching-rows" },
+    h("caption", { class: "unseen" }, "Teacher forcing, position by position"),
+    h(
+      "thead",
+      null,
+      h(
+        "tr",
+        null,
+        names.map((name) => h("th", { scope: "col" }, name)),
+      ),
+    ),
+    h(
+      "tbody",
+      null,
+      told.input.map((_, i) => teachingRow(told, i, ignorant)),
+    ),
+    h("tfoot", null, teachingMean(told)),
+  );
+  const smoothed = `With this run's label smoothing of ${told.smoothing}, what training makes smaller is ${show(told.smoothed, 4)}. `;
+  const known = `A model that knows nothing would have a loss of ln ${vocab} = ${show(ignorant)} at every position: that is a full bar.`;
+  const scroller = {
+    class: "scroller",
+    tabindex: "0",
+    role: "region",
+    "aria-label": "Teacher forcing table",
+  };
+  return [h("div", scroller, table), h("p", { class: "soft small" }, told.smoothing ? smoothed : "", known)];
+}
+
+function teachingRow(told, i, ignorant) {
+  const share = { "--share": String(told.loss[i] / ignorant) };
+  const bar = h("span", { class: "teaching-bar", "aria-hidden": "true", style: share });
+  const best =
+    told.best[i] === told.target[i]
+      ? h("span", { class: "good" }, "the same")
+      : h("span", { dir: "auto" }, `${visible(told.best[i])} (${showPercent(told.p_best[i])})`);
+  return h(
+    "tr",
+    null,
+    h("td", null, String(i + 1)),
+    h("td", { dir: "auto" }, visible(told.input[i])),
+    h("th", { scope: "row", dir: "auto" }, visible(told.target[i])),
+    h("td", { class: "n" }, show(told.p_target[i], 4)),
+    h("td", { class: "n" }, bar, show(told.loss[i], 4)),
+    h("td", null, best),
+  );
+}
+
+function teachingMean(told) {
+  const title = `mean loss of ${told.loss.length} positions`;
+  const mean = h("td", { class: "n" }, show(told.mean, 4));
+  return h("tr", null, h("td", null), h("th", { scope: "row", colspan: "3" }, title), mean, h("td", null));
+}

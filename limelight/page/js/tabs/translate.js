@@ -1,0 +1,197 @@
+// Translate: the result as you type, what else could have come at every word, and where the model
+// looked while it wrote it.
+
+import { wasReplaced } from "../core/api.js";
+import { button, h, replace } from "../core/dom.js";
+import { showPercent } from "../core/numbers.js";
+import { reading } from "../core/page.js";
+import { afterPause, ask, stopAsking } from "../core/requests.js";
+import { onSelect, select, selected } from "../core/state.js";
+import { tagChooser, tagNow } from "../core/tag.js";
+import { shareLine, sharesOf, sharesSaid, wordsIn } from "../core/words.js";
+import { bestFound, howSearched } from "./beamResult.js";
+import { translatedWords } from "./translationView.js";
+
+const TRANSLATE_OTHERS = 3;
+
+export const translateTab = {
+  id: "translate",
+  title: "Translate",
+  fits: (model, page) => model.abilities.includes("translate") && !page.offline,
+  mount(place, page) {
+    const view = translateView(page);
+    place.classList.add("use");
+    replace(place, translateLayout(view));
+    view.home = place;
+    const unsubscribe = onSelect((now, before) => {
+      const another = now.text !== before.text && now.text !== view.field.value;
+      if (!another && (!view.tag || view.tag.value === tagNow(page))) return;
+      view.field.value = translateText(page);
+      if (view.tag) view.tag.value = tagNow(page);
+      translateBegin(view);
+    });
+    translateAsk(view);
+    return () => {
+      unsubscribe();
+      view.pause.cancel();
+      stopAsking(page, "translate", "translate-more");
+    };
+  },
+};
+
+function translateView(page) {
+  const view = {
+    page,
+    prefix: "", // how the translation must begin, since somebody chose it
+    answer: null,
+    reads: null, // the source as words, with room for their shares
+    field: h("textarea", {
+      class: "field prose-field", id: "sentence", name: "source", rows: "3", maxlength: "2000", dir: "auto",
+      spellcheck: "false", "aria-label": "Text to translate", value: translateText(page),
+    }),
+    source: h("div", { class: "under" }),
+    result: h("div", { class: "result", "aria-busy": "true" }, reading("translating")),
+    search: h("div", { class: "search" }),
+    tag: tagChooser(page, () => translateBegin(view)),
+  };
+  view.pause = afterPause(() => translateBegin(view));
+  view.field.addEventListener("input", () => {
+    view.result.setAttribute("aria-busy", "true");
+    view.pause.soon();
+  });
+  return view;
+}
+
+function translateLayout(view) {
+  return [
+    h("h1", { class: "unseen" }, "Translate"),
+    h(
+      "div",
+      { class: "two-sides" },
+      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, "You write"), view.tag), view.field, view.source),
+      h("section", { class: "card", "aria-label": "Translation" }, h("div", { class: "card-head" }, h("h2", null, "The model writes")), view.result),
+    ),
+    view.search,
+  ];
+}
+
+function translateText(page) {
+  return selected().text ?? page.example?.text ?? "";
+}
+
+/** A new text, or another tag: nothing of the old one holds any more. */
+function translateBegin(view) {
+  view.prefix = "";
+  select({ text: view.field.value, target: null, query: null, key: null, step: null }, { replace: true });
+  translateAsk(view);
+}
+
+async function translateAsk(view) {
+  const { page } = view;
+  const text = view.field.value;
+  stopAsking(page, "translate-more");
+  if (!text.trim()) {
+    stopAsking(page, "translate");
+    view.answer = null;
+    replace(view.source);
+    replace(view.search);
+    replace(view.result, h("p", { class: "soft" }, "Type a sentence: its translation comes as you type."));
+    return;
+  }
+  view.result.setAttribute("aria-busy", "true");
+  try {
+    view.answer = await translateWithAll(view, text);
+    translateShow(view);
+  } catch (error) {
+    if (wasReplaced(error)) return; // who took its place is still busy
+    view.page.showError(view.result, error, () => translateAsk(view));
+  }
+  view.result.removeAttribute("aria-busy");
+}
+
+/** With everything that can be told; a long text, or a model without attention, has less of it. */
+async function translateWithAll(view, text) {
+  const asked = translateAsked(view, text);
+  const { model } = view.page;
+  const { beam, temperature } = model.decode;
+  try {
+    const alignment = model.family === "encoder-decoder"; // others have no attention to a source
+    const all = { ...asked, alignment, tree: beam > 1 && !temperature };
+    const answer = await ask(view.page, "translate", "/api/translate", all);
+    return { ...answer, asked, note: "" };
+  } catch (error) {
+    if (error.status !== 400) throw error;
+    const answer = await ask(view.page, "translate", "/api/translate", asked);
+    return { ...answer, asked, note: error.message };
+  }
+}
+
+function translateAsked(view, text) {
+  const { beam, temperature } = view.page.model.decode;
+  const nbest = temperature ? 1 : Math.min(beam, TRANSLATE_OTHERS);
+  return { text, nbest, ...(view.prefix ? { prefix: view.prefix } : {}), ...(view.tag ? { tag: view.tag.value } : {}) };
+}
+
+function translateShow(view) {
+  const { answer, page } = view;
+  const [best] = answer.outputs;
+  replace(view.source);
+  view.reads = null;
+  if (answer.alignment) {
+    const words = wordsIn(answer.alignment.source);
+    view.reads = { words, line: shareLine(words, "What the model read") };
+    replace(view.source, h("h3", { class: "label" }, "What it looks at"), view.reads.line.element);
+  }
+  const use = { page, home: view.home, light: (word, aloud) => translateLight(view, word, aloud), force: (prefix) => translateForce(view, prefix) };
+  const words = answer.parts === 1 && best ? translatedWords(answer, use) : h("p", { class: "prose", dir: "auto" }, answer.text);
+  view.hint = h("p", { class: "hint small soft" }, translateHint(answer));
+  replace(view.result, words, translateTools(view), view.hint, answer.outputs.length > 1 ? bestFound(answer.asked.text, answer.outputs) : null);
+  replace(view.search, answer.tree?.length ? howSearched(answer.tree, best.tokens, `${page.model.name}: “${answer.asked.text}”`) : null);
+  page.say(`translation: ${answer.text}`);
+}
+
+function translateHint(answer) {
+  if (answer.parts > 1) return `The text is too long for the model to read at once: it was translated in ${answer.parts} parts.`;
+  if (!answer.alignment && !answer.note) return "Click a word to see what else could have come. Dotted words had less than half of the probability.";
+  if (answer.note) return `${answer.note[0].toUpperCase()}${answer.note.slice(1)}.`;
+  return "Point at a word to see where the model looked while writing it. Click it to see what else could have come. Dotted words had less than half of the probability.";
+}
+
+/** Light up what the model looked at while it wrote a word: the mean over the word's pieces. */
+function translateLight(view, word, aloud = false) {
+  const { alignment } = view.answer;
+  const rows = word && alignment ? word.places.map((place) => alignment.weights[place]).filter(Boolean) : [];
+  view.hint.textContent = translateHint(view.answer);
+  if (!rows.length) {
+    view.reads?.line.show(null);
+    return;
+  }
+  const shares = alignment.source.map((_, s) => rows.reduce((sum, row) => sum + row[s], 0) / rows.length);
+  const ofWords = sharesOf(view.reads.words, shares);
+  view.reads.line.show(ofWords);
+  const sure = word.given ? "you fixed it" : `the model gave it ${showPercent(word.chance)}`;
+  view.hint.textContent = `“${word.text.trim()}”: ${sure}. The shares are the attention from here to the source, the mean of all heads.`;
+  if (aloud) view.page.say(`${word.text.trim()} looked at ${sharesSaid(view.reads.words, ofWords)}`);
+}
+
+/** Begin the translation like this, and let the model finish it. */
+function translateForce(view, prefix) {
+  view.prefix = prefix;
+  translateAsk(view).then(() => {
+    view.page.say(`fixed; the translation is now: ${view.answer?.text ?? ""}`);
+    view.result.querySelector(".word.given:last-of-type, .word")?.focus();
+  });
+}
+
+function translateTools(view) {
+  const { answer, page } = view;
+  const target = answer.asked.prefix ? answer.text : null;
+  const recurrent = page.model.config.family.startsWith("recurrent");
+  return h(
+    "div",
+    { class: "row" },
+    recurrent ? null : button("Explain this", () => select({ tab: "explain", text: answer.asked.text, target }), { class: "button primary" }),
+    answer.asked.prefix ? button("Let the model choose again", () => translateForce(view, "")) : null,
+    button("Copy", () => navigator.clipboard?.writeText(answer.text).then(() => page.say("copied"), () => {}), { class: "button quiet" }),
+  );
+}
