@@ -13,6 +13,7 @@ from typing import Any
 from limelight.explain import manifest
 from limelight.explain.manifest import Blob, attentions
 from limelight.explain.origins import sides
+from limelight.explain.stage_table import STAGES
 from limelight.explain.stop import number
 from limelight.explain.trace import Trace
 from limelight.explain.view import View, look_at
@@ -25,12 +26,7 @@ MISSES = 20  # things without room, after which nothing more is tried
 LARGE = (
     600_000  # bytes of all attention weights; if there are more, they are kept in half precision
 )
-PLACELESS = ("pieces", "loop", "follow", "teacher", "beam")  # say the same of every word
-LAYERED = ("add-norm", "feed-forward")
-EQUATION = ("queries", "scores", "scaling", "mask", "softmax", "sum", "heads")
-HEADED = (*EQUATION, "masked", "cross")
 ENTERING = ("embedding", "positions", "segments", "input")
-WRITING = ("start", "masked", "cross", "classifier")
 
 
 def as_html(
@@ -141,24 +137,21 @@ class Gathering:
 
     def side_of(self, name: str) -> str:
         """Which stack a stop is about: the last one writes."""
-        return sides(self.trace.config)[-1 if name in (*WRITING, *PLACELESS[1:]) else 0]
+        return STAGES[name].side(sides(self.trace.config))
 
     def stop(self, name: str, row: int, layer: int, head: int) -> tuple[str, Any]:
         """The facts of a stop, by the path that names no more than matters for it."""
-        asked = []
-        if name in (*LAYERED, *HEADED):
-            asked.append(f"layer={layer + 1}")
-        if name in HEADED:
-            asked.append(f"head={head + 1}")
-        source = self.side_of(name) == "encoder"
-        if name not in PLACELESS:
-            asked.append(f"{'source' if source else 'target'}={row}")
+        scope, source = STAGES[name].scope, self.side_of(name) == "encoder"
+        word = "source" if source else "target"
+        known = {"layer": layer + 1, "head": head + 1, "word": row}
+        asked = [
+            f"{word if part == 'word' else part}={known[part]}" for part in known if part in scope
+        ]
         placed = (row, None) if source else (None, row)
-        whole = name in PLACELESS  # these speak of all layers and heads, and of all words
         view = (
-            look_at(self.trace, None, None, None)
-            if whole
-            else look_at(self.trace, layer + 1, head + 1, None, placed)
+            look_at(self.trace, layer + 1, head + 1, None, placed)
+            if "word" in scope
+            else look_at(self.trace, None, None, None)
         )
         path = f"stop/{name}" + (f"?{'&'.join(asked)}" if asked else "")
         return path, manifest.stop_facts(stop_at(self.trace, name, view))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from limelight.errors import UserError, unknown
 from limelight.explain.origins import axes_of, origins, parts_of, sides
+from limelight.explain.stage_table import stage_facts
 from limelight.explain.stop import Cell, Grid, Listing, Stop
 from limelight.explain.trace import Step, Summary, Trace, in_range
 from limelight.explain.view import look_at
@@ -57,6 +58,7 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "norms": {side: norms(trace, side) for side in sides(trace.config)},
         "thumbs": {name: list(shape) for name, shape in thumbs(trace).parts},
         "stops": [*stations(trace), *asides(trace)],
+        "stages": stage_facts([*stations(trace), *asides(trace)], sides(trace.config)),
         "checks": checks(trace),
     }
 

@@ -19,6 +19,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from limelight.explain.stage_table import STAGES
 from limelight.explain.stop import Cell, Check, Grid, Listing, Stop, number
 from limelight.explain.trace import Trace
 from limelight.explain.walk import asides, stations
@@ -82,37 +83,16 @@ def writes(trace: Trace) -> str:
     return " ".join(visible(piece) for piece in pieces)
 
 
-MAP: dict[
-    str, dict[str, tuple[str, ...]]
-] = {  # the parts of Figure 1, side by side, and the stops at which each is looked at
-    "reading": {
-        "pieces": ("pieces",),
-        "vectors": ("embedding", "positions"),
-        "attention": ("queries", "scores", "scaling", "mask", "softmax", "sum", "heads"),
-        "add & norm": ("add-norm",),
-        "feed-forward": ("feed-forward",),
-        "layers": ("stack",),
-    },
-    "answering": {
-        "start": ("start",),
-        "look back": ("masked",),
-        "ask the source": ("cross",),
-        "choose": ("classifier",),
-        "again": ("loop",),
-    },
-}
-
-
 def map_lines(trace: Trace, stop: Stop) -> Text:
     """Where in the model this is: the parts in order, the current one lit."""
-    known, lines = stations(trace), []
-    for half, parts in MAP.items():
+    lines = []
+    for half, first in (("reading", True), ("answering", False)):
         line = Text(f"{half:9}  ", "dim")
-        there = {p: names for p, names in parts.items() if any(n in known for n in names)}
-        for part, names in there.items():
-            here = stop.name in names
-            line.append("" if part == next(iter(there)) else " > ")
-            line.append(f"[{part}]" if here else part, "bold yellow not dim" if here else "")
+        entries = [STAGES[name] for name in stations(trace) if STAGES[name].first is first]
+        for n, section in enumerate(dict.fromkeys(entry.section for entry in entries)):
+            here = section == STAGES[stop.name].section
+            line.append(" > " if n else "")
+            line.append(f"[{section}]" if here else section, "bold yellow not dim" if here else "")
         lines.append(line)
     return Text("\n").join(lines)
 

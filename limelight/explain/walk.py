@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 from limelight.errors import UserError, unknown
 from limelight.explain import aside, attending, entering, layering, writing
+from limelight.explain.stage_table import walk_of
 from limelight.explain.stop import Stop
 from limelight.explain.trace import Trace
 from limelight.explain.view import View, look_at
 
 Make = Callable[[View], Stop]
 
-READING: dict[str, Make] = {
+MAKERS: dict[str, Make] = {
     "pieces": entering.pieces,
     "embedding": entering.embedding,
     "positions": entering.positions,
@@ -24,23 +25,17 @@ READING: dict[str, Make] = {
     "add-norm": layering.add_norm,
     "feed-forward": layering.feed_forward,
     "stack": layering.stack,
-}
-DECODING: dict[str, Make] = {
     "start": writing.start,
     "masked": attending.masked_self,
     "cross": attending.cross,
+    "classifier": writing.classifier,
+    "loop": writing.loop,
 }
-CHOOSING: dict[str, Make] = {"classifier": writing.classifier}
-LOOPING: dict[str, Make] = {"loop": writing.loop}
 
 
 def stations(trace: Trace) -> dict[str, Make]:
     """The stops of the walk: what the family has, and nothing else."""
-    if trace.trained.family == "encoder-only":
-        return READING | CHOOSING
-    if trace.trained.family == "decoder-only":
-        return READING | CHOOSING | LOOPING
-    return READING | DECODING | CHOOSING | LOOPING
+    return {name: MAKERS[name] for name in walk_of(trace.trained.family)}
 
 
 def asides(trace: Trace) -> dict[str, Make]:
