@@ -20,7 +20,7 @@ def read_table(table):
     return heads, [row[0] for row in told], [row[1:] for row in told]
 
 
-def matrix_of(page, place=".attention-stage"):
+def matrix_of(page, place=".attention-panel"):
     """The numbers of a matrix, from its table view."""
     view = page.locator(place)
     if not view.locator("table").count():

@@ -20,12 +20,12 @@ def see_lines(page):
 
 def see_the_curve_as_a_table(page):
     page.get_by_role("button", name="Show as table").click()
-    page.locator(".teaching-rows").wait_for()
+    page.locator(".teacher-rows").wait_for()
 
 
 def see_all_settings(page):
     page.get_by_text("All settings").click()
-    page.locator(".blueprint").wait_for()
+    page.locator(".diagram").wait_for()
 
 
 JOURNEYS = [

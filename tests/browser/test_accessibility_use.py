@@ -19,11 +19,11 @@ def talk(page):
     page.get_by_label("Your message").fill("Hi how are you")
     page.keyboard.press("Enter")
     page.locator(".answer.done .word").first.click()
-    page.wait_for_selector(".why-card .share.strongest")
+    page.wait_for_selector(".inspector-card .share.strongest")
 
 
 def be_offered_something(page):
-    page.wait_for_selector(".drawing:not([aria-busy]) .bars li")
+    page.wait_for_selector(".sampling:not([aria-busy]) .bars li")
     page.get_by_role("button", name="Suggest").click()
     page.wait_for_selector("[role=listbox]")
 

@@ -41,12 +41,12 @@ def test_help_lists_the_keys_and_they_can_be_switched_off(page):
     box.get_by_role("button", name="Close").click()
     page.keyboard.press("ArrowRight")
     page.wait_for_timeout(100)
-    assert page.locator(".walk").get_attribute("data-stop") == "pieces"
+    assert page.locator(".walk").get_attribute("data-stage") == "pieces"
     page.keyboard.press("?")
     box.get_by_label("single keys are on").check()
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowRight")
-    page.locator(".walk[data-stop=embedding]").wait_for()
+    page.locator(".walk[data-stage=embedding]").wait_for()
 
 
 def test_keys_are_letters_while_somebody_types(page):
@@ -98,7 +98,7 @@ def test_when_the_service_does_not_answer_it_is_said_and_can_be_tried_again(page
     assert "ask again" in panel.inner_text()
     page.unroute("**/api/trace")
     panel.get_by_role("button", name="Try again").click()
-    page.locator(".walk[data-stop=pieces]").wait_for()
+    page.locator(".walk[data-stage=pieces]").wait_for()
     assert page.locator(".panel.error").count() == 0
     page.route("**/api/trace/*/stop/**", lambda route: route.abort())
     page.keyboard.press("ArrowRight")
@@ -120,8 +120,8 @@ def test_a_service_with_a_key_asks_for_it(runs, new_page):
         page.get_by_text("That key does not fit").wait_for()
         field.fill("open sesame")
         page.keyboard.press("Enter")
-        page.locator(".walk[data-stop=pieces]").wait_for()
+        page.locator(".walk[data-stage=pieces]").wait_for()
         assert "sesame" not in page.url
         page.reload()  # in the same window it is remembered
         ready(page)
-        assert page.locator(".walk[data-stop=pieces]").count() == 1
+        assert page.locator(".walk[data-stage=pieces]").count() == 1

@@ -69,7 +69,7 @@ def test_the_future_is_hidden(page, traces):
     page.locator(".matrix-view").focus()
     page.keyboard.press("Control+Home")
     page.keyboard.press("ArrowRight")
-    assert "weight 0.000 (hidden)" in page.locator(".matrix-said").inner_text()
+    assert "weight 0.000 (hidden)" in page.locator(".matrix-readout").inner_text()
 
 
 def test_which_scale_the_colours_have_is_chosen_and_said(page, traces):
@@ -131,7 +131,7 @@ def test_by_keyboard_to_a_weight(page, traces):
         read, written = trace.target.labels[r], trace.answers.labels[r]
         numbers = f"score {scores[r, c]:.3f}, weight {weights[r, c]:.3f}".replace("-", MINUS)
         expected = f"at {read} → predicts {written}, key {trace.source.labels[c]}: {numbers}"
-        assert page.locator(".matrix-said").inner_text() == expected
+        assert page.locator(".matrix-readout").inner_text() == expected
 
     said(0, 0)
     page.keyboard.press("ArrowDown")
@@ -191,7 +191,7 @@ def test_only_the_strongest_lines_are_drawn(page, traces):
     lines = page.locator(".lines-line")
     assert lines.count() == (strongest > 0).sum()
     page.get_by_role("button", name=re.compile("^query")).nth(1).hover()
-    told = page.locator(".lines .matrix-said").inner_text()
+    told = page.locator(".lines .matrix-readout").inner_text()
     best = weights[1].argmax()
     assert f"{traces['greetings'].source.labels[best]} {weights[1, best]:.3f}" in told
     page.mouse.move(0, 0)
@@ -260,7 +260,7 @@ def test_256_words_need_no_more_nodes(page):
     page.locator(".matrix-view").focus()
     page.keyboard.press("Control+End")
     value = ((256 * 256 - 1) * 7919) % 1000 / 1000
-    assert f"query w255, key w255: weight {value:.3f}" == page.locator(".matrix-said").inner_text()
+    assert f"query w255, key w255: weight {value:.3f}" == page.locator(".matrix-readout").inner_text()
     page.wait_for_function("document.querySelector('.matrix-view').scrollTop > 500")
     page.get_by_role("button", name="Show as table").click()
     assert page.locator(".matrix td").count() <= 2000
@@ -273,9 +273,9 @@ def test_the_bars_beside_are_the_row_that_is_pointed_at(page, traces):
 
     def shows(row):
         order = weights[row].argsort(descending=True).tolist()
-        labels = page.locator(".gaze .bars-label").all_inner_texts()
+        labels = page.locator(".top-attention .bars-label").all_inner_texts()
         assert labels == [traces["greetings"].source.labels[i] for i in order]
-        shares = [share_of(text) for text in page.locator(".gaze .bars-value").all_inner_texts()]
+        shares = [share_of(text) for text in page.locator(".top-attention .bars-value").all_inner_texts()]
         assert shares == pytest.approx([weights[row, i].item() for i in order], abs=0.0051)
 
     shows(1)

@@ -143,7 +143,7 @@ def test_many_strips_are_laid_out_together(new_page, large, stop):
     counted = page.context.new_cdp_session(page)
     counted.send("Performance.enable")
     page.get_by_role("button", name="Next").click()
-    page.wait_for_selector(f"[data-stop={stop}]")
+    page.wait_for_selector(f"[data-stage={stop}]")
     page.wait_for_function(DRAWN, arg=True)
     assert page.locator(".strip-canvas").count() >= 64
     metrics = {m["name"]: m["value"] for m in counted.send("Performance.getMetrics")["metrics"]}

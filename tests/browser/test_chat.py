@@ -77,21 +77,21 @@ def test_every_word_tells_why_it_came(opened, known):
     word = page.locator(".answer .word").first
     text = word.inner_text()
     word.click()
-    page.wait_for_selector(".why-card .share.strongest")
+    page.wait_for_selector(".inspector-card .share.strongest")
     trace = greeter.explain(QUESTIONS[1], target=answer)
     step = next(s for s in trace.steps if text.startswith(s.chosen.piece.strip()))
-    rows = page.locator(".why-card .bars li").all()
+    rows = page.locator(".inspector-card .bars li").all()
     shown = [row.locator(".bars-label").inner_text().replace("·", " ") for row in rows][:8]
     assert shown == [candidate.piece for candidate in step.top[:8]]
     for row, candidate in zip(rows, step.top, strict=False):
         assert is_share(row.locator(".bars-value").inner_text(), candidate.probability)
     layers = greeter.model.config.layers
     weights = trace.tensor(f"decoder.{layers - 1}.cross.weights")[:, step.row].mean(dim=0)
-    numbers = page.locator(".why-card .share-number").all_inner_texts()
+    numbers = page.locator(".inspector-card .share-number").all_inner_texts()
     assert is_share(numbers[-1], weights[-1].item())
     assert word.get_attribute("aria-expanded") == "true"
     word.click()
-    assert page.locator(".why-card").count() == 0
+    assert page.locator(".inspector-card").count() == 0
 
 
 def test_a_model_that_looks_further_back_tells_of_earlier_turns(new_page, run, model):  # noqa: F811
@@ -103,13 +103,13 @@ def test_a_model_that_looks_further_back_tells_of_earlier_turns(new_page, run, m
         said = answers(page)
         assert said == expected(model("chat"), TALK[:2])
         page.locator(".exchange:last-child .answer .word").first.click()
-        page.wait_for_selector(".why-card .share.strongest")
+        page.wait_for_selector(".inspector-card .share.strongest")
         whole = "\n".join([TALK[0], said[0], TALK[1]])
         trace = model("chat").explain(whole, target=said[1])
-        shares = page.locator(".why-card .share-word").all_inner_texts()
+        shares = page.locator(".inspector-card .share-word").all_inner_texts()
         assert "".join(shares).replace("·", "") == "".join(trace.source.labels).replace("·", "")
         weights = trace.tensor("decoder.0.cross.weights")[:, 0].mean(dim=0)
-        numbers = page.locator(".why-card .share-number").all_inner_texts()
+        numbers = page.locator(".inspector-card .share-number").all_inner_texts()
         assert is_share(numbers[-1], weights[-1].item())
 
 
@@ -123,7 +123,7 @@ def test_the_keyboard_is_enough(opened, known):
     while not page.evaluate("() => document.activeElement.classList.contains('word')"):
         page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".why-card .share.strongest")
+    page.wait_for_selector(".inspector-card .share.strongest")
     assert answers(page) == expected(known["greetings"], QUESTIONS[:1])
 
 

@@ -147,7 +147,7 @@ def test_a_notebook_shows_it_in_a_frame_of_its_own(new_page, known):
         inside.locator("body[data-ready]").wait_for()
         assert inside.locator(".typed").inner_text() == f"“{explanation.text}”"
         inside.get_by_role("button", name="Next →").click()
-        inside.locator(".walk[data-stop=embedding]").wait_for()
+        inside.locator(".walk[data-stage=embedding]").wait_for()
         assert inside.locator(".panel.error").count() == 0
     assert first._repr_png_().startswith(b"\x89PNG")
     assert "asks" in repr(first)

@@ -48,11 +48,11 @@ def test_a_model_without_an_encoder_answers_and_tells_why(opened, model):  # noq
     answer = " ".join(page.locator(".answer .words").inner_text().split())
     assert answer == learned.chat().reply("a c b")
     page.locator(".answer .word").nth(1).click()
-    page.wait_for_selector(".why-card .share.strongest")
+    page.wait_for_selector(".inspector-card .share.strongest")
     trace = learned.explain("a c b", target=answer)
     written = [step for step in trace.steps if step.chosen.piece.strip()]
     step = written[1]  # of the second letter, as every letter is a piece
-    shown = page.locator(".why-card .bars-line.marked")
+    shown = page.locator(".inspector-card .bars-line.marked")
     assert shown.locator(".bars-label").inner_text().replace("·", " ") == step.chosen.piece
     assert is_share(shown.locator(".bars-value").inner_text(), step.chosen.probability)
 
@@ -102,7 +102,7 @@ def test_a_recurrent_writer_offers_and_writes(opened, model):  # noqa: F811
     page = opened("rnn", "write")
     page.get_by_label("Your text").fill("the cat")
     page.wait_for_function("() => location.hash.includes('the+cat')")
-    page.wait_for_selector(".drawing:not([aria-busy]) .bars li")
+    page.wait_for_selector(".sampling:not([aria-busy]) .bars li")
     page.get_by_role("slider", name="Temperature").evaluate(
         "slider => { slider.value = 0; slider.dispatchEvent(new Event('input')); }"
     )

@@ -35,22 +35,22 @@ def test_the_teachers_table_is_the_models_own(page, known, model, source, target
     for row, logprob in zip(rows, scored.logprobs, strict=True):
         assert number(row[3]) == pytest.approx(math.exp(logprob), abs=1.1e-4)
         assert number(row[4]) == pytest.approx(-logprob, abs=1.1e-4)
-    mean = number(page.locator(".teaching-rows tfoot td.n").inner_text())
+    mean = number(page.locator(".teacher-rows tfoot td.n").inner_text())
     assert mean == pytest.approx(-scored.total / len(scored.logprobs), abs=1.1e-4)
 
 
-HAS_POSITIONS = "count => document.querySelectorAll('.teaching-rows tbody tr').length === count"
+HAS_POSITIONS = "count => document.querySelectorAll('.teacher-rows tbody tr').length === count"
 
 
 def table_rows(page):
     """Position, input, target, probability, loss, best."""
-    _, names, cells = read_table(page.locator(".teaching-rows"))
+    _, names, cells = read_table(page.locator(".teacher-rows"))
     return [[name, *row] for name, row in zip(names, cells, strict=True)]
 
 
 def test_a_model_that_reads_both_ways_is_taught_otherwise(page):
     visit(page, model="bert", tab="training")
-    assert page.locator(".teaching").count() == 0
+    assert page.locator(".teacher").count() == 0
     assert "filling blanks" in page.locator("main").inner_text()
 
 

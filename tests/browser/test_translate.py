@@ -47,7 +47,7 @@ def test_the_translation_comes_as_somebody_types_and_is_pythons(page, known):
         ready(page)
         best = known["greetings"].translate(text, nbest=3)
         assert said(page)[0] == best.text
-        listed = page.locator(".best-found tbody tr")
+        listed = page.locator(".hypotheses tbody tr")
         for row, output in zip(listed.all(), best.outputs, strict=True):
             text_shown, probability, score = row.locator("td").all_inner_texts()
             assert text_shown == (output.text or "(nothing)")

@@ -26,7 +26,7 @@ def opened(page):
 
 def settled(page):
     """Until the probabilities are those of this text."""
-    page.wait_for_selector(".drawing:not([aria-busy]) .bars li")
+    page.wait_for_selector(".sampling:not([aria-busy]) .bars li")
     return ready(page)
 
 
@@ -78,9 +78,9 @@ def test_under_the_sliders_are_pythons_probabilities_and_nothing_is_asked(
     config = DecodeConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     chances = drawn_from(model, TEXT, config)
     kept = sum(chance > 0 for chance in chances.values())
-    said = page.locator(".drawing-said").inner_text()
+    said = page.locator(".sampling-summary").inner_text()
     assert said.startswith(f"{kept} of {len(model.tokenizer)} pieces can be drawn")
-    rows = page.locator(".drawing .bars li").all()
+    rows = page.locator(".sampling .bars li").all()
     assert len(rows) == 12
     best = sorted(chances.items(), key=lambda pair: -pair[1])
     for row, (token, chance) in zip(rows[: min(kept, 12)], best, strict=False):
@@ -94,7 +94,7 @@ def test_under_the_sliders_are_pythons_probabilities_and_nothing_is_asked(
 def test_temperature_zero_takes_the_likeliest(opened, known):
     slide(opened, "Temperature", 0)
     assert opened.locator(".bars-value").first.inner_text() == "100.0%"
-    assert opened.locator(".drawing-said").inner_text().startswith("1 of")
+    assert opened.locator(".sampling-summary").inner_text().startswith("1 of")
 
 
 def suggested(model, text, count):
@@ -283,4 +283,4 @@ def test_the_text_is_kept_over_a_reload_and_typing_asks_little(opened):
     page.reload()
     settled(page)
     assert editor(page).input_value() == TEXT + "leeps by"
-    assert re.search("leeps by", page.locator(".drawing-after").inner_text())
+    assert re.search("leeps by", page.locator(".sampling-after").inner_text())

@@ -92,7 +92,7 @@ async function appOpen(frame, file) {
 /** A file looks first where it was made to look. */
 function appOpenFile(frame, file) {
   const { layer, head } = selected();
-  select({ layer: layer ?? file.place.layer, head: head ?? file.place.head }, { replace: true });
+  select({ layer: layer ?? file.focus.layer, head: head ?? file.focus.head }, { replace: true });
   return filePage({ ...file, live: frame.live });
 }
 
@@ -130,7 +130,7 @@ function appChooser(model, models) {
     {
       class: "field model-choice",
       "aria-label": "Model",
-      on: { change: () => select({ model: choose.value, text: null, tag: null, target: null, stop: null, step: null, layer: null, head: null, query: null, key: null }) },
+      on: { change: () => select({ model: choose.value, text: null, tag: null, target: null, stage: null, step: null, layer: null, head: null, query: null, key: null }) },
     },
     models.map((name) => h("option", { value: name, selected: name === model.name }, name)),
   );
@@ -153,14 +153,14 @@ function appShowTab(frame) {
   );
   frame.tabs.querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "nearest" });
   frame.main.dataset.tab = chosen.id;
-  const place = h("div", { id: "panel", class: `tab-${chosen.id}`, role: "tabpanel", "aria-labelledby": `tab-${chosen.id}` });
-  replace(frame.main, place);
+  const panel = h("div", { id: "panel", class: `tab-${chosen.id}`, role: "tabpanel", "aria-labelledby": `tab-${chosen.id}` });
+  replace(frame.main, panel);
   frame.page.busy(Promise.resolve());
   try {
-    frame.leave = chosen.mount(place, frame.page) || (() => {});
+    frame.leave = chosen.mount(panel, frame.page) || (() => {});
   } catch (error) {
     frame.leave = () => {};
-    frame.page.showError(place, error, () => appShowTab(frame));
+    frame.page.showError(panel, error, () => appShowTab(frame));
   }
 }
 

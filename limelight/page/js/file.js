@@ -29,9 +29,9 @@ export class FileSource {
 
   /** A head or some rows of a value that is there as a whole, or a row that a word's way has. */
   part(path) {
-    const [, name, asked] = path.match(/^tensor\/([^?]+)(?:\?(.*))?$/) ?? [];
+    const [, name, query] = path.match(/^tensor\/([^?]+)(?:\?(.*))?$/) ?? [];
     if (!name) return null;
-    const wanted = new URLSearchParams(asked ?? "");
+    const wanted = new URLSearchParams(query ?? "");
     const whole = this.whole(`tensor/${name}`) ?? this.whole(`tensor/${name}?as=f16`);
     const rows = wanted.get("rows")?.split(":").map(Number) ?? null;
     if (whole) return { [name]: fileSlice(whole[name], Number(wanted.get("head")), rows) };
@@ -93,6 +93,6 @@ start({
   models: [fileHeld.model.name],
   example: { text: fileHeld.manifest.text },
   held: new Trace(fileHeld.manifest, new FileSource(fileHeld)),
-  place: fileHeld.place,
+  focus: fileHeld.place,
   api: offlineApi(),
 });

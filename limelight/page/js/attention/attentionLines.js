@@ -1,7 +1,7 @@
 // Attention as lines between two columns of words: queries on the left, keys on the right.
 // Only the strongest are drawn: a line per pair would be thousands, and say nothing.
 
-import { saveDrawing } from "../charts/savePng.js";
+import { saveSvgAsPng } from "../charts/savePng.js";
 import { button, h, svg } from "../core/dom.js";
 import { show } from "../core/numbers.js";
 
@@ -14,20 +14,20 @@ const LINES_OF_A_WORD = 8;
  * @param {{rows: string[], columns: string[], values: ArrayLike<number>, title: string,
  *   threshold?: number, top?: number, credit?: string, next?: string[] | null,
  *   onCursor?: (row: number | null, column: number | null) => void,
- *   onPin?: (row: number | null, column: number | null) => void}} asked of each query the `top`
+ *   onPin?: (row: number | null, column: number | null) => void}} options of each query the `top`
  *   strongest are drawn, if they are not weaker than `threshold`
  * @returns {{element: HTMLElement, set: (changes: object) => void,
  *   pin: (row: number | null) => void}} `pin` does not call `onPin`
  */
-export function attentionLines(asked) {
+export function attentionLines(options) {
   const made = new LinesView();
-  made.set(asked);
+  made.set(options);
   return { element: made.parts.element, set: (changes) => made.set(changes), pin: (row) => made.pin(row) };
 }
 
 /**
  * Which pairs are drawn: the strongest of each query, or all that matter of one word.
- * @param {{rows: string[], columns: string[], values: ArrayLike<number>, threshold?: number, top?: number}} asked
+ * @param {{rows: string[], columns: string[], values: ArrayLike<number>, threshold?: number, top?: number}} options
  * @param {{row: number | null, column: number | null}} only
  * @returns {[number, number, number][]} row, column, weight; the strongest first
  */
@@ -48,20 +48,20 @@ export function strongest({ rows, columns, values, threshold = 0, top = 3 }, onl
 
 class LinesView {
   constructor() {
-    this.asked = {};
+    this.options = {};
     this.chosen = { row: null, column: null }; // one of them at most
     this.pinned = null;
     this.parts = linesParts(this);
-    new ResizeObserver(() => this.fit()).observe(this.parts.room);
+    new ResizeObserver(() => this.fit()).observe(this.parts.container);
   }
 
   set(changes) {
-    Object.assign(this.asked, changes);
-    const { rows, columns, next } = this.asked;
+    Object.assign(this.options, changes);
+    const { rows, columns, next } = this.options;
     if ((this.pinned ?? 0) >= rows.length) this.pinned = null;
     const { title, drawing, curves } = this.parts;
-    title.textContent = this.asked.title;
-    drawing.setAttribute("aria-label", this.asked.title);
+    title.textContent = this.options.title;
+    drawing.setAttribute("aria-label", this.options.title);
     this.words = {
       row: rows.map((text, i) => this.word("row", next?.[i] ? `${text} → ${next[i]}` : text, i, rows.length)),
       column: columns.map((text, i) => this.word("column", text, i, columns.length)),
@@ -72,8 +72,8 @@ class LinesView {
 
   /** The words keep their size whatever the width; what lies between them gives way. */
   fit() {
-    const { rows, columns } = this.asked;
-    const width = Math.min(640, this.parts.room.clientWidth || 640);
+    const { rows, columns } = this.options;
+    const width = Math.min(640, this.parts.container.clientWidth || 640);
     const height = Math.max(rows.length, columns.length) * LINE_STEP;
     this.edges = [width * 0.36, width * 0.64];
     this.parts.drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -85,7 +85,7 @@ class LinesView {
   }
 
   pin(row) {
-    this.pinned = row !== null && row < this.asked.rows.length ? row : null;
+    this.pinned = row !== null && row < this.options.rows.length ? row : null;
     this.draw();
   }
 
@@ -93,17 +93,17 @@ class LinesView {
     if (row === this.chosen.row && column === this.chosen.column) return;
     this.chosen = { row, column };
     this.draw();
-    this.asked.onCursor?.(row, column);
+    this.options.onCursor?.(row, column);
   }
 
   draw() {
     const none = this.chosen.row === null && this.chosen.column === null;
     const only = none ? { row: this.pinned, column: null } : this.chosen;
-    const lines = strongest(this.asked, only);
+    const lines = strongest(this.options, only);
     this.parts.curves.replaceChildren(...lines.map((line) => linesCurve(line, this.edges)));
     this.mark(this.words.row, only.row, new Set(lines.map((line) => line[0])));
     this.mark(this.words.column, only.column, new Set(lines.map((line) => line[1])));
-    this.parts.said.textContent = linesSentence(this.asked, only, lines);
+    this.parts.readout.textContent = linesSentence(this.options, only, lines);
   }
 
   mark(words, chosen, reached) {
@@ -135,25 +135,25 @@ class LinesView {
       pointerleave: () => this.choose(null, null),
       focus: () => this.choose(...here),
       blur: () => this.choose(null, null),
-      click: () => this.tellPinned(side, i),
+      click: () => this.togglePin(side, i),
       keydown: (event) => this.key(event, side, i, count),
     };
   }
 
-  tellPinned(side, i) {
+  togglePin(side, i) {
     if (side !== "row") return;
     this.pin(this.pinned === i ? null : i);
-    this.asked.onPin?.(this.pinned, null);
+    this.options.onPin?.(this.pinned, null);
   }
 
   key(event, side, i, count) {
     const to = { ArrowDown: i + 1, ArrowUp: i - 1, Home: 0, End: count - 1 }[event.key];
     const across = { ArrowRight: "column", ArrowLeft: "row" }[event.key];
-    const place = Math.max(0, Math.min(count - 1, to));
-    if (to !== undefined) this.words[side][place].focus();
+    const index = Math.max(0, Math.min(count - 1, to));
+    if (to !== undefined) this.words[side][index].focus();
     else if (across) this.words[across].find((word) => word.getAttribute("tabindex") === "0")?.focus();
-    else if (event.key === "Enter" || event.key === " ") this.tellPinned(side, i);
-    else if (event.key === "Escape" && this.pinned !== null) this.tellPinned("row", this.pinned);
+    else if (event.key === "Enter" || event.key === " ") this.togglePin(side, i);
+    else if (event.key === "Escape" && this.pinned !== null) this.togglePin("row", this.pinned);
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -161,28 +161,28 @@ class LinesView {
 }
 
 function linesParts(view) {
-  const save = () => saveDrawing(drawing, { title: view.asked.title, credit: view.asked.credit ?? "" });
+  const save = () => saveSvgAsPng(drawing, { title: view.options.title, credit: view.options.credit ?? "" });
   const title = h("span", { class: "matrix-title" });
   const tools = h("div", { class: "matrix-tools" }, button("Save picture", save, { class: "button quiet" }));
   const curves = svg("g", { "aria-hidden": "true" });
   const drawing = svg("svg", { class: "lines-drawing", role: "group" });
-  const said = h("p", { class: "matrix-said", role: "status", "aria-live": "polite", dir: "auto" });
+  const readout = h("p", { class: "matrix-readout", role: "status", "aria-live": "polite", dir: "auto" });
   const heads = h(
     "div",
     { class: "lines-heads soft small" },
     h("span", {}, "query: who looks"),
     h("span", {}, "key: at whom"),
   );
-  const room = h("div", { class: "lines-view" }, drawing);
+  const container = h("div", { class: "lines-view" }, drawing);
   const element = h(
     "figure",
     { class: "lines" },
     h("figcaption", { class: "matrix-head" }, title, tools),
     heads,
-    room,
-    said,
+    container,
+    readout,
   );
-  return { element, title, room, drawing, curves, said };
+  return { element, title, container, drawing, curves, readout };
 }
 
 function linesCurve([row, column, weight], [left, right]) {
@@ -200,10 +200,10 @@ function linesSentence({ rows, columns, top = 3 }, only, lines) {
     return `The ${top} strongest of each query, ${lines.length} lines. Choose a word to see only its own.`;
   }
   const most = lines.slice(0, 4).map(([r, c, w]) => `${only.row === null ? rows[r] : columns[c]} ${show(w)}`);
-  const told = most.length ? most.join(", ") : "nothing this strong";
+  const parts = most.length ? most.join(", ") : "nothing this strong";
   return only.row === null
-    ? `key ${columns[only.column]} is looked at by: ${told}`
-    : `query ${rows[only.row]} looks at: ${told}`;
+    ? `key ${columns[only.column]} is looked at by: ${parts}`
+    : `query ${rows[only.row]} looks at: ${parts}`;
 }
 
 function linesShort(text) {

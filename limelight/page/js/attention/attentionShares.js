@@ -9,7 +9,7 @@ import { select, selected } from "../core/state.js";
  * @param {Object} manifest
  * @returns {{side: string, part: string, keys: Object}} and the words that are looked at
  */
-export function attentionOf(manifest) {
+export function mainAttention(manifest) {
   const two = manifest.source.ids.length > 0 && manifest.target.ids.length > 0;
   if (two) return { side: "decoder", part: "cross", keys: manifest.source };
   if (manifest.target.ids.length) return { side: "decoder", part: "self", keys: manifest.target };
@@ -33,7 +33,7 @@ export function layerNow(layers) {
  * @param {number} row
  * @returns {Promise<Float64Array>}
  */
-export async function looksAt(trace, at, layer, row) {
+export async function attentionFrom(trace, at, layer, row) {
   const name = `${at.side}.${layer - 1}.${at.part}.weights`;
   const { values, shape } = await trace.tensor(name, { rows: [row, row + 1] });
   const width = shape.at(-1);
@@ -50,15 +50,15 @@ export async function looksAt(trace, at, layer, row) {
  * @param {Trace} trace
  * @param {{side: string, part: string}} at
  * @param {number} layer from 1
- * @param {number} place
+ * @param {number} position
  * @returns {Promise<Float64Array>}
  */
-export async function lookedAtBy(trace, at, layer, place) {
+export async function attentionTo(trace, at, layer, position) {
   const { values, shape } = await trace.tensor(`${at.side}.${layer - 1}.${at.part}.weights`);
   const [heads, rows, width] = shape;
   return Float64Array.from({ length: rows }, (_, row) => {
     let sum = 0;
-    for (let head = 0; head < heads; head += 1) sum += values[(head * rows + row) * width + place];
+    for (let head = 0; head < heads; head += 1) sum += values[(head * rows + row) * width + position];
     return sum / heads;
   });
 }

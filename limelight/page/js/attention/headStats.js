@@ -14,13 +14,13 @@ import { headPart, spreadOf } from "./heads.js";
  * @param {{block: Object, layer: number, head: number, weights: Object}} data
  * @returns {HTMLElement[]}
  */
-export function headFacts(page, trace, { block, layer, head, weights }) {
+export function headStats(page, trace, { block, layer, head, weights }) {
   const spread = spreadOf(weights);
   const most = show(Math.log(weights.shape[1]), 2);
   const others = h("div", {});
-  const ask = () => headFactsOfLayer(page, trace, { place: others, at: block.layers[layer - 1], layer });
-  const { stop } = makerOf(trace.manifest, `${block.layers[layer - 1]}.weights`);
-  const there = linkTo({ tab: "explain", stop, side: block.id, step: null, layer, head });
+  const showAll = () => headStatsOfLayer(page, trace, { container: others, at: block.layers[layer - 1], layer });
+  const { stage } = makerOf(trace.manifest, `${block.layers[layer - 1]}.weights`);
+  const there = linkTo({ tab: "explain", stage, side: block.id, step: null, layer, head });
   return [
     h(
       "p",
@@ -29,13 +29,13 @@ export function headFacts(page, trace, { block, layer, head, weights }) {
       `It looks at about ${show(spread.words, 1)} pieces at a time.`,
     ),
     h("p", { class: "small" }, h("a", { href: there }, "See how these weights are computed")),
-    button(`All heads of layer ${layer}`, ask, { class: "button attention-compare" }),
+    button(`All heads of layer ${layer}`, showAll, { class: "button attention-compare" }),
     others,
   ];
 }
 
-async function headFactsOfLayer(page, trace, { place, at, layer }) {
-  replace(place, reading("reading all heads of this layer"));
+async function headStatsOfLayer(page, trace, { container, at, layer }) {
+  replace(container, reading("reading all heads of this layer"));
   try {
     const all = await page.busy(trace.tensor(`${at}.weights`, { as: "f16" }));
     const rows = Array.from({ length: all.shape[0] }, (_, i) => {
@@ -43,8 +43,8 @@ async function headFactsOfLayer(page, trace, { place, at, layer }) {
       return [String(i + 1), show(spread.entropy, 2), show(spread.words, 1)];
     });
     const caption = `Layer ${layer}: how widely each head looks`;
-    replace(place, plainTable({ caption, head: ["head", "entropy", "pieces"], rows }));
+    replace(container, plainTable({ caption, head: ["head", "entropy", "pieces"], rows }));
   } catch (error) {
-    page.showError(place, error, () => headFactsOfLayer(page, trace, { place, at, layer }));
+    page.showError(container, error, () => headStatsOfLayer(page, trace, { container, at, layer }));
   }
 }

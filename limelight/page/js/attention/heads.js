@@ -16,21 +16,21 @@ export function attentionBlocks(manifest) {
       at: /^encoder\.\d+\.self$/,
       label: "Encoder",
       name: alone ? "Self-attention" : "Encoder self-attention",
-      says: "Every word looks at all words, those before and those after it.",
+      description: "Every word looks at all words, those before and those after it.",
     },
     {
       id: "decoder",
       at: /^decoder\.\d+\.self$/,
       label: "Decoder",
       name: alone ? "Masked self-attention" : "Decoder self-attention",
-      says: "Every word looks at itself and at the words before it. The future is hidden: it is not written yet.",
+      description: "Every word looks at itself and at the words before it. The future is hidden: it is not written yet.",
     },
     {
       id: "cross",
       at: /^decoder\.\d+\.cross$/,
       label: "Cross",
       name: "Cross-attention",
-      says: "The decoder looks at the encoder. Queries come from the decoder, keys and values from the encoder: a row for each written word, a column for each word that was read.",
+      description: "The decoder looks at the encoder. Queries come from the decoder, keys and values from the encoder: a row for each written word, a column for each word that was read.",
     },
   ];
   const names = Object.keys(manifest.thumbs);
@@ -62,7 +62,7 @@ export async function headOf(trace, block, layer, head) {
 
 async function headNumbers(trace, at, head) {
   try {
-    const { weights, scores, masked } = await trace.focus(at, head);
+    const { weights, scores, masked } = await trace.attentionHead(at, head);
     return {
       weights,
       scores: scores.values,

@@ -5,10 +5,10 @@ import { h, replace, visible } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { linkTo } from "../core/state.js";
-import { shareLine, sharesOf, sharesSaid, wordsIn } from "../core/words.js";
-import { attentionOf, layerChooser, layerNow, looksAt } from "./attentionShares.js";
+import { weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
+import { mainAttention, layerChooser, layerNow, attentionFrom } from "./attentionShares.js";
 
-const WHY_CANDIDATES = 8;
+const INSPECTOR_CANDIDATES = 8;
 
 /**
  * The steps at which a stretch of the written text was chosen.
@@ -33,8 +33,8 @@ export function stepsFor(manifest, from, to) {
  * @param {Object[]} steps
  * @returns {HTMLElement}
  */
-export function whyWord(page, trace, steps) {
-  const room = h("div", { class: "why-room" });
+export function tokenInspector(page, trace, steps) {
+  const body = h("div", { class: "inspector-body" });
   const layers = trace.manifest.model.layers;
   let step = steps[0];
   const pieces = steps.length < 2 ? null : h(
@@ -45,46 +45,46 @@ export function whyWord(page, trace, steps) {
   );
   const draw = () => {
     pieces?.querySelectorAll(".chip").forEach((chip, i) => chip.setAttribute("aria-pressed", String(steps[i] === step)));
-    replace(room, whyCandidates(step), whyAttention(page, trace, step, layers));
+    replace(body, inspectorCandidates(step), inspectorAttention(page, trace, step, layers));
   };
   draw();
-  return h("div", { class: "why-word" }, pieces, room);
+  return h("div", { class: "inspector" }, pieces, body);
 }
 
-function whyCandidates(step) {
-  const [token, , chance] = step.chosen;
-  const shown = step.top.slice(0, WHY_CANDIDATES);
+function inspectorCandidates(step) {
+  const [token, , probability] = step.chosen;
+  const shown = step.top.slice(0, INSPECTOR_CANDIDATES);
   const rank = step.top.findIndex(([id]) => id === token);
-  if (rank >= WHY_CANDIDATES || rank < 0) shown.push(step.chosen);
+  if (rank >= INSPECTOR_CANDIDATES || rank < 0) shown.push(step.chosen);
   const items = shown.map(([id, piece, share]) => ({ label: visible(piece), value: share, marked: id === token, note: id === token ? "chosen" : "" }));
   const list = bars({ items, title: "What could have come here, and how probably" });
-  const text = rank < 0 ? `It had ${showPercent(chance)}; more than ${step.top.length} others were likelier.` : rank === 0 ? "It was the likeliest of all." : `It was number ${rank + 1}: the text as a whole was likelier, or it was drawn.`;
+  const text = rank < 0 ? `It had ${showPercent(probability)}; more than ${step.top.length} others were likelier.` : rank === 0 ? "It was the likeliest of all." : `It was number ${rank + 1}: the text as a whole was likelier, or it was drawn.`;
   return h("section", null, h("h3", { class: "label" }, "What could have come here"), list.element, h("p", { class: "small soft" }, text));
 }
 
-function whyAttention(page, trace, step, layers) {
-  const at = attentionOf(trace.manifest);
+function inspectorAttention(page, trace, step, layers) {
+  const at = mainAttention(trace.manifest);
   const words = wordsIn(at.keys.pieces, at.keys.special);
-  const line = shareLine(words, "What the model looked at");
-  const said = h("p", { class: "small soft" }, "reading …");
+  const line = weightLine(words, "What the model looked at");
+  const note = h("p", { class: "small soft" }, "reading …");
   const draw = async () => {
     try {
       const layer = layerNow(layers);
-      const shares = await page.busy(looksAt(trace, at, layer, step.row));
-      const full = sharesOf(words, Float64Array.from(at.keys.ids, (_, i) => shares[i] ?? 0));
+      const shares = await page.busy(attentionFrom(trace, at, layer, step.row));
+      const full = wordWeights(words, Float64Array.from(at.keys.ids, (_, i) => shares[i] ?? 0));
       line.show(full);
-      replace(said, `Attention from this step to ${at.part === "cross" ? "the source" : "all before it"}: the mean of the heads of layer ${layer}. It shows where the model took from, not why.`);
-      page.say(`${visible(step.chosen[1])} looked at ${sharesSaid(words, full)}`);
+      replace(note, `Attention from this step to ${at.part === "cross" ? "the source" : "all before it"}: the mean of the heads of layer ${layer}. It shows where the model took from, not why.`);
+      page.say(`${visible(step.chosen[1])} looked at ${weightsText(words, full)}`);
     } catch (error) {
-      page.showError(said, error, draw);
+      page.showError(note, error, draw);
     }
   };
   draw();
   const more = h("a", { class: "small", href: linkTo({ tab: "explain", step: trace.manifest.steps.indexOf(step) }) }, "Explain every step of it");
-  return h("section", null, h("div", { class: "card-head" }, h("h3", { class: "label" }, "What it looked at"), layerChooser(layers, draw)), line.element, said, more);
+  return h("section", null, h("div", { class: "card-head" }, h("h3", { class: "label" }, "What it looked at"), layerChooser(layers, draw)), line.element, note, more);
 }
 
 /** While the numbers are on their way. */
-export function whyWaiting() {
+export function inspectorWaiting() {
   return reading("reading how this word was chosen");
 }

@@ -4,20 +4,20 @@ import { bars } from "../charts/bars.js";
 import { h } from "../core/dom.js";
 import { largestOf } from "../core/numbers.js";
 
-const GAZE_ROWS = 10;
+const TOP_ROWS = 10;
 
 /**
  * The row of one query, the strongest first.
  * @returns {{element: HTMLElement, set: (told: {rows: string[], columns: string[],
  *   next: string[] | null, values: ArrayLike<number>, row: number, column: number | null}) => void}}
  */
-export function gaze() {
-  const title = h("h3", { class: "gaze-title", dir: "auto" });
+export function topAttention() {
+  const title = h("h3", { class: "top-attention-title", dir: "auto" });
   const list = bars({ title: "Where it looks", items: [] });
-  const element = h("div", { class: "gaze" }, title, list.element);
+  const element = h("div", { class: "top-attention" }, title, list.element);
   const set = ({ rows, columns, next, values, row, column }) => {
     const own = Array.from({ length: columns.length }, (_, c) => values[row * columns.length + c]);
-    const items = largestOf(own, GAZE_ROWS)
+    const items = largestOf(own, TOP_ROWS)
       .filter((c) => own[c] > 0)
       .map((c) => ({ label: columns[c], value: own[c], marked: c === column }));
     title.textContent = next?.[row] ? `${rows[row]} → ${next[row]} looks at` : `${rows[row] ?? ""} looks at`;

@@ -48,16 +48,16 @@ export function architectureOf({ config, classes }) {
  * @param {Side[]} sides
  * @returns {string}
  */
-export function architectureInWords(sides) {
-  const told = ({ kind, title, note, text, times, parts, after }) => {
+export function architectureText(sides) {
+  const describe = ({ kind, title, note, text, times, parts, after }) => {
     if (kind === "word") return text;
     if (kind === "box") return `${title}${note ? ` (${note})` : ""}`;
     if (kind === "add") return `plus ${note}`;
-    const inside = parts.map(told).join(", ");
+    const inside = parts.map(describe).join(", ");
     if (kind === "stack") return `${times} times: [${inside}]`;
-    return [`${inside}, added to what came in`, ...after.map(told)].join(", then ");
+    return [`${inside}, added to what came in`, ...after.map(describe)].join(", then ");
   };
-  return sides.map(({ title, parts }) => `${title}, from below: ${parts.map(told).join("; ")}`).join(". ");
+  return sides.map(({ title, parts }) => `${title}, from below: ${parts.map(describe).join("; ")}`).join(". ");
 }
 
 const madeOf = {
@@ -137,8 +137,8 @@ const madeOf = {
   },
 };
 
-function box(title, note, look) {
-  return { kind: "box", title, note, look };
+function box(title, note, style) {
+  return { kind: "box", title, note, style };
 }
 
 /** What the paper replaced: no attention layers but one, if there is any. */

@@ -2,19 +2,19 @@
 
 import { svg } from "../core/dom.js";
 
-const BLUEPRINT = { column: 310, box: 220, aside: 132, gap: 16, between: 40 };
+const DIAGRAM = { column: 310, box: 220, residual: 132, gap: 16, between: 40 };
 const HEIGHTS = { box: 44, thin: 30, word: 26, add: 22 };
-const TAG_ROOM = 16; // for words about what comes from the other side
+const TAG_HEIGHT = 16; // for words about what comes from the other side
 
 /**
  * @param {Object[]} sides as `architectureOf` tells them
- * @param {string} told the same in words
+ * @param {string} description the same in words
  * @param {number} width the room there is: two sides stand side by side only if they fit
  * @returns {SVGSVGElement}
  */
-export function blueprint(sides, told, width) {
-  const besides = width >= sides.length * BLUEPRINT.column;
-  const drawn = sides.map((side) => new BlueprintSide(side, besides || sides.length === 1));
+export function architectureDiagram(sides, description, width) {
+  const besides = width >= sides.length * DIAGRAM.column;
+  const drawn = sides.map((side) => new DiagramSide(side, besides || sides.length === 1));
   const shapes = [];
   let [across, below] = [0, 0];
   const tallest = Math.max(...drawn.map((side) => side.height));
@@ -22,14 +22,14 @@ export function blueprint(sides, told, width) {
     const down = besides ? tallest - side.height : below;
     shapes.push(svg("g", { transform: `translate(${across} ${down})` }, side.shapes));
     side.at = [across, down];
-    if (besides) across += BLUEPRINT.column;
-    else below += side.height + BLUEPRINT.between;
+    if (besides) across += DIAGRAM.column;
+    else below += side.height + DIAGRAM.between;
   }
-  const [wide, high] = besides ? [across, tallest] : [BLUEPRINT.column, below - BLUEPRINT.between];
-  if (besides && drawn.length === 2) shapes.push(blueprintBridge(...drawn));
+  const [wide, high] = besides ? [across, tallest] : [DIAGRAM.column, below - DIAGRAM.between];
+  if (besides && drawn.length === 2) shapes.push(diagramBridge(...drawn));
   const drawing = svg(
     "svg",
-    { class: "blueprint", role: "img", "aria-label": told, viewBox: `0 0 ${wide} ${high}` },
+    { class: "diagram", role: "img", "aria-label": description, viewBox: `0 0 ${wide} ${high}` },
     shapes,
   );
   drawing.style.maxWidth = `${wide}px`;
@@ -37,22 +37,22 @@ export function blueprint(sides, told, width) {
 }
 
 /** One side. It is drawn from its height downwards, as y grows to below. */
-class BlueprintSide {
+class DiagramSide {
   constructor(side, bridged) {
-    this.middle = BLUEPRINT.column / 2;
+    this.middle = DIAGRAM.column / 2;
     this.bridged = bridged;
     this.shapes = [];
     this.behind = [];
     this.crossing = null; // where the other side comes in
-    this.height = blueprintHeight(side.parts, bridged) + (side.gives && !bridged ? TAG_ROOM : 0);
+    this.height = diagramHeight(side.parts, bridged) + (side.gives && !bridged ? TAG_HEIGHT : 0);
     this.y = this.height;
     this.draw(side.parts);
     this.top = this.y;
     if (side.gives && !bridged)
       this.shapes.push(
-        blueprintText(this.middle, this.y - 6, `↑ ${side.gives} for the decoder`, "blueprint-tag"),
+        diagramText(this.middle, this.y - 6, `↑ ${side.gives} for the decoder`, "diagram-tag"),
       );
-    const title = blueprintText(8, this.height - 8, side.title, "blueprint-side");
+    const title = diagramText(8, this.height - 8, side.title, "diagram-side");
     title.setAttribute("text-anchor", "start");
     this.shapes = [title, ...this.behind, ...this.shapes];
   }
@@ -63,46 +63,46 @@ class BlueprintSide {
 
   rise(height) {
     const from = this.y;
-    this.y -= height + BLUEPRINT.gap;
+    this.y -= height + DIAGRAM.gap;
     this.behind.push(
-      svg("line", { class: "blueprint-flow", x1: this.middle, x2: this.middle, y1: from, y2: this.y }),
+      svg("line", { class: "diagram-flow", x1: this.middle, x2: this.middle, y1: from, y2: this.y }),
     );
-    return this.y + BLUEPRINT.gap;
+    return this.y + DIAGRAM.gap;
   }
 
   word({ text }) {
     const y = this.rise(HEIGHTS.word);
-    const ends = this.y + BLUEPRINT.gap;
+    const ends = this.y + DIAGRAM.gap;
     this.behind.pop(); // words stand before the flow and after it
-    this.shapes.push(blueprintText(this.middle, (y + ends + HEIGHTS.word) / 2, text, "blueprint-word"));
+    this.shapes.push(diagramText(this.middle, (y + ends + HEIGHTS.word) / 2, text, "diagram-word"));
     if (this.shapes.length === 1)
       this.behind.push(
-        svg("line", { class: "blueprint-flow", x1: this.middle, x2: this.middle, y1: y, y2: this.y }),
+        svg("line", { class: "diagram-flow", x1: this.middle, x2: this.middle, y1: y, y2: this.y }),
       );
   }
 
-  box({ title, note, look, cross }) {
+  box({ title, note, style, cross }) {
     const height = note ? HEIGHTS.box : HEIGHTS.thin;
-    if (cross && !this.bridged) this.rise(TAG_ROOM - BLUEPRINT.gap);
+    if (cross && !this.bridged) this.rise(TAG_HEIGHT - DIAGRAM.gap);
     const y = this.rise(height);
-    const left = this.middle - BLUEPRINT.box / 2;
+    const left = this.middle - DIAGRAM.box / 2;
     this.shapes.push(
       svg("rect", {
-        class: `blueprint-box blueprint-${look}`,
+        class: `diagram-box diagram-${style}`,
         x: left,
         y,
-        width: BLUEPRINT.box,
+        width: DIAGRAM.box,
         height,
         rx: 7,
       }),
     );
-    this.shapes.push(blueprintText(this.middle, y + (note ? 18 : height / 2 + 5), title, "blueprint-title"));
-    if (note) this.shapes.push(blueprintText(this.middle, y + 34, note, "blueprint-note"));
+    this.shapes.push(diagramText(this.middle, y + (note ? 18 : height / 2 + 5), title, "diagram-title"));
+    if (note) this.shapes.push(diagramText(this.middle, y + 34, note, "diagram-note"));
     if (!cross) return;
     this.crossing = y + height / 2;
     if (!this.bridged)
       this.shapes.push(
-        blueprintText(this.middle, y + height + 17, "↑ keys and values from the encoder", "blueprint-tag"),
+        diagramText(this.middle, y + height + 17, "↑ keys and values from the encoder", "diagram-tag"),
       );
   }
 
@@ -110,30 +110,30 @@ class BlueprintSide {
     const y = this.rise(HEIGHTS.add) + HEIGHTS.add / 2;
     this.plus(y);
     this.shapes.push(
-      svg("line", { class: "blueprint-flow", x1: this.middle + 11, x2: this.middle + 24, y1: y, y2: y }),
+      svg("line", { class: "diagram-flow", x1: this.middle + 11, x2: this.middle + 24, y1: y, y2: y }),
     );
-    const text = blueprintText(this.middle + 28, y + 4, note, "blueprint-note");
+    const text = diagramText(this.middle + 28, y + 4, note, "diagram-note");
     text.setAttribute("text-anchor", "start");
     this.shapes.push(text);
   }
 
   plus(y) {
     this.shapes.push(
-      svg("circle", { class: "blueprint-plus", cx: this.middle, cy: y, r: 10 }),
-      blueprintText(this.middle, y + 5, "+", "blueprint-title"),
+      svg("circle", { class: "diagram-plus", cx: this.middle, cy: y, r: 10 }),
+      diagramText(this.middle, y + 5, "+", "diagram-title"),
     );
   }
 
   /** What comes in goes around, and is added to what comes out. */
   around({ parts, after }) {
-    const from = this.y + BLUEPRINT.gap / 2;
+    const from = this.y + DIAGRAM.gap / 2;
     this.draw(parts);
     const y = this.rise(HEIGHTS.add) + HEIGHTS.add / 2;
     this.plus(y);
-    const far = this.middle - BLUEPRINT.aside;
+    const far = this.middle - DIAGRAM.residual;
     this.behind.push(
       svg("path", {
-        class: "blueprint-around",
+        class: "diagram-around",
         d: `M${this.middle} ${from}H${far + 8}Q${far} ${from} ${far} ${from - 8}V${y + 8}Q${far} ${y} ${far + 8} ${y}H${this.middle - 11}`,
       }),
     );
@@ -144,55 +144,55 @@ class BlueprintSide {
     const from = this.y;
     this.y -= 6;
     this.draw(parts);
-    const left = this.middle - BLUEPRINT.aside - 10;
+    const left = this.middle - DIAGRAM.residual - 10;
     this.behind.unshift(
       svg("rect", {
-        class: "blueprint-stack",
+        class: "diagram-stack",
         x: left,
         y: this.y + 4,
-        width: 2 * (BLUEPRINT.aside + 10),
+        width: 2 * (DIAGRAM.residual + 10),
         height: from - this.y,
         rx: 12,
       }),
     );
-    const text = blueprintText(this.middle + BLUEPRINT.aside, this.y + 26, `× ${times}`, "blueprint-times");
+    const text = diagramText(this.middle + DIAGRAM.residual, this.y + 26, `× ${times}`, "diagram-times");
     text.setAttribute("text-anchor", "end");
     this.shapes.push(text);
     this.y -= 6;
     this.behind.push(
-      svg("line", { class: "blueprint-flow", x1: this.middle, x2: this.middle, y1: this.y + 12, y2: this.y }),
+      svg("line", { class: "diagram-flow", x1: this.middle, x2: this.middle, y1: this.y + 12, y2: this.y }),
     );
   }
 }
 
-function blueprintHeight(parts, bridged) {
+function diagramHeight(parts, bridged) {
   const heights = parts.map((part) => {
-    if (part.kind === "stack") return blueprintHeight(part.parts, bridged) + 12;
+    if (part.kind === "stack") return diagramHeight(part.parts, bridged) + 12;
     if (part.kind === "around")
-      return blueprintHeight([...part.parts, ...part.after], bridged) + HEIGHTS.add + BLUEPRINT.gap;
-    const tag = part.cross && !bridged ? TAG_ROOM : 0;
-    return HEIGHTS[part.kind === "box" && !part.note ? "thin" : part.kind] + BLUEPRINT.gap + tag;
+      return diagramHeight([...part.parts, ...part.after], bridged) + HEIGHTS.add + DIAGRAM.gap;
+    const tag = part.cross && !bridged ? TAG_HEIGHT : 0;
+    return HEIGHTS[part.kind === "box" && !part.note ? "thin" : part.kind] + DIAGRAM.gap + tag;
   });
   return heights.reduce((a, b) => a + b, 0);
 }
 
 /** From the top of the encoder to where the decoder looks at it. */
-function blueprintBridge(from, to) {
+function diagramBridge(from, to) {
   const start = [from.at[0] + from.middle, from.at[1] + from.top];
-  const end = to.at[0] + to.middle - BLUEPRINT.box / 2 - 2;
+  const end = to.at[0] + to.middle - DIAGRAM.box / 2 - 2;
   const y = to.at[1] + (to.crossing ?? to.height - 40);
   const between = to.at[0] - 4;
   const top = start[1] - 4;
   const d = `M${start[0]} ${start[1] + 12}V${top}H${between - 8}Q${between} ${top} ${between} ${top + Math.sign(y - top) * 8}V${y - Math.sign(y - top) * 8}Q${between} ${y} ${between + 8} ${y}H${end}`;
   const tip = svg("path", {
-    class: "blueprint-tip",
+    class: "diagram-tip",
     d: `M${end - 7} ${y - 5}L${end} ${y}L${end - 7} ${y + 5}Z`,
   });
-  const text = blueprintText(start[0] + 12, top - 7, "keys and values", "blueprint-tag");
+  const text = diagramText(start[0] + 12, top - 7, "keys and values", "diagram-tag");
   text.setAttribute("text-anchor", "start");
-  return svg("g", null, svg("path", { class: "blueprint-bridge", d }), tip, text);
+  return svg("g", null, svg("path", { class: "diagram-bridge", d }), tip, text);
 }
 
-function blueprintText(x, y, text, look) {
-  return svg("text", { class: look, x, y, "text-anchor": "middle" }, text);
+function diagramText(x, y, text, style) {
+  return svg("text", { class: style, x, y, "text-anchor": "middle" }, text);
 }

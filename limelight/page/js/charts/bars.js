@@ -7,12 +7,12 @@ import { showPercent } from "../core/numbers.js";
  * A list of bars; the whole width is the share `full`, so that bars keep their lengths when others
  * come and go.
  * @param {{items: {label: string, value: number, text?: string, note?: string, marked?: boolean,
- *   faint?: boolean}[], title: string, full?: number, onChoose?: (place: number) => void}} asked
+ *   faint?: boolean}[], title: string, full?: number, onChoose?: (place: number) => void}} options
  *   `marked` was chosen; `faint` cannot be drawn; with `onChoose` every bar is a button
  * @returns {{element: HTMLElement, set: (changes: object) => void}}
  */
-export function bars(asked) {
-  const known = { ...asked };
+export function bars(options) {
+  const known = { ...options };
   const list = h("ol", { class: "bars", "aria-label": known.title });
   const set = (changes) => {
     Object.assign(known, changes);
@@ -25,15 +25,15 @@ export function bars(asked) {
   return { element: list, set };
 }
 
-function barsRow(place, known) {
+function barsRow(index, known) {
   const inside = [
     h("span", { class: "bars-label", dir: "auto" }),
-    h("span", { class: "bars-room" }, h("span", { class: "bars-bar" })),
+    h("span", { class: "bars-track" }, h("span", { class: "bars-bar" })),
     h("span", { class: "bars-value" }),
     h("span", { class: "bars-note soft small" }),
   ];
   const line = known.onChoose
-    ? button("", () => known.onChoose(place), { class: "bars-line" })
+    ? button("", () => known.onChoose(index), { class: "bars-line" })
     : h("div", { class: "bars-line" });
   line.replaceChildren(...inside);
   return h("li", {}, line);
@@ -41,12 +41,12 @@ function barsRow(place, known) {
 
 function barsFill(row, item, full) {
   const line = row.firstChild;
-  const [label, room, value, note] = line.children;
+  const [label, track, value, note] = line.children;
   label.textContent = item.label;
   label.title = item.label;
   value.textContent = item.text ?? showPercent(item.value);
   note.textContent = item.note ?? "";
-  room.firstChild.style.setProperty("--share", String(Math.max(0, Math.min(1, item.value / full))));
+  track.firstChild.style.setProperty("--share", String(Math.max(0, Math.min(1, item.value / full))));
   line.classList.toggle("marked", Boolean(item.marked));
   line.classList.toggle("faint", Boolean(item.faint));
 }

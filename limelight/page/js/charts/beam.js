@@ -28,8 +28,8 @@ export function beamTree(tree, best) {
     }
   });
   const lines = [svg("path", { d: ways.others, class: "beam-line" }), svg("path", { d: ways.won, class: "beam-line won" })];
-  const drawing = svg("svg", { class: "beam", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": beamSaid(tree, best) }, lines, boxes);
-  return h("div", { class: "scroller beam-room", tabindex: "0", role: "group", "aria-label": "The beam's tree; scrolls sideways" }, drawing);
+  const drawing = svg("svg", { class: "beam", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": beamText(tree, best) }, lines, boxes);
+  return h("div", { class: "scroller beam-scroll", tabindex: "0", role: "group", "aria-label": "The beam's tree; scrolls sideways" }, drawing);
 }
 
 /** For each step the place that belongs to the text that won, found from its end. */
@@ -68,19 +68,19 @@ function beamBox(t, node, onTheWay) {
   const x = t * BEAM_COLUMN + 4;
   const y = node.place * BEAM_ROW + 4;
   const label = visible(node.piece);
-  const chance = showPercent(Math.exp(node.logprob));
+  const probability = showPercent(Math.exp(node.logprob));
   const kind = `beam-node${onTheWay ? " won" : ""}${node.ended ? " ended" : ""}`;
   return svg(
     "g",
     { class: kind },
-    svg("title", null, `${label}: ${chance} after what came before it; score so far ${node.score.toFixed(3)}`),
+    svg("title", null, `${label}: ${probability} after what came before it; score so far ${node.score.toFixed(3)}`),
     svg("rect", { x, y, width: BEAM_BOX.width, height: BEAM_BOX.height, rx: 8 }),
     svg("text", { x: x + BEAM_BOX.width / 2, y: y + 15, class: "beam-piece" }, label.length > 10 ? `${label.slice(0, 9)}…` : label),
-    svg("text", { x: x + BEAM_BOX.width / 2, y: y + 29, class: "beam-chance" }, chance),
+    svg("text", { x: x + BEAM_BOX.width / 2, y: y + 29, class: "beam-chance" }, probability),
   );
 }
 
-function beamSaid(tree, best) {
+function beamText(tree, best) {
   return `A beam of ${tree[0].length} places over ${tree.length} steps. The way that won: ${best.map(visible).join(" ")}.`;
 }
 

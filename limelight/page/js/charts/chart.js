@@ -1,9 +1,9 @@
 // Curves over steps: several series, a logarithmic axis by choice, a readout, a table, a picture.
 
 import { button, h, svg } from "../core/dom.js";
-import { Framed } from "./frameScheduler.js";
+import { ScheduledPicture } from "./frameScheduler.js";
 import { PLOT_EDGE, plotAxes, plotCurve, plotKeys, plotScales } from "./plot.js";
-import { saveDrawing } from "./savePng.js";
+import { saveSvgAsPng } from "./savePng.js";
 import { foldedAway, plainTable, precise } from "./table.js";
 
 const MOST_ROWS = 200; // of the table
@@ -17,19 +17,19 @@ let chartCount = 0;
 /**
  * A chart. Arrow keys walk along it; the readout says all series there.
  * @param {{series: Series[], title: string, x: string, y: string, log?: boolean,
- *   credit?: string}} asked
+ *   credit?: string}} options
  * @returns {{element: HTMLElement, set: (changes: object) => void}}
  */
-export function chart(asked) {
+export function chart(options) {
   const made = new ChartView();
-  made.set(asked);
+  made.set(options);
   return { element: made.parts.element, set: (changes) => made.set(changes) };
 }
 
-class ChartView extends Framed {
+class ChartView extends ScheduledPicture {
   constructor() {
     super();
-    this.asked = { series: [] };
+    this.options = { series: [] };
     this.log = null; // as asked, until somebody chooses
     this.cursor = null; // a place among all steps
     this.parts = chartParts(this);
@@ -37,33 +37,33 @@ class ChartView extends Framed {
   }
 
   set(changes) {
-    Object.assign(this.asked, changes);
-    this.steps = [...new Set(this.asked.series.flatMap(({ points }) => points.map(([x]) => x)))].sort(
+    Object.assign(this.options, changes);
+    this.steps = [...new Set(this.options.series.flatMap(({ points }) => points.map(([x]) => x)))].sort(
       (a, b) => a - b,
     );
     if (this.cursor !== null) this.cursor = Math.min(this.cursor, this.steps.length - 1);
     if (!this.steps.length) this.cursor = null;
     const { title, slider, log, table } = this.parts;
-    title.textContent = this.asked.title;
-    slider.setAttribute("aria-label", this.asked.title);
+    title.textContent = this.options.title;
+    slider.setAttribute("aria-label", this.options.title);
     slider.setAttribute("aria-valuemax", String(this.steps.at(-1) ?? 0));
     slider.setAttribute("aria-valuemin", String(this.steps[0] ?? 0));
-    log.checked = this.log ?? Boolean(this.asked.log);
+    log.checked = this.log ?? Boolean(this.options.log);
     table.renew();
     this.draw();
   }
 
   drawNow(width, height) {
     const { drawing } = this.parts;
-    this.scales = plotScales(this.asked.series, { width, height, log: this.log ?? this.asked.log });
+    this.scales = plotScales(this.options.series, { width, height, log: this.log ?? this.options.log });
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     drawing.replaceChildren(
-      ...plotAxes(this.scales, this.asked, { width, height }),
-      ...plotKeys(this.asked.series, width),
-      ...this.asked.series.flatMap((series, i) => plotCurve(series, i, this.scales)),
+      ...plotAxes(this.scales, this.options, { width, height }),
+      ...plotKeys(this.options.series, width),
+      ...this.options.series.flatMap((series, i) => plotCurve(series, i, this.scales)),
       ...this.cursorMarks(height),
     );
-    this.tell();
+    this.showReadout();
   }
 
   cursorMarks(height) {
@@ -94,31 +94,31 @@ class ChartView extends Framed {
   /** Of every series the last point up to the cursor. */
   here() {
     const step = this.steps[this.cursor];
-    return this.asked.series
+    return this.options.series
       .map(({ name, points }, i) => ({ name, i, at: chartLastUpTo(points, step) }))
       .filter(({ at }) => at);
   }
 
-  tell() {
-    const { said, slider } = this.parts;
+  showReadout() {
+    const { readout, slider } = this.parts;
     const empty = this.steps.length ? "Point at the curve, or use the arrow keys." : "No numbers yet.";
-    const told =
+    const text =
       this.cursor === null
         ? empty
-        : `${this.asked.x} ${this.steps[this.cursor]}: ${this.here()
+        : `${this.options.x} ${this.steps[this.cursor]}: ${this.here()
             .map(
               ({ name, at }) =>
-                `${name} ${precise(at[1])}${at[0] === this.steps[this.cursor] ? "" : ` (${this.asked.x} ${at[0]})`}`,
+                `${name} ${precise(at[1])}${at[0] === this.steps[this.cursor] ? "" : ` (${this.options.x} ${at[0]})`}`,
             )
             .join(", ")}`;
-    said.textContent = told;
+    readout.textContent = text;
     slider.setAttribute("aria-valuenow", String(this.steps[this.cursor ?? 0] ?? 0));
-    slider.setAttribute("aria-valuetext", told);
+    slider.setAttribute("aria-valuetext", text);
   }
 
-  moveTo(place) {
-    if (place === this.cursor || !this.steps.length) return;
-    this.cursor = place === null ? null : Math.max(0, Math.min(this.steps.length - 1, place));
+  moveTo(index) {
+    if (index === this.cursor || !this.steps.length) return;
+    this.cursor = index === null ? null : Math.max(0, Math.min(this.steps.length - 1, index));
     this.draw();
   }
 
@@ -155,7 +155,7 @@ class ChartView extends Framed {
   }
 
   asTable() {
-    const { series, title, x } = this.asked;
+    const { series, title, x } = this.options;
     const steps = this.steps.slice(-MOST_ROWS);
     const known = series.map(({ points }) => new Map(points));
     const rows = steps.map((step) => [
@@ -176,7 +176,7 @@ function chartParts(view) {
   const table = foldedAway(below, () => view.asTable());
   const save = button(
     "Save picture",
-    () => saveDrawing(drawing, { title: view.asked.title, credit: view.asked.credit ?? "" }),
+    () => saveSvgAsPng(drawing, { title: view.options.title, credit: view.options.credit ?? "" }),
     { class: "button quiet" },
   );
   const tools = h(
@@ -188,16 +188,16 @@ function chartParts(view) {
   );
   const drawing = svg("svg", { class: "chart-drawing", "aria-hidden": "true" });
   const slider = chartSlider(view, drawing);
-  const said = h("p", { class: "matrix-said" });
+  const readout = h("p", { class: "matrix-readout" });
   const element = h(
     "figure",
     { class: "chart" },
     h("figcaption", { class: "matrix-head" }, title, tools),
     slider,
-    said,
+    readout,
     below,
   );
-  return { element, title, log, drawing, slider, said, table };
+  return { element, title, log, drawing, slider, readout, table };
 }
 
 /** Where somebody stands on the curves; a slider, as one walks along it. */
@@ -208,8 +208,8 @@ function chartSlider(view, drawing) {
     pointerleave: () => view.moveTo(null),
     blur: () => view.moveTo(null),
   };
-  const says = { role: "slider", tabindex: "0", "aria-roledescription": "chart", "aria-readonly": "true" };
-  return h("div", { class: "chart-view", ...says, on: does }, drawing);
+  const props = { role: "slider", tabindex: "0", "aria-roledescription": "chart", "aria-readonly": "true" };
+  return h("div", { class: "chart-view", ...props, on: does }, drawing);
 }
 
 function chartLastUpTo(points, step) {

@@ -63,8 +63,8 @@ export function redrawWithTheme(element, draw) {
  */
 export function colourOf(value, scale) {
   const ramp = theme()[scale.kind];
-  const place = (value - scale.low) / (scale.high - scale.low || 1);
-  return ramp[Math.max(0, Math.min(RAMP_STEPS - 1, Math.round(place * (RAMP_STEPS - 1)) || 0))];
+  const position = (value - scale.low) / (scale.high - scale.low || 1);
+  return ramp[Math.max(0, Math.min(RAMP_STEPS - 1, Math.round(position * (RAMP_STEPS - 1)) || 0))];
 }
 
 /**
@@ -120,9 +120,9 @@ function colourRead(name) {
 function colourRamp(stops) {
   const labs = stops.map(colourToLab);
   return Array.from({ length: RAMP_STEPS }, (_, i) => {
-    const place = (i / (RAMP_STEPS - 1)) * (labs.length - 1);
-    const from = Math.min(Math.floor(place), labs.length - 2);
-    const share = place - from;
+    const position = (i / (RAMP_STEPS - 1)) * (labs.length - 1);
+    const from = Math.min(Math.floor(position), labs.length - 2);
+    const share = position - from;
     const fresh = 1 + 2.4 * share * (1 - share); // half-way colours would look washed out
     return colourFromLab(
       labs[from].map((x, axis) => (x + (labs[from + 1][axis] - x) * share) * (axis ? fresh : 1)),

@@ -97,9 +97,9 @@ function curveLines(entries) {
 
 /** A log that is read as it grows. The last step is asked for again: its validation comes later. */
 export class GrowingLog {
-  /** @param {(after: number) => Promise<{entries: Object[]}>} ask */
-  constructor(ask) {
-    this.ask = ask;
+  /** @param {(after: number) => Promise<{entries: Object[]}>} fetchAfter */
+  constructor(fetchAfter) {
+    this.fetchAfter = fetchAfter;
     this.entries = [];
   }
 
@@ -109,7 +109,7 @@ export class GrowingLog {
     const count = this.entries.length;
     for (;;) {
       const after = (this.entries.at(-1)?.step ?? 0) - 1;
-      const { entries } = await this.ask(after);
+      const { entries } = await this.fetchAfter(after);
       const known = this.entries.length;
       this.entries = [...this.entries.filter((entry) => entry.step <= after), ...entries];
       if (this.entries.length <= known || entries.length < 2) break;

@@ -3,65 +3,65 @@
 // makes the browser lay out the whole page again, for 64 strips 64 times. What is far out of sight is
 // drawn when it comes near, or is printed: painting takes longer than all the rest.
 
-const FRAMED_NEAR = 150; // pixels above and below the window
-const framedWaiting = new Set();
-const framedFar = new Map(); // from the room to the picture that would fill it
-const framedSight = new IntersectionObserver(
-  (met) => met.filter((one) => one.isIntersecting).forEach(({ target }) => framedFar.get(target)?.draw()),
-  { rootMargin: `${FRAMED_NEAR}px` },
+const FRAME_MARGIN = 150; // pixels above and below the window
+const frameWaiting = new Set();
+const frameFar = new Map(); // from the room to the picture that would fill it
+const frameObserver = new IntersectionObserver(
+  (met) => met.filter((one) => one.isIntersecting).forEach(({ target }) => frameFar.get(target)?.draw()),
+  { rootMargin: `${FRAME_MARGIN}px` },
 );
-window.addEventListener("beforeprint", () => framedFar.forEach((view) => framedFill(view, framedSize(view))));
+window.addEventListener("beforeprint", () => frameFar.forEach((view) => frameFill(view, frameSize(view))));
 
 /** A picture: its `drawNow(width, height)` is called when its room has a size. */
-export class Framed {
+export class ScheduledPicture {
   /** Fill this element, and do it again when its size changes. */
-  fill(room) {
-    this.room = room;
+  fill(container) {
+    this.container = container;
     this.drawnFor = null; // width and height
     new ResizeObserver(() => {
-      if (String(framedSize(this)) !== String(this.drawnFor)) this.draw();
-    }).observe(room);
+      if (String(frameSize(this)) !== String(this.drawnFor)) this.draw();
+    }).observe(container);
   }
 
   /** Draw in the next frame, however often that is asked for. */
   draw() {
-    if (!framedWaiting.size) requestAnimationFrame(framedDraw);
-    framedWaiting.add(this);
+    if (!frameWaiting.size) requestAnimationFrame(frameDraw);
+    frameWaiting.add(this);
   }
 }
 
 /** Draw what is near, and wait for the rest; what has left the page is forgotten. */
-function framedDraw() {
-  const views = [...framedWaiting];
-  framedWaiting.clear();
-  for (const room of framedFar.keys()) if (!room.isConnected) framedForget(room);
-  const looked = views.map((view) => ({ view, size: framedSize(view), near: framedNear(view) }));
-  for (const { view, size, near } of looked) {
+function frameDraw() {
+  const views = [...frameWaiting];
+  frameWaiting.clear();
+  for (const container of frameFar.keys()) if (!container.isConnected) frameForget(container);
+  const measured = views.map((view) => ({ view, size: frameSize(view), near: frameNear(view) }));
+  for (const { view, size, near } of measured) {
     if (near || !size[0]) {
-      framedForget(view.room);
-      framedFill(view, size);
+      frameForget(view.container);
+      frameFill(view, size);
     } else {
-      framedFar.set(view.room, view);
-      framedSight.observe(view.room);
+      frameFar.set(view.container, view);
+      frameObserver.observe(view.container);
     }
   }
 }
 
-function framedForget(room) {
-  framedFar.delete(room);
-  framedSight.unobserve(room);
+function frameForget(container) {
+  frameFar.delete(container);
+  frameObserver.unobserve(container);
 }
 
-function framedFill(view, size) {
+function frameFill(view, size) {
   view.drawnFor = size;
   if (size[0]) view.drawNow(...size); // else it is not on the page yet, or its tab is hidden
 }
 
-function framedSize({ room }) {
-  return [room.clientWidth, room.clientHeight];
+function frameSize({ container }) {
+  return [container.clientWidth, container.clientHeight];
 }
 
-function framedNear({ room }) {
-  const { top, bottom } = room.getBoundingClientRect();
-  return bottom >= -FRAMED_NEAR && top <= window.innerHeight + FRAMED_NEAR;
+function frameNear({ container }) {
+  const { top, bottom } = container.getBoundingClientRect();
+  return bottom >= -FRAME_MARGIN && top <= window.innerHeight + FRAME_MARGIN;
 }

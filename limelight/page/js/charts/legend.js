@@ -10,21 +10,21 @@ export const LEGEND_HEIGHT = 34; // pixels of a painted one
 
 /**
  * A legend beside a matrix.
- * @param {Element} place
+ * @param {Element} container
  * @param {{scale: Object, hidden: ArrayLike<number> | null, values: ArrayLike<number>}} shown
  * @param {string} [hiddenMeans]
  */
-export function showLegend(place, shown, hiddenMeans = "hidden") {
+export function showLegend(container, shown, hiddenMeans = "hidden") {
   const [low, high] = legendEnds(shown.scale);
   const ramp = h("canvas", { class: "legend-ramp", width: LEGEND_STEPS, height: "1", "aria-hidden": "true" });
   legendRamp(ramp.getContext("2d"), shown.scale, 0, 1);
-  place.replaceChildren(h("span", {}, low), ramp, h("span", {}, high));
+  container.replaceChildren(h("span", {}, low), ramp, h("span", {}, high));
   if (!legendHides(shown)) return;
   const swatch = h("canvas", { class: "legend-stripes", width: "18", height: "12", "aria-hidden": "true" });
   const context = swatch.getContext("2d");
   context.fillStyle = paintStripes(context);
   context.fillRect(0, 0, 18, 12);
-  place.append(h("span", { class: "legend-hidden" }, swatch, hiddenMeans));
+  container.append(h("span", { class: "legend-hidden" }, swatch, hiddenMeans));
 }
 
 /**
@@ -43,11 +43,11 @@ export function paintLegend(context, shown, hiddenMeans = "hidden") {
   const after = start + LEGEND_STEPS + 8;
   context.fillText(low, 0, 20);
   context.fillText(high, after, 20);
-  const place = after + context.measureText(high).width + 28;
+  const swatchX = after + context.measureText(high).width + 28;
   if (legendHides(shown)) {
-    context.fillText(hiddenMeans, place + 26, 20);
+    context.fillText(hiddenMeans, swatchX + 26, 20);
     context.fillStyle = paintStripes(context);
-    context.fillRect(place, 14, 18, 12);
+    context.fillRect(swatchX, 14, 18, 12);
   }
   context.translate(start, 0);
   legendRamp(context, shown.scale, 15, 10);

@@ -4,10 +4,10 @@
 import { button, h } from "../core/dom.js";
 import { show } from "../core/numbers.js";
 import { redrawWithTheme, scaleOf } from "./colour.js";
-import { Framed } from "./frameScheduler.js";
+import { ScheduledPicture } from "./frameScheduler.js";
 import { LEGEND_HEIGHT, paintLegend, showLegend } from "./legend.js";
 import { heatOf, layoutOf, paintMatrix } from "./matrixPainter.js";
-import { savePainted } from "./savePng.js";
+import { savePng } from "./savePng.js";
 import { foldedAway, matrixTable } from "./table.js";
 
 const SMALLEST_CELL = 14; // pixels, at which a label can still be read
@@ -26,16 +26,16 @@ let matrixCount = 0;
  *   also?: {name: string, values: ArrayLike<number>}[], threshold?: number, sums?: boolean,
  *   labels?: {row?: string, column?: string, value?: string}, credit?: string,
  *   onCursor?: (row: number | null, column: number | null) => void,
- *   onPin?: (row: number | null, column: number | null) => void}} asked
+ *   onPin?: (row: number | null, column: number | null) => void}} options
  *   `values` row after row; `highs` a scale's upper end for each row; `next` what each row predicts;
  *   `hidden` cells are hatched, and `hiddenMeans` says why; `also` more numbers for the sentence
  *   about a cell; shares below `threshold` are left pale; `credit` is written into a saved picture
  * @returns {{element: HTMLElement, set: (changes: object) => void,
  *   pin: (row: number | null, column: number | null) => void}} `pin` does not call `onPin`
  */
-export function matrix(asked) {
+export function matrix(options) {
   const made = new MatrixView();
-  made.set(asked);
+  made.set(options);
   return {
     element: made.parts.element,
     set: (changes) => made.set(changes),
@@ -43,10 +43,10 @@ export function matrix(asked) {
   };
 }
 
-class MatrixView extends Framed {
+class MatrixView extends ScheduledPicture {
   constructor() {
     super();
-    this.asked = {};
+    this.options = {};
     this.cursor = this.pinned = null;
     this.lastRow = 0; // where the table is opened
     this.zoom = 1;
@@ -57,8 +57,8 @@ class MatrixView extends Framed {
   }
 
   set(changes) {
-    Object.assign(this.asked, changes);
-    this.shown = matrixShown(this.asked);
+    Object.assign(this.options, changes);
+    this.shown = matrixShown(this.options);
     this.heat = heatOf(this.shown);
     this.cursor = this.within(this.cursor);
     this.pinned = this.within(this.pinned);
@@ -72,24 +72,24 @@ class MatrixView extends Framed {
 
   describe() {
     const { title, legend, view, table } = this.parts;
-    title.textContent = this.asked.title;
-    view.setAttribute("aria-label", this.asked.title);
+    title.textContent = this.options.title;
+    view.setAttribute("aria-label", this.options.title);
     view.setAttribute("aria-rowcount", String(this.shown.rows.length));
     view.setAttribute("aria-colcount", String(this.shown.columns.length));
-    showLegend(legend, this.shown, this.asked.hiddenMeans);
+    showLegend(legend, this.shown, this.options.hiddenMeans);
     table.renew();
-    this.tell();
+    this.showReadout();
   }
 
   asTable() {
     const row = Math.min(this.lastRow, this.shown.rows.length - 1);
-    return matrixTable(this.shown, this.asked.title, Math.max(0, row));
+    return matrixTable(this.shown, this.options.title, Math.max(0, row));
   }
 
-  drawNow(room) {
+  drawNow(available) {
     const { view, area, canvas } = this.parts;
-    if (this.layout?.room !== room || this.layout.zoom !== this.zoom || this.layout.shown !== this.shown) {
-      this.layout = { ...this.fit(room), room, zoom: this.zoom, shown: this.shown };
+    if (this.layout?.available !== available || this.layout.zoom !== this.zoom || this.layout.shown !== this.shown) {
+      this.layout = { ...this.fit(available), available, zoom: this.zoom, shown: this.shown };
     }
     area.style.width = `${this.layout.width}px`;
     area.style.height = `${this.layout.height}px`;
@@ -112,9 +112,9 @@ class MatrixView extends Framed {
     });
   }
 
-  fit(room) {
+  fit(available) {
     const around = layoutOf(this.context, this.shown, 24);
-    const best = Math.floor((room - around.left - around.right) / Math.max(1, this.shown.columns.length));
+    const best = Math.floor((available - around.left - around.right) / Math.max(1, this.shown.columns.length));
     const tall = Math.max(36, Math.floor(COMFORTABLE_HEIGHT / Math.max(1, this.shown.rows.length)));
     const cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, tall, best));
     return layoutOf(this.context, this.shown, Math.max(3, Math.min(72, Math.round(cell * this.zoom))));
@@ -133,27 +133,27 @@ class MatrixView extends Framed {
     if (String(mark) === String(this.cursor)) return;
     this.cursor = mark;
     this.lastRow = mark?.[0] ?? this.lastRow;
-    this.tell();
+    this.showReadout();
     this.draw();
-    this.asked.onCursor?.(mark?.[0] ?? null, mark?.[1] ?? null);
+    this.options.onCursor?.(mark?.[0] ?? null, mark?.[1] ?? null);
   }
 
   pinQuietly(row, column) {
     this.pinned = row === null || column === null ? null : this.within([row, column]);
-    this.tell();
+    this.showReadout();
     this.draw();
   }
 
   pin(mark) {
     const same = mark && String(mark) === String(this.pinned);
     this.pinQuietly(...(mark && !same ? mark : [null, null]));
-    this.asked.onPin?.(this.pinned?.[0] ?? null, this.pinned?.[1] ?? null);
+    this.options.onPin?.(this.pinned?.[0] ?? null, this.pinned?.[1] ?? null);
   }
 
-  tell() {
-    const { said, row, cell, header } = this.parts;
+  showReadout() {
+    const { readout, row, cell, header } = this.parts;
     const mark = this.cursor ?? this.pinned;
-    said.textContent = mark ? matrixSentence(this.shown, this.asked.also ?? [], mark) : matrixHint;
+    readout.textContent = mark ? matrixSentence(this.shown, this.options.also ?? [], mark) : matrixHint;
     header.textContent = this.shown.rows[mark?.[0] ?? 0];
     if (!mark) return;
     row.setAttribute("aria-rowindex", String(mark[0] + 1));
@@ -190,7 +190,7 @@ class MatrixView extends Framed {
     if (!this.layout) return;
     const { view } = this.parts;
     const { cell, left, top } = this.layout;
-    const [y, x] = this.cursor.map((place) => place * cell);
+    const [y, x] = this.cursor.map((index) => index * cell);
     view.scrollLeft = Math.min(x, Math.max(view.scrollLeft, x + cell + left + 8 - view.clientWidth));
     view.scrollTop = Math.min(y, Math.max(view.scrollTop, y + cell + top + 8 - view.clientHeight));
   }
@@ -206,11 +206,11 @@ class MatrixView extends Framed {
     const paint = (context) => {
       paintMatrix(context, this.shown, { heat: this.heat, layout, view, cursor: null, pinned: this.pinned });
       context.translate(0, layout.height);
-      paintLegend(context, this.shown, this.asked.hiddenMeans);
+      paintLegend(context, this.shown, this.options.hiddenMeans);
     };
-    savePainted({
-      title: this.asked.title,
-      credit: this.asked.credit ?? "",
+    savePng({
+      title: this.options.title,
+      credit: this.options.credit ?? "",
       width: layout.width,
       height: layout.height + LEGEND_HEIGHT,
       paint,
@@ -218,21 +218,21 @@ class MatrixView extends Framed {
   }
 }
 
-function matrixShown(asked) {
-  const { rows, columns, values, next = null, hidden = null, threshold = 0, sums = false } = asked;
-  const scale = typeof asked.scale === "object" ? asked.scale : scaleOf(values, asked.scale ?? "share");
-  const labels = { row: "query", column: "key", value: "weight", ...asked.labels };
+function matrixShown(options) {
+  const { rows, columns, values, next = null, hidden = null, threshold = 0, sums = false } = options;
+  const scale = typeof options.scale === "object" ? options.scale : scaleOf(values, options.scale ?? "share");
+  const labels = { row: "query", column: "key", value: "weight", ...options.labels };
   return { rows, columns, values, next, hidden, threshold, sums, scale, labels };
 }
 
 function matrixSentence(shown, also, [r, c]) {
-  const place = r * shown.columns.length + c;
+  const index = r * shown.columns.length + c;
   const row = shown.next?.[r]
     ? `at ${shown.rows[r]} → predicts ${shown.next[r]}`
     : `${shown.labels.row} ${shown.rows[r]}`;
   const numbers = [...also, { name: shown.labels.value, values: shown.values }];
-  const told = numbers.map(({ name, values }) => `${name} ${show(values[place])}`).join(", ");
-  return `${row}, ${shown.labels.column} ${shown.columns[c]}: ${told}${shown.hidden?.[place] ? " (hidden)" : ""}`;
+  const text = numbers.map(({ name, values }) => `${name} ${show(values[index])}`).join(", ");
+  return `${row}, ${shown.labels.column} ${shown.columns[c]}: ${text}${shown.hidden?.[index] ? " (hidden)" : ""}`;
 }
 
 function matrixParts(view) {
@@ -257,7 +257,7 @@ function matrixParts(view) {
     area,
   );
   const title = h("span", { class: "matrix-title" });
-  const said = h("p", { class: "matrix-said", role: "status", "aria-live": "polite", dir: "auto" });
+  const readout = h("p", { class: "matrix-readout", role: "status", "aria-live": "polite", dir: "auto" });
   const legend = h("div", { class: "legend" });
   const below = h("div", { class: "matrix-table" });
   const table = foldedAway(below, () => view.asTable());
@@ -270,11 +270,11 @@ function matrixParts(view) {
     { class: "matrix" },
     h("figcaption", { class: "matrix-head" }, title, tools),
     grid,
-    said,
+    readout,
     legend,
     below,
   );
-  return { element, title, view: grid, area, canvas, row, header, cell, said, legend, table };
+  return { element, title, view: grid, area, canvas, row, header, cell, readout, legend, table };
 }
 
 function matrixEvents(view) {

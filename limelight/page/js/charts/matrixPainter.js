@@ -127,9 +127,9 @@ function paintCellColour(shown, i) {
 
 /** The rows and columns of which something is in view. */
 function paintInside(shown, { cell, left, top }, view) {
-  const within = (from, room, count) => [
+  const within = (from, length, count) => [
     Math.max(0, Math.floor(from / cell)),
-    Math.min(count, Math.ceil((from + room) / cell)),
+    Math.min(count, Math.ceil((from + length) / cell)),
   ];
   return {
     rows: within(view.y, view.height - top, shown.rows.length),
@@ -259,10 +259,10 @@ function paintMarks(context, shown, { cell, cursor, pinned }) {
   }
 }
 
-function paintShort(context, text, room) {
-  if (context.measureText(text).width <= room) return text;
+function paintShort(context, text, length) {
+  if (context.measureText(text).width <= length) return text;
   const letters = [...text];
-  while (letters.length > 1 && context.measureText(`${letters.join("")}…`).width > room) letters.pop();
+  while (letters.length > 1 && context.measureText(`${letters.join("")}…`).width > length) letters.pop();
   return `${letters.join("")}…`;
 }
 

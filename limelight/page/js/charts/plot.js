@@ -9,7 +9,7 @@ export const PLOT_EDGE = { left: 52, right: 14, top: 24, bottom: 34 };
 /**
  * From numbers to places. A logarithmic axis cannot show 0 and below, so those are left out.
  * @param {{points: [number, number][]}[]} series
- * @param {{width: number, height: number, log: boolean}} room
+ * @param {{width: number, height: number, log: boolean}} wide
  */
 export function plotScales(series, { width, height, log }) {
   const shows = (y) => Number.isFinite(y) && (!log || y > 0);
@@ -20,13 +20,13 @@ export function plotScales(series, { width, height, log }) {
   if (!log && low > 0 && low < 0.6 * high) low = 0;
   if (low === high) [low, high] = [low - Math.abs(low || 1) * (log ? 0.5 : 1), high + Math.abs(high || 1)];
   const to = log ? Math.log10 : (y) => y;
-  const [room, tall] = [width - PLOT_EDGE.left - PLOT_EDGE.right, height - PLOT_EDGE.top - PLOT_EDGE.bottom];
+  const [wide, tall] = [width - PLOT_EDGE.left - PLOT_EDGE.right, height - PLOT_EDGE.top - PLOT_EDGE.bottom];
   return {
     shows,
-    x: (x) => PLOT_EDGE.left + (right > left ? (x - left) / (right - left) : 0.5) * room,
+    x: (x) => PLOT_EDGE.left + (right > left ? (x - left) / (right - left) : 0.5) * wide,
     y: (y) => PLOT_EDGE.top + (1 - (to(y) - to(low)) / (to(high) - to(low))) * tall,
-    stepAt: (place) => left + ((place - PLOT_EDGE.left) / room) * (right - left),
-    xTicks: xs.length ? plainTicks(left, right, Math.max(3, Math.floor(room / 90))) : [],
+    stepAt: (pixel) => left + ((pixel - PLOT_EDGE.left) / wide) * (right - left),
+    xTicks: xs.length ? plainTicks(left, right, Math.max(3, Math.floor(wide / 90))) : [],
     yTicks: log ? logTicks(low, high) : plainTicks(low, high, Math.max(2, Math.floor(tall / 44))),
   };
 }
@@ -39,7 +39,7 @@ function plotEnds(values) {
  * Lines across with their numbers, and what is counted along and upwards.
  * @param {Object} scales
  * @param {{x: string, y: string}} names
- * @param {{width: number, height: number}} room
+ * @param {{width: number, height: number}} wide
  * @returns {SVGElement[]}
  */
 export function plotAxes(scales, { x, y }, { width, height }) {

@@ -2,9 +2,9 @@
 
 import { theme } from "./colour.js";
 
-const PICTURE_FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
-const PICTURE_EDGE = 24;
-const pictureStyles = [
+const PNG_FONT = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
+const PNG_EDGE = 24;
+const pngStyles = [
   "fill",
   "fill-opacity",
   "stroke",
@@ -28,11 +28,11 @@ const pictureStyles = [
  * @param {{title: string, credit: string, width: number, height: number,
  *   paint: (context: CanvasRenderingContext2D) => void}} asked the size of what `paint` paints
  */
-export function savePainted({ title, credit, width, height, paint }) {
+export function savePng({ title, credit, width, height, paint }) {
   const canvas = document.createElement("canvas");
   const colours = theme();
   const heading = 62;
-  const full = [Math.max(width, 360) + 2 * PICTURE_EDGE, height + heading + 2 * PICTURE_EDGE];
+  const full = [Math.max(width, 360) + 2 * PNG_EDGE, height + heading + 2 * PNG_EDGE];
   const sharp = Math.max(1, Math.min(2, Math.floor(8000 / Math.max(...full))));
   [canvas.width, canvas.height] = full.map((side) => Math.ceil(side * sharp));
   const context = canvas.getContext("2d");
@@ -41,14 +41,14 @@ export function savePainted({ title, credit, width, height, paint }) {
   context.fillRect(0, 0, full[0] + 1, full[1] + 1); // sizes are rounded up
   context.textBaseline = "alphabetic";
   context.fillStyle = colours.ink;
-  context.font = `600 17px ${PICTURE_FONT}`;
-  context.fillText(title, PICTURE_EDGE, PICTURE_EDGE + 16, full[0] - 2 * PICTURE_EDGE);
+  context.font = `600 17px ${PNG_FONT}`;
+  context.fillText(title, PNG_EDGE, PNG_EDGE + 16, full[0] - 2 * PNG_EDGE);
   context.fillStyle = colours.soft;
-  context.font = `13px ${PICTURE_FONT}`;
-  context.fillText(credit, PICTURE_EDGE, PICTURE_EDGE + 38, full[0] - 2 * PICTURE_EDGE);
-  context.translate(PICTURE_EDGE, PICTURE_EDGE + heading);
+  context.font = `13px ${PNG_FONT}`;
+  context.fillText(credit, PNG_EDGE, PNG_EDGE + 38, full[0] - 2 * PNG_EDGE);
+  context.translate(PNG_EDGE, PNG_EDGE + heading);
   paint(context);
-  canvas.toBlob((blob) => pictureDownload(blob, `${pictureName(title)}.png`), "image/png");
+  canvas.toBlob((blob) => pngDownload(blob, `${pngName(title)}.png`), "image/png");
 }
 
 /**
@@ -56,26 +56,26 @@ export function savePainted({ title, credit, width, height, paint }) {
  * @param {SVGSVGElement} drawing
  * @param {{title: string, credit: string}} told
  */
-export function saveDrawing(drawing, { title, credit }) {
+export function saveSvgAsPng(drawing, { title, credit }) {
   const box = drawing.getBoundingClientRect();
   const copy = drawing.cloneNode(true);
   const originals = [drawing, ...drawing.querySelectorAll("*")];
   [copy, ...copy.querySelectorAll("*")].forEach((element, i) => {
-    const look = getComputedStyle(originals[i]);
-    for (const name of pictureStyles) element.setAttribute(name, look.getPropertyValue(name));
+    const style = getComputedStyle(originals[i]);
+    for (const name of pngStyles) element.setAttribute(name, style.getPropertyValue(name));
   });
   copy.setAttribute("width", String(box.width));
   copy.setAttribute("height", String(box.height));
   const image = new Image();
   image.addEventListener("load", () => {
     const paint = (context) => context.drawImage(image, 0, 0, box.width, box.height);
-    savePainted({ title, credit, width: box.width, height: box.height, paint });
+    savePng({ title, credit, width: box.width, height: box.height, paint });
   });
   const written = new XMLSerializer().serializeToString(copy);
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(written)}`;
 }
 
-function pictureDownload(blob, name) {
+function pngDownload(blob, name) {
   const address = URL.createObjectURL(blob);
   const link = document.createElement("a");
   link.href = address;
@@ -84,7 +84,7 @@ function pictureDownload(blob, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000); // not before the browser has read it
 }
 
-function pictureName(title) {
+function pngName(title) {
   return (
     title
       .toLowerCase()

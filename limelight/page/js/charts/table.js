@@ -20,21 +20,21 @@ export function precise(x) {
 
 /**
  * Numbers folded away below a picture, written out when somebody asks for them.
- * @param {Element} place
+ * @param {Element} container
  * @param {() => (Node | string)} write
- * @param {{show: string, hide: string}} [said]
+ * @param {{show: string, hide: string}} [labels]
  * @returns {{toggle: HTMLElement, renew: () => void}} the button, and what to call when the numbers changed
  */
-export function foldedAway(place, write, said = { show: "Show as table", hide: "Hide table" }) {
-  place.hidden = true;
-  const renew = () => place.hidden || place.replaceChildren(write());
+export function foldedAway(container, write, labels = { show: "Show as table", hide: "Hide table" }) {
+  container.hidden = true;
+  const renew = () => container.hidden || container.replaceChildren(write());
   const turn = () => {
-    place.hidden = !place.hidden;
-    toggle.setAttribute("aria-expanded", String(!place.hidden));
-    toggle.textContent = place.hidden ? said.show : said.hide;
+    container.hidden = !container.hidden;
+    toggle.setAttribute("aria-expanded", String(!container.hidden));
+    toggle.textContent = container.hidden ? labels.show : labels.hide;
     renew();
   };
-  const toggle = button(said.show, turn, { class: "button quiet", "aria-expanded": "false" });
+  const toggle = button(labels.show, turn, { class: "button quiet", "aria-expanded": "false" });
   return { toggle, renew };
 }
 
@@ -72,14 +72,14 @@ export function plainTable({ caption, head, rows }) {
  */
 export function matrixTable(shown, title, row) {
   const size = Math.max(1, Math.floor(MOST_CELLS / Math.max(1, shown.columns.length)));
-  const place = h("div", {});
+  const container = h("div", {});
   const turn = (from) => {
     const to = Math.min(shown.rows.length, from + size);
     const pages = shown.rows.length > size ? [tablePager(shown.rows.length, from, to, size, turn)] : [];
-    place.replaceChildren(...pages, tableRows(shown, title, from, to));
+    container.replaceChildren(...pages, tableRows(shown, title, from, to));
   };
   turn(size * Math.floor(row / size));
-  return place;
+  return container;
 }
 
 function tablePager(count, from, to, size, turn) {

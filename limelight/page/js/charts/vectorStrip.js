@@ -3,7 +3,7 @@
 import { h } from "../core/dom.js";
 import { show } from "../core/numbers.js";
 import { colourOf, inkOn, redrawWithTheme, scaleOf, theme } from "./colour.js";
-import { Framed } from "./frameScheduler.js";
+import { ScheduledPicture } from "./frameScheduler.js";
 import { inCell, NUMBERS_FROM } from "./matrixPainter.js";
 import { foldedAway } from "./table.js";
 
@@ -13,20 +13,20 @@ const stripRow = h("canvas"); // on its way into a larger one
 /**
  * A vector. Arrow keys walk along it; "numbers" writes all of it out.
  * @param {{values: ArrayLike<number>, title: string, note?: string,
- *   scale?: "share" | "signed" | {kind: "share" | "signed", low: number, high: number}}} asked the
+ *   scale?: "share" | "signed" | {kind: "share" | "signed", low: number, high: number}}} options the
  *   same scale for several strips makes them comparable
  * @returns {{element: HTMLElement, set: (changes: object) => void}}
  */
-export function strip(asked) {
+export function vectorStrip(options) {
   const made = new StripView();
-  made.set(asked);
+  made.set(options);
   return { element: made.parts.element, set: (changes) => made.set(changes) };
 }
 
-class StripView extends Framed {
+class StripView extends ScheduledPicture {
   constructor() {
     super();
-    this.asked = {};
+    this.options = {};
     this.cursor = null;
     this.parts = stripParts(this);
     this.fill(this.parts.canvas);
@@ -34,24 +34,24 @@ class StripView extends Framed {
   }
 
   set(changes) {
-    Object.assign(this.asked, changes);
-    const { values, scale = "signed" } = this.asked;
+    Object.assign(this.options, changes);
+    const { values, scale = "signed" } = this.options;
     this.scale = typeof scale === "object" ? scale : scaleOf(values, scale);
     if (this.cursor !== null && this.cursor >= values.length) this.cursor = null;
     const { title, note, slider, list } = this.parts;
-    title.textContent = this.asked.title;
-    note.textContent = this.asked.note ?? `${values.length} numbers`;
-    slider.setAttribute("aria-label", this.asked.title);
+    title.textContent = this.options.title;
+    note.textContent = this.options.note ?? `${values.length} numbers`;
+    slider.setAttribute("aria-label", this.options.title);
     slider.setAttribute("aria-valuemax", String(values.length));
     list.renew();
-    this.tell();
+    this.showReadout();
     this.draw();
   }
 
   /** A pixel for each number, made wide by the style sheet; where there is more to see, all of it. */
   drawNow(width, height) {
     const { canvas } = this.parts;
-    const { values } = this.asked;
+    const { values } = this.options;
     const cell = width / values.length;
     if (cell < NUMBERS_FROM && this.cursor === null) {
       stripPixels(canvas, values, this.scale);
@@ -71,24 +71,24 @@ class StripView extends Framed {
     context.strokeRect((this.cursor + 0.5) * cell - wide / 2, 1, wide, height - 2);
   }
 
-  moveTo(place) {
-    if (place === this.cursor) return;
-    this.cursor = place;
-    this.tell();
+  moveTo(index) {
+    if (index === this.cursor) return;
+    this.cursor = index;
+    this.showReadout();
     this.draw();
   }
 
-  tell() {
-    const { slider, said } = this.parts;
-    const place = this.cursor ?? 0;
-    const text = `number ${place + 1} of ${this.asked.values.length}: ${show(this.asked.values[place], 4)}`;
-    slider.setAttribute("aria-valuenow", String(place + 1));
+  showReadout() {
+    const { slider, readout } = this.parts;
+    const index = this.cursor ?? 0;
+    const text = `number ${index + 1} of ${this.options.values.length}: ${show(this.options.values[index], 4)}`;
+    slider.setAttribute("aria-valuenow", String(index + 1));
     slider.setAttribute("aria-valuetext", text);
-    said.textContent = this.cursor === null ? `${show(this.scale.low)} to ${show(this.scale.high)}` : text;
+    readout.textContent = this.cursor === null ? `${show(this.scale.low)} to ${show(this.scale.high)}` : text;
   }
 
   key(event) {
-    const last = this.asked.values.length - 1;
+    const last = this.options.values.length - 1;
     const here = this.cursor ?? -1;
     const to = {
       ArrowLeft: here - 1,
@@ -110,19 +110,19 @@ class StripView extends Framed {
     const { canvas } = this.parts;
     const share = event.offsetX / canvas.clientWidth;
     this.moveTo(
-      Math.max(0, Math.min(this.asked.values.length - 1, Math.floor(share * this.asked.values.length))),
+      Math.max(0, Math.min(this.options.values.length - 1, Math.floor(share * this.options.values.length))),
     );
   }
 
   written() {
-    return Array.from(this.asked.values, (x) => show(x, 4)).join("  ");
+    return Array.from(this.options.values, (x) => show(x, 4)).join("  ");
   }
 }
 
 function stripParts(view) {
   const title = h("span", { class: "strip-title", dir: "auto" });
   const note = h("span", { class: "soft small" });
-  const said = h("span", { class: "strip-said soft small" });
+  const readout = h("span", { class: "strip-readout soft small" });
   const below = h("p", { class: "strip-list" });
   const list = foldedAway(below, () => view.written(), { show: "numbers", hide: "numbers" });
   const canvas = h("canvas", {
@@ -146,11 +146,11 @@ function stripParts(view) {
   const element = h(
     "div",
     { class: "strip" },
-    h("div", { class: "strip-head" }, title, note, said, list.toggle),
+    h("div", { class: "strip-head" }, title, note, readout, list.toggle),
     slider,
     below,
   );
-  return { element, title, note, said, canvas, slider, list };
+  return { element, title, note, readout, canvas, slider, list };
 }
 
 function stripPixels(canvas, values, scale) {

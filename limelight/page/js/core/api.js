@@ -29,7 +29,7 @@ export function wasReplaced(error) {
 
 /**
  * Who is asked for a key when the service wants one: () => Promise<string|null>.
- * @param {function(boolean): Promise<?string>} ask told whether a key was wrong
+ * @param {function(boolean): Promise<?string>} ask gets whether a key was wrong
  */
 export function onKeyWanted(ask) {
   apiKeyAsker = ask;
@@ -114,11 +114,11 @@ export const api = {
   },
 
   /** One text through the model, to be looked at. A newer one takes an older one's place. */
-  trace(asked) {
+  trace(request) {
     return api.latest("trace", (signal) =>
       api.inTurn(async () => {
         signal.throwIfAborted();
-        const { trace, manifest } = await api.post("/api/trace", asked, signal);
+        const { trace, manifest } = await api.post("/api/trace", request, signal);
         return new Trace(manifest, {
           bytes: (path) => api.inTurn(() => api.bytes(`/api/trace/${trace}/${path}`)),
           json: (path) => api.inTurn(() => api.get(`/api/trace/${trace}/${path}`)),

@@ -49,9 +49,9 @@ export function domFilled(element, props, children) {
     if (name === "on") {
       for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
     } else if (name === "dataset") {
-      for (const [key, said] of Object.entries(value)) element.dataset[key] = String(said);
+      for (const [key, text] of Object.entries(value)) element.dataset[key] = String(text);
     } else if (name === "style") {
-      for (const [key, said] of Object.entries(value)) element.style.setProperty(key, String(said));
+      for (const [key, text] of Object.entries(value)) element.style.setProperty(key, String(text));
     } else if (PROPERTIES.has(name) && name in element) {
       element[name] = value;
     } else {

@@ -93,7 +93,7 @@ export function softmax(scores, temperature = 1) {
  * @param {{temperature?: number, topK?: number, topP?: number, minP?: number}} how
  * @returns {Float64Array} 0 for what cannot be drawn
  */
-export function drawnFrom(logits, how) {
+export function samplingProbabilities(logits, how) {
   const { temperature = 1, topK = 0, topP = 1, minP = 0 } = how;
   const shares = softmax(logits, temperature > 0 ? temperature : 1);
   const order = Array.from(shares.keys()).sort((a, b) => logits[b] - logits[a] || a - b);
@@ -103,10 +103,10 @@ export function drawnFrom(logits, how) {
     return kept;
   }
   const most = order.slice(0, topK > 0 ? topK : order.length);
-  const room = total(most.map((i) => shares[i]));
+  const mass = total(most.map((i) => shares[i]));
   let sum = 0;
   for (const i of most) {
-    if (topP < 1 && sum >= topP * room) break;
+    if (topP < 1 && sum >= topP * mass) break;
     if (sum > 0 && shares[i] < minP * shares[order[0]]) break;
     kept[i] = shares[i];
     sum += shares[i];

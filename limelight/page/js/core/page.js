@@ -16,10 +16,10 @@ export function livePage(facts) {
     api,
     offline: false,
     trace() {
-      const asked = pageAsked(facts);
-      const key = JSON.stringify(asked);
+      const request = traceRequest(facts);
+      const key = JSON.stringify(request);
       if (traced?.key !== key) {
-        const trace = api.trace(asked);
+        const trace = api.trace(request);
         trace.catch(() => { if (traced?.key === key) traced = null; });
         traced = { key, trace };
       }
@@ -36,12 +36,12 @@ export function filePage(facts) {
   return pageWith({ ...facts, offline: true, trace() { return this.busy(Promise.resolve(facts.held)); } });
 }
 
-function pageAsked(facts) {
+function traceRequest(facts) {
   const { text, target } = selected();
-  const asked = { model: facts.model.name, text: text ?? facts.example?.text ?? "" };
-  if (tagNow(facts)) asked.tag = tagNow(facts);
+  const request = { model: facts.model.name, text: text ?? facts.example?.text ?? "" };
+  if (tagNow(facts)) request.tag = tagNow(facts);
   const given = text === null ? facts.example?.target : target;
-  return given ? { ...asked, target: given } : asked;
+  return given ? { ...request, target: given } : request;
 }
 
 function pageWith(page) {
@@ -67,11 +67,11 @@ function pageWith(page) {
     },
 
     /** In the place of what could not be shown: why, what to do, and once more. */
-    showError(place, error, retry) {
+    showError(container, error, retry) {
       if (wasReplaced(error)) return;
       if (!error.code) console.error(error);
       replace(
-        place,
+        container,
         h(
           "div",
           { class: "panel error", role: "alert" },

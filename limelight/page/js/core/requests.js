@@ -1,6 +1,6 @@
 // Asking while somebody types: after a pause, only the newest, one at a time.
 
-const ASKING_PAUSE = 250; // milliseconds without a key
+const REQUEST_PAUSE = 250; // milliseconds without a key
 
 /**
  * Call f after a pause; every call begins the pause anew.
@@ -8,7 +8,7 @@ const ASKING_PAUSE = 250; // milliseconds without a key
  * @param {number} [pause]
  * @returns {{soon: function(): void, now: function(): void, cancel: function(): void}}
  */
-export function afterPause(f, pause = ASKING_PAUSE) {
+export function afterPause(f, pause = REQUEST_PAUSE) {
   let timer = 0;
   const cancel = () => clearTimeout(timer);
   return {
@@ -33,7 +33,7 @@ export function afterPause(f, pause = ASKING_PAUSE) {
  * @param {Object} body
  * @param {string} [how] `post` for JSON, `postForBytes` for numbers
  */
-export function ask(page, kind, path, body, how = "post") {
+export function postLatest(page, kind, path, body, how = "post") {
   const { api } = page;
   const answer = api.latest(kind, (signal) =>
     api.inTurn(() => {
@@ -52,7 +52,7 @@ export function ask(page, kind, path, body, how = "post") {
  * @param {function(Object): void} onEvent
  * @param {AbortSignal} signal
  */
-export function askForStream(page, path, body, onEvent, signal) {
+export function requestStream(page, path, body, onEvent, signal) {
   return page.api.inTurn(() => {
     signal.throwIfAborted();
     return page.api.stream(path, body, onEvent, signal);
@@ -64,7 +64,7 @@ export function askForStream(page, path, body, onEvent, signal) {
  * @param {Object} page
  * @param {...string} kinds
  */
-export function stopAsking(page, ...kinds) {
+export function cancelRequests(page, ...kinds) {
   for (const kind of kinds) page.api.latest(kind, async () => {});
 }
 

@@ -9,7 +9,7 @@ import { tagChooser, tagNow } from "./tag.js";
  * @param {Object} page
  * @returns {{element: HTMLElement, leave: function(): void}}
  */
-export function sentenceField(page) {
+export function sentenceInput(page) {
   if (page.offline) return { element: sentenceFixed(page), leave: () => {} };
   const field = h("input", {
     class: "field sentence-text",
@@ -62,9 +62,9 @@ export function sentenceWords(manifest, chosen, onWord) {
 }
 
 function sentenceRow(label, words, chosen, matters, onWord, given = Infinity) {
-  const chips = words.labels.map((said, i) =>
-    button(said, () => onWord(i), {
-      class: `chip${words.special[i] ? " special" : ""}${i > given ? " written" : ""}${matters ? "" : " aside"}`,
+  const chips = words.labels.map((text, i) =>
+    button(text, () => onWord(i), {
+      class: `chip${words.special[i] ? " special" : ""}${i > given ? " written" : ""}${matters ? "" : " inactive"}`,
       "aria-pressed": i === chosen ? "true" : "false",
       "aria-label": `${words.pieces[i]}, place ${i}`,
       dir: "auto",

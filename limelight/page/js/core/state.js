@@ -3,16 +3,16 @@
 
 const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key"]);
 const STATE_NAMES = [
-  "model", "tab", "text", "tag", "target", "stop", "step", "side", "layer", "head", "query", "key", "all",
+  "model", "tab", "text", "tag", "target", "stage", "step", "side", "layer", "head", "query", "key", "all",
 ];
+const STATE_OLD_NAMES = { stage: "stop" }; // in links of earlier versions
 const stateListeners = new Set();
 let stateNow = stateFromFragment(stateFragment());
 
 /**
- * What is selected. Layers and heads count from 1; step, query and key from 0; what nobody chose is
- * null.
+ * The selection. Layers and heads count from 1; step, query and key from 0; null is not chosen.
  * @returns {{model: ?string, tab: ?string, text: ?string, tag: ?string, target: ?string,
- *   stop: ?string, step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
+ *   stage: ?string, step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
  *   all: boolean}}
  */
 export function selected() {
@@ -20,8 +20,8 @@ export function selected() {
 }
 
 /**
- * Change some of it, and tell everybody; null takes a choice back. Each change is a step for the
- * browser's Back, unless it takes the place of the last one.
+ * Change some of it and notify the listeners; null removes a choice. Each change is a step for the
+ * browser's Back, unless `replace` is given.
  * @param {Object} changes
  * @param {{replace?: boolean}} [how]
  */
@@ -38,13 +38,13 @@ export function select(changes, how = {}) {
   } catch {
     // A frame without a URL: the selection is kept in memory.
   }
-  stateTell(before);
+  stateNotify(before);
 }
 
 /**
- * Be told of every change: f(selection, the one before).
+ * Listen to every change: f(selection, previous selection).
  * @param {function(Object, Object): void} f
- * @returns {function(): void} ends it
+ * @returns {function(): void} stops listening
  */
 export function onSelect(f) {
   stateListeners.add(f);
@@ -52,7 +52,7 @@ export function onSelect(f) {
 }
 
 /**
- * A link that selects the same as now but for some changes.
+ * A link to the present selection with some changes.
  * @param {Object} changes
  * @returns {string}
  */
@@ -60,7 +60,7 @@ export function linkTo(changes) {
   return stateAsFragment({ ...stateNow, ...changes }) || "#";
 }
 
-function stateTell(before) {
+function stateNotify(before) {
   for (const f of [...stateListeners]) f(selected(), before);
 }
 
@@ -72,28 +72,28 @@ function stateFromFragment(fragment) {
   const given = new URLSearchParams(fragment);
   const found = {};
   for (const name of STATE_NAMES) {
-    const said = given.get(name);
-    if (name === "all") found[name] = said === "1";
-    else if (said === null) found[name] = null;
-    else if (!STATE_NUMBERS.has(name)) found[name] = said;
-    else found[name] = /^\d{1,6}$/.test(said) ? Number(said) : null;
+    const value = given.get(name) ?? given.get(STATE_OLD_NAMES[name] ?? name);
+    if (name === "all") found[name] = value === "1";
+    else if (value === null) found[name] = null;
+    else if (!STATE_NUMBERS.has(name)) found[name] = value;
+    else found[name] = /^\d{1,6}$/.test(value) ? Number(value) : null;
   }
   return found;
 }
 
 function stateAsFragment(state) {
-  const said = new URLSearchParams();
+  const params = new URLSearchParams();
   for (const name of STATE_NAMES) {
     if (name === "all" ? state.all : state[name] !== null && state[name] !== undefined && state[name] !== "") {
-      said.set(name, name === "all" ? "1" : String(state[name]));
+      params.set(name, name === "all" ? "1" : String(state[name]));
     }
   }
-  const fragment = said.toString();
+  const fragment = params.toString();
   return fragment ? `#${fragment}` : "";
 }
 
 window.addEventListener("popstate", () => {
   const before = stateNow;
   stateNow = stateFromFragment(stateFragment());
-  if (stateAsFragment(before) !== stateAsFragment(stateNow)) stateTell(before);
+  if (stateAsFragment(before) !== stateAsFragment(stateNow)) stateNotify(before);
 });

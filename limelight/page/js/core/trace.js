@@ -25,7 +25,7 @@ export class Trace {
    * @param {number} head
    * @returns {Promise<Object<string, Numbers>>}
    */
-  focus(at, head) {
+  attentionHead(at, head) {
     return this.read(`focus?at=${at}&head=${head}`);
   }
 
@@ -41,12 +41,12 @@ export class Trace {
    * @returns {Promise<Numbers>}
    */
   async tensor(name, which = {}) {
-    const asked = new URLSearchParams();
-    if (which.head) asked.set("head", String(which.head));
-    if (which.rows) asked.set("rows", which.rows.join(":"));
-    if (which.as && which.as !== "f32") asked.set("as", which.as);
-    const said = decodeURIComponent(asked.toString());
-    return (await this.read(`tensor/${name}${said ? `?${said}` : ""}`))[name];
+    const params = new URLSearchParams();
+    if (which.head) params.set("head", String(which.head));
+    if (which.rows) params.set("rows", which.rows.join(":"));
+    if (which.as && which.as !== "f32") params.set("as", which.as);
+    const query = decodeURIComponent(params.toString());
+    return (await this.read(`tensor/${name}${query ? `?${query}` : ""}`))[name];
   }
 
   /** The scores of the whole vocabulary at one row. @returns {Promise<Numbers>} */
@@ -64,22 +64,22 @@ export class Trace {
    * @param {string} name
    * @param {{layer?: number, head?: number, source?: number, target?: number}} [at]
    */
-  stop(name, at = {}) {
-    const asked = new URLSearchParams();
+  stage(name, at = {}) {
+    const params = new URLSearchParams();
     for (const key of ["layer", "head", "source", "target"]) {
-      if (at[key] !== null && at[key] !== undefined) asked.set(key, String(at[key]));
+      if (at[key] !== null && at[key] !== undefined) params.set(key, String(at[key]));
     }
-    const said = asked.toString();
-    return this.once(`stop/${name}${said ? `?${said}` : ""}`, (path) => this.source.json(path));
+    const query = params.toString();
+    return this.once(`stop/${name}${query ? `?${query}` : ""}`, (path) => this.source.json(path));
   }
 
   read(path) {
-    return this.once(path, (asked) => this.source.bytes(asked));
+    return this.once(path, (params) => this.source.bytes(params));
   }
 
-  once(path, ask) {
+  once(path, load) {
     if (!this.kept.has(path)) {
-      const answer = ask(path);
+      const answer = load(path);
       answer.catch(() => this.kept.delete(path));
       this.kept.set(path, answer);
     }

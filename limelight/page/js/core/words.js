@@ -26,7 +26,7 @@ export function segmentsOf(text) {
  * @param {(boolean|number)[]} [special] by the look of its name, where nobody knows
  * @returns {{text: string, places: number[], special: boolean}[]}
  */
-export function wordsIn(pieces, special = pieces.map(wordsLooksSpecial)) {
+export function wordsIn(pieces, special = pieces.map(wordsIsSpecial)) {
   const joined = pieces.map((piece, i) => (special[i] ? "" : piece)).join("");
   const ends = new Set(segmentsOf(joined).map((segment) => segment.from));
   const words = [];
@@ -35,17 +35,17 @@ export function wordsIn(pieces, special = pieces.map(wordsLooksSpecial)) {
     const last = words.at(-1);
     const begins = special[i] || !last || last.special || /^\s/.test(piece) || ends.has(offset);
     const waits = last && !last.special && !special[i] && !last.text.trim() && piece.trim();
-    if (begins && !waits) words.push({ text: piece, places: [i], special: Boolean(special[i]) });
+    if (begins && !waits) words.push({ text: piece, positions: [i], special: Boolean(special[i]) });
     else {
       last.text += piece;
-      last.places.push(i);
+      last.positions.push(i);
     }
     if (!special[i]) offset += piece.length;
   });
   return words;
 }
 
-function wordsLooksSpecial(piece) {
+function wordsIsSpecial(piece) {
   return /^⟨.+⟩$/.test(piece);
 }
 
@@ -55,8 +55,8 @@ function wordsLooksSpecial(piece) {
  * @param {ArrayLike<number>} shares
  * @returns {number[]}
  */
-export function sharesOf(words, shares) {
-  return words.map((word) => word.places.reduce((sum, place) => sum + shares[place], 0));
+export function wordWeights(words, shares) {
+  return words.map((word) => word.positions.reduce((sum, position) => sum + shares[position], 0));
 }
 
 /**
@@ -66,7 +66,7 @@ export function sharesOf(words, shares) {
  * @param {string} title
  * @returns {{element: HTMLElement, show: function(?number[]): void}} null takes the shares off
  */
-export function shareLine(words, title) {
+export function weightLine(words, title) {
   const numbers = words.map(() => h("span", { class: "share-number number" }));
   const items = words.map((word, i) =>
     h(
@@ -96,7 +96,7 @@ export function shareLine(words, title) {
  * @param {number[]} shares
  * @param {number} [count]
  */
-export function sharesSaid(words, shares, count = 3) {
+export function weightsText(words, shares, count = 3) {
   const order = shares.map((_, i) => i).sort((a, b) => shares[b] - shares[a]);
   return order.slice(0, count).map((i) => `${words[i].text.trim() || visible(words[i].text)} ${showPercent(shares[i])}`).join(", ");
 }
@@ -106,8 +106,8 @@ export function sharesSaid(words, shares, count = 3) {
  * @param {string} text
  * @returns {number[]} one more than there are characters
  */
-export function characterPlaces(text) {
-  const places = [0];
-  for (const character of text) places.push(places.at(-1) + character.length);
-  return places;
+export function characterOffsets(text) {
+  const positions = [0];
+  for (const character of text) positions.push(positions.at(-1) + character.length);
+  return positions;
 }

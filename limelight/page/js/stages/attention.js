@@ -3,7 +3,7 @@
 
 import { calculation, formula, mfactor, mfrac, mij, mint, mnum, mo, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../charts/formula.js";
 import { matrix } from "../charts/matrix.js";
-import { strip } from "../charts/vectorStrip.js";
+import { vectorStrip } from "../charts/vectorStrip.js";
 import { button, h } from "../core/dom.js";
 import { nextWords, twoSided } from "../core/focus.js";
 import { dot, largestOf, rowOf, show, softmax, total } from "../core/numbers.js";
@@ -20,39 +20,39 @@ const ATTEND_TABLE = {
 };
 const ATTEND_HEADS = { k: "k, its label", score: "q · k", scaled: "÷ √d", mask: "+ mask", masked: "= masked", weight: "weight" };
 const ATTEND_VALUE = { scores: "scores", scaling: "scaled", mask: "masked", softmax: "weights", masked: "weights", cross: "weights" };
-const ATTEND_SAID = { scores: "score", scaled: "scaled score", masked: "masked score", weights: "weight" };
+const ATTEND_NAMES = { scores: "score", scaled: "scaled score", masked: "masked score", weights: "weight" };
 
 /** Everything of equation 1 at this head, and what follows from it. */
-async function attendRead(where) {
-  const focus = await where.trace.focus(where.at, where.head);
-  const columns = focus.scores.shape[1];
-  const root = Math.sqrt(where.m.model.d_head);
-  const scaled = Float32Array.from(focus.scores.values, (x) => x / root);
-  const hidden = Uint8Array.from(focus.masked.values, (x) => (x === -Infinity ? 1 : 0));
-  const most = focus.k.values.reduce((size, x) => Math.max(size, Math.abs(x)), 0);
+async function attendRead(focus) {
+  const read = await focus.trace.attentionHead(focus.at, focus.head);
+  const columns = read.scores.shape[1];
+  const root = Math.sqrt(focus.m.model.d_head);
+  const scaled = Float32Array.from(read.scores.values, (x) => x / root);
+  const hidden = Uint8Array.from(read.masked.values, (x) => (x === -Infinity ? 1 : 0));
+  const most = read.k.values.reduce((size, x) => Math.max(size, Math.abs(x)), 0);
   const keyScale = { kind: "signed", low: -most, high: most }; // one for all, to be compared
-  return { ...focus, columns, root, hidden, keyScale, scaled: { values: scaled, shape: focus.scores.shape } };
+  return { ...read, columns, root, hidden, keyScale, scaled: { values: scaled, shape: read.scores.shape } };
 }
 
 /** The word that is looked at most, itself left out where there is another; or the chosen one. */
-function attendKey(where, eq) {
-  if (where.key !== null && where.key < eq.columns) return where.key;
-  const weights = Array.from(rowOf(eq.weights, where.row));
-  if (where.use === "self" && where.row > 0) weights[where.row] = -1;
+function attendKey(focus, eq) {
+  if (focus.key !== null && focus.key < eq.columns) return focus.key;
+  const weights = Array.from(rowOf(eq.weights, focus.row));
+  if (focus.use === "self" && focus.row > 0) weights[focus.row] = -1;
   return largestOf(weights, 1)[0];
 }
 
 /** One row: the word asks, and every word answers. */
-function attendTable(where, eq) {
-  const parts = ATTEND_TABLE[where.stop];
+function attendTable(focus, eq) {
+  const parts = ATTEND_TABLE[focus.stage];
   const heads = ["answers", ...parts.map((part) => ATTEND_HEADS[part])];
-  const rows = where.answering.labels.map((label, j) => attendRow(where, eq, parts, label, j));
+  const rows = focus.keyTokens.labels.map((label, j) => attendRow(focus, eq, parts, label, j));
   const table = h(
     "table",
-    { class: "table ask-table" },
+    { class: "table weights-table" },
     h("thead", null, h("tr", null, heads.map((name, n) => h("th", { scope: "col", class: n && parts[n - 1] !== "k" && parts[n - 1] !== "weight" ? "n" : null }, name)))),
     h("tbody", null, rows),
-    parts.includes("weight") ? attendFoot(where, eq, parts) : null,
+    parts.includes("weight") ? attendFoot(focus, eq, parts) : null,
   );
   const update = (now) => {
     const key = attendKey(now, eq);
@@ -61,22 +61,22 @@ function attendTable(where, eq) {
       row.querySelector("button").setAttribute("aria-pressed", String(j === key));
     });
   };
-  update(where);
+  update(focus);
   return { table, update };
 }
 
-function attendRow(where, eq, parts, label, j) {
-  const at = where.row * eq.columns + j;
+function attendRow(focus, eq, parts, label, j) {
+  const at = focus.row * eq.columns + j;
   const gone = eq.hidden[at];
   const cells = {
-    k: () => h("td", { class: "strip-cell" }, strip({ values: rowOf(eq.k, j), title: `k of ${label}`, note: "", scale: eq.keyScale }).element),
+    k: () => h("td", { class: "strip-cell" }, vectorStrip({ values: rowOf(eq.k, j), title: `k of ${label}`, note: "", scale: eq.keyScale }).element),
     score: () => attendNumber(eq.scores.values[at]),
     scaled: () => attendNumber(eq.scaled.values[at]),
     mask: () => h("td", { class: gone ? "n hidden-cell" : "n soft" }, gone ? "−inf" : "0"),
     masked: () => attendNumber(eq.masked.values[at]),
     weight: () => h("td", { class: "share-cell" }, h("span", { class: "number" }, show(eq.weights.values[at])), shareBar(eq.weights.values[at])),
   };
-  const choose = button(label, () => select({ key: j }), { class: `chip${where.answering.special[j] ? " special" : ""}`, dir: "auto" });
+  const choose = button(label, () => select({ key: j }), { class: `chip${focus.keyTokens.special[j] ? " special" : ""}`, dir: "auto" });
   return h("tr", { class: gone ? "gone" : null }, h("th", { scope: "row" }, choose), parts.map((part) => cells[part]()));
 }
 
@@ -84,8 +84,8 @@ function attendNumber(x) {
   return h("td", { class: x === -Infinity ? "n hidden-cell" : "n" }, x === -Infinity ? "−inf" : show(x));
 }
 
-function attendFoot(where, eq, parts) {
-  const sum = total(rowOf(eq.weights, where.row));
+function attendFoot(focus, eq, parts) {
+  const sum = total(rowOf(eq.weights, focus.row));
   return h(
     "tfoot",
     null,
@@ -94,12 +94,12 @@ function attendFoot(where, eq, parts) {
 }
 
 /** All rows at once. */
-function attendMatrix(where, eq, value, title) {
+function attendMatrix(focus, eq, value, title) {
   const shares = value === "weights";
   const made = matrix({
-    rows: where.asking.labels,
-    columns: where.answering.labels,
-    next: nextWords(where),
+    rows: focus.queryTokens.labels,
+    columns: focus.keyTokens.labels,
+    next: nextWords(focus),
     values: eq[value].values,
     title,
     scale: shares ? "share" : "signed",
@@ -107,75 +107,75 @@ function attendMatrix(where, eq, value, title) {
     hiddenMeans: value === "masked" ? "-inf: comes later, must not be seen" : "0: comes later",
     sums: shares,
     also: shares ? [{ name: "scaled score", values: eq.scaled.values }] : [],
-    labels: attendLabels(where, ATTEND_SAID[value]),
-    credit: `${where.side}, layer ${where.layer}, head ${where.head}`,
-    onPin: (row, key) => { if (row !== null) attendPick(where, row, key); },
+    labels: attendLabels(focus, ATTEND_NAMES[value]),
+    credit: `${focus.side}, layer ${focus.layer}, head ${focus.head}`,
+    onPin: (row, key) => { if (row !== null) attendPick(focus, row, key); },
   });
-  made.pin(where.row, attendKey(where, eq));
+  made.pin(focus.row, attendKey(focus, eq));
   return made;
 }
 
-function attendLabels(where, value) {
-  const asks = where.use === "cross" ? "asks (decoder)" : "asks";
-  return { row: asks, column: where.use === "cross" ? "answers (encoder)" : "answers", value };
+function attendLabels(focus, value) {
+  const asks = focus.use === "cross" ? "asks (decoder)" : "asks";
+  return { row: asks, column: focus.use === "cross" ? "answers (encoder)" : "answers", value };
 }
 
-function attendPick(where, row, key) {
-  const step = where.side === "decoder" && twoSided(where.m);
-  select(step ? { step: row, key } : { side: where.side, query: row, key }, { replace: true });
+function attendPick(focus, row, key) {
+  const step = focus.side === "decoder" && twoSided(focus.m);
+  select(step ? { step: row, key } : { side: focus.side, query: row, key }, { replace: true });
 }
 
 /** Who asks and who answers, where that is told wrong most often. */
-function attendRoles(where, eq) {
-  if (where.use !== "cross") return null;
+function attendRoles(focus, eq) {
+  if (focus.use !== "cross") return null;
   const [rows, columns] = eq.weights.shape;
   return h(
     "div",
     { class: "roles" },
-    h("div", { class: "role asks" }, h("strong", null, "The decoder asks"), h("span", { class: "small" }, `${rows} rows: a query for every word that is written`)),
-    h("div", { class: "role answers" }, h("strong", null, "The encoder answers"), h("span", { class: "small" }, `${columns} columns: a key and a value for every word of the source`)),
+    h("div", { class: "role queries" }, h("strong", null, "The decoder asks"), h("span", { class: "small" }, `${rows} rows: a query for every word that is written`)),
+    h("div", { class: "role keys" }, h("strong", null, "The encoder answers"), h("span", { class: "small" }, `${columns} columns: a key and a value for every word of the source`)),
   );
 }
 
 /** A stop whose picture is the growing table, or the matrix. */
-async function attendStop(where) {
-  const eq = await attendRead(where);
-  const value = ATTEND_VALUE[where.stop];
-  const name = `${where.at}.${value}`;
+async function attendStage(focus) {
+  const eq = await attendRead(focus);
+  const value = ATTEND_VALUE[focus.stage];
+  const name = `${focus.at}.${value}`;
   const titles = { scores: "Scores, Q Kᵀ", scaled: "Scaled scores, Q Kᵀ / √d", masked: "Masked scores", weights: "Attention weights" };
   let picture;
-  if (where.all) {
-    const grids = where.stop === "masked" ? ["masked", "weights"] : where.stop === "scaling" ? ["scores", "scaled"] : [value];
-    const made = grids.map((grid) => attendMatrix(where, eq, grid, titles[grid]));
+  if (focus.all) {
+    const grids = focus.stage === "masked" ? ["masked", "weights"] : focus.stage === "scaling" ? ["scores", "scaled"] : [value];
+    const made = grids.map((grid) => attendMatrix(focus, eq, grid, titles[grid]));
     picture = {
-      element: h("div", null, attendRoles(where, eq), made.map((one, n) => figure(where, one.element, [`${where.at}.${grids[n]}`]))),
+      element: h("div", null, attendRoles(focus, eq), made.map((one, n) => figure(focus, one.element, [`${focus.at}.${grids[n]}`]))),
       update: (now) => made.forEach((one) => one.pin(now.row, attendKey(now, eq))),
     };
   } else {
-    const { table, update } = attendTable(where, eq);
+    const { table, update } = attendTable(focus, eq);
     const region = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "every word's answer" }, table);
-    picture = { element: h("div", null, attendRoles(where, eq), attendAsks(where, eq), region, attendTriangle(where, eq) ?? origin(where, name)), update };
+    picture = { element: h("div", null, attendRoles(focus, eq), attendQuery(focus, eq), region, attendTriangle(focus, eq) ?? origin(focus, name)), update };
   }
-  return { picture, formulas: (now) => attendFormulas(now, eq), checks: attendChecks(where, eq) };
+  return { picture, formulas: (now) => attendFormulas(now, eq), checks: attendChecks(focus, eq) };
 }
 
 /** A mask is seen best as a whole: the last word of a text has nothing after it to be hidden. */
-function attendTriangle(where, eq) {
-  if (where.stop !== "mask" || !attendCausal(where)) return null;
-  return h("div", { class: "below" }, figure(where, attendMatrix(where, eq, "masked", "The same for all words").element, [`${where.at}.masked`]));
+function attendTriangle(focus, eq) {
+  if (focus.stage !== "mask" || !attendCausal(focus)) return null;
+  return h("div", { class: "below" }, figure(focus, attendMatrix(focus, eq, "masked", "The same for all words").element, [`${focus.at}.masked`]));
 }
 
 /** The word that asks, and its question. */
-function attendAsks(where, eq) {
-  const said = where.asking.labels[where.row];
-  const query = strip({ values: rowOf(eq.q, where.row), title: `q of ${said}, its question` }).element;
-  return h("div", { class: "asks-line" }, query);
+function attendQuery(focus, eq) {
+  const label = focus.queryTokens.labels[focus.row];
+  const query = vectorStrip({ values: rowOf(eq.q, focus.row), title: `q of ${label}, its question` }).element;
+  return h("div", { class: "query-line" }, query);
 }
 
 function attendFormulas(now, eq) {
   const key = attendKey(now, eq);
   const at = now.row * eq.columns + key;
-  const pair = h("p", { class: "pair" }, h("strong", { dir: "auto" }, now.asking.labels[now.row]), " asks ", h("strong", { dir: "auto" }, now.answering.labels[key]));
+  const pair = h("p", { class: "pair" }, h("strong", { dir: "auto" }, now.queryTokens.labels[now.row]), " asks ", h("strong", { dir: "auto" }, now.keyTokens.labels[key]));
   const made = {
     scores: () => [attendScore(now, eq, key, at)],
     scaling: () => [attendScaled(now, eq, at)],
@@ -184,7 +184,7 @@ function attendFormulas(now, eq) {
     masked: () => [attendScore(now, eq, key, at), attendScaled(now, eq, at), attendMasked(now, eq, at), attendSoftmax(now, eq, key, at)],
     cross: () => [attendScore(now, eq, key, at), attendScaled(now, eq, at), attendSoftmax(now, eq, key, at)],
   };
-  return [pair, ...made[now.stop]().flat()];
+  return [pair, ...made[now.stage]().flat()];
 }
 
 function attendScore(now, eq, key, at) {
@@ -216,7 +216,7 @@ function attendMasked(now, eq, at) {
   if (now.use === "self" && later < eq.columns && eq.hidden[now.row * eq.columns + later]) {
     const there = now.row * eq.columns + later;
     lines.push(
-      h("p", { class: "small" }, h("strong", { dir: "auto" }, now.answering.labels[later]), " comes after ", h("strong", { dir: "auto" }, now.asking.labels[now.row]), ":"),
+      h("p", { class: "small" }, h("strong", { dir: "auto" }, now.keyTokens.labels[later]), " comes after ", h("strong", { dir: "auto" }, now.queryTokens.labels[now.row]), ":"),
       calculation([mrow(mnum(eq.scaled.values[there]), mo("+"), mwords("(−inf)")), mrow(mo("="), mwords("−inf"))]),
     );
   }
@@ -234,11 +234,11 @@ function attendSoftmax(now, eq, key, at) {
     "weight i j is e to the score over the sum of e to all scores of the row",
     mij("w", "i", "j"), mo("="), mfrac(msup("e", mij("s", "i", "j")), mrow(msum("n"), msup("e", mij("s", "i", "n")))),
   );
-  const said = off ? h("p", { class: "small soft" }, `${show(off)}, the largest, is taken off every score first: the shares stay the same.`) : null;
+  const label = off ? h("p", { class: "small soft" }, `${show(off)}, the largest, is taken off every score first: the shares stay the same.`) : null;
   const sum = total(rowOf(eq.weights, now.row));
   return [
     letters,
-    said,
+    label,
     calculation([
       mfrac(msup("e", mnum(score)), mnum(below)),
       mrow(mo("="), mfrac(mnum(Math.exp(score)), mnum(below))),
@@ -249,13 +249,13 @@ function attendSoftmax(now, eq, key, at) {
 }
 
 /** Equation 1 done again here, for every pair of words, from q, k and v. */
-function attendChecks(where, eq) {
+function attendChecks(focus, eq) {
   const [rows, columns] = eq.scores.shape;
   const scores = new Float64Array(rows * columns);
   for (let i = 0; i < rows; i += 1) {
     for (let j = 0; j < columns; j += 1) scores[i * columns + j] = dot(rowOf(eq.q, i), rowOf(eq.k, j));
   }
-  const masked = Float64Array.from(scores, (x, at) => x / eq.root + (attendLater(where, at, columns) ? -Infinity : 0));
+  const masked = Float64Array.from(scores, (x, at) => x / eq.root + (attendLater(focus, at, columns) ? -Infinity : 0));
   const weights = Float64Array.from({ length: rows }, () => 0);
   const shares = new Float64Array(rows * columns);
   for (let i = 0; i < rows; i += 1) {
@@ -263,23 +263,23 @@ function attendChecks(where, eq) {
     weights[i] = total(rowOf(eq.weights, i));
   }
   const all = {
-    scores: compared(where, "scores = Q Kᵀ, for all pairs, from q and k", eq.scores.values, scores),
-    scaling: compared(where, `scaled = scores / √${where.m.model.d_head}`, eq.masked.values.map((x, at) => (eq.hidden[at] ? 0 : x)), Float64Array.from(scores, (x, at) => (eq.hidden[at] ? 0 : x / eq.root))),
-    mask: compared(where, attendCausal(where) ? "masked = scaled + (0, or −inf above the diagonal)" : "masked = scaled + 0: nothing is hidden", eq.masked.values, masked),
-    softmax: compared(where, "weights = softmax(masked scores)", eq.weights.values, shares),
-    sums: compared(where, "every row sums to 1", weights, weights.map(() => 1)),
-    sum: compared(where, "mixed = weights × V", eq.mixed.values, attendMixed(eq)),
+    scores: compared(focus, "scores = Q Kᵀ, for all pairs, from q and k", eq.scores.values, scores),
+    scaling: compared(focus, `scaled = scores / √${focus.m.model.d_head}`, eq.masked.values.map((x, at) => (eq.hidden[at] ? 0 : x)), Float64Array.from(scores, (x, at) => (eq.hidden[at] ? 0 : x / eq.root))),
+    mask: compared(focus, attendCausal(focus) ? "masked = scaled + (0, or −inf above the diagonal)" : "masked = scaled + 0: nothing is hidden", eq.masked.values, masked),
+    softmax: compared(focus, "weights = softmax(masked scores)", eq.weights.values, shares),
+    sums: compared(focus, "every row sums to 1", weights, weights.map(() => 1)),
+    sum: compared(focus, "mixed = weights × V", eq.mixed.values, attendMixed(eq)),
   };
   const wanted = { scores: ["scores"], scaling: ["scaling"], mask: ["mask"], softmax: ["softmax", "sums"], sum: ["sums", "sum"], masked: ["scores", "mask", "softmax", "sums", "sum"], cross: ["scores", "mask", "softmax", "sums", "sum"] };
-  return (wanted[where.stop] ?? []).map((name) => all[name]);
+  return (wanted[focus.stage] ?? []).map((name) => all[name]);
 }
 
-function attendCausal(where) {
-  return where.side === "decoder" && where.use === "self";
+function attendCausal(focus) {
+  return focus.side === "decoder" && focus.use === "self";
 }
 
-function attendLater(where, at, columns) {
-  return attendCausal(where) && at % columns > Math.floor(at / columns);
+function attendLater(focus, at, columns) {
+  return attendCausal(focus) && at % columns > Math.floor(at / columns);
 }
 
 function attendMixed(eq) {
@@ -295,110 +295,110 @@ function attendMixed(eq) {
 }
 
 /** q, k and v of a word, or of all. */
-async function attendQueries(where, facts) {
-  const eq = await attendRead(where);
-  const said = where.asking.labels[where.row];
+async function attendQueries(focus, facts) {
+  const eq = await attendRead(focus);
+  const label = focus.queryTokens.labels[focus.row];
   const roles = { q: "q, the question", k: "k, the label", v: "v, the content" };
-  const element = where.all
-    ? h("div", null, Object.entries(roles).map(([part, role]) => figure(where, attendVectors(where, eq[part], `${role}, of every word`), [`${where.at}.${part}`])))
+  const element = focus.all
+    ? h("div", null, Object.entries(roles).map(([part, role]) => figure(focus, attendVectors(focus, eq[part], `${role}, of every word`), [`${focus.at}.${part}`])))
     : h(
         "div",
         null,
-        await attendComesIn(where, said),
-        figure(where, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${said}`, values: rowOf(eq[part], where.row), name: `${where.at}.${part}` }))), ["q", "k", "v"].map((part) => `${where.at}.${part}`)),
+        await attendComesIn(focus, label),
+        figure(focus, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${label}`, values: rowOf(eq[part], focus.row), name: `${focus.at}.${part}` }))), ["q", "k", "v"].map((part) => `${focus.at}.${part}`)),
       );
-  return { picture: { element }, formulas: () => attendFirstNumber(where, facts, said), checks: [] };
+  return { picture: { element }, formulas: () => attendFirstNumber(focus, facts, label), checks: [] };
 }
 
-async function attendComesIn(where, said) {
-  const name = where.m.tensors[`${where.at}.query`].from[0];
-  const { values } = await where.trace.tensor(name, { rows: [where.row, where.row + 1] });
-  return figure(where, strips([{ title: `x, the vector of ${said} that enters here`, values, name }]), [name]);
+async function attendComesIn(focus, label) {
+  const name = focus.m.tensors[`${focus.at}.query`].from[0];
+  const { values } = await focus.trace.tensor(name, { rows: [focus.row, focus.row + 1] });
+  return figure(focus, strips([{ title: `x, the vector of ${label} that enters here`, values, name }]), [name]);
 }
 
-function attendVectors(where, table, title) {
-  const rows = table.shape[0] === where.asking.labels.length ? where.asking.labels : where.answering.labels;
+function attendVectors(focus, table, title) {
+  const rows = table.shape[0] === focus.queryTokens.labels.length ? focus.queryTokens.labels : focus.keyTokens.labels;
   return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element;
 }
 
-function attendFirstNumber(where, facts, said) {
+function attendFirstNumber(focus, facts, label) {
   const { numbers } = facts.formulas[0];
   const terms = Object.keys(numbers).filter((name) => /^x\d+$/.test(name)).map((name) => [numbers[name], numbers[name.replace("x", "w")]]);
   const pieces = terms.map(([x, w], n) => mrow(...(n ? [mo("+")] : []), mfactor(x), mo("×"), mfactor(w)));
-  const left = where.m.model.d_model - terms.length;
+  const left = focus.m.model.d_model - terms.length;
   if (left > 0) pieces.push(mrow(mo("+"), mfactor(numbers.others), mwords(`\u00a0from ${left} more`)));
   if (numbers.bias !== undefined) pieces.push(mrow(mo("+"), mfactor(numbers.bias), mwords("\u00a0bias")));
   const bias = numbers.bias === undefined ? [] : [mo("+"), "b"];
   return [
     formula("q is x times W Q", "q", mo("="), "x", msup("W", "Q"), ...bias),
-    h("p", { class: "small" }, "the first number of q of ", h("strong", { dir: "auto" }, said), ":"),
+    h("p", { class: "small" }, "the first number of q of ", h("strong", { dir: "auto" }, label), ":"),
     calculation([...pieces, mrow(mo("="), mnum(numbers.total))]),
     h("p", { class: "small soft" }, "k and v come about in the same way, by weights of their own."),
   ];
 }
 
 /** The values, each by its share, and their sum. */
-async function attendSum(where) {
-  const eq = await attendRead(where);
-  const element = where.all
-    ? figure(where, attendVectors(where, eq.mixed, "What every word collects"), [`${where.at}.mixed`])
-    : figure(where, attendShares(where, eq), [`${where.at}.mixed`]);
-  return { picture: { element }, formulas: () => attendSumFormula(where, eq), checks: attendChecks(where, eq) };
+async function attendSum(focus) {
+  const eq = await attendRead(focus);
+  const element = focus.all
+    ? figure(focus, attendVectors(focus, eq.mixed, "What every word collects"), [`${focus.at}.mixed`])
+    : figure(focus, attendShares(focus, eq), [`${focus.at}.mixed`]);
+  return { picture: { element }, formulas: () => attendSumFormula(focus, eq), checks: attendChecks(focus, eq) };
 }
 
-function attendShares(where, eq) {
-  const weights = rowOf(eq.weights, where.row);
-  const rows = where.answering.labels.flatMap((label, j) =>
+function attendShares(focus, eq) {
+  const weights = rowOf(eq.weights, focus.row);
+  const rows = focus.keyTokens.labels.flatMap((label, j) =>
     weights[j] > 0 ? [{ title: `${show(weights[j])} × v of ${label}`, values: rowOf(eq.v, j).map((x) => x * weights[j]), sign: "+", note: "" }] : [],
   );
   if (rows.length) rows[0].sign = "";
   const gone = weights.filter((weight) => weight === 0).length;
   const note = gone ? h("p", { class: "small soft" }, `${gone} ${gone === 1 ? "word has" : "words have"} no weight and ${gone === 1 ? "adds" : "add"} nothing.`) : null;
-  return [strips([...rows, { title: `what ${where.asking.labels[where.row]} collects`, values: rowOf(eq.mixed, where.row), name: `${where.at}.mixed`, sign: "=" }]), note];
+  return [strips([...rows, { title: `what ${focus.queryTokens.labels[focus.row]} collects`, values: rowOf(eq.mixed, focus.row), name: `${focus.at}.mixed`, sign: "=" }]), note];
 }
 
-function attendSumFormula(where, eq) {
-  const weights = rowOf(eq.weights, where.row);
+function attendSumFormula(focus, eq) {
+  const weights = rowOf(eq.weights, focus.row);
   const first = Float32Array.from({ length: eq.columns }, (_, j) => eq.v.values[j * eq.v.shape[1]]);
   return [
     formula("z i is the sum of w i j times v j", msub("z", "i"), mo("="), msum("j"), mij("w", "i", "j"), msub("v", "j")),
-    h("p", { class: "small" }, "the first number of what ", h("strong", { dir: "auto" }, where.asking.labels[where.row]), " collects:"),
-    sumOfProducts(weights, first, rowOf(eq.mixed, where.row)[0]),
-    h("p", { class: "small soft" }, "where ", valueLink(where, `${where.at}.weights`, "the weights"), " and ", valueLink(where, `${where.at}.v`, "v"), " come from"),
+    h("p", { class: "small" }, "the first number of what ", h("strong", { dir: "auto" }, focus.queryTokens.labels[focus.row]), " collects:"),
+    sumOfProducts(weights, first, rowOf(eq.mixed, focus.row)[0]),
+    h("p", { class: "small soft" }, "where ", valueLink(focus, `${focus.at}.weights`, "the weights"), " and ", valueLink(focus, `${focus.at}.v`, "v"), " come from"),
   ];
 }
 
 /** All heads of the layer for one word, side by side, and the linear layer after them. */
-async function attendHeads(where) {
-  const { m, row } = where;
-  const weights = await where.trace.tensor(`${where.at}.weights`, { rows: [row, row + 1] });
-  const [token, focus] = [await where.trace.token(where.side, row), await where.trace.focus(where.at, where.head)];
-  const said = where.asking.labels[row];
+async function attendHeads(focus) {
+  const { m, row } = focus;
+  const weights = await focus.trace.tensor(`${focus.at}.weights`, { rows: [row, row + 1] });
+  const [token, eq] = [await focus.trace.token(focus.side, row), await focus.trace.attentionHead(focus.at, focus.head)];
+  const label = focus.queryTokens.labels[row];
   const heads = matrix({
     rows: counted(m.model.heads).map((n) => `head ${n}`),
-    columns: where.answering.labels,
+    columns: focus.keyTokens.labels,
     values: weights.values,
-    title: `Where ${said} looks, head by head`,
+    title: `Where ${label} looks, head by head`,
     scale: "share",
     sums: true,
     labels: { row: "head", column: "answers", value: "weight" },
     onPin: (head) => { if (head !== null) select({ head: head + 1 }); },
   });
-  const concat = token[`${where.at}.concat`].values;
-  const output = token[`${where.at}.output`].values;
+  const concat = token[`${focus.at}.concat`].values;
+  const output = token[`${focus.at}.output`].values;
   const element = h(
     "div",
     null,
-    figure(where, heads.element, [`${where.at}.weights`]),
-    figure(where, strips([{ title: `all ${m.model.heads} heads of ${said}, side by side`, values: concat, name: `${where.at}.concat` }]), [`${where.at}.concat`]),
-    figure(where, strips([{ title: "what the last linear layer makes of them", values: output, name: `${where.at}.output` }]), [`${where.at}.output`]),
+    figure(focus, heads.element, [`${focus.at}.weights`]),
+    figure(focus, strips([{ title: `all ${m.model.heads} heads of ${label}, side by side`, values: concat, name: `${focus.at}.concat` }]), [`${focus.at}.concat`]),
+    figure(focus, strips([{ title: "what the last linear layer makes of them", values: output, name: `${focus.at}.output` }]), [`${focus.at}.output`]),
   );
   const wide = m.model.d_head;
-  const part = concat.subarray((where.head - 1) * wide, where.head * wide);
+  const part = concat.subarray((focus.head - 1) * wide, focus.head * wide);
   const sums = Float64Array.from({ length: m.model.heads }, (_, n) => total(rowOf(weights, n)));
   const checks = [
-    compared(where, `head ${where.head}'s part is what it collected`, part, rowOf(focus.mixed, row)),
-    compared(where, "in every head the weights sum to 1", sums, sums.map(() => 1)),
+    compared(focus, `head ${focus.head}'s part is what it collected`, part, rowOf(eq.mixed, row)),
+    compared(focus, "in every head the weights sum to 1", sums, sums.map(() => 1)),
   ];
   return { picture: { element }, formulas: () => attendHeadsFormula(m), checks };
 }
@@ -411,14 +411,14 @@ function attendHeadsFormula(m) {
   ];
 }
 
-export const attendingStops = {
+export const attentionStages = {
   queries: attendQueries,
-  scores: attendStop,
-  scaling: attendStop,
-  mask: attendStop,
-  softmax: attendStop,
+  scores: attendStage,
+  scaling: attendStage,
+  mask: attendStage,
+  softmax: attendStage,
   sum: attendSum,
   heads: attendHeads,
-  masked: attendStop,
-  cross: attendStop,
+  masked: attendStage,
+  cross: attendStage,
 };

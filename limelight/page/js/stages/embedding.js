@@ -8,20 +8,20 @@ import { rowOf } from "../core/numbers.js";
 import { compared, counted, figure, firstFew, strips, tableNamed, tables } from "./parts.js";
 
 /** The text, cut. */
-async function enterPieces(where, facts) {
-  const { asking, m } = where;
-  const cards = asking.labels.map((label, i) =>
+async function embedPieces(focus, facts) {
+  const { queryTokens, m } = focus;
+  const cards = queryTokens.labels.map((label, i) =>
     h(
       "button",
       {
         type: "button",
-        class: `piece${asking.special[i] ? " special" : ""}`,
-        "aria-pressed": String(i === where.row),
-        on: { click: () => chooseRow(m, where.side, i) },
+        class: `piece${queryTokens.special[i] ? " special" : ""}`,
+        "aria-pressed": String(i === focus.row),
+        on: { click: () => chooseRow(m, focus.side, i) },
       },
       h("span", { class: "piece-label", dir: "auto" }, label),
-      h("span", { class: "piece-id number" }, String(asking.ids[i])),
-      h("span", { class: "soft small" }, enterFrom(where, i)),
+      h("span", { class: "piece-id number" }, String(queryTokens.ids[i])),
+      h("span", { class: "soft small" }, embedOrigin(focus, i)),
     ),
   );
   const element = h(
@@ -30,14 +30,14 @@ async function enterPieces(where, facts) {
     h("p", { class: "typed", dir: "auto" }, `“${m.text}”`),
     h("p", { class: "down", "aria-hidden": "true" }, "↓"),
     h("div", { class: "pieces" }, cards),
-    h("div", { class: "below" }, enterMerges(facts)),
+    h("div", { class: "below" }, embedMerges(facts)),
   );
   const update = (now) => cards.forEach((card, i) => card.setAttribute("aria-pressed", String(i === now.row)));
   return { picture: { element, update }, formulas: () => [], checks: [] };
 }
 
 /** The tokenizer's work, word by word: bytes first, then what was joined. */
-function enterMerges(facts) {
+function embedMerges(facts) {
   const table = tables(facts).find((one) => one.names.includes("merges"));
   if (!table) return null;
   const rows = table.rows.map(([word, steps]) =>
@@ -57,40 +57,40 @@ function enterMerges(facts) {
   );
 }
 
-function enterFrom(where, i) {
-  const span = where.asking.spans[i];
-  if (where.side === "decoder" && i > where.m.given) return where.m.how === "given" ? "given" : "written";
+function embedOrigin(focus, i) {
+  const span = focus.queryTokens.spans[i];
+  if (focus.side === "decoder" && i > focus.m.given) return focus.m.how === "given" ? "given" : "written";
   if (!span) return "added";
   return span[1] - span[0] === 1 ? `character ${span[0] + 1}` : `characters ${span[0] + 1}–${span[1]}`;
 }
 
 /** A row of the table for each piece. */
-async function enterEmbedding(where, facts) {
-  const name = `${where.side}.embedding`;
-  const label = where.asking.labels[where.row];
-  if (where.all) {
-    const table = await where.trace.tensor(name);
-    const element = figure(where, enterMatrix(where, table, "The rows of the table for this text"), [name]);
-    return { picture: { element }, formulas: () => enterLookup(where, facts, label), checks: [] };
+async function embedVectors(focus, facts) {
+  const name = `${focus.side}.embedding`;
+  const label = focus.queryTokens.labels[focus.row];
+  if (focus.all) {
+    const table = await focus.trace.tensor(name);
+    const element = figure(focus, embedMatrix(focus, table, "The rows of the table for this text"), [name]);
+    return { picture: { element }, formulas: () => embedLookup(focus, facts, label), checks: [] };
   }
-  const { values } = await where.trace.tensor(name, { rows: [where.row, where.row + 1] });
+  const { values } = await focus.trace.tensor(name, { rows: [focus.row, focus.row + 1] });
   const element = h(
     "div",
     null,
-    figure(where, strips([{ title: `row ${where.asking.ids[where.row]} of the table: ${label}`, values, name }]), [name]),
+    figure(focus, strips([{ title: `row ${focus.queryTokens.ids[focus.row]} of the table: ${label}`, values, name }]), [name]),
     h("div", { class: "below" }, tableNamed(facts, "neighbours")),
   );
-  return { picture: { element }, formulas: () => enterLookup(where, facts, label, values), checks: [] };
+  return { picture: { element }, formulas: () => embedLookup(focus, facts, label, values), checks: [] };
 }
 
-function enterMatrix(where, table, title, rows = where.asking.labels) {
+function embedMatrix(focus, table, title, rows = focus.queryTokens.labels) {
   return matrix({ rows, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element;
 }
 
-function enterLookup(where, facts, label, values = null) {
-  const { d_model: width } = where.m.model;
+function embedLookup(focus, facts, label, values = null) {
+  const { d_model: width } = focus.m.model;
   const lines = [
-    formula("x is row id of the table E", "x", mo("="), msub("E", mint(where.asking.ids[where.row]))),
+    formula("x is row id of the table E", "x", mo("="), msub("E", mint(focus.queryTokens.ids[focus.row]))),
     values ? h("p", { class: "number small" }, `${label} = ${firstFew(values)}`) : null,
   ];
   const scaled = facts.formulas[1]?.numbers;
@@ -104,113 +104,113 @@ function enterLookup(where, facts, label, values = null) {
 }
 
 /** Where a piece stands. */
-async function enterPositions(where, facts) {
-  const { side, m } = where;
+async function embedPositions(focus, facts) {
+  const { side, m } = focus;
   const rotary = m.model.positions === "rotary";
   const names = [`${side}.embedding`, ...(rotary ? [] : [`${side}.positions`]), ...(`${side}.segments` in m.tensors ? [`${side}.segments`] : []), `${side}.input`];
-  const found = Object.fromEntries(await enterAll(where, names));
+  const found = Object.fromEntries(await embedRead(focus, names));
   const scale = m.model.family === "encoder-decoder" ? Math.sqrt(m.model.d_model) : 1;
-  const element = where.all ? enterPlaces(where, found, rotary) : enterAdded(where, found, names, scale);
-  return { picture: { element }, formulas: () => enterPlaceFormulas(where, facts, found), checks: enterChecks(where, found, names, scale) };
+  const element = focus.all ? embedAllWords(focus, found, rotary) : embedSum(focus, found, names, scale);
+  return { picture: { element }, formulas: () => embedFormulas(focus, facts, found), checks: embedChecks(focus, found, names, scale) };
 }
 
 /** These values of the chosen word, or of all; each with the place of its first row. */
-async function enterAll(where, names) {
-  const rows = where.all ? {} : { rows: [where.row, where.row + 1] };
+async function embedRead(focus, names) {
+  const rows = focus.all ? {} : { rows: [focus.row, focus.row + 1] };
   const pairs = [];
-  for (const name of names) pairs.push([name, { ...(await where.trace.tensor(name, rows)), first: where.all ? 0 : where.row }]);
+  for (const name of names) pairs.push([name, { ...(await focus.trace.tensor(name, rows)), first: focus.all ? 0 : focus.row }]);
   return pairs;
 }
 
-function enterRow(where, table) {
-  return rowOf(table, where.row - table.first);
+function embedRow(focus, table) {
+  return rowOf(table, focus.row - table.first);
 }
 
-function enterPlaces(where, found, rotary) {
-  const { side } = where;
-  const places = rotary ? null : found[`${side}.positions`];
+function embedAllWords(focus, found, rotary) {
+  const { side } = focus;
+  const positions = rotary ? null : found[`${side}.positions`];
   return h(
     "div",
     null,
-    places ? figure(where, enterMatrix(where, places, "The places", counted(places.shape[0]).map((_, i) => `place ${i}`)), [`${side}.positions`]) : null,
-    figure(where, enterMatrix(where, found[`${side}.input`], "What enters the first layer"), [`${side}.input`]),
+    positions ? figure(focus, embedMatrix(focus, positions, "The places", counted(positions.shape[0]).map((_, i) => `place ${i}`)), [`${side}.positions`]) : null,
+    figure(focus, embedMatrix(focus, found[`${side}.input`], "What enters the first layer"), [`${side}.input`]),
   );
 }
 
-function enterAdded(where, found, names, scale) {
-  const titles = { embedding: scale === 1 ? "the word" : `the word × √${where.m.model.d_model}`, positions: `place ${where.row}`, segments: "which sentence (segment)", input: "together: what enters the first layer" };
+function embedSum(focus, found, names, scale) {
+  const titles = { embedding: scale === 1 ? "the word" : `the word × √${focus.m.model.d_model}`, positions: `place ${focus.row}`, segments: "which sentence (segment)", input: "together: what enters the first layer" };
   const rows = names.map((name, n) => {
     const part = name.split(".")[1];
-    const values = enterRow(where, found[name]).map((x) => (part === "embedding" ? x * scale : x));
+    const values = embedRow(focus, found[name]).map((x) => (part === "embedding" ? x * scale : x));
     return { title: titles[part], values, name: part === "embedding" && scale !== 1 ? "" : name, sign: n === 0 ? "" : part === "input" ? "=" : "+" };
   });
-  return figure(where, strips(rows), [`${where.side}.input`]);
+  return figure(focus, strips(rows), [`${focus.side}.input`]);
 }
 
-function enterPlaceFormulas(where, facts, found) {
-  const waves = where.m.model.positions === "sinusoidal" ? facts.formulas[0].numbers : null;
+function embedFormulas(focus, facts, found) {
+  const sinusoid = focus.m.model.positions === "sinusoidal" ? facts.formulas[0].numbers : null;
   const sum = facts.formulas[facts.formulas.length - 1]?.numbers;
   const lines = [];
-  if (waves) {
-    const d = where.m.model.d_model;
+  if (sinusoid) {
+    const d = focus.m.model.d_model;
     lines.push(
       formula("the sine of the place over 10000 to the power 2 i over d", mwords("PE"), mo("("), "p", mo(","), mrow(mint(2), "i"), mo(")"), mo("="), mwords("sin"), mo("("), mfrac("p", msup(mint(10000), mfrac(mrow(mint(2), "i"), "d"))), mo(")")),
-      h("p", { class: "small" }, `place ${where.row}, the pair i = ${Math.min(2, d / 2 - 1)} of ${d / 2} (cosine beside it):`),
-      calculation([mrow(mwords("sin"), mo("("), mnum(waves.angle), mo(")")), mrow(mo("="), mnum(waves.sin))]),
-      calculation([mrow(mwords("cos"), mo("("), mnum(waves.angle), mo(")")), mrow(mo("="), mnum(waves.cos))]),
+      h("p", { class: "small" }, `place ${focus.row}, the pair i = ${Math.min(2, d / 2 - 1)} of ${d / 2} (cosine beside it):`),
+      calculation([mrow(mwords("sin"), mo("("), mnum(sinusoid.angle), mo(")")), mrow(mo("="), mnum(sinusoid.sin))]),
+      calculation([mrow(mwords("cos"), mo("("), mnum(sinusoid.angle), mo(")")), mrow(mo("="), mnum(sinusoid.cos))]),
     );
-  } else if (where.m.model.positions === "learned") {
-    lines.push(formula("row p of the table of places", msub("P", mint(where.row))), h("p", { class: "number small" }, firstFew(enterRow(where, found[`${where.side}.positions`]))));
+  } else if (focus.m.model.positions === "learned") {
+    lines.push(formula("row p of the table of places", msub("P", mint(focus.row))), h("p", { class: "number small" }, firstFew(embedRow(focus, found[`${focus.side}.positions`]))));
   }
-  if (sum?.input !== undefined) lines.push(...enterSum(where, sum));
+  if (sum?.input !== undefined) lines.push(...embedAddition(focus, sum));
   return lines;
 }
 
-function enterSum(where, sum) {
+function embedAddition(focus, sum) {
   const parts = ["embedding", "place", "segment"].filter((part) => sum[part] !== undefined);
   const pieces = parts.map((part, n) => mrow(...(n ? [mo("+")] : []), mnum(sum[part])));
-  const normed = where.m.model.family === "encoder-only";
+  const normed = focus.m.model.family === "encoder-only";
   return [
-    h("p", { class: "small" }, "the first number of ", h("strong", { dir: "auto" }, where.asking.labels[where.row]), normed ? ": all of them added, and normed" : ":"),
+    h("p", { class: "small" }, "the first number of ", h("strong", { dir: "auto" }, focus.queryTokens.labels[focus.row]), normed ? ": all of them added, and normed" : ":"),
     calculation([...pieces, mrow(mo(normed ? "→" : "="), mnum(sum.input))]),
   ];
 }
 
 /** Added up again; and the paper's waves made again, from nothing but their formula. */
-function enterChecks(where, found, names, scale) {
-  const { side, m } = where;
+function embedChecks(focus, found, names, scale) {
+  const { side, m } = focus;
   const checks = [];
   if (m.model.family !== "encoder-only") {
     const again = Float64Array.from(found[`${side}.input`].values, (_, i) =>
       names.slice(0, -1).reduce((sum, name) => sum + found[name].values[i] * (name.endsWith("embedding") ? scale : 1), 0),
     );
-    checks.push(compared(where, where.all ? "input = the sum of these, for all words" : "input = the sum of these", found[`${side}.input`].values, again));
+    checks.push(compared(focus, focus.all ? "input = the sum of these, for all words" : "input = the sum of these", found[`${side}.input`].values, again));
   }
   if (m.model.positions === "sinusoidal") {
     const { values, shape, first } = found[`${side}.positions`];
-    const again = Float64Array.from(values, (_, at) => enterWave(first + Math.floor(at / shape[1]), at % shape[1], shape[1]));
-    checks.push(compared(where, "the places are sin and cos of these angles", values, again));
+    const again = Float64Array.from(values, (_, at) => embedSinusoid(first + Math.floor(at / shape[1]), at % shape[1], shape[1]));
+    checks.push(compared(focus, "the places are sin and cos of these angles", values, again));
   }
   return checks;
 }
 
-function enterWave(place, n, width) {
-  const angle = place / 10000 ** ((n - (n % 2)) / width);
+function embedSinusoid(position, n, width) {
+  const angle = position / 10000 ** ((n - (n % 2)) / width);
   return n % 2 ? Math.cos(angle) : Math.sin(angle);
 }
 
 /** How a decoder begins: what each row reads, and what it predicts. */
-async function enterStart(where) {
-  const { m } = where;
+async function embedStart(focus) {
+  const { m } = focus;
   const names = ["decoder.embedding", ...(m.model.positions === "rotary" ? [] : ["decoder.positions"]), "decoder.input"];
-  const found = Object.fromEntries(await enterAll(where, names));
+  const found = Object.fromEntries(await embedRead(focus, names));
   const scale = twoSided(m) ? Math.sqrt(m.model.d_model) : 1;
   const rows = m.target.labels.map((label, i) =>
     h(
       "tr",
-      { class: i === where.row ? "focus" : null },
+      { class: i === focus.row ? "focus" : null },
       h("td", { class: "n" }, String(i)),
-      h("td", null, h("button", { type: "button", class: `chip${m.target.special[i] ? " special" : ""}`, dir: "auto", "aria-pressed": String(i === where.row), on: { click: () => chooseRow(m, "decoder", i) } }, label)),
+      h("td", null, h("button", { type: "button", class: `chip${m.target.special[i] ? " special" : ""}`, dir: "auto", "aria-pressed": String(i === focus.row), on: { click: () => chooseRow(m, "decoder", i) } }, label)),
       h("td", { class: "soft" }, "→"),
       h("td", { dir: "auto" }, m.answers.labels[i] ?? "?"),
     ),
@@ -221,12 +221,12 @@ async function enterStart(where) {
     h("thead", null, h("tr", null, ["row", "reads", "then", "predicts"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, rows),
   );
-  const picture = where.all
-    ? figure(where, matrix({ rows: m.target.labels, columns: counted(m.model.d_model), values: found["decoder.input"].values, title: "What enters the decoder", scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element, ["decoder.input"])
-    : enterAdded(where, found, names, scale);
+  const picture = focus.all
+    ? figure(focus, matrix({ rows: m.target.labels, columns: counted(m.model.d_model), values: found["decoder.input"].values, title: "What enters the decoder", scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element, ["decoder.input"])
+    : embedSum(focus, found, names, scale);
   const element = h("div", null, h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "what each row reads and predicts" }, table), picture);
   const letters = formula("the decoder's input: the words so far, one place to the right", mwords("(start, "), msub("y", mint(1)), mo(","), mo("…"), mo(","), msub("y", mrow("t", mo("−"), mint(1))), mwords(")"), mo("→"), msub("y", "t"));
-  return { picture: { element }, formulas: () => [letters], checks: enterChecks(where, found, names, scale).slice(0, 1) };
+  return { picture: { element }, formulas: () => [letters], checks: embedChecks(focus, found, names, scale).slice(0, 1) };
 }
 
-export const enteringStops = { pieces: enterPieces, embedding: enterEmbedding, positions: enterPositions, start: enterStart };
+export const embeddingStages = { pieces: embedPieces, embedding: embedVectors, positions: embedPositions, start: embedStart };

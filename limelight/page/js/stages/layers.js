@@ -7,30 +7,30 @@ import { cosine, lengthOf, meanAndSpread, show } from "../core/numbers.js";
 import { compared, counted, figure, strips, tableNamed } from "./parts.js";
 
 /** The residual connection and the norm, in this model's order. */
-async function layerAddNorm(where, facts) {
-  const { m, at } = where;
+async function layerAddNorm(focus, facts) {
+  const { m, at } = focus;
   const post = m.model.norm_order === "post";
   const came = m.tensors[`${at}.add`].from[0];
-  const label = where.asking.labels[where.row];
-  if (where.all) {
-    const added = await where.trace.tensor(`${at}.add`);
-    const normed = await where.trace.tensor(`${at}.norm`);
-    const pictures = [[`${at}.add`, added, "Together, every word"], [`${at}.norm`, normed, "Normalised, every word"]].map(([name, table, title]) => layerMatrix(where, table, title, name));
-    return { picture: { element: h("div", null, post ? pictures : pictures.reverse()) }, formulas: () => layerNormFormulas(where, facts, post, label), checks: [] };
+  const label = focus.queryTokens.labels[focus.row];
+  if (focus.all) {
+    const added = await focus.trace.tensor(`${at}.add`);
+    const normed = await focus.trace.tensor(`${at}.norm`);
+    const pictures = [[`${at}.add`, added, "Together, every word"], [`${at}.norm`, normed, "Normalised, every word"]].map(([name, table, title]) => layerMatrix(focus, table, title, name));
+    return { picture: { element: h("div", null, post ? pictures : pictures.reverse()) }, formulas: () => layerNormFormulas(focus, facts, post, label), checks: [] };
   }
-  const token = await where.trace.token(where.side, where.row);
+  const token = await focus.trace.token(focus.side, focus.row);
   const [x, output, add, norm] = [came, `${at}.output`, `${at}.add`, `${at}.norm`].map((name) => token[name].values);
   const sums = [{ title: "x, what came in", values: x, name: came }, { title: "what attention adds", values: output, name: `${at}.output`, sign: "+" }, { title: "together", values: add, name: `${at}.add`, sign: "=" }];
   const normed = { title: post ? "normalised: what goes on" : "normalised: what attention reads", values: norm, name: `${at}.norm`, sign: "→" };
   const rows = post ? [...sums, normed] : [sums[0], normed, ...sums.slice(1)];
-  const element = h("div", null, figure(where, strips(rows), [`${at}.add`, `${at}.norm`]), layerSizes(post ? add : x, norm));
-  const checks = [compared(where, "together = x + what attention adds", add, Float64Array.from(x, (a, i) => a + output[i]))];
-  return { picture: { element }, formulas: () => layerNormFormulas(where, facts, post, label, post ? add : x), checks };
+  const element = h("div", null, figure(focus, strips(rows), [`${at}.add`, `${at}.norm`]), layerSizes(post ? add : x, norm));
+  const checks = [compared(focus, "together = x + what attention adds", add, Float64Array.from(x, (a, i) => a + output[i]))];
+  return { picture: { element }, formulas: () => layerNormFormulas(focus, facts, post, label, post ? add : x), checks };
 }
 
-function layerMatrix(where, table, title, name) {
-  const made = matrix({ rows: where.asking.labels, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } });
-  return figure(where, made.element, [name]);
+function layerMatrix(focus, table, title, name) {
+  const made = matrix({ rows: focus.queryTokens.labels, columns: counted(table.shape[1]), values: table.values, title, scale: "signed", labels: { row: "word", column: "number", value: "value" } });
+  return figure(focus, made.element, [name]);
 }
 
 function layerSizes(before, after) {
@@ -46,7 +46,7 @@ function layerSizes(before, after) {
   );
 }
 
-function layerNormFormulas(where, facts, post, label, read = null) {
+function layerNormFormulas(focus, facts, post, label, read = null) {
   const inner = post ? [mwords("norm"), mo("("), "x", mo("+"), mwords("attention"), mo("("), "x", mo(")"), mo(")")] : ["x", mo("+"), mwords("attention"), mo("("), mwords("norm"), mo("("), "x", mo(")"), mo(")")];
   const { numbers } = facts.formulas[1];
   const rms = numbers.size !== undefined;
@@ -67,33 +67,33 @@ function layerNormFormulas(where, facts, post, label, read = null) {
 }
 
 /** Each word on its own, through many neurons. */
-async function layerFeedForward(where, facts) {
-  const { m } = where;
-  const at = `${where.side}.${where.layer - 1}.feed_forward`;
-  const label = where.asking.labels[where.row];
-  if (where.all) {
-    const active = await where.trace.tensor(`${at}.active`);
-    return { picture: { element: layerMatrix(where, active, "The neurons of every word", `${at}.active`) }, formulas: () => layerNeurons(where, facts, label), checks: [] };
+async function layerFeedForward(focus, facts) {
+  const { m } = focus;
+  const at = `${focus.side}.${focus.layer - 1}.feed_forward`;
+  const label = focus.queryTokens.labels[focus.row];
+  if (focus.all) {
+    const active = await focus.trace.tensor(`${at}.active`);
+    return { picture: { element: layerMatrix(focus, active, "The neurons of every word", `${at}.active`) }, formulas: () => layerNeurons(focus, facts, label), checks: [] };
   }
-  const token = await where.trace.token(where.side, where.row);
+  const token = await focus.trace.token(focus.side, focus.row);
   const read = m.tensors[`${at}.inner`].from[0];
   const active = token[`${at}.active`].values;
   const element = h(
     "div",
     null,
-    figure(where, strips([{ title: `${label}, as it comes in`, values: token[read].values, name: read }]), [read]),
-    figure(where, strips([{ title: `${active.length} neurons after ${m.model.activation}`, values: active, name: `${at}.active`, sign: "→" }]), [`${at}.active`]),
-    figure(where, strips([{ title: "what comes out, and is added", values: token[`${at}.output`].values, name: `${at}.output`, sign: "→" }]), [`${at}.output`]),
+    figure(focus, strips([{ title: `${label}, as it comes in`, values: token[read].values, name: read }]), [read]),
+    figure(focus, strips([{ title: `${active.length} neurons after ${m.model.activation}`, values: active, name: `${at}.active`, sign: "→" }]), [`${at}.active`]),
+    figure(focus, strips([{ title: "what comes out, and is added", values: token[`${at}.output`].values, name: `${at}.output`, sign: "→" }]), [`${at}.output`]),
     h("div", { class: "below" }, tableNamed(facts, "neurons")),
   );
   const came = m.tensors[`${at}.add`].from[0];
-  const checks = [compared(where, "afterwards: what came in + this output", token[`${at}.add`].values, Float64Array.from(token[came].values, (x, i) => x + token[`${at}.output`].values[i]))];
+  const checks = [compared(focus, "afterwards: what came in + this output", token[`${at}.add`].values, Float64Array.from(token[came].values, (x, i) => x + token[`${at}.output`].values[i]))];
   const quiet = active.filter((x) => x === 0).length;
-  return { picture: { element }, formulas: () => [...layerNeurons(where, facts, label), h("p", { class: "small soft" }, `counted here: ${quiet} of ${active.length}`)], checks };
+  return { picture: { element }, formulas: () => [...layerNeurons(focus, facts, label), h("p", { class: "small soft" }, `counted here: ${quiet} of ${active.length}`)], checks };
 }
 
-function layerNeurons(where, facts, label) {
-  const { activation } = where.m.model;
+function layerNeurons(focus, facts, label) {
+  const { activation } = focus.m.model;
   const inside = ["x", msub("W", mint(1)), mo("+"), msub("b", mint(1))];
   const relu = activation === "relu" ? [mwords("max"), mo("("), mint(0), mo(","), ...inside, mo(")")] : [mwords(activation), mo("("), ...inside, mo(")")];
   const gated = [mo("("), mwords("silu"), mo("("), "x", msub("W", "g"), mo(")"), mo("⊙"), "x", msub("W", mint(1)), mo(")"), msub("W", mint(2))];
@@ -106,29 +106,29 @@ function layerNeurons(where, facts, label) {
 }
 
 /** The same again, layer upon layer: how long each vector is, and how far it turns. */
-async function layerStack(where, facts) {
-  const { m, side } = where;
+async function layerStack(focus, facts) {
+  const { m, side } = focus;
   const lengths = m.norms[side];
   const layers = lengths.map((_, n) => (n ? `layer ${n}` : "input"));
   const picture = matrix({
     rows: layers,
-    columns: where.asking.labels,
+    columns: focus.queryTokens.labels,
     values: Float32Array.from(lengths.flat()),
     title: "How long each word's vector is, after every layer",
     scale: { kind: "share", low: 0, high: Math.max(...lengths.flat()) },
     labels: { row: "after", column: "word", value: "length" },
   });
-  const token = await where.trace.token(side, where.row);
+  const token = await focus.trace.token(side, focus.row);
   const states = layerStates(m, side).map((name) => token[name].values);
   const last = m.model.norm_order === "post" ? "norm" : "add";
-  const element = h("div", null, figure(where, picture.element, [`${side}.output`]), layerTurns(where, states), h("div", { class: "below" }, tableNamed(facts, "lens")));
-  const claimed = lengths.map((row) => row[where.row]);
+  const element = h("div", null, figure(focus, picture.element, [`${side}.output`]), layerTurns(focus, states), h("div", { class: "below" }, tableNamed(facts, "lens")));
+  const claimed = lengths.map((row) => row[focus.row]);
   const again = states.map((state) => lengthOf(state));
-  const checks = [{ ...compared(where, "these lengths, from the vectors themselves", claimed, again), within: 1e-3 * Math.max(...again) }];
+  const checks = [{ ...compared(focus, "these lengths, from the vectors themselves", claimed, again), within: 1e-3 * Math.max(...again) }];
   checks[0].passed = checks[0].error <= checks[0].within;
-  if (last === "norm") checks.push(compared(where, "the output is the last layer's state", token[`${side}.output`].values, states[states.length - 1]));
+  if (last === "norm") checks.push(compared(focus, "the output is the last layer's state", token[`${side}.output`].values, states[states.length - 1]));
   const { layers: count, d_model: width } = m.model;
-  const words = where.asking.ids.length;
+  const words = focus.queryTokens.ids.length;
   const lines = [
     formula("layer n reads what layer n minus 1 made", msub("x", "n"), mo("="), msub(mwords("layer"), "n"), mo("("), msub("x", mrow("n", mo("−"), mint(1))), mo(")")),
     h("p", null, h("span", { class: "number" }, `${words} × ${width}`), ` numbers in, the same number out, ${count} ${count === 1 ? "time" : "times"}.`),
@@ -141,17 +141,17 @@ function layerStates(m, side) {
   return [`${side}.input`, ...Array.from({ length: m.model.layers }, (_, n) => `${side}.${n}.feed_forward.${last}`)];
 }
 
-function layerTurns(where, states) {
+function layerTurns(focus, states) {
   const rows = states.slice(1).map((state, n) =>
     h("tr", null, h("th", { scope: "row" }, `layer ${n + 1}`), h("td", { class: "n" }, show(lengthOf(state))), h("td", { class: "n" }, show(cosine(state, states[n])))),
   );
   return h(
     "table",
     { class: "table" },
-    h("caption", null, `${where.asking.labels[where.row]}, layer by layer: cosine with the state before (1 is no turn)`),
+    h("caption", null, `${focus.queryTokens.labels[focus.row]}, layer by layer: cosine with the state before (1 is no turn)`),
     h("thead", null, h("tr", null, ["after", "length", "cosine"].map((name, n) => h("th", { scope: "col", class: n ? "n" : null }, name)))),
     h("tbody", null, rows),
   );
 }
 
-export const layeringStops = { "add-norm": layerAddNorm, "feed-forward": layerFeedForward, stack: layerStack };
+export const layerStages = { "add-norm": layerAddNorm, "feed-forward": layerFeedForward, stack: layerStack };

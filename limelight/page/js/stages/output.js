@@ -7,40 +7,40 @@ import { chooseRow, stepAt } from "../core/focus.js";
 import { entropy, show, showPercent, softmax, total } from "../core/numbers.js";
 import { compared, figure, listing, shareBar, tableNamed, tables } from "./parts.js";
 
-const WRITE_LAST = 6; // words of what was read that are shown at each turn of the loop
+const OUTPUT_SHOWN = 6; // words of what was read that are shown at each turn of the loop
 
 /** The whole vocabulary, or the classes of a classifier of texts. */
-async function writeClassifier(where, facts) {
-  if (where.m.classes.length) return writeClasses(where);
-  const { values: logits } = await where.trace.logits(where.row);
+async function outputClassifier(focus, facts) {
+  if (focus.m.classes.length) return outputClasses(focus);
+  const { values: logits } = await focus.trace.logits(focus.row);
   const top = tables(facts).find((table) => table.names.includes("top")).rows.map(([label, id]) => ({ label, id: Number(id) }));
-  const chosen = where.side === "decoder" ? where.m.answers.ids[where.row] : null;
-  const made = bars({ items: writeItems(top, logits, 1, chosen), title: "The likeliest pieces" });
-  const said = h("output", { class: "number", for: "explain-temperature" }, "1.0");
+  const chosen = focus.side === "decoder" ? focus.m.answers.ids[focus.row] : null;
+  const made = bars({ items: outputItems(top, logits, 1, chosen), title: "The likeliest pieces" });
+  const readout = h("output", { class: "number", for: "explain-temperature" }, "1.0");
   const slider = h("input", {
     type: "range", id: "explain-temperature", min: "0.1", max: "2", step: "0.1", value: "1",
     on: { input: () => {
-      said.textContent = Number(slider.value).toFixed(1);
-      made.set({ items: writeItems(top, logits, Number(slider.value), chosen) });
+      readout.textContent = Number(slider.value).toFixed(1);
+      made.set({ items: outputItems(top, logits, Number(slider.value), chosen) });
     } },
   });
   const element = h(
     "div",
     null,
     h("h2", null, "What could come here"),
-    h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", said),
-    figure(where, made.element, ["logits"]),
+    h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", readout),
+    figure(focus, made.element, ["logits"]),
     h("div", { class: "below" }, tableNamed(facts, "lens")),
   );
-  return { picture: { element }, formulas: () => writeProbability(top[0], logits), checks: writeChecks(where, logits) };
+  return { picture: { element }, formulas: () => outputProbability(top[0], logits), checks: outputChecks(focus, logits) };
 }
 
-function writeItems(top, logits, temperature, chosen) {
+function outputItems(top, logits, temperature, chosen) {
   const shares = softmax(logits, temperature);
   return top.map(({ label, id }) => ({ label, value: shares[id], note: show(logits[id]), marked: id === chosen }));
 }
 
-function writeProbability(best, logits) {
+function outputProbability(best, logits) {
   const largest = Math.max(...logits);
   const sum = Math.log(total(Array.from(logits, (x) => Math.exp(x - largest)))) + largest;
   const shares = softmax(logits);
@@ -53,35 +53,35 @@ function writeProbability(best, logits) {
   ];
 }
 
-function writeChecks(where, logits) {
+function outputChecks(focus, logits) {
   const shares = softmax(logits);
-  const checks = [compared(where, `all ${logits.length} probabilities together are 1`, [total(shares)], [1])];
-  const step = where.m.steps.find((one) => one.row === where.row);
+  const checks = [compared(focus, `all ${logits.length} probabilities together are 1`, [total(shares)], [1])];
+  const step = focus.m.steps.find((one) => one.row === focus.row);
   if (step) {
-    const shown = step.top.map(([, , chance]) => chance);
+    const shown = step.top.map(([, , probability]) => probability);
     const again = step.top.map(([id]) => shares[id]);
-    const check = compared(where, "the likeliest pieces' probabilities, from all scores", shown, again);
+    const check = compared(focus, "the likeliest pieces' probabilities, from all scores", shown, again);
     checks.push({ ...check, within: 1e-3, passed: check.error <= 1e-3 });
   }
   return checks;
 }
 
-function writeClasses(where) {
-  const items = where.m.classes.map(([label, value, logit]) => ({ label, value, note: show(logit) }));
-  const again = softmax(where.m.classes.map(([, , logit]) => logit));
-  const check = compared(where, "softmax of the scores", where.m.classes.map(([, chance]) => chance), again);
+function outputClasses(focus) {
+  const items = focus.m.classes.map(([label, value, logit]) => ({ label, value, note: show(logit) }));
+  const again = softmax(focus.m.classes.map(([, , logit]) => logit));
+  const check = compared(focus, "softmax of the scores", focus.m.classes.map(([, probability]) => probability), again);
   return {
-    picture: { element: figure(where, bars({ items, title: "The classes" }).element, ["logits"]) },
+    picture: { element: figure(focus, bars({ items, title: "The classes" }).element, ["logits"]) },
     formulas: () => [formula("p is softmax of the scores", "p", mo("="), mwords("softmax"), mo("("), "s", mo(")"))],
     checks: [{ ...check, within: 1e-4, passed: check.error <= 1e-4 }],
   };
 }
 
 /** One word after another, until the end. */
-async function writeLoop(where) {
-  const { m } = where;
-  const now = stepAt(m, where.row);
-  const steps = m.steps.map((step, n) => writeTurn(where, step, n, n === now));
+async function outputLoop(focus) {
+  const { m } = focus;
+  const now = stepAt(m, focus.row);
+  const steps = m.steps.map((step, n) => outputStep(focus, step, n, n === now));
   const update = (to) => steps.forEach((element, n) => element.classList.toggle("focus", n === stepAt(m, to.row)));
   const lines = [
     formula("y t is chosen given all before it", msub("y", "t"), mo("∼"), "p", mo("("), "y", mo("|"), msub("y", mrow(mo("<"), "t")), mo(")")),
@@ -90,9 +90,9 @@ async function writeLoop(where) {
   return { picture: { element: h("ol", { class: "turns" }, steps), update }, formulas: () => lines, checks: [] };
 }
 
-function writeTurn(where, step, n, focused) {
-  const { m } = where;
-  const from = Math.max(m.given, step.row + 1 - WRITE_LAST);
+function outputStep(focus, step, n, focused) {
+  const { m } = focus;
+  const from = Math.max(m.given, step.row + 1 - OUTPUT_SHOWN);
   const read = [...(from > m.given ? ["…"] : []), ...m.target.labels.slice(from, step.row + 1)];
   const others = step.top.filter(([id]) => id !== step.chosen[0]).slice(0, 2);
   return h(
@@ -106,20 +106,20 @@ function writeTurn(where, step, n, focused) {
       h("span", { class: "soft", "aria-hidden": "true" }, "→"),
       h("strong", { class: "turn-chosen", dir: "auto" }, m.answers.labels[step.row]),
       h("span", { class: "share-cell" }, h("span", { class: "number" }, show(step.chosen[2])), shareBar(step.chosen[2])),
-      h("span", { class: "soft small turn-others" }, others.length ? `next best ${others.map(([, piece, chance]) => `${piece.trim() || piece} ${showPercent(chance)}`).join(", ")}` : ""),
+      h("span", { class: "soft small turn-others" }, others.length ? `next best ${others.map(([, piece, probability]) => `${piece.trim() || piece} ${showPercent(probability)}`).join(", ")}` : ""),
     ),
   );
 }
 
 /** Beside the walk there are tables, as the terminal has them. */
-async function writeAside(where, facts) {
+async function outputExtra(focus, facts) {
   const element = h("div", null, tables(facts).map((table) => listing(table)));
-  const write = { teacher: writeTaught, beam: writeSearched }[where.stop];
+  const write = { teacher: outputTeacher, beam: outputBeam }[focus.stage];
   return { picture: { element }, formulas: () => (write ? write(facts.formulas.map(({ numbers }) => numbers)) : []), checks: [] };
 }
 
 /** The loss of this text; and with label smoothing, where the model learned with it. */
-function writeTaught([mean, smooth]) {
+function outputTeacher([mean, smooth]) {
   const lines = [
     formula("the loss is the mean of minus log p of the true words", mwords("loss"), mo("="), mfrac(mint(1), "n"), msum("t"), mo("−"), mwords("log\u00a0"), mrow("p", mo("("), msub("y", "t"), mo(")"))),
     calculation([mfrac(mnum(mean.sum), mint(mean.count)), mrow(mo("="), mnum(mean.mean))]),
@@ -134,11 +134,11 @@ function writeTaught([mean, smooth]) {
 }
 
 /** The score of the text that won. */
-function writeSearched([score]) {
+function outputBeam([score]) {
   return [
     formula("the sum of log p over five plus the length over six to the power of alpha", mwords("score"), mo("="), mfrac(mrow(msum("t"), mwords("log\u00a0"), mrow("p", mo("("), msub("y", "t"), mo(")"))), msup(mrow(mo("("), mfrac(mrow(mint(5), mo("+"), "n"), mint(6)), mo(")")), "α"))),
     calculation([mfrac(mnum(score.sum), msup(mrow(mo("("), mfrac(mrow(mint(5), mo("+"), mint(score.length)), mint(6)), mo(")")), mint(score.alpha))), mrow(mo("="), mnum(score.score))]),
   ];
 }
 
-export const writingStops = { classifier: writeClassifier, loop: writeLoop, follow: writeAside, teacher: writeAside, beam: writeAside };
+export const outputStages = { classifier: outputClassifier, loop: outputLoop, follow: outputExtra, teacher: outputExtra, beam: outputExtra };

@@ -1,6 +1,6 @@
 // What the stops' pictures are put together from.
 
-import { strip } from "../charts/vectorStrip.js";
+import { vectorStrip } from "../charts/vectorStrip.js";
 import { button, h } from "../core/dom.js";
 import { makerOf } from "../core/focus.js";
 import { furthest, show, showTiny } from "../core/numbers.js";
@@ -8,16 +8,16 @@ import { select } from "../core/state.js";
 
 /**
  * A value computed a second time in this page, beside the model's own.
- * @param {Object} where
+ * @param {Object} focus
  * @param {string} claim
  * @param {ArrayLike<number>} shown
  * @param {ArrayLike<number>} again
  */
-export function compared(where, claim, shown, again) {
+export function compared(focus, claim, shown, again) {
   let size = 0;
   for (const x of shown) if (Number.isFinite(x)) size = Math.max(size, Math.abs(x));
   const error = furthest(shown, again);
-  const within = where.m.checks.tolerance * (1 + size);
+  const within = focus.m.checks.tolerance * (1 + size);
   return { claim, error, within, passed: error <= within };
 }
 
@@ -36,10 +36,10 @@ export function checkList(checks) {
 }
 
 /** Where a value comes from: its name, what is done, and the values it is made of, as ways there. */
-export function origin(where, name) {
-  const facts = where.m.tensors[name];
+export function origin(focus, name) {
+  const facts = focus.m.tensors[name];
   if (!facts) return null;
-  const sources = facts.from.map((from) => [" ", valueLink(where, from)]);
+  const sources = facts.from.map((from) => [" ", valueLink(focus, from)]);
   return h(
     "p",
     { class: "origin soft small" },
@@ -50,15 +50,15 @@ export function origin(where, name) {
 }
 
 /** A value's name that leads to the stop that makes it. */
-export function valueLink(where, name, label = name) {
-  const { stop, layer } = makerOf(where.m, name);
-  const go = () => select({ stop, ...(layer ? { layer } : {}), key: null });
+export function valueLink(focus, name, label = name) {
+  const { stage, layer } = makerOf(focus.m, name);
+  const go = () => select({ stage, ...(layer ? { layer } : {}), key: null });
   return button(label, go, { class: "link", title: `${name}: go to where it is made`, dataset: { value: name } });
 }
 
 /** A picture with a line below that says where it comes from. */
-export function figure(where, made, names = []) {
-  return h("figure", { class: "figure", dataset: { of: names.join(" ") } }, made, names.map((name) => origin(where, name)));
+export function figure(focus, made, names = []) {
+  return h("figure", { class: "figure", dataset: { of: names.join(" ") } }, made, names.map((name) => origin(focus, name)));
 }
 
 /**
@@ -74,7 +74,7 @@ export function strips(rows) {
     "div",
     { class: "strips" },
     rows.map(({ title, values, name, sign, note }) =>
-      h("div", { class: "strips-row", dataset: { value: name ?? "" } }, h("span", { class: "strips-sign", "aria-hidden": "true" }, sign ?? ""), strip({ values, title, note, scale }).element),
+      h("div", { class: "strips-row", dataset: { value: name ?? "" } }, h("span", { class: "strips-sign", "aria-hidden": "true" }, sign ?? ""), vectorStrip({ values, title, note, scale }).element),
     ),
   );
 }

@@ -9,23 +9,23 @@ let alternativesCount = 0;
  * A list of choices with the keys of a listbox: arrows, Home, End, Enter, Escape.
  * @param {{title: string, options: {piece: string, before?: string, rest: string, share: number,
  *   chosen?: boolean, disabled?: boolean}[], onChoose: function(number): void,
- *   onLeave: function(): void, onTab?: function(): void}} asked
+ *   onLeave: function(): void, onTab?: function(): void}} spec
  * @returns {HTMLElement} focus it to use it
  */
-export function choiceList(asked) {
+export function choiceList(spec) {
   alternativesCount += 1;
   const id = `choices-${alternativesCount}`;
   const list = h(
     "ul",
-    { class: "options", role: "listbox", tabindex: "0", "aria-label": asked.title },
-    asked.options.map((option, i) => choiceRow(option, `${id}-${i}`, () => choose(i))),
+    { class: "options", role: "listbox", tabindex: "0", "aria-label": spec.title },
+    spec.options.map((option, i) => choiceRow(option, `${id}-${i}`, () => choose(i))),
   );
-  let at = Math.max(0, asked.options.findIndex((option) => !option.disabled && !option.chosen));
+  let at = Math.max(0, spec.options.findIndex((option) => !option.disabled && !option.chosen));
   const choose = (i) => {
-    if (!asked.options[i].disabled) asked.onChoose(i);
+    if (!spec.options[i].disabled) spec.onChoose(i);
   };
   const move = (to) => {
-    at = Math.max(0, Math.min(asked.options.length - 1, to));
+    at = Math.max(0, Math.min(spec.options.length - 1, to));
     [...list.children].forEach((row, i) => row.setAttribute("aria-selected", String(i === at)));
     list.setAttribute("aria-activedescendant", `${id}-${at}`);
     list.children[at]?.scrollIntoView({ block: "nearest" });
@@ -35,18 +35,18 @@ export function choiceList(asked) {
       ArrowDown: () => move(at + 1),
       ArrowUp: () => move(at - 1),
       Home: () => move(0),
-      End: () => move(asked.options.length - 1),
+      End: () => move(spec.options.length - 1),
       Enter: () => choose(at),
       " ": () => choose(at),
-      Escape: asked.onLeave,
-      ...(asked.onTab ? { Tab: asked.onTab } : {}),
+      Escape: spec.onLeave,
+      ...(spec.onTab ? { Tab: spec.onTab } : {}),
     }[event.key];
     if (!does || event.shiftKey) return;
     event.preventDefault();
     event.stopPropagation();
     does();
   });
-  if (asked.options.length) move(at);
+  if (spec.options.length) move(at);
   return list;
 }
 
@@ -77,22 +77,22 @@ function choiceRow(option, id, choose) {
 
 /**
  * Show something beside an element until Escape, a click elsewhere, or the focus going elsewhere.
- * @param {HTMLElement} place the popover's home; its position is relative
+ * @param {HTMLElement} container the popover's home; its position is relative
  * @param {DOMRect} beside where
- * @param {{title: string, onClose?: function(): void}} asked
+ * @param {{title: string, onClose?: function(): void}} spec
  * @returns {{element: HTMLElement, fill: function(...Node): void, close: function(): void,
  *   isOpen: function(): boolean}}
  */
-export function popover(place, beside, asked) {
+export function popover(container, beside, spec) {
   const inside = h("div", { class: "popover-inside" });
-  const element = h("div", { class: "popover floating", role: "dialog", "aria-label": asked.title, tabindex: "-1" }, inside);
+  const element = h("div", { class: "popover floating", role: "dialog", "aria-label": spec.title, tabindex: "-1" }, inside);
   let open = true;
   const close = () => {
     if (!open) return;
     open = false;
     document.removeEventListener("pointerdown", elsewhere, true);
     element.remove();
-    asked.onClose?.();
+    spec.onClose?.();
   };
   const elsewhere = (event) => {
     if (!element.contains(event.target)) close();
@@ -106,18 +106,18 @@ export function popover(place, beside, asked) {
     if (event.relatedTarget && !element.contains(event.relatedTarget)) close();
   });
   document.addEventListener("pointerdown", elsewhere, true);
-  place.append(element);
-  popoverMove(place, element, beside);
+  container.append(element);
+  popoverMove(container, element, beside);
   const fill = (...content) => {
     replace(inside, ...content);
-    popoverMove(place, element, beside);
+    popoverMove(container, element, beside);
   };
   return { element, fill, close, isOpen: () => open };
 }
 
 /** Below what it is about, and never over the edge of the page. */
-function popoverMove(place, element, beside) {
-  const home = place.getBoundingClientRect();
+function popoverMove(container, element, beside) {
+  const home = container.getBoundingClientRect();
   const most = Math.max(0, home.width - element.offsetWidth);
   element.style.left = `${Math.min(most, Math.max(0, beside.left - home.left))}px`;
   element.style.top = `${beside.bottom - home.top + 6}px`;

@@ -1,10 +1,10 @@
 // Who looks at whom: all heads at a glance, one of them large, as a matrix or as lines.
 
 import { attentionLines } from "../attention/attentionLines.js";
-import { thumbs } from "../attention/headGrid.js";
-import { headFacts } from "../attention/headStats.js";
+import { headGrid } from "../attention/headGrid.js";
+import { headStats } from "../attention/headStats.js";
 import { attentionBlocks, headOf, someColumns } from "../attention/heads.js";
-import { gaze } from "../attention/topAttention.js";
+import { topAttention } from "../attention/topAttention.js";
 import { matrix } from "../charts/matrix.js";
 import { wasReplaced } from "../core/api.js";
 import { choice } from "../core/choice.js";
@@ -12,11 +12,11 @@ import { h, replace } from "../core/dom.js";
 import { onKeys } from "../core/keys.js";
 import { rowOf, show } from "../core/numbers.js";
 import { reading } from "../core/page.js";
-import { sentenceField } from "../core/sentenceInput.js";
+import { sentenceInput } from "../core/sentenceInput.js";
 import { onSelect, select, selected } from "../core/state.js";
 
 // How somebody likes to look stays when they come back to the tab.
-const attentionWishes = { view: "matrix", scale: "head", threshold: 0, plain: false };
+const attentionSettings = { view: "matrix", scale: "head", threshold: 0, plain: false };
 const attentionScales = [
   { id: "head", label: "per head" },
   { id: "row", label: "per row" },
@@ -38,8 +38,8 @@ export const attentionTab = {
   id: "attention",
   title: "Attention",
   fits: (model) => !model.family.startsWith("recurrent"),
-  mount(place, page) {
-    const view = new AttentionView(place, page);
+  mount(container, page) {
+    const view = new AttentionView(container, page);
     view.readText();
     const leave = onSelect((now, before) => view.follow(now, before));
     const keys = onKeys({
@@ -58,11 +58,11 @@ export const attentionTab = {
 };
 
 class AttentionView {
-  constructor(place, page) {
+  constructor(container, page) {
     this.page = page;
-    this.field = sentenceField(page);
+    this.field = sentenceInput(page);
     this.body = h("div", { class: "attention" });
-    replace(place, h("h1", { class: "unseen" }, "Attention"), this.field.element, this.body);
+    replace(container, h("h1", { class: "unseen" }, "Attention"), this.field.element, this.body);
   }
 
   follow(now, before) {
@@ -91,7 +91,7 @@ class AttentionView {
   }
 
   /** What is selected, as far as this model has it. */
-  where() {
+  focus() {
     const { side, layer, head } = selected();
     const block = this.blocks.find(({ id }) => id === side) ?? this.blocks.at(-1);
     const within = (n, count) => (n >= 1 && n <= count ? n : 1);
@@ -105,7 +105,7 @@ class AttentionView {
   /** To the layer or head before or after. */
   step(which, by) {
     if (!this.trace) return;
-    const { block, layer, head } = this.where();
+    const { block, layer, head } = this.focus();
     const count = which === "layer" ? block.layers.length : this.trace.manifest.model.heads;
     const to = (which === "layer" ? layer : head) + by;
     if (to >= 1 && to <= count) select({ side: block.id, layer, head, [which]: to });
@@ -117,23 +117,23 @@ class AttentionView {
     this.choose = choice({
       legend: "Which attention",
       options: this.blocks,
-      chosen: this.where().block.id,
+      chosen: this.focus().block.id,
       onChoose: (side) => select({ side, query: null, key: null }),
     });
     const scale = choice({
       legend: "Colours",
       options: attentionScales,
-      chosen: attentionWishes.scale,
-      onChoose: (id) => this.wish({ scale: id }),
+      chosen: attentionSettings.scale,
+      onChoose: (id) => this.update({ scale: id }),
     });
-    this.says = h("p", { class: "soft" });
+    this.description = h("p", { class: "soft" });
     this.heads = h("div", {});
     this.facts = h("div", { class: "attention-facts" });
-    this.stage = h("div", { class: "attention-stage" }, reading("reading the weights of this head"));
+    this.panel = h("div", { class: "attention-panel" }, reading("reading the weights of this head"));
     const many = this.blocks.length > 1 ? this.choose.element : null;
-    const overview = [many, this.says, this.heads, scale.element, this.facts];
+    const overview = [many, this.description, this.heads, scale.element, this.facts];
     const warning = [h("strong", null, "Attention is not an explanation. "), attentionWarning];
-    const large = [this.tools(), this.stage, h("p", { class: "attention-warning" }, warning)];
+    const large = [this.tools(), this.panel, h("p", { class: "attention-warning" }, warning)];
     replace(
       this.body,
       h("section", { class: "panel attention-overview", "aria-label": "All heads" }, overview),
@@ -146,65 +146,65 @@ class AttentionView {
     const views = choice({
       legend: "Show as",
       options: attentionViews,
-      chosen: attentionWishes.view,
-      onChoose: (id) => this.wish({ view: id }),
+      chosen: attentionSettings.view,
+      onChoose: (id) => this.update({ view: id }),
     });
-    const told = h("span", { class: "number" }, show(attentionWishes.threshold, 2));
+    const output = h("span", { class: "number" }, show(attentionSettings.threshold, 2));
     const slider = h("input", {
       type: "range",
       min: "0",
       max: "0.5",
       step: "0.01",
-      value: String(attentionWishes.threshold),
-      on: { input: () => this.wish({ threshold: Number(slider.value) }, told) },
+      value: String(attentionSettings.threshold),
+      on: { input: () => this.update({ threshold: Number(slider.value) }, output) },
     });
     const plain = h("input", {
       type: "checkbox",
-      checked: attentionWishes.plain,
-      on: { change: () => this.wish({ plain: plain.checked }) },
+      checked: attentionSettings.plain,
+      on: { change: () => this.update({ plain: plain.checked }) },
     });
     return h(
       "div",
       { class: "attention-tools" },
       views.element,
-      h("label", { class: "attention-threshold small" }, "Only weights from ", told, slider),
+      h("label", { class: "attention-threshold small" }, "Only weights from ", output, slider),
       h("label", { class: "check small" }, plain, "hide special tokens"),
     );
   }
 
-  wish(changes, told) {
-    Object.assign(attentionWishes, changes);
-    if (told) told.textContent = show(attentionWishes.threshold, 2);
-    if ("scale" in changes) this.showThumbs();
+  update(changes, output) {
+    Object.assign(attentionSettings, changes);
+    if (output) output.textContent = show(attentionSettings.threshold, 2);
+    if ("scale" in changes) this.showHeadGrid();
     if (this.data) this.showHead();
   }
 
   async readHead() {
     const { trace } = this;
-    const { block, layer, head } = this.where();
+    const { block, layer, head } = this.focus();
     this.choose.set(block.id);
-    this.says.textContent = block.says;
-    this.showThumbs();
+    this.description.textContent = block.description;
+    this.showHeadGrid();
     try {
       const data = await this.page.busy(headOf(trace, block, layer, head));
       if (this.left || trace !== this.trace) return; // too late
-      const now = this.where();
+      const now = this.focus();
       if (now.block !== block || now.layer !== layer || now.head !== head) return;
       this.data = { ...data, block, layer, head };
       this.showHead();
-      replace(this.facts, headFacts(this.page, this.trace, this.data));
+      replace(this.facts, headStats(this.page, this.trace, this.data));
     } catch (error) {
       if (this.left || trace !== this.trace) return;
-      this.page.showError(this.stage, error, () => this.readHead());
+      this.page.showError(this.panel, error, () => this.readHead());
       this.large = null;
     }
   }
 
-  showThumbs() {
-    const { block, layer, head } = this.where();
+  showHeadGrid() {
+    const { block, layer, head } = this.focus();
     const layers = block.layers.map((name) => this.small[name]);
-    const { scale } = attentionWishes;
-    const asked = {
+    const { scale } = attentionSettings;
+    const options = {
       layers,
       layer,
       head,
@@ -214,7 +214,7 @@ class AttentionView {
     };
     if (this.drawn === block.id) this.pictures.set({ layer, head, scale });
     else {
-      this.pictures = thumbs(asked);
+      this.pictures = headGrid(options);
       replace(this.heads, this.pictures.element);
       this.drawn = block.id;
     }
@@ -222,27 +222,27 @@ class AttentionView {
 
   /** The large view; it is kept from head to head, so that focus and scroll stay where they are. */
   showHead() {
-    const asked = this.headAsked();
-    const { view } = attentionWishes;
-    if (this.large?.view === view) this.large.part.set(asked);
+    const options = this.headOptions();
+    const { view } = attentionSettings;
+    if (this.large?.view === view) this.large.part.set(options);
     else {
-      const part = view === "matrix" ? matrix(asked) : attentionLines(asked);
+      const part = view === "matrix" ? matrix(options) : attentionLines(options);
       this.large = { view, part };
       this.note = h("p", { class: "soft small attention-note" });
-      this.gaze = gaze();
-      const beside = view === "matrix" ? this.gaze.element : null; // lines show it themselves
+      this.top = topAttention();
+      const beside = view === "matrix" ? this.top.element : null; // lines show it themselves
       this.views = h("div", { class: "attention-views" }, part.element, beside);
-      replace(this.stage, this.views, this.note);
+      replace(this.panel, this.views, this.note);
     }
-    this.asked = asked;
-    this.views.classList.toggle("few", asked.columns.length <= 10); // then there is room beside it
+    this.options = options;
+    this.views.classList.toggle("few", options.columns.length <= 10); // then there is room beside it
     this.note.textContent = this.noteOf();
     this.showPinned();
   }
 
-  headAsked() {
+  headOptions() {
     const { block, layer, head, weights, scores, hidden, queries, keys, next } = this.data;
-    this.kept = keys.labels.map((_, i) => i).filter((i) => !attentionWishes.plain || !keys.special[i]);
+    this.kept = keys.labels.map((_, i) => i).filter((i) => !attentionSettings.plain || !keys.special[i]);
     const some = (values) => (values ? someColumns({ values, shape: weights.shape }, this.kept) : null);
     return {
       rows: queries.labels,
@@ -255,9 +255,9 @@ class AttentionView {
       title: `${block.name}, layer ${layer}, head ${head}`,
       credit: `${this.page.model.name}: ${this.trace.manifest.text}`,
       scale: this.scaleNow(),
-      threshold: attentionWishes.threshold,
+      threshold: attentionSettings.threshold,
       sums: true,
-      onCursor: (row, column) => this.showGaze(row, column),
+      onCursor: (row, column) => this.showTop(row, column),
       onPin: (row, column) => select({ query: row, key: column === null ? null : this.kept[column] }),
     };
   }
@@ -267,17 +267,17 @@ class AttentionView {
     const { tensors } = this.trace.manifest;
     const largest = (values) => values.reduce((most, x) => (x > most ? x : most), 0) || 1;
     const scale = { kind: "share", low: 0, high: largest(weights.values) };
-    if (attentionWishes.scale === "head") return scale;
-    if (attentionWishes.scale === "row")
+    if (attentionSettings.scale === "head") return scale;
+    if (attentionSettings.scale === "row")
       return { ...scale, highs: this.data.queries.ids.map((_, r) => largest(rowOf(weights, r))) };
     return { ...scale, high: Math.max(...block.layers.map((name) => tensors[`${name}.weights`]?.max ?? 1)) };
   }
 
   noteOf() {
-    const colours = attentionColours[attentionWishes.scale];
-    const scale = attentionWishes.view === "lines" ? "The thicker, the stronger." : colours;
+    const colours = attentionColours[attentionSettings.scale];
+    const scale = attentionSettings.view === "lines" ? "The thicker, the stronger." : colours;
     const rounded = this.data.weights.kind === "f16" ? " This file keeps them to three digits." : "";
-    const missing = this.data.keys.special.some(Boolean) && attentionWishes.plain;
+    const missing = this.data.keys.special.some(Boolean) && attentionSettings.plain;
     return missing
       ? `${scale} Special tokens are hidden and their shares with them: rows no longer sum to 1.${rounded}`
       : `${scale} Every row sums to 1.${rounded}`;
@@ -286,17 +286,17 @@ class AttentionView {
   showPinned() {
     const { query, key } = selected();
     const column = this.kept.indexOf(key);
-    if (attentionWishes.view === "lines") this.large.part.pin(query);
+    if (attentionSettings.view === "lines") this.large.part.pin(query);
     else this.large.part.pin(query, column < 0 ? null : column);
-    this.showGaze(null, null);
+    this.showTop(null, null);
   }
 
   /** The row that is pointed at, or else the one that was chosen. */
-  showGaze(row, column) {
+  showTop(row, column) {
     const { query, key } = selected();
-    const chosen = query !== null && query < this.asked.rows.length ? query : this.asked.rows.length - 1;
-    this.gaze.set({
-      ...this.asked,
+    const chosen = query !== null && query < this.options.rows.length ? query : this.options.rows.length - 1;
+    this.top.set({
+      ...this.options,
       row: row ?? chosen,
       column: row === null ? this.kept.indexOf(key) : column,
     });

@@ -2,23 +2,23 @@
 
 import { button, h, visible } from "../core/dom.js";
 import { reading } from "../core/page.js";
-import { ask } from "../core/requests.js";
+import { postLatest } from "../core/requests.js";
 import { choiceList, popover } from "./alternatives.js";
 
-const SUGGESTING_OFFERED = 3;
-const SUGGESTING_MOST = 15; // the service offers 16 at most
+const AUTOCOMPLETE_OFFERED = 3;
+const AUTOCOMPLETE_MOST = 15; // the service offers 16 at most
 
 /**
  * Three ways to go on, and three more, and three more.
  * @param {Object} view of the Write tab
  */
-export async function suggestMore(view) {
-  if (view.control || view.suggesting) return;
+export async function autocomplete(view) {
+  if (view.control || view.completing) return;
   const { editor, page } = view;
   const [before] = editor.parts();
   const caret = editor.field.selectionStart;
-  view.suggesting = true;
-  const pop = popover(view.home, editor.caretPlace(), { title: "How the text could go on", onClose: () => { view.suggesting = false; } });
+  view.completing = true;
+  const pop = popover(view.home, editor.caretRect(), { title: "How the text could go on", onClose: () => { view.completing = false; } });
   const back = () => {
     pop.close();
     editor.field.focus();
@@ -27,12 +27,12 @@ export async function suggestMore(view) {
   pop.fill(reading("asking how it could go on"));
   const offer = async (first) => {
     try {
-      const { suggestions } = await ask(page, "suggest", "/api/suggest", { text: before, n: first + SUGGESTING_OFFERED });
+      const { suggestions } = await postLatest(page, "suggest", "/api/suggest", { text: before, n: first + AUTOCOMPLETE_OFFERED });
       if (editor.field.selectionStart !== caret) pop.close(); // somebody has written on meanwhile
       if (!pop.isOpen()) return;
       const shown = suggestions.slice(first);
-      const more = first + 2 * SUGGESTING_OFFERED <= SUGGESTING_MOST && shown.length === SUGGESTING_OFFERED ? () => offer(first + SUGGESTING_OFFERED) : () => offer(0);
-      suggestingList(view, pop, { shown, back, more });
+      const more = first + 2 * AUTOCOMPLETE_OFFERED <= AUTOCOMPLETE_MOST && shown.length === AUTOCOMPLETE_OFFERED ? () => offer(first + AUTOCOMPLETE_OFFERED) : () => offer(0);
+      autocompleteList(view, pop, { shown, back, more });
     } catch (error) {
       page.showError(pop.element, error, back);
     }
@@ -40,7 +40,7 @@ export async function suggestMore(view) {
   await offer(0);
 }
 
-function suggestingList(view, pop, { shown, back, more }) {
+function autocompleteList(view, pop, { shown, back, more }) {
   const options = shown.map(({ text, probability }) => {
     const [, space, first, rest] = /^(\s*)(\S*)([^]*)$/u.exec(text);
     return { piece: text === "" ? "the text ends here" : first || space, rest: visible(rest).replaceAll("·", " "), share: probability };

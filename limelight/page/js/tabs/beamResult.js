@@ -1,7 +1,7 @@
 // What a beam found, and how it searched.
 
 import { beamTable, beamTree } from "../charts/beam.js";
-import { saveDrawing } from "../charts/savePng.js";
+import { saveSvgAsPng } from "../charts/savePng.js";
 import { button, h } from "../core/dom.js";
 import { show, showPercent, total } from "../core/numbers.js";
 import { linkTo } from "../core/state.js";
@@ -12,7 +12,7 @@ import { linkTo } from "../core/state.js";
  * @param {{text: string, score: number, logprobs: number[]}[]} outputs the best first
  * @returns {HTMLElement}
  */
-export function bestFound(text, outputs) {
+export function hypothesesTable(text, outputs) {
   const rows = outputs.map((output) =>
     h(
       "tr",
@@ -25,7 +25,7 @@ export function bestFound(text, outputs) {
   const head = h("tr", null, h("th", { scope: "col" }, `the beam's ${outputs.length} best`), h("th", { class: "n", scope: "col" }, "probability"), h("th", { class: "n", scope: "col" }, "score"));
   return h(
     "div",
-    { class: "best-found" },
+    { class: "hypotheses" },
     h("div", { class: "scroller" }, h("table", { class: "table" }, h("thead", null, head), h("tbody", null, rows))),
     h("p", { class: "small soft" }, "Probability: of the whole text, all its pieces multiplied. Score: the logarithm of that over the length penalty; the highest wins."),
   );
@@ -38,9 +38,9 @@ export function bestFound(text, outputs) {
  * @param {string} credit which model searched, and for what
  * @returns {HTMLElement}
  */
-export function howSearched(tree, best, credit) {
+export function beamSearchPanel(tree, best, credit) {
   const drawing = beamTree(tree, best);
-  const save = () => saveDrawing(drawing.querySelector("svg"), { title: "How the beam searched", credit });
+  const save = () => saveSvgAsPng(drawing.querySelector("svg"), { title: "How the beam searched", credit });
   return h(
     "details",
     { class: "panel fold", open: true },
@@ -48,12 +48,12 @@ export function howSearched(tree, best, credit) {
     h("p", { class: "small soft" }, `Each column is a step: the ${tree[0].length} best beginnings so far, each going on from one of the step before. The number is how likely the piece was there. Dashed: a text that ended. The thick way won.`),
     drawing,
     button("Save picture", save, { class: "button quiet small" }),
-    searchedTable(tree),
+    beamResultTable(tree),
   );
 }
 
 /** A table has a row for every place: it is made when somebody wants it. */
-function searchedTable(tree) {
+function beamResultTable(tree) {
   const fold = h("details", { class: "small" }, h("summary", null, "Show as table"));
   fold.addEventListener("toggle", () => fold.append(beamTable(tree)), { once: true });
   return fold;

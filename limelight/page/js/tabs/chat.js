@@ -1,9 +1,9 @@
 // Chat: answers as they are written, and for every word of them why it came. The page keeps the
 // conversation; the service remembers nothing.
 
-import { stepsFor, whyWaiting, whyWord } from "../attention/tokenInspector.js";
+import { stepsFor, inspectorWaiting, tokenInspector } from "../attention/tokenInspector.js";
 import { button, h, replace } from "../core/dom.js";
-import { askForStream, keep, kept } from "../core/requests.js";
+import { requestStream, keep, kept } from "../core/requests.js";
 import { select } from "../core/state.js";
 import { tagChooser } from "../core/tag.js";
 import { segmentsOf } from "../core/words.js";
@@ -12,10 +12,10 @@ export const chatTab = {
   id: "chat",
   title: "Chat",
   fits: (model, page) => model.abilities.includes("chat") && !page.offline,
-  mount(place, page) {
-    place.classList.add("use", "chat");
+  mount(container, page) {
+    container.classList.add("use", "chat");
     const view = chatView(page);
-    replace(place, h("h1", { class: "unseen" }, "Chat"), h("div", { class: "talk-room" }, h("div", { class: "talk-head" }, view.fresh), view.log), view.composer);
+    replace(container, h("h1", { class: "unseen" }, "Chat"), h("div", { class: "talk-scroll" }, h("div", { class: "talk-head" }, view.fresh), view.log), view.composer);
     chatShow(view);
     return () => {
       view.left = true;
@@ -30,7 +30,7 @@ export const chatTab = {
  */
 function chatView(page) {
   const name = `limelight-chat-${page.model.name}`;
-  const exchanges = (kept(name) ?? []).map((said) => (said.state === "writing" ? { ...said, state: "broken" } : said));
+  const exchanges = (kept(name) ?? []).map((earlier) => (earlier.state === "writing" ? { ...earlier, state: "broken" } : earlier));
   const view = { page, name, exchanges, control: null, rows: [], left: false };
   view.log = h("div", { class: "talk" });
   view.field = h("textarea", {
@@ -61,15 +61,15 @@ function chatWordByWord(view) {
   const { beam, temperature } = view.page.model.decode;
   view.wordByWord = h("input", { type: "checkbox", name: "word-by-word" });
   if (beam === 1 || temperature) return null;
-  const why = `The model's beam of ${beam} knows its answer only in the end. Without it the words come one by one, and may be others.`;
-  return h("label", { class: "check small", title: why }, view.wordByWord, "word by word");
+  const hint = `The model's beam of ${beam} knows its answer only in the end. Without it the words come one by one, and may be others.`;
+  return h("label", { class: "check small", title: hint }, view.wordByWord, "word by word");
 }
 
 function chatSend(view) {
   const text = view.field.value.trim();
   if (!text || view.control) return;
   view.field.value = "";
-  view.exchanges.push({ asked: text, answer: "", state: "writing", tries: 0, cut: "" });
+  view.exchanges.push({ question: text, answer: "", state: "writing", tries: 0, cut: "" });
   chatAnswer(view, view.exchanges.at(-1));
 }
 
@@ -95,7 +95,7 @@ async function chatAnswer(view, exchange) {
   keep(view.name, view.exchanges); // so that a reload knows that it was asked
   chatShow(view);
   try {
-    await view.page.busy(askForStream(view.page, "/v1/chat/completions", chatAsked(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
+    await view.page.busy(requestStream(view.page, "/v1/chat/completions", chatRequest(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
     exchange.state = "done";
   } catch (error) {
     exchange.state = control.signal.aborted ? "stopped" : "broken";
@@ -118,7 +118,7 @@ function chatTake(view, exchange, event) {
   if (row) replace(row.words, exchange.answer);
 }
 
-function chatAsked(view, turns, exchange) {
+function chatRequest(view, turns, exchange) {
   const { temperature, seed } = view.page.model.decode;
   return {
     model: view.page.model.name,
@@ -133,7 +133,7 @@ function chatAsked(view, turns, exchange) {
 /** All that was said up to this question; what was never answered is left out. */
 function chatTurns(view, exchange) {
   const before = view.exchanges.slice(0, view.exchanges.indexOf(exchange)).filter(chatCounts);
-  return [...before.flatMap((said) => [said.asked, said.answer]), exchange.asked];
+  return [...before.flatMap((earlier) => [earlier.question, earlier.answer]), exchange.question];
 }
 
 function chatCounts(exchange) {
@@ -165,16 +165,16 @@ function chatEmpty(view) {
 }
 
 function chatRow(view, exchange) {
-  const row = { words: h("p", { class: "prose words", dir: "auto" }), why: h("div", { class: "why" }) };
+  const row = { words: h("p", { class: "prose words", dir: "auto" }), inspector: h("div", { class: "inspector-slot" }) };
   if (exchange.state === "writing") replace(row.words, exchange.answer || h("span", { class: "soft" }, "…"));
   else replace(row.words, chatWords(view, exchange, row));
   const last = exchange === view.exchanges.at(-1);
   row.element = h(
     "div",
     { class: "exchange" },
-    h("div", { class: "bubble asked" }, h("span", { class: "unseen" }, "You: "), h("p", { dir: "auto" }, exchange.asked)),
+    h("div", { class: "bubble asked" }, h("span", { class: "unseen" }, "You: "), h("p", { dir: "auto" }, exchange.question)),
     h("div", { class: `bubble answer ${exchange.state}` }, h("span", { class: "unseen" }, "The model: "), row.words, chatState(view, exchange, last)),
-    row.why,
+    row.inspector,
   );
   return row;
 }
@@ -200,29 +200,29 @@ function chatWords(view, exchange, row) {
   if (view.page.model.config.family.startsWith("recurrent")) return text;
   return segmentsOf(text).map((part) => {
     if (!part.text.trim()) return part.text;
-    const word = h("button", { type: "button", class: "word", "aria-expanded": "false", on: { click: () => chatWhy(view, exchange, row, part, word) } }, part.text);
+    const word = h("button", { type: "button", class: "word", "aria-expanded": "false", on: { click: () => chatInspect(view, exchange, row, part, word) } }, part.text);
     return word;
   });
 }
 
 /** Open what there is to know about a word below its answer; the same word closes it. */
-async function chatWhy(view, exchange, row, part, word) {
+async function chatInspect(view, exchange, row, part, word) {
   const open = word.getAttribute("aria-expanded") === "true";
   row.words.querySelectorAll(".word").forEach((other) => other.setAttribute("aria-expanded", "false"));
-  replace(row.why);
+  replace(row.inspector);
   if (open) return;
   word.setAttribute("aria-expanded", "true");
-  const room = h("div", null, whyWaiting());
+  const body = h("div", null, inspectorWaiting());
   const title = h("h2", null, "Why ", h("q", { dir: "auto" }, part.text), "?");
-  replace(row.why, h("section", { class: "card why-card", "aria-label": `Why ${part.text}` }, title, room));
+  replace(row.inspector, h("section", { class: "card inspector-card", "aria-label": `Why ${part.text}` }, title, body));
   try {
     const trace = await chatTrace(view, exchange);
-    const places = Array.from(exchange.answer.slice(0, part.from)).length;
-    const steps = stepsFor(trace.manifest, places, places + Array.from(part.text).length);
-    replace(room, steps.length ? whyWord(view.page, trace, steps) : h("p", { class: "soft" }, "The model did not write this as a piece of its own."));
-    row.why.firstChild?.scrollIntoView({ block: "nearest" });
+    const offset = Array.from(exchange.answer.slice(0, part.from)).length;
+    const steps = stepsFor(trace.manifest, offset, offset + Array.from(part.text).length);
+    replace(body, steps.length ? tokenInspector(view.page, trace, steps) : h("p", { class: "soft" }, "The model did not write this as a piece of its own."));
+    row.inspector.firstChild?.scrollIntoView({ block: "nearest" });
   } catch (error) {
-    view.page.showError(room, error, () => { word.setAttribute("aria-expanded", "false"); chatWhy(view, exchange, row, part, word); });
+    view.page.showError(body, error, () => { word.setAttribute("aria-expanded", "false"); chatInspect(view, exchange, row, part, word); });
   }
 }
 

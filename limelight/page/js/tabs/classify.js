@@ -3,7 +3,7 @@
 import { bars } from "../charts/bars.js";
 import { button, h, replace } from "../core/dom.js";
 import { show, showPercent } from "../core/numbers.js";
-import { afterPause, ask, stopAsking } from "../core/requests.js";
+import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { segmentsOf } from "../core/words.js";
 
@@ -13,10 +13,10 @@ export const classifyTab = {
   id: "classify",
   title: "Classify",
   fits: (model, page) => model.abilities.includes("classify") && !page.offline,
-  mount(place, page) {
-    place.classList.add("use");
+  mount(container, page) {
+    container.classList.add("use");
     const view = classifyView(page);
-    replace(place, h("h1", { class: "unseen" }, "Classify"), classifyLayout(view));
+    replace(container, h("h1", { class: "unseen" }, "Classify"), classifyLayout(view));
     const unsubscribe = onSelect((now, before) => {
       if (now.text !== before.text && now.text !== null && now.text !== view.field.value) {
         view.field.value = now.text;
@@ -27,7 +27,7 @@ export const classifyTab = {
     return () => {
       unsubscribe();
       view.pause.cancel();
-      stopAsking(page, "classify");
+      cancelRequests(page, "classify");
     };
   },
 };
@@ -62,7 +62,7 @@ async function classifyAsk(view) {
   const text = view.field.value;
   select({ text, target: null }, { replace: true });
   if (!text.trim()) {
-    stopAsking(view.page, "classify");
+    cancelRequests(view.page, "classify");
     view.chart = null;
     replace(view.without);
     replace(view.found, h("p", { class: "soft" }, "Type a sentence: its class comes as you type."));
@@ -71,7 +71,7 @@ async function classifyAsk(view) {
   const words = segmentsOf(text).filter((part) => part.isWord).slice(0, CLASSIFY_WORDS);
   const shorter = words.map((word) => text.slice(0, word.from) + text.slice(word.to));
   try {
-    const { classes } = await ask(view.page, "classify", "/api/classify", { texts: [text, ...shorter] });
+    const { classes } = await postLatest(view.page, "classify", "/api/classify", { texts: [text, ...shorter] });
     classifyShow(view, classes[0]);
     classifyWithout(view, text, words, classes);
   } catch (error) {
@@ -81,25 +81,25 @@ async function classifyAsk(view) {
 }
 
 /** Always in the same order, so that a bar grows and shrinks in its place. */
-function classifyShow(view, chances) {
-  const best = classifyBest(chances);
-  const items = view.page.model.classes.map((name) => ({ label: name, value: chances[name], marked: name === best }));
+function classifyShow(view, probabilities) {
+  const best = classifyBest(probabilities);
+  const items = view.page.model.classes.map((name) => ({ label: name, value: probabilities[name], marked: name === best }));
   if (view.chart) view.chart.set({ items });
   else {
     view.chart = bars({ items, title: "Classes and their probabilities" });
     replace(view.found, view.chart.element);
   }
-  view.page.say(`${best}, ${showPercent(chances[best])}`);
+  view.page.say(`${best}, ${showPercent(probabilities[best])}`);
 }
 
-function classifyBest(chances) {
-  return Object.keys(chances).reduce((a, b) => (chances[b] > chances[a] ? b : a));
+function classifyBest(probabilities) {
+  return Object.keys(probabilities).reduce((a, b) => (probabilities[b] > probabilities[a] ? b : a));
 }
 
 /** What becomes of the likeliest class when a word is left out: asked, not guessed. */
 function classifyWithout(view, text, words, [whole, ...shorter]) {
   const best = classifyBest(whole);
-  const changes = shorter.map((chances) => whole[best] - chances[best]);
+  const changes = shorter.map((probabilities) => whole[best] - probabilities[best]);
   const most = Math.max(...changes.map(Math.abs), 0.05); // a faint change has a faint shade
   const items = words.map((word, i) =>
     h(

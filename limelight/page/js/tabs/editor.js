@@ -4,14 +4,14 @@ import { h, replace } from "../core/dom.js";
 
 /**
  * @param {{text: string, title: string, onText: function(): void, onCaret: function(): void,
- *   onKey: function(KeyboardEvent): void}} asked
+ *   onKey: function(KeyboardEvent): void}} options
  * @returns {Object} the editor
  */
-export function shadedEditor(asked) {
+export function shadedEditor(options) {
   const under = h("div", { class: "editor-layer editor-under", "aria-hidden": "true", dir: "auto" });
   const field = h("textarea", {
     class: "editor-layer editor-field", id: "sentence", name: "text", dir: "auto", spellcheck: "false",
-    maxlength: "20000", value: asked.text, "aria-label": asked.title,
+    maxlength: "20000", value: options.text, "aria-label": options.title,
   });
   const element = h("div", { class: "editor" }, under, field);
   const editor = { element, field, marks: [] };
@@ -20,16 +20,16 @@ export function shadedEditor(asked) {
   const moved = () => {
     if (field.selectionStart === caret) return;
     caret = field.selectionStart;
-    asked.onCaret();
+    options.onCaret();
   };
   field.addEventListener("input", () => {
     editor.marks = []; // they were about another text
     caret = field.selectionStart;
     lay();
-    asked.onText();
+    options.onText();
   });
   for (const event of ["keyup", "pointerup", "focus"]) field.addEventListener(event, moved);
-  field.addEventListener("keydown", asked.onKey);
+  field.addEventListener("keydown", options.onKey);
   lay();
 
   return Object.assign(editor, {
@@ -39,10 +39,10 @@ export function shadedEditor(asked) {
       lay();
     },
     /** Another text, with the caret there. */
-    set(text, place = text.length) {
+    set(text, position = text.length) {
       field.value = text;
-      field.setSelectionRange(place, place);
-      caret = place;
+      field.setSelectionRange(position, position);
+      caret = position;
       editor.marks = [];
       lay();
     },
@@ -59,7 +59,7 @@ export function shadedEditor(asked) {
       return [field.value.slice(0, field.selectionStart), field.value.slice(field.selectionEnd)];
     },
     /** Where the caret is on the screen. */
-    caretPlace() {
+    caretRect() {
       lay();
       return under.querySelector(".editor-caret").getBoundingClientRect();
     },
@@ -69,12 +69,12 @@ export function shadedEditor(asked) {
 function editorLay(under, text, marks, caret) {
   const cuts = new Set([0, text.length, caret]);
   for (const mark of marks) cuts.add(mark.from).add(mark.to);
-  const places = [...cuts].sort((a, b) => a - b);
+  const edges = [...cuts].sort((a, b) => a - b);
   const most = Math.max(...marks.map((mark) => mark.share), 1e-9);
   const parts = [];
-  places.forEach((from, i) => {
+  edges.forEach((from, i) => {
     if (from === caret) parts.push(h("span", { class: "editor-caret" }));
-    const to = places[i + 1];
+    const to = edges[i + 1];
     if (to === undefined) return;
     const mark = marks.find((one) => one.from <= from && to <= one.to);
     const part = text.slice(from, to);

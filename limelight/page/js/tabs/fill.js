@@ -1,25 +1,25 @@
 // Fill: hide a word, and see what could stand there, and which words the blank and the others look at.
 
-import { layerChooser, layerNow, lookedAtBy, looksAt } from "../attention/attentionShares.js";
+import { layerChooser, layerNow, attentionTo, attentionFrom } from "../attention/attentionShares.js";
 import { bars } from "../charts/bars.js";
 import { button, h, replace } from "../core/dom.js";
 import { reading } from "../core/page.js";
-import { afterPause, ask, stopAsking } from "../core/requests.js";
+import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
-import { characterPlaces, segmentsOf, shareLine, sharesOf, wordsIn } from "../core/words.js";
+import { characterOffsets, segmentsOf, weightLine, wordWeights, wordsIn } from "../core/words.js";
 
 const FILL_BLANK = "___";
 const FILL_SHOWN = 8;
-const FILL_ASKED = 100; // so that the word that stood there is mostly among them
+const FILL_REQUESTED = 100; // so that the word that stood there is mostly among them
 
 export const fillTab = {
   id: "fill",
   title: "Fill",
   fits: (model, page) => model.abilities.includes("fill") && !page.offline,
-  mount(place, page) {
-    place.classList.add("use");
+  mount(container, page) {
+    container.classList.add("use");
     const view = fillView(page);
-    replace(place, h("h1", { class: "unseen" }, "Fill in"), fillLayout(view));
+    replace(container, h("h1", { class: "unseen" }, "Fill in"), fillLayout(view));
     const unsubscribe = onSelect((now, before) => {
       if (now.text !== before.text && now.text !== null && now.text !== view.field.value) {
         view.field.value = now.text;
@@ -30,7 +30,7 @@ export const fillTab = {
     return () => {
       unsubscribe();
       view.pause.cancel();
-      stopAsking(page, "fill");
+      cancelRequests(page, "fill");
     };
   },
 };
@@ -124,8 +124,8 @@ async function fillHide(view, from, word, blanksBefore) {
 async function fillPieces(view, text, from, word) {
   try {
     const { source } = (await view.page.trace()).manifest;
-    const places = characterPlaces(text);
-    const within = source.spans.flatMap((span, i) => (span && places[span[0]] < from + word.length && places[span[1]] > from ? [i] : []));
+    const positions = characterOffsets(text);
+    const within = source.spans.flatMap((span, i) => (span && positions[span[0]] < from + word.length && positions[span[1]] > from ? [i] : []));
     return within.length > 1 ? within.map((i) => source.pieces[i].trim()) : [word];
   } catch {
     return [word];
@@ -166,7 +166,7 @@ function fillSet(view, text) {
 
 async function fillAsk(view, text, count) {
   if (!count) {
-    stopAsking(view.page, "fill");
+    cancelRequests(view.page, "fill");
     replace(view.attention);
     replace(view.found, h("p", { class: "soft" }, "Nothing is hidden: click a word above."));
     return;
@@ -174,7 +174,7 @@ async function fillAsk(view, text, count) {
   if (view.count !== count) replace(view.found, reading("guessing"));
   view.count = count;
   try {
-    const { blanks } = await ask(view.page, "fill", "/api/fill", { text, count: FILL_ASKED });
+    const { blanks } = await postLatest(view.page, "fill", "/api/fill", { text, count: FILL_REQUESTED });
     replace(view.found, blanks.map((candidates, i) => fillCard(view, candidates, i, blanks.length)));
     fillAttention(view);
   } catch (error) {
@@ -194,13 +194,13 @@ function fillCard(view, candidates, blank, count) {
     { class: "card" },
     h("h2", null, count > 1 ? `Blank ${blank + 1}` : "What could stand there"),
     list.element,
-    h("p", { class: "small soft" }, fillSaid(was, rank), fillPart(view.hidden[blank]), " Click one to put it in."),
+    h("p", { class: "small soft" }, fillRank(was, rank), fillPart(view.hidden[blank]), " Click one to put it in."),
   );
 }
 
-function fillSaid(was, rank) {
+function fillRank(was, rank) {
   if (!was) return "";
-  if (rank < 0) return `“${was}” stood there; it is not among the ${FILL_ASKED} likeliest pieces.`;
+  if (rank < 0) return `“${was}” stood there; it is not among the ${FILL_REQUESTED} likeliest pieces.`;
   return rank === 0 ? `“${was}” stood there: guessed right.` : `“${was}” stood there: number ${rank + 1}.`;
 }
 
@@ -217,11 +217,11 @@ async function fillAttention(view) {
     const trace = await page.trace();
     const { source, model } = trace.manifest;
     const blanks = source.ids.flatMap((id, i) => (id === model.special.mask ? [i] : []));
-    const place = blanks[view.at];
-    if (place === undefined || view.field.value !== text) return;
+    const position = blanks[view.at];
+    if (position === undefined || view.field.value !== text) return;
     const at = { side: "encoder", part: "self" };
     const layer = layerNow(model.layers);
-    const [to, from] = [await page.busy(looksAt(trace, at, layer, place)), await page.busy(lookedAtBy(trace, at, layer, place))];
+    const [to, from] = [await page.busy(attentionFrom(trace, at, layer, position)), await page.busy(attentionTo(trace, at, layer, position))];
     if (view.field.value === text) replace(view.attention, fillBothWays(view, source, blanks, { layer, layers: model.layers, to, from }));
   } catch (error) {
     page.showError(view.attention, error, () => fillAttention(view));
@@ -230,10 +230,10 @@ async function fillAttention(view) {
 
 function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
   const words = wordsIn(source.pieces.map((piece, i) => (blanks.includes(i) ? FILL_BLANK : piece)), source.ids.map((_, i) => source.special[i] || blanks.includes(i)));
-  const looks = shareLine(words, "What the blank looks at");
-  looks.show(sharesOf(words, to));
-  const looked = shareLine(words, "Who looks at the blank");
-  looked.show(sharesOf(words, from).map((sum, i) => sum / words[i].places.length));
+  const outgoing = weightLine(words, "What the blank looks at");
+  outgoing.show(wordWeights(words, to));
+  const incoming = weightLine(words, "Who looks at the blank");
+  incoming.show(wordWeights(words, from).map((sum, i) => sum / words[i].positions.length));
   const which = blanks.length > 1
     ? h("div", { class: "chips" }, blanks.map((_, i) => button(`blank ${i + 1}`, () => { view.at = i; fillAttention(view); }, { class: "chip", "aria-pressed": String(i === view.at) })))
     : null;
@@ -243,9 +243,9 @@ function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
     h("div", { class: "card-head" }, h("h2", null, "Attention, both ways"), layerChooser(layers, () => fillAttention(view))),
     which,
     h("h3", { class: "label" }, "The blank looks at"),
-    looks.element,
+    outgoing.element,
     h("h3", { class: "label" }, "The others look at the blank"),
-    looked.element,
+    incoming.element,
     h("p", { class: "small soft" }, `The mean of the heads of layer ${layer}. Above, the shares of one look sum to 100%; below, each is the share of that word's own look. This model reads both ways: a blank sees what comes after it too.`),
     h("div", { class: "row" }, button("Explain this", () => select({ tab: "explain" }))),
   );

@@ -1,9 +1,9 @@
 // What the model is: drawn from its configuration, weighed part by part, and its words by likeness.
 
-import { architectureInWords, architectureOf } from "../charts/architecture.js";
-import { blueprint } from "../charts/architectureDiagram.js";
+import { architectureText, architectureOf } from "../charts/architecture.js";
+import { architectureDiagram } from "../charts/architectureDiagram.js";
 import { bars } from "../charts/bars.js";
-import { saveDrawing } from "../charts/savePng.js";
+import { saveSvgAsPng } from "../charts/savePng.js";
 import { button, h, replace, visible } from "../core/dom.js";
 import { show, showCount, showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
@@ -12,17 +12,17 @@ export const modelTab = {
   id: "model",
   title: "Model",
   fits: () => true,
-  mount(place, page) {
+  mount(container, page) {
     const [drawing, leave] = modelDrawing(page.model);
-    const asides = [
+    const cards = [
       modelParts(page.model),
       page.offline ? null : modelNeighbours(page),
       modelSettings(page.model),
     ];
     replace(
-      place,
+      container,
       h("h1", { class: "unseen" }, "Model"),
-      h("div", { class: "model" }, drawing, h("div", { class: "model-asides" }, asides)),
+      h("div", { class: "model" }, drawing, h("div", { class: "model-cards" }, cards)),
     );
     return leave;
   },
@@ -31,13 +31,13 @@ export const modelTab = {
 /** The drawing follows the room it has. */
 function modelDrawing(model) {
   const sides = architectureOf(model);
-  const told = architectureInWords(sides);
-  const room = h("div", { class: "model-drawing" });
+  const description = architectureText(sides);
+  const drawingArea = h("div", { class: "model-drawing" });
   const card = h("section", { class: "card", "aria-label": "Architecture" });
   const save = button(
     "Save picture",
     () =>
-      saveDrawing(room.firstChild, {
+      saveSvgAsPng(drawingArea.firstChild, {
         title: `${model.name}: architecture`,
         credit: model.about || model.family,
       }),
@@ -55,17 +55,17 @@ function modelDrawing(model) {
       h("div", { class: "matrix-tools" }, save),
     ),
     h("p", { class: "soft" }, order),
-    room,
+    drawingArea,
   );
   let drawn = 0;
   const draw = () => {
-    const width = room.clientWidth;
+    const width = drawingArea.clientWidth;
     if (!width || width === drawn) return;
     drawn = width;
-    replace(room, blueprint(sides, told, width));
+    replace(drawingArea, architectureDiagram(sides, description, width));
   };
   const watch = new ResizeObserver(draw);
-  watch.observe(room);
+  watch.observe(drawingArea);
   return [card, () => watch.disconnect()];
 }
 
@@ -124,18 +124,18 @@ function modelNeighbours(page) {
     value: modelWord(page.example?.text ?? ""),
     "aria-label": "A word",
   });
-  const place = h("div", { class: "model-near", "aria-live": "polite" });
-  const ask = (event) => {
+  const container = h("div", { class: "model-near", "aria-live": "polite" });
+  const search = (event) => {
     event?.preventDefault();
-    if (input.value.trim()) modelAsk(page, place, input.value.trim());
+    if (input.value.trim()) modelAsk(page, container, input.value.trim());
   };
   const form = h(
     "form",
-    { class: "sentence", on: { submit: ask } },
+    { class: "sentence", on: { submit: search } },
     input,
     h("button", { class: "button", type: "submit" }, "Find neighbours"),
   );
-  ask();
+  search();
   return h(
     "section",
     { class: "card", "aria-label": "Nearest neighbours" },
@@ -146,12 +146,12 @@ function modelNeighbours(page) {
       "The pieces whose embedding vectors point most nearly the same way: the cosine of the angle between them, 1 for the same direction.",
     ),
     form,
-    place,
+    container,
   );
 }
 
-async function modelAsk(page, place, text) {
-  replace(place, reading("comparing its vector with all others"));
+async function modelAsk(page, container, text) {
+  replace(container, reading("comparing its vector with all others"));
   const work = page.api.latest("neighbours", (signal) =>
     page.api.inTurn(() =>
       page.api.post("/api/neighbours", { model: page.model.name, text, count: 10 }, signal),
@@ -161,7 +161,7 @@ async function modelAsk(page, place, text) {
     const { tokens } = await page.busy(work);
     const many = tokens.length === 1 ? 10 : tokens.length <= 3 ? 5 : 3; // of each, so that all can be seen
     replace(
-      place,
+      container,
       tokens.map(({ piece, neighbours }) =>
         h(
           "div",
@@ -179,7 +179,7 @@ async function modelAsk(page, place, text) {
       ),
     );
   } catch (error) {
-    page.showError(place, error, () => modelAsk(page, place, text));
+    page.showError(container, error, () => modelAsk(page, container, text));
   }
 }
 

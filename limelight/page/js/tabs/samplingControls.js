@@ -2,9 +2,9 @@
 
 import { bars } from "../charts/bars.js";
 import { h, replace, visible } from "../core/dom.js";
-import { drawnFrom, entropy, showCount, showPercent, softmax } from "../core/numbers.js";
+import { samplingProbabilities, entropy, showCount, showPercent, softmax } from "../core/numbers.js";
 
-const DRAWING_SHOWN = 12;
+const SAMPLING_SHOWN = 12;
 
 /**
  * Sliders for temperature, top-k and top-p, and what they make of a model's scores.
@@ -12,25 +12,25 @@ const DRAWING_SHOWN = 12;
  * @returns {{element: HTMLElement, settings: function(): Object,
  *   show: function(ArrayLike<number>, string[], string): void, wait: function(): void}}
  */
-export function drawingPanel(model) {
+export function samplingControls(model) {
   const { decode } = model;
   const state = { logits: null, pieces: [], shares: null };
   const chart = bars({ items: [], title: "What comes next, and how probably" });
-  const said = h("p", { class: "small soft drawing-said" });
-  const after = h("p", { class: "drawing-after small", dir: "auto" });
-  const draw = () => state.logits && drawingDraw(state, chart, said, settings());
-  const temperature = drawingSlider("Temperature", { min: 0, max: 2, step: 0.05, value: decode.temperature || 0 }, (v) => (v === 0 ? "0: always the likeliest" : v.toFixed(2)), draw);
-  const topK = drawingSlider("Top-k", { min: 0, max: 100, step: 1, value: Math.min(100, decode.top_k || 0) }, (v) => (v === 0 ? "all" : `the ${v} likeliest`), draw);
-  const topP = drawingSlider("Top-p", { min: 0.05, max: 1, step: 0.01, value: decode.top_p ?? 1 }, (v) => (v === 1 ? "all" : `the likeliest ${Math.round(100 * v)}%`), draw);
+  const summary = h("p", { class: "small soft sampling-summary" });
+  const after = h("p", { class: "sampling-after small", dir: "auto" });
+  const draw = () => state.logits && samplingDraw(state, chart, summary, settings());
+  const temperature = samplingSlider("Temperature", { min: 0, max: 2, step: 0.05, value: decode.temperature || 0 }, (v) => (v === 0 ? "0: always the likeliest" : v.toFixed(2)), draw);
+  const topK = samplingSlider("Top-k", { min: 0, max: 100, step: 1, value: Math.min(100, decode.top_k || 0) }, (v) => (v === 0 ? "all" : `the ${v} likeliest`), draw);
+  const topP = samplingSlider("Top-p", { min: 0.05, max: 1, step: 0.01, value: decode.top_p ?? 1 }, (v) => (v === 1 ? "all" : `the likeliest ${Math.round(100 * v)}%`), draw);
   const settings = () => ({ temperature: temperature.value(), top_k: topK.value(), top_p: topP.value(), min_p: decode.min_p ?? 0 });
   const repeats = decode.repetition_penalty !== 1 || decode.no_repeat
     ? h("p", { class: "small soft" }, "This model's recipe also makes repeats less likely when it writes; the bars do not have that in them.")
     : null;
   const element = h(
     "section",
-    { class: "card drawing", "aria-label": "What comes next" },
+    { class: "card sampling", "aria-label": "What comes next" },
     h("h2", null, "What comes next"),
-    after, chart.element, said,
+    after, chart.element, summary,
     h("div", { class: "sliders" }, temperature.element, topK.element, topP.element),
     repeats,
   );
@@ -40,7 +40,7 @@ export function drawingPanel(model) {
     /** Scores of every piece, after this text. */
     show(logits, pieces, text) {
       Object.assign(state, { logits, pieces, shares: softmax(logits) });
-      replace(after, "after ", h("q", { dir: "auto" }, drawingTail(text)));
+      replace(after, "after ", h("q", { dir: "auto" }, samplingTail(text)));
       element.removeAttribute("aria-busy");
       draw();
     },
@@ -51,16 +51,16 @@ export function drawingPanel(model) {
   };
 }
 
-function drawingTail(text) {
+function samplingTail(text) {
   const tail = Array.from(text).slice(-36).join("");
   const shown = tail.replaceAll("\n", "⏎").replace(/ $/, "·");
   return tail.length < text.length ? `…${shown}` : shown;
 }
 
-function drawingDraw(state, chart, said, how) {
+function samplingDraw(state, chart, summary, how) {
   const { logits, pieces, shares } = state;
-  const drawn = drawnFrom(logits, { temperature: how.temperature, topK: how.top_k, topP: how.top_p, minP: how.min_p });
-  const order = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a] || a - b).slice(0, DRAWING_SHOWN);
+  const drawn = samplingProbabilities(logits, { temperature: how.temperature, topK: how.top_k, topP: how.top_p, minP: how.min_p });
+  const order = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a] || a - b).slice(0, SAMPLING_SHOWN);
   const items = order.map((i) => ({
     label: visible(pieces[i] ?? `⟨unused ${i}⟩`),
     value: drawn[i],
@@ -70,22 +70,22 @@ function drawingDraw(state, chart, said, how) {
   chart.set({ items, full: Math.max(...items.map((item) => item.value), 0.05) });
   const kept = drawn.reduce((count, share) => count + (share > 0), 0);
   const choices = Math.exp(entropy(drawn));
-  replace(said, `${showCount(kept)} of ${showCount(logits.length)} pieces can be drawn: as open as a die with ${choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))} sides. “Was”: before temperature, top-k and top-p.`);
+  replace(summary, `${showCount(kept)} of ${showCount(logits.length)} pieces can be drawn: as open as a die with ${choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))} sides. “Was”: before temperature, top-k and top-p.`);
 }
 
-function drawingSlider(name, range, told, onChange) {
+function samplingSlider(name, range, format, onChange) {
   const output = h("span", { class: "number small", "aria-hidden": "true" }); // the slider says it itself
   const input = h("input", { type: "range", name, min: range.min, max: range.max, step: range.step, "aria-label": name });
   input.value = String(range.value);
-  const tell = () => {
-    output.textContent = told(Number(input.value));
+  const update = () => {
+    output.textContent = format(Number(input.value));
     input.setAttribute("aria-valuetext", output.textContent);
   };
   input.addEventListener("input", () => {
-    tell();
+    update();
     onChange();
   });
-  tell();
+  update();
   const element = h("label", { class: "slider" }, h("span", { class: "slider-name" }, name), output, input);
   return { element, value: () => Number(input.value) };
 }

@@ -11,38 +11,38 @@ import { tagNow } from "../core/tag.js";
  * @param {Object} page
  * @returns {HTMLElement}
  */
-export function teaching(page) {
+export function teacherForcing(page) {
   const pair = page.model.kind !== "texts";
-  const source = teachingField("teach-source", "What is read", page.example?.text ?? "");
-  const target = teachingField(
+  const source = teacherField("teach-source", "What is read", page.example?.text ?? "");
+  const target = teacherField(
     "teach-target",
     pair ? "What should be answered" : "A text",
     page.example?.target ?? (pair ? "" : (page.example?.text ?? "")),
   );
-  const place = h("div", { class: "teaching-table", "aria-live": "polite" });
-  const ask = (event) => {
+  const container = h("div", { class: "teacher-result", "aria-live": "polite" });
+  const submit = (event) => {
     event?.preventDefault();
     if (target.input.value.trim())
-      teachingAsk(page, place, { source: pair ? source.input.value : "", target: target.input.value });
+      teacherRequest(page, container, { source: pair ? source.input.value : "", target: target.input.value });
     else target.input.focus();
   };
   const form = h(
     "form",
-    { class: "teaching-form", on: { submit: ask } },
+    { class: "teacher-form", on: { submit: submit } },
     pair ? source.label : null,
     target.label,
     h("button", { type: "submit", class: "button primary" }, "Show the loss"),
   );
-  teachingBegin(page, target.input, ask);
+  teacherBegin(page, target.input, submit);
   return h(
     "section",
-    { class: "card teaching", "aria-label": "Teacher forcing" },
+    { class: "card teacher", "aria-label": "Teacher forcing" },
     h("h2", null, "How it is taught"),
-    h("div", { class: "teaching-body" }, teachingWords(), h("div", null, form, place)),
+    h("div", { class: "teacher-body" }, teacherWords(), h("div", null, form, container)),
   );
 }
 
-function teachingWords() {
+function teacherWords() {
   return h(
     "p",
     { class: "soft" },
@@ -51,23 +51,23 @@ function teachingWords() {
 }
 
 /** A text to begin with: what the model itself answers to the example. */
-async function teachingBegin(page, input, ask) {
+async function teacherBegin(page, input, submit) {
   try {
     if (!input.value) {
       const { manifest } = await page.trace();
-      const said = manifest.answers.pieces
+      const text = manifest.answers.pieces
         .filter((_, i) => i >= manifest.given && !manifest.answers.special[i])
         .join("")
         .trim();
-      if (!input.value) input.value = said;
+      if (!input.value) input.value = text;
     }
-    if (input.value && input.isConnected) ask();
+    if (input.value && input.isConnected) submit();
   } catch (error) {
     if (!wasReplaced(error)) input.placeholder = "type what should follow";
   }
 }
 
-function teachingField(id, text, value) {
+function teacherField(id, text, value) {
   const input = h("input", {
     class: "field",
     type: "text",
@@ -80,29 +80,29 @@ function teachingField(id, text, value) {
   });
   return {
     input,
-    label: h("label", { class: "teaching-field" }, h("span", { class: "small soft" }, text), input),
+    label: h("label", { class: "teacher-field" }, h("span", { class: "small soft" }, text), input),
   };
 }
 
-async function teachingAsk(page, place, asked) {
-  replace(place, reading("reading the probabilities of every position"));
+async function teacherRequest(page, container, request) {
+  replace(container, reading("reading the probabilities of every position"));
   const work = page.api.latest("teacher", (signal) =>
-    page.api.inTurn(() => page.api.post("/api/teacher", { model: page.model.name, tag: tagNow(page), ...asked }, signal)),
+    page.api.inTurn(() => page.api.post("/api/teacher", { model: page.model.name, tag: tagNow(page), ...request }, signal)),
   );
   try {
-    replace(place, teachingTable(await page.busy(work), page.model.config.vocab));
+    replace(container, teacherTable(await page.busy(work), page.model.config.vocab));
   } catch (error) {
-    page.showError(place, error, () => teachingAsk(page, place, asked));
+    page.showError(container, error, () => teacherRequest(page, container, request));
   }
 }
 
 /** One line per position: what it reads, what should follow, how likely that was, the loss. */
-function teachingTable(told, vocab) {
+function teacherTable(result, vocab) {
   const ignorant = Math.log(vocab); // the loss of a model that finds all tokens alike
   const names = ["place", "reads", "true next word", "probability", "loss", "it would have said"];
   const table = h(
     "table",
-    { class: "table teaching-rows" },
+    { class: "table teacher-rows" },
     h("caption", { class: "unseen" }, "Teacher forcing, position by position"),
     h(
       "thead",
@@ -116,11 +116,11 @@ function teachingTable(told, vocab) {
     h(
       "tbody",
       null,
-      told.input.map((_, i) => teachingRow(told, i, ignorant)),
+      result.input.map((_, i) => teacherRow(result, i, ignorant)),
     ),
-    h("tfoot", null, teachingMean(told)),
+    h("tfoot", null, teacherMean(result)),
   );
-  const smoothed = `With this run's label smoothing of ${told.smoothing}, what training makes smaller is ${show(told.smoothed, 4)}. `;
+  const smoothed = `With this run's label smoothing of ${result.smoothing}, what training makes smaller is ${show(result.smoothed, 4)}. `;
   const known = `A model that knows nothing would have a loss of ln ${vocab} = ${show(ignorant)} at every position: that is a full bar.`;
   const scroller = {
     class: "scroller",
@@ -128,30 +128,30 @@ function teachingTable(told, vocab) {
     role: "region",
     "aria-label": "Teacher forcing table",
   };
-  return [h("div", scroller, table), h("p", { class: "soft small" }, told.smoothing ? smoothed : "", known)];
+  return [h("div", scroller, table), h("p", { class: "soft small" }, result.smoothing ? smoothed : "", known)];
 }
 
-function teachingRow(told, i, ignorant) {
-  const share = { "--share": String(told.loss[i] / ignorant) };
-  const bar = h("span", { class: "teaching-bar", "aria-hidden": "true", style: share });
+function teacherRow(result, i, ignorant) {
+  const share = { "--share": String(result.loss[i] / ignorant) };
+  const bar = h("span", { class: "teacher-bar", "aria-hidden": "true", style: share });
   const best =
-    told.best[i] === told.target[i]
+    result.best[i] === result.target[i]
       ? h("span", { class: "good" }, "the same")
-      : h("span", { dir: "auto" }, `${visible(told.best[i])} (${showPercent(told.p_best[i])})`);
+      : h("span", { dir: "auto" }, `${visible(result.best[i])} (${showPercent(result.p_best[i])})`);
   return h(
     "tr",
     null,
     h("td", null, String(i + 1)),
-    h("td", { dir: "auto" }, visible(told.input[i])),
-    h("th", { scope: "row", dir: "auto" }, visible(told.target[i])),
-    h("td", { class: "n" }, show(told.p_target[i], 4)),
-    h("td", { class: "n" }, bar, show(told.loss[i], 4)),
+    h("td", { dir: "auto" }, visible(result.input[i])),
+    h("th", { scope: "row", dir: "auto" }, visible(result.target[i])),
+    h("td", { class: "n" }, show(result.p_target[i], 4)),
+    h("td", { class: "n" }, bar, show(result.loss[i], 4)),
     h("td", null, best),
   );
 }
 
-function teachingMean(told) {
-  const title = `mean loss of ${told.loss.length} positions`;
-  const mean = h("td", { class: "n" }, show(told.mean, 4));
+function teacherMean(result) {
+  const title = `mean loss of ${result.loss.length} positions`;
+  const mean = h("td", { class: "n" }, show(result.mean, 4));
   return h("tr", null, h("td", null), h("th", { scope: "row", colspan: "3" }, title), mean, h("td", null));
 }

@@ -6,7 +6,7 @@ import { choice } from "../core/choice.js";
 import { h, replace } from "../core/dom.js";
 import { show, showCount } from "../core/numbers.js";
 import { reading } from "../core/page.js";
-import { teaching } from "./teacherForcing.js";
+import { teacherForcing } from "./teacherForcing.js";
 
 const TRAINING_SOON = 2000; // milliseconds between two looks at a log that grows
 const TRAINING_LATER = 15_000; // at one that does not
@@ -16,15 +16,15 @@ export const trainingTab = {
   id: "training",
   title: "Training",
   fits: () => true,
-  mount(place, page) {
-    const view = new TrainingView(place, page);
+  mount(container, page) {
+    const view = new TrainingView(container, page);
     view.begin();
     return () => view.end();
   },
 };
 
 class TrainingView {
-  constructor(place, page) {
+  constructor(container, page) {
     this.page = page;
     const path = `/api/runs/${encodeURIComponent(page.model.name)}/metrics`;
     this.log = new GrowingLog((after) => page.api.get(`${path}?after=${after}`));
@@ -39,19 +39,19 @@ class TrainingView {
       this.status,
       this.curves,
     );
-    const taught = page.model.abilities.includes("score") ? teaching(page) : trainingOtherwise(page.model);
+    const taught = page.model.abilities.includes("score") ? teacherForcing(page) : trainingOtherwise(page.model);
     replace(
-      place,
+      container,
       h("h1", { class: "unseen" }, "Training"),
       h("div", { class: "training" }, card, this.samples, taught),
     );
     this.samples.hidden = true;
-    this.again = () => document.visibilityState === "visible" && this.look();
+    this.again = () => document.visibilityState === "visible" && this.poll();
   }
 
   begin() {
     document.addEventListener("visibilitychange", this.again);
-    this.page.busy(this.look());
+    this.page.busy(this.poll());
   }
 
   end() {
@@ -61,25 +61,25 @@ class TrainingView {
   }
 
   /** Read what is new, then come again: soon while the log grows; never while nobody looks. */
-  async look() {
+  async poll() {
     clearTimeout(this.timer);
-    if (this.left || this.looking || document.visibilityState !== "visible") return;
-    this.looking = true;
+    if (this.left || this.polling || document.visibilityState !== "visible") return;
+    this.polling = true;
     const first = !this.shown;
     try {
       const news = await this.log.read();
       if (this.left) return;
       this.growing = news && !first;
       if (news || first) this.show();
-      this.tell();
-      this.timer = setTimeout(() => this.look(), news ? TRAINING_SOON : this.pause());
+      this.showStatus();
+      this.timer = setTimeout(() => this.poll(), news ? TRAINING_SOON : this.pause());
     } catch (error) {
       if (this.left) return;
-      if (first) this.page.showError(this.curves, error, () => this.look());
+      if (first) this.page.showError(this.curves, error, () => this.poll());
       else this.status.textContent = `${error.message}; asking again`;
-      this.timer = setTimeout(() => this.look(), TRAINING_LATER);
+      this.timer = setTimeout(() => this.poll(), TRAINING_LATER);
     } finally {
-      this.looking = false;
+      this.polling = false;
     }
   }
 
@@ -98,7 +98,7 @@ class TrainingView {
     }
     if (!kinds.includes(this.kind)) [this.kind] = kinds;
     if (this.shown !== kinds.join()) this.build(kinds);
-    this.chart.set(this.chartAsked());
+    this.chart.set(this.chartOptions());
     this.explain();
     this.showSamples();
     replace(
@@ -117,7 +117,7 @@ class TrainingView {
       chosen: this.kind,
       onChoose: (id) => this.choose(id),
     });
-    this.chart = chart(this.chartAsked());
+    this.chart = chart(this.chartOptions());
     this.note = h("p", { class: "soft small" });
     this.troubles = h("ul", { class: "training-troubles small" });
     replace(this.curves, which.element, this.chart.element, this.note, this.troubles);
@@ -126,7 +126,7 @@ class TrainingView {
 
   choose(kind) {
     this.kind = kind;
-    this.chart.set(this.chartAsked());
+    this.chart.set(this.chartOptions());
     this.explain();
   }
 
@@ -138,7 +138,7 @@ class TrainingView {
         : "";
   }
 
-  chartAsked() {
+  chartOptions() {
     const name = curveName(this.kind);
     return {
       title: `${name[0].toUpperCase()}${name.slice(1)} by step`,
@@ -149,7 +149,7 @@ class TrainingView {
     };
   }
 
-  tell() {
+  showStatus() {
     const lines = this.log.entries.filter((entry) => "rate" in entry);
     const last = lines.at(-1);
     if (!last) return;
@@ -189,12 +189,12 @@ class TrainingView {
 
 /** What was read, and what the model said to it. */
 function trainingSample(line) {
-  const [, read, said] = line.match(/^(['"].*['"]) -> (['"].*['"]?)$/s) ?? [null, line, null];
+  const [, read, output] = line.match(/^(['"].*['"]) -> (['"].*['"]?)$/s) ?? [null, line, null];
   return h(
     "li",
     { dir: "auto" },
     read,
-    said === null ? null : [" → ", h("span", { class: "training-said" }, said)],
+    output === null ? null : [" → ", h("span", { class: "training-output" }, output)],
   );
 }
 

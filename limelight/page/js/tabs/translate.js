@@ -5,12 +5,12 @@ import { wasReplaced } from "../core/api.js";
 import { button, h, replace } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
-import { afterPause, ask, stopAsking } from "../core/requests.js";
+import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { tagChooser, tagNow } from "../core/tag.js";
-import { shareLine, sharesOf, sharesSaid, wordsIn } from "../core/words.js";
-import { bestFound, howSearched } from "./beamResult.js";
-import { translatedWords } from "./translationView.js";
+import { weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
+import { hypothesesTable, beamSearchPanel } from "./beamResult.js";
+import { translationWords } from "./translationView.js";
 
 const TRANSLATE_OTHERS = 3;
 
@@ -18,11 +18,11 @@ export const translateTab = {
   id: "translate",
   title: "Translate",
   fits: (model, page) => model.abilities.includes("translate") && !page.offline,
-  mount(place, page) {
+  mount(container, page) {
     const view = translateView(page);
-    place.classList.add("use");
-    replace(place, translateLayout(view));
-    view.home = place;
+    container.classList.add("use");
+    replace(container, translateLayout(view));
+    view.home = container;
     const unsubscribe = onSelect((now, before) => {
       const another = now.text !== before.text && now.text !== view.field.value;
       if (!another && (!view.tag || view.tag.value === tagNow(page))) return;
@@ -34,7 +34,7 @@ export const translateTab = {
     return () => {
       unsubscribe();
       view.pause.cancel();
-      stopAsking(page, "translate", "translate-more");
+      cancelRequests(page, "translate", "translate-more");
     };
   },
 };
@@ -89,9 +89,9 @@ function translateBegin(view) {
 async function translateAsk(view) {
   const { page } = view;
   const text = view.field.value;
-  stopAsking(page, "translate-more");
+  cancelRequests(page, "translate-more");
   if (!text.trim()) {
-    stopAsking(page, "translate");
+    cancelRequests(page, "translate");
     view.answer = null;
     replace(view.source);
     replace(view.search);
@@ -111,22 +111,22 @@ async function translateAsk(view) {
 
 /** With everything that can be told; a long text, or a model without attention, has less of it. */
 async function translateWithAll(view, text) {
-  const asked = translateAsked(view, text);
+  const request = translateRequest(view, text);
   const { model } = view.page;
   const { beam, temperature } = model.decode;
   try {
     const alignment = model.family === "encoder-decoder"; // others have no attention to a source
-    const all = { ...asked, alignment, tree: beam > 1 && !temperature };
-    const answer = await ask(view.page, "translate", "/api/translate", all);
-    return { ...answer, asked, note: "" };
+    const all = { ...request, alignment, tree: beam > 1 && !temperature };
+    const answer = await postLatest(view.page, "translate", "/api/translate", all);
+    return { ...answer, request, note: "" };
   } catch (error) {
     if (error.status !== 400) throw error;
-    const answer = await ask(view.page, "translate", "/api/translate", asked);
-    return { ...answer, asked, note: error.message };
+    const answer = await postLatest(view.page, "translate", "/api/translate", request);
+    return { ...answer, request, note: error.message };
   }
 }
 
-function translateAsked(view, text) {
+function translateRequest(view, text) {
   const { beam, temperature } = view.page.model.decode;
   const nbest = temperature ? 1 : Math.min(beam, TRANSLATE_OTHERS);
   return { text, nbest, ...(view.prefix ? { prefix: view.prefix } : {}), ...(view.tag ? { tag: view.tag.value } : {}) };
@@ -139,14 +139,14 @@ function translateShow(view) {
   view.reads = null;
   if (answer.alignment) {
     const words = wordsIn(answer.alignment.source);
-    view.reads = { words, line: shareLine(words, "What the model read") };
+    view.reads = { words, line: weightLine(words, "What the model read") };
     replace(view.source, h("h3", { class: "label" }, "What it looks at"), view.reads.line.element);
   }
   const use = { page, home: view.home, light: (word, aloud) => translateLight(view, word, aloud), force: (prefix) => translateForce(view, prefix) };
-  const words = answer.parts === 1 && best ? translatedWords(answer, use) : h("p", { class: "prose", dir: "auto" }, answer.text);
+  const words = answer.parts === 1 && best ? translationWords(answer, use) : h("p", { class: "prose", dir: "auto" }, answer.text);
   view.hint = h("p", { class: "hint small soft" }, translateHint(answer));
-  replace(view.result, words, translateTools(view), view.hint, answer.outputs.length > 1 ? bestFound(answer.asked.text, answer.outputs) : null);
-  replace(view.search, answer.tree?.length ? howSearched(answer.tree, best.tokens, `${page.model.name}: “${answer.asked.text}”`) : null);
+  replace(view.result, words, translateTools(view), view.hint, answer.outputs.length > 1 ? hypothesesTable(answer.request.text, answer.outputs) : null);
+  replace(view.search, answer.tree?.length ? beamSearchPanel(answer.tree, best.tokens, `${page.model.name}: “${answer.request.text}”`) : null);
   page.say(`translation: ${answer.text}`);
 }
 
@@ -160,18 +160,18 @@ function translateHint(answer) {
 /** Light up what the model looked at while it wrote a word: the mean over the word's pieces. */
 function translateLight(view, word, aloud = false) {
   const { alignment } = view.answer;
-  const rows = word && alignment ? word.places.map((place) => alignment.weights[place]).filter(Boolean) : [];
+  const rows = word && alignment ? word.positions.map((container) => alignment.weights[container]).filter(Boolean) : [];
   view.hint.textContent = translateHint(view.answer);
   if (!rows.length) {
     view.reads?.line.show(null);
     return;
   }
   const shares = alignment.source.map((_, s) => rows.reduce((sum, row) => sum + row[s], 0) / rows.length);
-  const ofWords = sharesOf(view.reads.words, shares);
+  const ofWords = wordWeights(view.reads.words, shares);
   view.reads.line.show(ofWords);
-  const sure = word.given ? "you fixed it" : `the model gave it ${showPercent(word.chance)}`;
+  const sure = word.given ? "you fixed it" : `the model gave it ${showPercent(word.probability)}`;
   view.hint.textContent = `“${word.text.trim()}”: ${sure}. The shares are the attention from here to the source, the mean of all heads.`;
-  if (aloud) view.page.say(`${word.text.trim()} looked at ${sharesSaid(view.reads.words, ofWords)}`);
+  if (aloud) view.page.say(`${word.text.trim()} looked at ${weightsText(view.reads.words, ofWords)}`);
 }
 
 /** Begin the translation like this, and let the model finish it. */
@@ -185,13 +185,13 @@ function translateForce(view, prefix) {
 
 function translateTools(view) {
   const { answer, page } = view;
-  const target = answer.asked.prefix ? answer.text : null;
+  const target = answer.request.prefix ? answer.text : null;
   const recurrent = page.model.config.family.startsWith("recurrent");
   return h(
     "div",
     { class: "row" },
-    recurrent ? null : button("Explain this", () => select({ tab: "explain", text: answer.asked.text, target }), { class: "button primary" }),
-    answer.asked.prefix ? button("Let the model choose again", () => translateForce(view, "")) : null,
+    recurrent ? null : button("Explain this", () => select({ tab: "explain", text: answer.request.text, target }), { class: "button primary" }),
+    answer.request.prefix ? button("Let the model choose again", () => translateForce(view, "")) : null,
     button("Copy", () => navigator.clipboard?.writeText(answer.text).then(() => page.say("copied"), () => {}), { class: "button quiet" }),
   );
 }

@@ -3,40 +3,40 @@
 import { button, h } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
-import { ask } from "../core/requests.js";
+import { postLatest } from "../core/requests.js";
 import { wordsIn } from "../core/words.js";
 import { choiceList, popover } from "./alternatives.js";
 
-const TRANSLATED_CHOICES = 6;
-const TRANSLATED_WHAT = "What else could have come here";
+const TRANSLATION_CHOICES = 6;
+const TRANSLATION_TITLE = "What else could have come here";
 
 /**
  * The best translation, each word a button; those that were fixed first.
- * @param {Object} answer as the service gave it, with what was `asked`
+ * @param {Object} answer as the service gave it, with what was `request`
  * @param {{page: Object, home: HTMLElement, light: function(?Object, boolean=): void,
  *   force: function(string): void}} use what to do with a word that is pointed at, and with the
  *   beginning of a translation that somebody chose
  * @returns {HTMLElement}
  */
-export function translatedWords(answer, use) {
+export function translationWords(answer, use) {
   const [best] = answer.outputs;
-  const { alignment, asked } = answer;
+  const { alignment, request } = answer;
   const pieces = alignment ? alignment.target : best.tokens;
-  const told = { answer, use, pieces, given: pieces.length - best.tokens.length, held: null, alternatives: null };
+  const state = { answer, use, pieces, given: pieces.length - best.tokens.length, held: null, alternatives: null };
   const ended = best.logprobs.length > best.tokens.length;
   const words = wordsIn(ended ? [...pieces, "⟨end⟩"] : pieces).map((word) => ({
     ...word,
-    given: word.places[0] < told.given,
-    chance: Math.exp(word.places.reduce((sum, place) => sum + (best.logprobs[place - told.given] ?? 0), 0)),
+    given: word.positions[0] < state.given,
+    probability: Math.exp(word.positions.reduce((sum, position) => sum + (best.logprobs[position - state.given] ?? 0), 0)),
   }));
-  const line = words.map((word, i) => [i && /^\s/.test(word.text) ? " " : "", translatedWord(told, word)]);
-  const fixed = !alignment && asked.prefix ? h("span", { class: "word given" }, asked.prefix) : null;
+  const line = words.map((word, i) => [i && /^\s/.test(word.text) ? " " : "", translationWord(state, word)]);
+  const fixed = !alignment && request.prefix ? h("span", { class: "word given" }, request.prefix) : null;
   return h("p", { class: "prose words", dir: "auto" }, fixed, line);
 }
 
-function translatedWord(told, word) {
-  const { light } = told.use;
-  const unsure = !word.given && word.chance < 0.5;
+function translationWord(state, word) {
+  const { light } = state.use;
+  const unsure = !word.given && word.probability < 0.5;
   const kind = ["word", word.special && "special", word.given && "given", unsure && "unsure"];
   const item = h(
     "button",
@@ -44,13 +44,13 @@ function translatedWord(told, word) {
       type: "button",
       class: kind.filter(Boolean).join(" "),
       "aria-haspopup": word.given ? null : "listbox",
-      "aria-description": word.given ? "fixed by you; press to let the model choose from here on" : `${showPercent(word.chance)} sure`,
+      "aria-description": word.given ? "fixed by you; press to let the model choose from here on" : `${showPercent(word.probability)} sure`,
       on: {
-        click: () => (word.given ? translatedRelease(told, word) : translatedChoices(told, word, item)),
+        click: () => (word.given ? translationRelease(state, word) : translationChoices(state, word, item)),
         pointerenter: () => light(word),
         focus: () => light(word, true),
-        pointerleave: () => light(told.held),
-        blur: () => light(told.held),
+        pointerleave: () => light(state.held),
+        blur: () => light(state.held),
       },
     },
     word.text.trim(),
@@ -59,18 +59,18 @@ function translatedWord(told, word) {
 }
 
 /** Take a fixed word back, and all after it. */
-function translatedRelease(told, word) {
-  told.use.force(told.pieces.slice(0, word.places[0]).join(""));
+function translationRelease(state, word) {
+  state.use.force(state.pieces.slice(0, word.positions[0]).join(""));
 }
 
 /** What else could have come at this word: for its first piece, and on demand for the others. */
-async function translatedChoices(told, word, item) {
-  const { page, home, light } = told.use;
-  told.held = word; // its light stays on while the list is open
+async function translationChoices(state, word, item) {
+  const { page, home, light } = state.use;
+  state.held = word; // its light stays on while the list is open
   const pop = popover(home, item.getBoundingClientRect(), {
-    title: TRANSLATED_WHAT,
+    title: TRANSLATION_TITLE,
     onClose: () => {
-      told.held = null;
+      state.held = null;
       light(null);
     },
   });
@@ -81,38 +81,38 @@ async function translatedChoices(told, word, item) {
     pop.close();
     if (item.isConnected) item.focus();
   };
-  const show = (places, place) => {
-    const list = translatedList(told, places[place - told.given], place, { pop, leave });
-    const title = h("h3", { class: "label" }, `${TRANSLATED_WHAT}, and how it would go on`);
-    pop.fill(title, translatedPieces(told, word, place, (other) => show(places, other)), list);
+  const show = (positions, position) => {
+    const list = translationList(state, positions[position - state.given], position, { pop, leave });
+    const title = h("h3", { class: "label" }, `${TRANSLATION_TITLE}, and how it would go on`);
+    pop.fill(title, translationPieces(state, word, position, (other) => show(positions, other)), list);
     list.focus();
   };
   try {
-    const places = await translatedAlternatives(told);
-    if (pop.isOpen()) show(places, word.places[0]);
+    const positions = await translationAlternatives(state);
+    if (pop.isOpen()) show(positions, word.positions[0]);
   } catch (error) {
     page.showError(pop.element, error);
   }
 }
 
 /** For every place of the answer what else could have come: asked for once, when somebody looks. */
-function translatedAlternatives(told) {
-  if (!told.alternatives) {
-    const asked = { ...told.answer.asked, alternatives: TRANSLATED_CHOICES };
-    const answer = ask(told.use.page, "translate-more", "/api/translate", asked).then((said) => said.alternatives);
-    answer.catch(() => { told.alternatives = null; });
-    told.alternatives = answer;
+function translationAlternatives(state) {
+  if (!state.alternatives) {
+    const request = { ...state.answer.request, alternatives: TRANSLATION_CHOICES };
+    const answer = postLatest(state.use.page, "translate-more", "/api/translate", request).then((result) => result.alternatives);
+    answer.catch(() => { state.alternatives = null; });
+    state.alternatives = answer;
   }
-  return told.alternatives;
+  return state.alternatives;
 }
 
-function translatedPieces(told, word, at, show) {
-  if (word.places.length < 2) return null;
-  const chips = word.places.map((place) => button(told.pieces[place].trim() || "·", () => show(place), { class: "chip", "aria-pressed": String(place === at) }));
+function translationPieces(state, word, at, show) {
+  if (word.positions.length < 2) return null;
+  const chips = word.positions.map((position) => button(state.pieces[position].trim() || "·", () => show(position), { class: "chip", "aria-pressed": String(position === at) }));
   return h("div", { class: "chips piece-choice" }, h("span", { class: "small soft" }, "of its pieces:"), chips);
 }
 
-function translatedList(told, choices, place, { pop, leave }) {
+function translationList(state, choices, position, { pop, leave }) {
   const options = choices.map((choice) => {
     const ends = /^⟨.+⟩$/.test(choice.piece);
     const half = /<[0-9A-F]{2}>$/.test(choice.piece); // of a character, which comes whole behind it
@@ -122,13 +122,13 @@ function translatedList(told, choices, place, { pop, leave }) {
       piece: choice.piece,
       share: choice.probability,
       rest: ends ? " the text would end here" : choice.text.slice(shown),
-      chosen: choice.piece === (told.pieces[place] ?? "⟨end⟩"),
+      chosen: choice.piece === (state.pieces[position] ?? "⟨end⟩"),
       disabled: ends || broken,
     };
   });
   const onChoose = (i) => {
     pop.close();
-    told.use.force(choices[i].begin);
+    state.use.force(choices[i].begin);
   };
-  return choiceList({ title: TRANSLATED_WHAT, options, onLeave: leave, onChoose });
+  return choiceList({ title: TRANSLATION_TITLE, options, onLeave: leave, onChoose });
 }

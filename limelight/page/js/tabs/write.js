@@ -1,13 +1,13 @@
 // Write: an editor that offers how the text could go on, what exactly comes next, and where the word
 // under the cursor looks.
 
-import { shadeByAttention } from "../attention/attentionHighlight.js";
+import { highlightAttention } from "../attention/attentionHighlight.js";
 import { button, h, replace } from "../core/dom.js";
-import { afterPause, ask, askForStream, keep, kept, stopAsking } from "../core/requests.js";
+import { afterPause, postLatest, requestStream, keep, kept, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
-import { suggestMore } from "./autocomplete.js";
+import { autocomplete } from "./autocomplete.js";
 import { shadedEditor } from "./editor.js";
-import { drawingPanel } from "./samplingControls.js";
+import { samplingControls } from "./samplingControls.js";
 
 const WRITE_TAB = "limelight-tab-suggests";
 const WRITE_IN_LINK = 2000; // characters; a longer text is kept, but no link
@@ -16,10 +16,10 @@ export const writeTab = {
   id: "write",
   title: "Write",
   fits: (model, page) => model.abilities.includes("write") && !page.offline,
-  mount(place, page) {
-    place.classList.add("use");
-    const view = writeView(page, place);
-    replace(place, h("h1", { class: "unseen" }, "Write"), writeLayout(view));
+  mount(container, page) {
+    container.classList.add("use");
+    const view = writeView(page, container);
+    replace(container, h("h1", { class: "unseen" }, "Write"), writeLayout(view));
     const unsubscribe = onSelect((now, before) => {
       if (now.text !== before.text && now.text !== null && now.text !== view.editor.field.value) {
         view.editor.set(now.text);
@@ -27,12 +27,12 @@ export const writeTab = {
       }
     });
     view.editor.set(view.editor.field.value);
-    writeLook(view);
+    writeInspect(view);
     return () => {
       unsubscribe();
       view.pause.cancel();
       view.control?.abort();
-      stopAsking(page, "next", "suggest", "attend");
+      cancelRequests(page, "next", "suggest", "attend");
     };
   },
 };
@@ -40,15 +40,15 @@ export const writeTab = {
 function writeView(page, home) {
   const name = `limelight-write-${page.model.name}`;
   const view = { page, home, name, control: null, letTabGo: false, traced: null, scored: null, before: null };
-  view.pause = afterPause(() => writeLook(view), 300);
+  view.pause = afterPause(() => writeInspect(view), 300);
   view.editor = shadedEditor({
     text: selected().text ?? kept(name) ?? page.example?.text ?? "",
     title: "Your text",
     onText: () => writeChanged(view),
-    onCaret: () => { view.drawing.wait(); view.pause.soon(); },
+    onCaret: () => { view.sampling.wait(); view.pause.soon(); },
     onKey: (event) => writeKey(view, event),
   });
-  view.drawing = drawingPanel(page.model);
+  view.sampling = samplingControls(page.model);
   view.attention = h("section", { class: "under", "aria-label": "What the word under the cursor looks at" });
   view.state = h("div", { class: "write-state", role: "status" });
   return view;
@@ -65,7 +65,7 @@ function writeLayout(view) {
     "div",
     { class: "row write-tools" },
     view.go,
-    button("Suggest", () => suggestMore(view), { title: "Ctrl+Space" }),
+    button("Suggest", () => autocomplete(view), { title: "Ctrl+Space" }),
     view.stop,
     h("label", { class: "check small" }, "pieces", view.length),
     h("label", { class: "check small" }, "seed", view.seed),
@@ -79,45 +79,45 @@ function writeLayout(view) {
     h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), " always; ", h("kbd", null, "Esc"), " then ", h("kbd", null, "Tab"), " leaves the editor"),
   );
   const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "You write, the model goes on"), view.editor.element, tools, view.state, keys, view.attention);
-  return h("div", { class: "two-sides wide-left" }, writing, view.drawing.element);
+  return h("div", { class: "two-sides wide-left" }, writing, view.sampling.element);
 }
 
 function writeChanged(view) {
   keep(view.name, view.editor.field.value);
   view.letTabGo = false;
-  view.drawing.wait();
+  view.sampling.wait();
   replace(view.state);
   view.pause.soon();
 }
 
 /** The exact scores of what comes after the caret, and where the word before it looks. */
-async function writeLook(view) {
+async function writeInspect(view) {
   const text = view.editor.field.value;
   if (text.length <= WRITE_IN_LINK) select({ text, target: null }, { replace: true });
   const [before] = view.editor.parts();
   try {
     view.pieces ??= await view.page.busy(view.page.api.get(`/api/vocabulary?model=${encodeURIComponent(view.page.model.name)}`));
     if (view.scored?.before !== before) {
-      const { logits } = await ask(view.page, "next", "/api/next", { text: before }, "postForBytes");
+      const { logits } = await postLatest(view.page, "next", "/api/next", { text: before }, "postForBytes");
       view.scored = { before, logits: logits.values };
     }
-    view.drawing.show(view.scored.logits, view.pieces, before);
-    if (!view.page.model.config.family.startsWith("recurrent")) await shadeByAttention(view, text, () => writeLook(view));
+    view.sampling.show(view.scored.logits, view.pieces, before);
+    if (!view.page.model.config.family.startsWith("recurrent")) await highlightAttention(view, text, () => writeInspect(view));
   } catch (error) {
-    view.page.showError(view.state, error, () => { replace(view.state); writeLook(view); });
+    view.page.showError(view.state, error, () => { replace(view.state); writeInspect(view); });
   }
 }
 
 function writeKey(view, event) {
   if (event.ctrlKey && (event.key === " " || event.code === "Space")) {
     event.preventDefault();
-    suggestMore(view);
+    autocomplete(view);
   } else if (event.key === "Escape") {
     view.letTabGo = true;
     view.page.say("Tab leaves the editor now");
   } else if (event.key === "Tab" && !event.shiftKey && !event.altKey && view.tabs.checked && !view.letTabGo) {
     event.preventDefault();
-    suggestMore(view);
+    autocomplete(view);
   }
 }
 
@@ -132,22 +132,22 @@ async function writeOn(view) {
   let written = "";
   writeBusy(view, true);
   try {
-    await page.busy(askForStream(page, "/v1/completions", writeAsked(view, before), (event) => {
+    await page.busy(requestStream(page, "/v1/completions", writeRequest(view, before), (event) => {
       written += event.choices[0].text;
       editor.set(before + written + after, before.length + written.length);
     }, control.signal));
     writeDone(view, before + after, before.length, written ? "Written." : "The model ends the text here.");
   } catch (error) {
-    const why = control.signal.aborted ? "You stopped it here." : `The text broke off here: ${error.message}.`;
-    writeDone(view, before + after, before.length, why, !control.signal.aborted);
+    const message = control.signal.aborted ? "You stopped it here." : `The text broke off here: ${error.message}.`;
+    writeDone(view, before + after, before.length, message, !control.signal.aborted);
   }
   view.control = null;
   writeBusy(view, false);
   keep(view.name, editor.field.value);
-  if (editor.field.isConnected) writeLook(view);
+  if (editor.field.isConnected) writeInspect(view);
 }
 
-function writeAsked(view, prompt) {
+function writeRequest(view, prompt) {
   const number = (field, least, most) => Math.min(most, Math.max(least, Math.round(Number(field.value)) || least));
   return {
     model: view.page.model.name,
@@ -155,11 +155,11 @@ function writeAsked(view, prompt) {
     stream: true,
     max_tokens: number(view.length, 1, 500),
     seed: number(view.seed, 0, 999999),
-    ...view.drawing.settings(),
+    ...view.sampling.settings(),
   };
 }
 
-function writeDone(view, text, caret, said, broke = false) {
+function writeDone(view, text, caret, message, broke = false) {
   const back = () => {
     view.editor.set(text, caret);
     view.editor.field.focus();
@@ -167,7 +167,7 @@ function writeDone(view, text, caret, said, broke = false) {
   };
   replace(
     view.state,
-    h("span", { class: broke ? "small bad" : "small soft" }, said),
+    h("span", { class: broke ? "small bad" : "small soft" }, message),
     broke ? button("Try again", () => { back(); writeOn(view); }, { class: "button small" }) : null,
     button("Take it back", back, { class: "button quiet small" }),
   );
@@ -179,7 +179,7 @@ function writeBusy(view, busy) {
   view.editor.field.readOnly = busy;
   if (busy) {
     replace(view.state, h("span", { class: "small soft" }, "writing …"));
-    view.drawing.wait();
+    view.sampling.wait();
   }
 }
 
