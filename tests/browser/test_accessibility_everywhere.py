@@ -59,7 +59,7 @@ def test_nothing_keeps_anybody_out(new_page, model, scheme):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nor_at_any_stop_of_the_walk(new_page, stop, scheme):
     page = new_page(color_scheme=scheme)
-    visit(page, model="greetings", tab="explain", stop=stop)
+    visit(page, model="greetings", tab="explain", stage=stop)
     violations = Axe().run(page).response["violations"]
     assert not [
         (each["id"], [node["html"][:160] for node in each["nodes"][:3]])

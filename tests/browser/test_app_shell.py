@@ -37,13 +37,13 @@ def test_help_lists_the_keys_and_they_can_be_switched_off(page):
     box = page.get_by_role("dialog")
     for key in ("/", "[ ]", "{ }", ", .", "p", "t"):
         assert box.locator("kbd", has_text=key).count() >= 1
-    box.get_by_label("single keys are on").uncheck()
+    box.get_by_label("enable single-key shortcuts").uncheck()
     box.get_by_role("button", name="Close").click()
     page.keyboard.press("ArrowRight")
     page.wait_for_timeout(100)
     assert page.locator(".walk").get_attribute("data-stage") == "pieces"
     page.keyboard.press("?")
-    box.get_by_label("single keys are on").check()
+    box.get_by_label("enable single-key shortcuts").check()
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowRight")
     page.locator(".walk[data-stage=embedding]").wait_for()
@@ -103,7 +103,7 @@ def test_when_the_service_does_not_answer_it_is_said_and_can_be_tried_again(page
     page.route("**/api/trace/*/stop/**", lambda route: route.abort())
     page.keyboard.press("ArrowRight")
     panel.wait_for()
-    assert "the service does not answer" in panel.inner_text()
+    assert "the service does not respond" in panel.inner_text()
     page.unroute("**/api/trace/*/stop/**")
     panel.get_by_role("button", name="Try again").click()
     page.locator(".figure").first.wait_for()
@@ -117,7 +117,7 @@ def test_a_service_with_a_key_asks_for_it(runs, new_page):
         field = page.get_by_role("textbox", name="Key")
         field.fill("wrong")
         page.keyboard.press("Enter")
-        page.get_by_text("That key does not fit").wait_for()
+        page.get_by_text("That key is wrong").wait_for()
         field.fill("open sesame")
         page.keyboard.press("Enter")
         page.locator(".walk[data-stage=pieces]").wait_for()

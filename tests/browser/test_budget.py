@@ -137,7 +137,7 @@ def test_many_strips_are_laid_out_together(new_page, large, stop):
     """A strip for each of 64 words: the page is laid out a few times, not once for each of them."""
     served, text, target = large
     page = new_page(host=served.url)
-    visit(page, tab="explain", text=text, target=target, stop=stop)
+    visit(page, tab="explain", text=text, target=target, stage=stop)
     page.get_by_role("button", name="Back").click()
     ready(page)
     counted = page.context.new_cdp_session(page)

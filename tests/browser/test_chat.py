@@ -65,7 +65,7 @@ def test_a_conversation_is_pythons_and_survives_a_reload(opened, known):
 
 
 def test_words_come_one_by_one_where_no_beam_thinks_ahead(opened, known):
-    opened.get_by_label("word by word").check()
+    opened.get_by_label("token by token").check()
     say(opened, QUESTIONS[0])
     assert answers(opened) == expected(known["greetings"], QUESTIONS[:1], beam=1)
 
@@ -145,7 +145,7 @@ def test_cut_anywhere_the_answer_says_so_and_trying_again_works(new_page, servic
         page = new_page(host=proxy.url)
         page.watch.allow("ERR_|Failed to load resource")
         visit(page, model="greetings", tab="chat")
-        page.get_by_label("word by word").check()
+        page.get_by_label("token by token").check()
         say(page, QUESTIONS[0])
         assert answers(page) == wanted
         whole = proxy.passed
@@ -156,7 +156,7 @@ def test_cut_anywhere_the_answer_says_so_and_trying_again_works(new_page, servic
             )  # if cut earlier, the browser itself sends the request again
             say(page, QUESTIONS[0], wait="broken")
             assert proxy.cut is None  # it was cut
-            assert page.get_by_text("The answer broke off here.").count() == 1
+            assert page.get_by_text("The reply was interrupted here.").count() == 1
             assert wanted[0].startswith(answers(page)[0])
             page.get_by_role("button", name="Try again").click()
             page.wait_for_selector(".answer.done")
@@ -191,7 +191,7 @@ def test_a_reload_in_the_middle_of_an_answer_leaves_a_clear_state(opened, known)
     page.reload()
     ready(page)
     assert page.locator(".exchange").count() == 2
-    assert page.get_by_text("The answer broke off here.").count() == 1
+    assert page.get_by_text("The reply was interrupted here.").count() == 1
     page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".exchange:last-child .answer.done")
@@ -205,7 +205,7 @@ def test_leaving_the_tab_in_the_middle_is_no_loss_either(opened):
     say(page, QUESTIONS[0], wait="writing")
     page.get_by_role("tab", name="Translate").click()
     page.get_by_role("tab", name="Chat").click()
-    assert page.get_by_text("The answer broke off here.").count() == 1
+    assert page.get_by_text("The reply was interrupted here.").count() == 1
     page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".answer.done")
@@ -235,7 +235,7 @@ def test_a_service_that_ends_and_comes_back(new_page, runs, known):
         say(page, QUESTIONS[0])
         port = urlparse(first.url).port
     say(page, QUESTIONS[1], wait="broken")
-    assert "does not answer" in page.locator(".broke").inner_text()
+    assert "does not respond" in page.locator(".broke").inner_text()
     with Served(runs["greetings"], arguments=[f"--port={port}"]):
         page.get_by_role("button", name="Try again").click()
         page.wait_for_selector(".exchange:last-child .answer.done")

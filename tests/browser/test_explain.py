@@ -40,7 +40,7 @@ def numbers(text):
 
 def opened(page, model, stop="pieces", **selection):
     text = {"text": TEXTS.get(model, "the cat sat")}
-    visit(page, tab="explain", model=model, stop=stop, **text, **selection)
+    visit(page, tab="explain", model=model, stage=stop, **text, **selection)
     assert page.locator(".walk").get_attribute("data-stage") == stop
     return page
 
@@ -200,7 +200,8 @@ def test_the_table_of_one_word_is_a_row_of_equation_1(page, model, stop, at, han
     for column, head in enumerate(heads):
         if head not in named:
             continue
-        cells = page.locator(f".weights-table tbody tr > :nth-child({column + 1})").all_inner_texts()
+        rows = page.locator(f".weights-table tbody tr > :nth-child({column + 1})")
+        cells = rows.all_inner_texts()
         shown = [number(cell.replace("inf", "Infinity")) for cell in cells]
         expected = hand.values[f"{at}.{named[head]}"][0][row]
         assert [x == -math.inf for x in shown] == list(np.isneginf(expected))
@@ -228,8 +229,8 @@ def test_the_future_reads_minus_infinity_and_then_nothing(page, model, stop):
 def test_cross_attention_has_target_rows_and_source_columns(page, hands):
     trace, _ = hands["greetings"]
     opened(page, "greetings", "cross", all=1)
-    assert "The decoder asks" in page.locator(".role.queries").inner_text()
-    assert "The encoder answers" in page.locator(".role.keys").inner_text()
+    assert "Queries from the decoder" in page.locator(".role.queries").inner_text()
+    assert "Keys and values from the encoder" in page.locator(".role.keys").inner_text()
     page.get_by_role("button", name="Show as table").click()
     head = page.locator("table.numbers thead th").all_inner_texts()
     rows = page.locator("table.numbers tbody th").all_inner_texts()
@@ -276,6 +277,16 @@ def test_probabilities_move_with_the_temperature_without_a_request(page, model, 
     assert len(page.watch.sent) == before
 
 
+def test_a_link_names_the_stage_and_links_that_named_a_stop_still_work(page):
+    opened(page, "greetings", "softmax")
+    visit(page, tab="explain", model="greetings", stop="softmax", text=TEXTS["greetings"])
+    assert page.locator(".walk").get_attribute("data-stage") == "softmax"
+    page.get_by_role("button", name="Next →").click()
+    settle(page)
+    assert "stage=sum" in page.url
+    assert "stop=" not in page.url
+
+
 def test_a_number_leads_to_where_it_comes_from(page):
     opened(page, "greetings", "softmax", layer=2)
     way = []
@@ -319,7 +330,7 @@ def test_from_a_sentence_to_a_cross_attention_weight_with_the_keyboard_alone(pag
     assert f"weight {weight:.3f}" in said
     assert page.locator(".row-sum").inner_text() == "1.000"
     pair = page.locator(".pair").first.inner_text()
-    assert pair == f"{trace.target.labels[1]} asks {trace.source.labels[1]}"
+    assert pair == f"query {trace.target.labels[1]}, key {trace.source.labels[1]}"
 
 
 def test_a_stop_asks_for_what_it_needs_and_nothing_twice(page):

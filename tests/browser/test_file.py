@@ -112,7 +112,7 @@ def test_what_has_no_room_is_left_out_and_said_so(opened_file, hands):  # noqa: 
     assert page.locator(".check-line.failed").count() == 0
     page.select_option("#choose-layer", "2")
     page.select_option("#choose-head", "4")
-    page.get_by_text("this number is not in the file").wait_for()
+    page.get_by_text("this value is not in the file").wait_for()
 
 
 def test_a_file_can_be_read_without_a_script(opened_file, hands):  # noqa: F811

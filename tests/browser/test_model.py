@@ -49,8 +49,8 @@ def test_the_norm_is_drawn_where_it_is(page, known, order):
     config = {**describe(known["greetings"].recipe)["model"], "norm_order": order}
     told = page.evaluate(IN_WORDS, {"config": config, "classes": []})
     attention = "Masked self-attention (4 heads of 8)"
-    before = f"Layer norm, {attention}, added to what came in" in told
-    after = f"{attention}, added to what came in, then Layer norm" in told
+    before = f"Layer norm, {attention}, plus the residual" in told
+    after = f"{attention}, plus the residual, then Layer norm" in told
     assert (before, after) == (order == "pre", order == "post")
 
 

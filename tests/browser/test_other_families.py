@@ -70,7 +70,7 @@ def test_what_is_asked_of_a_model_with_tags_can_be_chosen(opened, model):  # noq
     learned = model("tagged")
     page = opened("tagged", "translate")
     for tag in learned.tags:
-        page.get_by_label("What is asked of the model").select_option(tag)
+        page.get_by_label("Task tag").select_option(tag)
         shown = translation(page, "a c b")
         assert shown == learned.translate("a c b", wishes=Wishes(tag=tag)).text
 
@@ -79,12 +79,12 @@ def test_the_tag_that_was_chosen_goes_along_into_the_walk(opened, model):  # noq
     learned = model("tagged")
     last = learned.tags[-1]  # not the one that is usual
     page = opened("tagged", "translate")
-    page.get_by_label("What is asked of the model").select_option(last)
+    page.get_by_label("Task tag").select_option(last)
     translation(page, "a c b")
     page.get_by_role("button", name="Explain this").click()
-    assert page.get_by_label("What is asked of the model").input_value() == last
+    assert page.get_by_label("Task tag").input_value() == last
     for tag in (last, learned.tags[0]):
-        page.get_by_label("What is asked of the model").select_option(tag)
+        page.get_by_label("Task tag").select_option(tag)
         ready(page)
         trace = learned.explain("a c b", tag=tag)
         rows = page.locator(".sentence-row").all()
@@ -92,10 +92,10 @@ def test_the_tag_that_was_chosen_goes_along_into_the_walk(opened, model):  # noq
         assert f"tag={tag}" in page.url
     page.go_back()
     ready(page)
-    assert page.get_by_label("What is asked of the model").input_value() == last
+    assert page.get_by_label("Task tag").input_value() == last
     page.get_by_role("tab", name="Translate").click()
     page.wait_for_selector(".result:not([aria-busy]) .words")
-    assert page.get_by_label("What is asked of the model").input_value() == last
+    assert page.get_by_label("Task tag").input_value() == last
 
 
 def test_a_recurrent_writer_offers_and_writes(opened, model):  # noqa: F811
@@ -106,8 +106,8 @@ def test_a_recurrent_writer_offers_and_writes(opened, model):  # noqa: F811
     page.get_by_role("slider", name="Temperature").evaluate(
         "slider => { slider.value = 0; slider.dispatchEvent(new Event('input')); }"
     )
-    page.get_by_label("pieces").fill("12")
-    page.get_by_role("button", name="Write on").click()
-    page.get_by_role("button", name="Take it back").wait_for()
+    page.get_by_label("max tokens").fill("12")
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_role("button", name="Undo").wait_for()
     written = model("rnn").write("the cat", max_tokens=12, temperature=0)
     assert page.get_by_label("Your text").input_value() == "the cat" + written

@@ -24,7 +24,7 @@ PAIRS = [
 def test_the_teachers_table_is_the_models_own(page, known, model, source, target):
     visit(page, model=model, tab="training")
     if source:
-        page.get_by_label("What is read").fill(source)
+        page.get_by_label("Source", exact=True).fill(source)
     page.locator("#teach-target").fill(target)
     page.get_by_role("button", name="Show the loss").click()
     page.wait_for_function(HAS_POSITIONS, arg=len(known[model].tokenizer.encode(target)) + 1)
@@ -51,7 +51,7 @@ def table_rows(page):
 def test_a_model_that_reads_both_ways_is_taught_otherwise(page):
     visit(page, model="bert", tab="training")
     assert page.locator(".teacher").count() == 0
-    assert "filling blanks" in page.locator("main").inner_text()
+    assert "Masked language modelling" in page.locator("main").inner_text()
 
 
 def test_the_curve_is_the_log(page, runs):
@@ -110,7 +110,7 @@ def test_the_curve_grows_with_the_log(page, growing):
     assert page.locator("main img").count() == 0
     assert chart_table(page, "validation")[-1] == (5000, 0.5)
     growing(step=5001, spike=True, loss=9.0, usual=0.1, examples=[1])
-    page.get_by_text("step 5001: the loss jumped to 9.00").wait_for()
+    page.get_by_text("step 5001: loss spike, 9.00").wait_for()
     assert chart_table(page, "training")[-1] == (5000, 0.123)
 
 

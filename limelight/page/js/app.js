@@ -1,4 +1,4 @@
-// The frame: top bar, tabs, and the one that is chosen. Which tabs there are, the model decides.
+// The app shell: top bar, tabs, and the chosen tab. The model decides which tabs there are.
 
 import { api, onKeyWanted } from "./core/api.js";
 import { askForKey, helpDialog } from "./core/dialogs.js";
@@ -18,15 +18,15 @@ import { trainingTab } from "./tabs/training.js";
 import { translateTab } from "./tabs/translate.js";
 import { writeTab } from "./tabs/write.js";
 
-// In this order they stand side by side. The first that fits is shown first.
+// In the order of the tab bar. The first one that fits the model is shown first.
 const APP_TABS = [
   translateTab, chatTab, writeTab, fillTab, classifyTab,
   explainTab, attentionTab, trainingTab, modelTab,
 ];
-const APP_OFFLINE = ["explain", "attention", "model"]; // of these, a file holds enough
+const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show
 
 /**
- * Begin. Without a file, all is asked of the service.
+ * Start. Without a file, everything comes from the service.
  * @param {?{model: Object, held: Object, api: Object}} [file] what an exported file holds
  */
 export async function start(file = null) {
@@ -50,10 +50,10 @@ function appFrame() {
     help,
     page: null,
     leave: () => {},
-    skip: h("a", { class: "skip", href: "#main", on: { click: appSkip } }, "Skip to the content"),
+    skip: h("a", { class: "skip", href: "#main", on: { click: appSkip } }, "Skip to content"),
     card: h("div", { class: "model-card" }),
-    tabs: h("div", { class: "tabs", role: "tablist", "aria-label": "What to do with the model" }),
-    main: h("main", { id: "main", class: "main", tabindex: "-1" }, reading("reading the model")),
+    tabs: h("div", { class: "tabs", role: "tablist", "aria-label": "Tabs" }),
+    main: h("main", { id: "main", class: "main", tabindex: "-1" }, reading("loading the model")),
     live: h("div", { class: "unseen", role: "status", "aria-live": "polite", id: "live" }),
   };
   frame.tabs.addEventListener("keydown", (event) => appTabKey(frame, event));
@@ -73,7 +73,7 @@ function appSkip(event) {
   document.getElementById("main").focus();
 }
 
-/** Read what the model is, then show it. */
+/** Load the description of the model, then show it. */
 async function appOpen(frame, file) {
   delete document.body.dataset.ready;
   try {
@@ -89,7 +89,7 @@ async function appOpen(frame, file) {
   appShowTab(frame);
 }
 
-/** A file looks first where it was made to look. */
+/** A file opens at the layer and head it was exported for. */
 function appOpenFile(frame, file) {
   const { layer, head } = selected();
   select({ layer: layer ?? file.focus.layer, head: head ?? file.focus.head }, { replace: true });
@@ -106,7 +106,7 @@ async function appAskModel(frame) {
   return livePage({ model, models, example, live: frame.live });
 }
 
-/** Which model this is, in a line; with several, a chooser. */
+/** The model in one line; with several models, a chooser. */
 function appCard(page) {
   const { model, models } = page;
   const { config } = model;
@@ -118,7 +118,7 @@ function appCard(page) {
     config.norm_order ? `${config.norm_order}-norm` : null,
     `${showCount(model.vocabulary)} pieces`,
     `${showCount(model.parameters)} parameters`,
-    model.step ? `${showCount(model.step)} steps of training` : null,
+    model.step ? `${showCount(model.step)} training steps` : null,
   ];
   const name = models && models.length > 1 ? appChooser(model, models) : h("strong", null, model.name);
   return [name, h("span", { class: "soft small model-facts" }, facts.filter(Boolean).join(" · "))];
@@ -142,7 +142,7 @@ function appFitting(frame) {
   return APP_TABS.filter((tab) => tab.fits(model, frame.page) && (!offline || APP_OFFLINE.includes(tab.id)));
 }
 
-/** The chosen tab, or the first there is. */
+/** The chosen tab, or else the first. */
 function appShowTab(frame) {
   const fitting = appFitting(frame);
   const chosen = fitting.find((tab) => tab.id === selected().tab) || fitting[0];

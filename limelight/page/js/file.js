@@ -1,11 +1,11 @@
-// An exported file begins here: the page over the one text that the file holds.
+// Entry of an exported file: the page over the one trace that the file holds.
 
 import { start } from "./app.js";
 import { ApiError, offlineApi } from "./core/api.js";
 import { Trace, partsOf } from "./core/trace.js";
 
-/** What a file holds in the place of a service: bytes and facts by the paths that a trace asks. */
-export class FileSource {
+/** Stands in for the service: bytes and facts by the paths that a trace requests. */
+class FileSource {
   constructor(held) {
     this.held = held;
   }
@@ -27,7 +27,7 @@ export class FileSource {
     return blob ? partsOf(fileBytes(blob.data), blob.parts, blob.kind) : null;
   }
 
-  /** A head or some rows of a value that is there as a whole, or a row that a word's way has. */
+  /** A head or some rows of a value that the file holds whole, or rows from the values of each token. */
   part(path) {
     const [, name, query] = path.match(/^tensor\/([^?]+)(?:\?(.*))?$/) ?? [];
     if (!name) return null;
@@ -39,7 +39,7 @@ export class FileSource {
     return wanted.get("head") ? null : this.gathered(name, ...(rows ?? [0, count]));
   }
 
-  /** A value put together from the ways of all its words. */
+  /** A value assembled from the values of each of its tokens. */
   gathered(name, from, to) {
     const ways = [];
     for (let row = from; row < to; row += 1) {
@@ -57,8 +57,8 @@ export class FileSource {
 function fileMissing() {
   return new ApiError(
     "not_in_file",
-    "this number is not in the file",
-    "the file was made for one layer and head, as far as there was room; `limelight serve` has all of them",
+    "this value is not in the file",
+    "the file holds one layer and head, and more as far as its size allows; `limelight serve` has all values",
   );
 }
 

@@ -1,4 +1,4 @@
-// The page of the service begins here; an exported file begins with its own data instead.
+// Entry of the page that the service delivers; an exported file starts at file.js.
 
 import { start } from "./app.js";
 

@@ -1,4 +1,4 @@
-// Text shaded by attention: what the word before the caret looks at.
+// The attention of the token before the caret, highlighted in the text.
 
 import { h, replace, visible } from "../core/dom.js";
 import { largestOf } from "../core/numbers.js";
@@ -8,7 +8,7 @@ import { layerChooser, layerNow, attentionFrom } from "./attentionShares.js";
 const HIGHLIGHT_MOST = 48; // words with a number; the shades are for all
 
 /**
- * Shade the earlier text by what the word before the caret looks at, and write the shares below.
+ * Highlight the text by the attention of the token before the caret, and list the weights below.
  * @param {Object} view of the Write tab
  * @param {string} text
  * @param {function(): void} again for another layer
@@ -28,7 +28,7 @@ export async function highlightAttention(view, text, again) {
   const row = spans.findLastIndex((span) => span && span.from < Math.max(1, caret));
   if (row < 0) {
     editor.shade([]);
-    replace(view.attention, h("p", { class: "small soft" }, "The model no longer sees the text at the cursor: it is too far back."));
+    replace(view.attention, h("p", { class: "small soft" }, "The text at the cursor is outside the context of the model."));
     return;
   }
   const layer = layerNow(manifest.model.layers);
@@ -40,8 +40,8 @@ export async function highlightAttention(view, text, again) {
 }
 
 /**
- * The text through the model, with nothing written after it; of a text that is too long, the end.
- * How much fits is guessed from the pieces' lengths, and learned.
+ * Trace the text without generating; of a text that is too long, its end. How much fits is estimated
+ * from the lengths of the pieces, and reduced when the service rejects it.
  */
 async function highlightTrace(view, text) {
   view.perPiece ??= (0.6 * view.pieces.join("").length) / view.pieces.length;
@@ -64,18 +64,18 @@ function highlightWeights(view, manifest, { row, shares, layer, again }, word) {
   const ofAll = wordWeights(all, shares);
   const shown = highlightStrongest(ofAll);
   const [words, ofWords] = [shown.map((i) => all[i]), shown.map((i) => ofAll[i])];
-  const line = weightLine(words, `What ${word} looks at`);
+  const line = weightLine(words, `What ${word} attends to`);
   line.show(ofWords);
-  const some = shown.length < all.length ? ` Of ${all.length} words, the ${shown.length} strongest.` : "";
+  const some = shown.length < all.length ? ` Shown: the ${shown.length} largest of ${all.length} words.` : "";
   replace(
     view.attention,
-    h("div", { class: "card-head" }, h("h3", { class: "label" }, "What ", h("q", { dir: "auto" }, visible(word.trim() || word)), " looks at"), layerChooser(manifest.model.layers, again)),
-    h("div", { class: "shares-scroll", tabindex: "0", role: "group", "aria-label": `${word.trim()} looks at ${weightsText(words, ofWords)}` }, line.element),
-    h("p", { class: "small soft" }, `The word before the cursor; the mean of the heads of layer ${layer}. The same shares shade the text above. The model sees only what stands before a word.${some}`),
+    h("div", { class: "card-head" }, h("h3", { class: "label" }, "What ", h("q", { dir: "auto" }, visible(word.trim() || word)), " attends to"), layerChooser(manifest.model.layers, again)),
+    h("div", { class: "shares-scroll", tabindex: "0", role: "group", "aria-label": `${word.trim()} attends to ${weightsText(words, ofWords)}` }, line.element),
+    h("p", { class: "small soft" }, `Attention of the token before the cursor, averaged over the heads of layer ${layer}; the highlight above shows the same weights. Future tokens are masked.${some}`),
   );
 }
 
-/** All places, or of many the strongest, in the order of the text. */
+/** All words, or of many the largest weights, in the order of the text. */
 function highlightStrongest(shares) {
   if (shares.length <= HIGHLIGHT_MOST) return shares.map((_, i) => i);
   return largestOf(shares, HIGHLIGHT_MOST).sort((a, b) => a - b);

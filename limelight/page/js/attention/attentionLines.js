@@ -1,5 +1,5 @@
 // Attention as lines between two columns of words: queries on the left, keys on the right.
-// Only the strongest are drawn: a line per pair would be thousands, and say nothing.
+// Only the largest weights are drawn: one line per pair would be thousands.
 
 import { saveSvgAsPng } from "../charts/savePng.js";
 import { button, h, svg } from "../core/dom.js";
@@ -14,8 +14,8 @@ const LINES_OF_A_WORD = 8;
  * @param {{rows: string[], columns: string[], values: ArrayLike<number>, title: string,
  *   threshold?: number, top?: number, credit?: string, next?: string[] | null,
  *   onCursor?: (row: number | null, column: number | null) => void,
- *   onPin?: (row: number | null, column: number | null) => void}} options of each query the `top`
- *   strongest are drawn, if they are not weaker than `threshold`
+ *   onPin?: (row: number | null, column: number | null) => void}} options the `top` largest weights of
+ *   each query are drawn, if they reach `threshold`
  * @returns {{element: HTMLElement, set: (changes: object) => void,
  *   pin: (row: number | null) => void}} `pin` does not call `onPin`
  */
@@ -26,7 +26,7 @@ export function attentionLines(options) {
 }
 
 /**
- * Which pairs are drawn: the strongest of each query, or all that matter of one word.
+ * The pairs to draw: the largest weights of each query, or of one token.
  * @param {{rows: string[], columns: string[], values: ArrayLike<number>, threshold?: number, top?: number}} options
  * @param {{row: number | null, column: number | null}} only
  * @returns {[number, number, number][]} row, column, weight; the strongest first
@@ -163,15 +163,15 @@ class LinesView {
 function linesParts(view) {
   const save = () => saveSvgAsPng(drawing, { title: view.options.title, credit: view.options.credit ?? "" });
   const title = h("span", { class: "matrix-title" });
-  const tools = h("div", { class: "matrix-tools" }, button("Save picture", save, { class: "button quiet" }));
+  const tools = h("div", { class: "matrix-tools" }, button("Save PNG", save, { class: "button quiet" }));
   const curves = svg("g", { "aria-hidden": "true" });
   const drawing = svg("svg", { class: "lines-drawing", role: "group" });
   const readout = h("p", { class: "matrix-readout", role: "status", "aria-live": "polite", dir: "auto" });
   const heads = h(
     "div",
     { class: "lines-heads soft small" },
-    h("span", {}, "query: who looks"),
-    h("span", {}, "key: at whom"),
+    h("span", {}, "query"),
+    h("span", {}, "key"),
   );
   const container = h("div", { class: "lines-view" }, drawing);
   const element = h(
@@ -197,13 +197,13 @@ function linesCurve([row, column, weight], [left, right]) {
 
 function linesSentence({ rows, columns, top = 3 }, only, lines) {
   if (only.row === null && only.column === null) {
-    return `The ${top} strongest of each query, ${lines.length} lines. Choose a word to see only its own.`;
+    return `The ${top} largest weights of each query: ${lines.length} lines. Choose a token to see only its own.`;
   }
   const most = lines.slice(0, 4).map(([r, c, w]) => `${only.row === null ? rows[r] : columns[c]} ${show(w)}`);
-  const parts = most.length ? most.join(", ") : "nothing this strong";
+  const parts = most.length ? most.join(", ") : "no weight above the minimum";
   return only.row === null
-    ? `key ${columns[only.column]} is looked at by: ${parts}`
-    : `query ${rows[only.row]} looks at: ${parts}`;
+    ? `key ${columns[only.column]}, attended to by: ${parts}`
+    : `query ${rows[only.row]} attends to: ${parts}`;
 }
 
 function linesShort(text) {

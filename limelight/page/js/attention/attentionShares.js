@@ -1,13 +1,12 @@
-// Where a word looks: rows of a trace's attention as shares of words.
+// Attention rows and columns of a trace, averaged over heads.
 
 import { h } from "../core/dom.js";
 import { select, selected } from "../core/state.js";
 
 /**
- * The attention that a model has for a question: from what it writes to its source if it has one,
- * else among all that it reads.
+ * The attention to show for a model: cross-attention if it has one, else self-attention.
  * @param {Object} manifest
- * @returns {{side: string, part: string, keys: Object}} and the words that are looked at
+ * @returns {{side: string, part: string, keys: Object}} and its key tokens
  */
 export function mainAttention(manifest) {
   const two = manifest.source.ids.length > 0 && manifest.target.ids.length > 0;
@@ -17,7 +16,7 @@ export function mainAttention(manifest) {
 }
 
 /**
- * The layer that is looked at, from 1: the chosen one, or the last.
+ * The chosen layer, from 1, or else the last.
  * @param {number} layers
  */
 export function layerNow(layers) {
@@ -26,7 +25,7 @@ export function layerNow(layers) {
 }
 
 /**
- * What one row looks at: the mean of all heads of a layer; the shares sum to 1.
+ * The attention weights of one query, averaged over the heads of a layer; they sum to 1.
  * @param {Trace} trace
  * @param {{side: string, part: string}} at
  * @param {number} layer from 1
@@ -46,7 +45,7 @@ export async function attentionFrom(trace, at, layer, row) {
 }
 
 /**
- * Who looks at one place: of each row's attention, the share that goes there; the mean of all heads.
+ * The weights of every query on one key position, averaged over the heads of a layer.
  * @param {Trace} trace
  * @param {{side: string, part: string}} at
  * @param {number} layer from 1
@@ -64,7 +63,7 @@ export async function attentionTo(trace, at, layer, position) {
 }
 
 /**
- * A chooser of the layer that is looked at; the choice is shared with all tabs.
+ * A chooser of the layer; the choice is shared with all tabs.
  * @param {number} layers
  * @param {function(): void} onChange
  */

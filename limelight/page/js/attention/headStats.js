@@ -1,4 +1,4 @@
-// How a head spreads its attention, and the other heads of its layer when somebody asks.
+// The entropy of a head, and of all heads of its layer on demand.
 
 import { plainTable } from "../charts/table.js";
 import { button, h, replace } from "../core/dom.js";
@@ -25,8 +25,8 @@ export function headStats(page, trace, { block, layer, head, weights }) {
     h(
       "p",
       { class: "attention-entropy" },
-      `Entropy of this head: ${show(spread.entropy, 2)} nats of at most ${most}. `,
-      `It looks at about ${show(spread.words, 1)} pieces at a time.`,
+      `Mean entropy of this head: ${show(spread.entropy, 2)} nats (maximum ${most}). `,
+      `Each query attends to about ${show(spread.words, 1)} pieces.`,
     ),
     h("p", { class: "small" }, h("a", { href: there }, "See how these weights are computed")),
     button(`All heads of layer ${layer}`, showAll, { class: "button attention-compare" }),
@@ -35,15 +35,15 @@ export function headStats(page, trace, { block, layer, head, weights }) {
 }
 
 async function headStatsOfLayer(page, trace, { container, at, layer }) {
-  replace(container, reading("reading all heads of this layer"));
+  replace(container, reading("loading all heads of this layer"));
   try {
     const all = await page.busy(trace.tensor(`${at}.weights`, { as: "f16" }));
     const rows = Array.from({ length: all.shape[0] }, (_, i) => {
       const spread = spreadOf(headPart(all, i + 1));
       return [String(i + 1), show(spread.entropy, 2), show(spread.words, 1)];
     });
-    const caption = `Layer ${layer}: how widely each head looks`;
-    replace(container, plainTable({ caption, head: ["head", "entropy", "pieces"], rows }));
+    const caption = `Layer ${layer}: mean entropy of each head`;
+    replace(container, plainTable({ caption, head: ["head", "entropy", "effective pieces"], rows }));
   } catch (error) {
     page.showError(container, error, () => headStatsOfLayer(page, trace, { container, at, layer }));
   }

@@ -1,4 +1,4 @@
-// What of a trace belongs to one head of one attention: its words, weights, and how it spreads them.
+// One head of one attention in a trace: its tokens, its weights, its entropy.
 
 import { entropy, rowOf } from "../core/numbers.js";
 
@@ -16,21 +16,21 @@ export function attentionBlocks(manifest) {
       at: /^encoder\.\d+\.self$/,
       label: "Encoder",
       name: alone ? "Self-attention" : "Encoder self-attention",
-      description: "Every word looks at all words, those before and those after it.",
+      description: "Every token attends to all tokens, before and after it.",
     },
     {
       id: "decoder",
       at: /^decoder\.\d+\.self$/,
       label: "Decoder",
       name: alone ? "Masked self-attention" : "Decoder self-attention",
-      description: "Every word looks at itself and at the words before it. The future is hidden: it is not written yet.",
+      description: "Every token attends to itself and the tokens before it. Future tokens are masked.",
     },
     {
       id: "cross",
       at: /^decoder\.\d+\.cross$/,
       label: "Cross",
       name: "Cross-attention",
-      description: "The decoder looks at the encoder. Queries come from the decoder, keys and values from the encoder: a row for each written word, a column for each word that was read.",
+      description: "Queries come from the decoder, keys and values from the encoder: one row per target token, one column per source token.",
     },
   ];
   const names = Object.keys(manifest.thumbs);
@@ -42,7 +42,7 @@ export function attentionBlocks(manifest) {
 }
 
 /**
- * One head's numbers with its words. A file may hold the weights alone; then there are no scores.
+ * The values of one head with its tokens. A file may hold the weights alone; then there are no scores.
  * @param {Object} trace
  * @param {{id: string, layers: string[]}} block
  * @param {number} layer from 1
@@ -79,7 +79,7 @@ async function headNumbers(trace, at, head) {
   }
 }
 
-/** Where a decoder's word must not look: at those after it. */
+/** The causal mask: future tokens. */
 function headFuture({ values, shape }) {
   return Uint8Array.from(values, (_, i) => (i % shape[1] > Math.floor(i / shape[1]) ? 1 : 0));
 }
@@ -100,7 +100,7 @@ export function headPart(all, head) {
 }
 
 /**
- * How a head spreads its attention: the entropy of its rows, on average, and as a number of words.
+ * The mean entropy of the rows of a head, and the effective number of pieces.
  * @param {{values: ArrayLike<number>, shape: number[]}} weights
  * @returns {{entropy: number, words: number}} in nats; e to that power
  */
@@ -113,7 +113,7 @@ export function spreadOf(weights) {
 }
 
 /**
- * Only some keys of every row. Nothing is scaled up again: what is left out is missing.
+ * Only some keys of every row, not renormalised.
  * @param {{values: ArrayLike<number>, shape: number[]}} table
  * @param {number[]} kept
  * @returns {Float32Array}

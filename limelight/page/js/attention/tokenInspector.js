@@ -1,4 +1,4 @@
-// "Why this word": what else could have come, and where the model looked when it chose.
+// How a token was chosen: the candidates, and the attention at that step.
 
 import { bars } from "../charts/bars.js";
 import { h, replace, visible } from "../core/dom.js";
@@ -11,15 +11,15 @@ import { mainAttention, layerChooser, layerNow, attentionFrom } from "./attentio
 const INSPECTOR_CANDIDATES = 8;
 
 /**
- * The steps at which a stretch of the written text was chosen.
+ * The steps that generated a span of the output.
  * @param {Object} manifest of a trace
- * @param {number} from in characters of what was written
+ * @param {number} from in characters of the output
  * @param {number} to
  * @returns {Object[]} steps of the manifest
  */
 export function stepsFor(manifest, from, to) {
   const spanOf = (step) => manifest.target.spans[step.row + 1];
-  const start = manifest.steps.map(spanOf).find(Boolean)?.[0] ?? 0; // a question may stand before it
+  const start = manifest.steps.map(spanOf).find(Boolean)?.[0] ?? 0; // a prompt may come before it
   return manifest.steps.filter((step) => {
     const span = spanOf(step);
     return span && span[0] - start < to && span[1] - start > from;
@@ -27,7 +27,7 @@ export function stepsFor(manifest, from, to) {
 }
 
 /**
- * All about how a word was chosen; a word of several pieces can be looked at piece by piece.
+ * Candidates and attention of a word; of a word of several pieces, for each piece.
  * @param {Object} page
  * @param {Trace} trace
  * @param {Object[]} steps
@@ -40,7 +40,7 @@ export function tokenInspector(page, trace, steps) {
   const pieces = steps.length < 2 ? null : h(
     "div",
     { class: "chips piece-choice" },
-    h("span", { class: "small soft" }, "written in pieces:"),
+    h("span", { class: "small soft" }, "pieces:"),
     steps.map((one) => h("button", { type: "button", class: "chip", on: { click: () => { step = one; draw(); } } }, visible(one.chosen[1]))),
   );
   const draw = () => {
@@ -57,34 +57,34 @@ function inspectorCandidates(step) {
   const rank = step.top.findIndex(([id]) => id === token);
   if (rank >= INSPECTOR_CANDIDATES || rank < 0) shown.push(step.chosen);
   const items = shown.map(([id, piece, share]) => ({ label: visible(piece), value: share, marked: id === token, note: id === token ? "chosen" : "" }));
-  const list = bars({ items, title: "What could have come here, and how probably" });
-  const text = rank < 0 ? `It had ${showPercent(probability)}; more than ${step.top.length} others were likelier.` : rank === 0 ? "It was the likeliest of all." : `It was number ${rank + 1}: the text as a whole was likelier, or it was drawn.`;
-  return h("section", null, h("h3", { class: "label" }, "What could have come here"), list.element, h("p", { class: "small soft" }, text));
+  const list = bars({ items, title: "Candidates at this position, with probabilities" });
+  const text = rank < 0 ? `Probability ${showPercent(probability)}; more than ${step.top.length} pieces were more likely.` : rank === 0 ? "The most likely piece (argmax)." : `Rank ${rank + 1}: it was sampled, or the whole text had the higher probability.`;
+  return h("section", null, h("h3", { class: "label" }, "Candidates at this position"), list.element, h("p", { class: "small soft" }, text));
 }
 
 function inspectorAttention(page, trace, step, layers) {
   const at = mainAttention(trace.manifest);
   const words = wordsIn(at.keys.pieces, at.keys.special);
-  const line = weightLine(words, "What the model looked at");
-  const note = h("p", { class: "small soft" }, "reading …");
+  const line = weightLine(words, "Attention weights");
+  const note = h("p", { class: "small soft" }, "loading …");
   const draw = async () => {
     try {
       const layer = layerNow(layers);
       const shares = await page.busy(attentionFrom(trace, at, layer, step.row));
       const full = wordWeights(words, Float64Array.from(at.keys.ids, (_, i) => shares[i] ?? 0));
       line.show(full);
-      replace(note, `Attention from this step to ${at.part === "cross" ? "the source" : "all before it"}: the mean of the heads of layer ${layer}. It shows where the model took from, not why.`);
-      page.say(`${visible(step.chosen[1])} looked at ${weightsText(words, full)}`);
+      replace(note, `Attention of this step to ${at.part === "cross" ? "the source" : "all earlier tokens"}, averaged over the heads of layer ${layer}. It shows what was mixed in, not why the piece was chosen.`);
+      page.say(`${visible(step.chosen[1])} attends to ${weightsText(words, full)}`);
     } catch (error) {
       page.showError(note, error, draw);
     }
   };
   draw();
-  const more = h("a", { class: "small", href: linkTo({ tab: "explain", step: trace.manifest.steps.indexOf(step) }) }, "Explain every step of it");
-  return h("section", null, h("div", { class: "card-head" }, h("h3", { class: "label" }, "What it looked at"), layerChooser(layers, draw)), line.element, note, more);
+  const more = h("a", { class: "small", href: linkTo({ tab: "explain", step: trace.manifest.steps.indexOf(step) }) }, "Explain stage by stage");
+  return h("section", null, h("div", { class: "card-head" }, h("h3", { class: "label" }, "Attention"), layerChooser(layers, draw)), line.element, note, more);
 }
 
-/** While the numbers are on their way. */
+/** While the trace is loading. */
 export function inspectorWaiting() {
-  return reading("reading how this word was chosen");
+  return reading("tracing this word");
 }

@@ -1,4 +1,4 @@
-// What a model is made of, told from its configuration and never from a stock picture.
+// The parts of a model, derived from its configuration.
 
 import { showCount } from "../core/numbers.js";
 
@@ -6,12 +6,12 @@ import { showCount } from "../core/numbers.js";
  * @typedef {{kind: "box", title: string, note: string, look: string, cross?: boolean}
  *   | {kind: "add", note: string} | {kind: "around", parts: Part[], after: Part[]}
  *   | {kind: "stack", times: number, parts: Part[]} | {kind: "word", text: string}} Part
- *   from below to above; `around`: what comes in is added to what comes out, then comes `after`
+ *   from the bottom up; `around`: a residual connection around `parts`, followed by `after`
  * @typedef {{title: string, parts: Part[], gives?: string}} Side
  */
 
 /**
- * The sides of a model, from below to above.
+ * The stacks of a model, from the bottom up.
  * @param {Object} model the answer of /api/model
  * @returns {Side[]}
  */
@@ -20,7 +20,7 @@ export function architectureOf({ config, classes }) {
   const encoder = {
     title: "Encoder",
     parts: [
-      madeOf.read("what is read"),
+      madeOf.read("source tokens"),
       ...madeOf.entry(config),
       madeOf.stack(config, ["self"]),
       ...madeOf.last(config),
@@ -33,7 +33,7 @@ export function architectureOf({ config, classes }) {
   const decoder = {
     title: "Decoder",
     parts: [
-      madeOf.read(alone ? "the text so far" : "what is written so far"),
+      madeOf.read(alone ? "tokens so far" : "output so far"),
       ...madeOf.entry(config),
       layers,
       ...madeOf.last(config),
@@ -44,7 +44,7 @@ export function architectureOf({ config, classes }) {
 }
 
 /**
- * The same in a sentence, for those who do not see the picture.
+ * The same as text, for screen readers.
  * @param {Side[]} sides
  * @returns {string}
  */
@@ -55,15 +55,15 @@ export function architectureText(sides) {
     if (kind === "add") return `plus ${note}`;
     const inside = parts.map(describe).join(", ");
     if (kind === "stack") return `${times} times: [${inside}]`;
-    return [`${inside}, added to what came in`, ...after.map(describe)].join(", then ");
+    return [`${inside}, plus the residual`, ...after.map(describe)].join(", then ");
   };
-  return sides.map(({ title, parts }) => `${title}, from below: ${parts.map(describe).join("; ")}`).join(". ");
+  return sides.map(({ title, parts }) => `${title}, from the bottom up: ${parts.map(describe).join("; ")}`).join(". ");
 }
 
 const madeOf = {
   read: (text) => ({ kind: "word", text }),
 
-  /** Tokens become vectors. */
+  /** Embedding and positions. */
   entry(config) {
     const scaled = config.family === "encoder-decoder" ? ` × √${config.d_model}` : "";
     const parts = [
@@ -81,7 +81,7 @@ const madeOf = {
     return { kind: "stack", times: config.layers, parts: parts.map((part) => madeOf.around(config, part)) };
   },
 
-  /** Pre-norm or post-norm, as it is. */
+  /** A residual connection, pre-norm or post-norm. */
   around(config, part) {
     const norm = madeOf.norm(config);
     if (config.norm_order === "pre") return { kind: "around", parts: [norm, part], after: [] };
@@ -93,8 +93,8 @@ const madeOf = {
       which
     ];
     const groups =
-      config.kv_heads && config.kv_heads !== config.heads ? `, keys and values of ${config.kv_heads}` : "";
-    const turned = config.positions === "rotary" && which !== "cross" ? ", turned by position" : "";
+      config.kv_heads && config.kv_heads !== config.heads ? `, ${config.kv_heads} KV heads` : "";
+    const turned = config.positions === "rotary" && which !== "cross" ? ", rotary positions" : "";
     const note = `${config.heads} heads of ${config.d_model / config.heads}${groups}${turned}`;
     return { ...box(title, note, "attention"), cross: which === "cross" };
   },
@@ -105,17 +105,17 @@ const madeOf = {
     return box("Feed-forward", `${way}, ${config.activation}`, "feed");
   },
 
-  /** Pre-norm leaves its running sum as it is, so it is normalised once at the end. */
+  /** A pre-norm model has one more norm at the end. */
   last: (config) => (config.norm_order === "pre" ? [madeOf.norm(config)] : []),
 
   classifier(config) {
-    const shared = config.tied ? ", the embedding's table" : "";
+    const shared = config.tied ? ", tied to the embedding" : "";
     const linear = box(
       "Linear",
       `${showCount(config.d_model)} → ${showCount(config.vocab)}${shared}`,
       "head",
     );
-    return [linear, box("Softmax", "", "head"), { kind: "word", text: "the next word" }];
+    return [linear, box("Softmax", "", "head"), { kind: "word", text: "next token" }];
   },
 
   heads(config, classes) {
@@ -125,14 +125,14 @@ const madeOf = {
         first,
         box("Linear", `${config.d_model} → ${config.classes} classes`, "head"),
         box("Softmax", "", "head"),
-        { kind: "word", text: (classes ?? []).join(" or ") || "the class" },
+        { kind: "word", text: (classes ?? []).join(" or ") || "class" },
       ];
     }
     const inner = box("Linear, norm", `${config.d_model} → ${config.d_model}, ${config.activation}`, "head");
     return [
       inner,
       ...madeOf.classifier(config).slice(0, 2),
-      { kind: "word", text: "what stood in the blank" },
+      { kind: "word", text: "masked token" },
     ];
   },
 };
@@ -141,18 +141,18 @@ function box(title, note, style) {
   return { kind: "box", title, note, style };
 }
 
-/** What the paper replaced: no attention layers but one, if there is any. */
+/** Recurrent models: at most one attention layer. */
 function recurrentSides(config) {
   const cells = (title) => ({
     kind: "stack",
     times: config.layers,
-    parts: [box(title, `width ${config.d_model}, one word after another`, "feed")],
+    parts: [box(title, `width ${config.d_model}, one token at a time`, "feed")],
   });
   const name = config.cell.toUpperCase();
   const classifier = madeOf.classifier(config);
   const embed = box("Embedding", `${showCount(config.vocab)} × ${showCount(config.d_model)}`, "embed");
   if (config.family === "recurrent-decoder-only")
-    return [{ title: "Decoder", parts: [madeOf.read("the text so far"), embed, cells(name), ...classifier] }];
+    return [{ title: "Decoder", parts: [madeOf.read("tokens so far"), embed, cells(name), ...classifier] }];
   const crossing = config.attention
     ? [{ ...box("Additive attention", "over the encoder's states", "attention"), cross: true }]
     : [];
@@ -160,11 +160,11 @@ function recurrentSides(config) {
     {
       title: "Encoder",
       gives: config.attention ? "states" : "last state",
-      parts: [madeOf.read("what is read"), embed, cells(`${name}, both ways`)],
+      parts: [madeOf.read("source tokens"), embed, cells(`${name}, bidirectional`)],
     },
     {
       title: "Decoder",
-      parts: [madeOf.read("what is written so far"), embed, cells(name), ...crossing, ...classifier],
+      parts: [madeOf.read("output so far"), embed, cells(name), ...crossing, ...classifier],
     },
   ];
 }

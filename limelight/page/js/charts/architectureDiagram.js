@@ -1,15 +1,15 @@
-// The drawing of an architecture, from below to above as in the paper's Figure 1.
+// The diagram of an architecture, from the bottom up as in Figure 1 of the paper.
 
 import { svg } from "../core/dom.js";
 
 const DIAGRAM = { column: 310, box: 220, residual: 132, gap: 16, between: 40 };
 const HEIGHTS = { box: 44, thin: 30, word: 26, add: 22 };
-const TAG_HEIGHT = 16; // for words about what comes from the other side
+const TAG_HEIGHT = 16; // for a line about what comes from the other side
 
 /**
  * @param {Object[]} sides as `architectureOf` tells them
  * @param {string} description the same in words
- * @param {number} width the room there is: two sides stand side by side only if they fit
+ * @param {number} width available: two stacks are drawn side by side only if they fit
  * @returns {SVGSVGElement}
  */
 export function architectureDiagram(sides, description, width) {
@@ -36,7 +36,7 @@ export function architectureDiagram(sides, description, width) {
   return drawing;
 }
 
-/** One side. It is drawn from its height downwards, as y grows to below. */
+/** One stack, drawn from its height downwards, since y grows downwards. */
 class DiagramSide {
   constructor(side, bridged) {
     this.middle = DIAGRAM.column / 2;
@@ -124,7 +124,7 @@ class DiagramSide {
     );
   }
 
-  /** What comes in goes around, and is added to what comes out. */
+  /** A residual connection. */
   around({ parts, after }) {
     const from = this.y + DIAGRAM.gap / 2;
     this.draw(parts);
@@ -176,7 +176,7 @@ function diagramHeight(parts, bridged) {
   return heights.reduce((a, b) => a + b, 0);
 }
 
-/** From the top of the encoder to where the decoder looks at it. */
+/** From the top of the encoder to the cross-attention of the decoder. */
 function diagramBridge(from, to) {
   const start = [from.at[0] + from.middle, from.at[1] + from.top];
   const end = to.at[0] + to.middle - DIAGRAM.box / 2 - 2;

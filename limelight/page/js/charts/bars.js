@@ -1,14 +1,13 @@
-// Shares of 1 as bars: what could come next, and how probably.
+// Probabilities and other shares of 1 as bars.
 
 import { button, h } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 
 /**
- * A list of bars; the whole width is the share `full`, so that bars keep their lengths when others
- * come and go.
+ * A list of bars; a bar of the value `full` takes the whole width.
  * @param {{items: {label: string, value: number, text?: string, note?: string, marked?: boolean,
- *   faint?: boolean}[], title: string, full?: number, onChoose?: (place: number) => void}} options
- *   `marked` was chosen; `faint` cannot be drawn; with `onChoose` every bar is a button
+ *   faint?: boolean}[], title: string, full?: number, onChoose?: (index: number) => void}} options
+ *   `marked` was chosen; `faint` cannot be sampled; with `onChoose` every bar is a button
  * @returns {{element: HTMLElement, set: (changes: object) => void}}
  */
 export function bars(options) {

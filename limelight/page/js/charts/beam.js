@@ -1,4 +1,4 @@
-// The search of a beam as a tree: what was tried at every step, and which way won.
+// Beam search as a tree: the hypotheses of every step, and the winner.
 
 import { h, svg, visible } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
@@ -9,7 +9,7 @@ const BEAM_BOX = { width: 84, height: 36 };
 
 /**
  * @param {{place: number, parent: number, piece: string, logprob: number, score: number,
- *   ended: boolean}[][]} tree for each step the places that were taken
+ *   ended: boolean}[][]} tree the hypotheses of each step; `place` is the index in the beam
  * @param {string[]} best the pieces of the text that won
  * @returns {HTMLElement}
  */
@@ -29,10 +29,10 @@ export function beamTree(tree, best) {
   });
   const lines = [svg("path", { d: ways.others, class: "beam-line" }), svg("path", { d: ways.won, class: "beam-line won" })];
   const drawing = svg("svg", { class: "beam", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": beamText(tree, best) }, lines, boxes);
-  return h("div", { class: "scroller beam-scroll", tabindex: "0", role: "group", "aria-label": "The beam's tree; scrolls sideways" }, drawing);
+  return h("div", { class: "scroller beam-scroll", tabindex: "0", role: "group", "aria-label": "Beam search tree; scrolls sideways" }, drawing);
 }
 
-/** For each step the place that belongs to the text that won, found from its end. */
+/** For each step the index of the winner in the beam, found from its end. */
 function beamWinner(tree, best) {
   for (let last = Math.min(best.length, tree.length - 1); last >= best.length - 1 && last >= 0; last -= 1) {
     for (const node of tree[last]) {
@@ -73,7 +73,7 @@ function beamBox(t, node, onTheWay) {
   return svg(
     "g",
     { class: kind },
-    svg("title", null, `${label}: ${probability} after what came before it; score so far ${node.score.toFixed(3)}`),
+    svg("title", null, `${label}: probability ${probability} given its prefix; score so far ${node.score.toFixed(3)}`),
     svg("rect", { x, y, width: BEAM_BOX.width, height: BEAM_BOX.height, rx: 8 }),
     svg("text", { x: x + BEAM_BOX.width / 2, y: y + 15, class: "beam-piece" }, label.length > 10 ? `${label.slice(0, 9)}…` : label),
     svg("text", { x: x + BEAM_BOX.width / 2, y: y + 29, class: "beam-chance" }, probability),
@@ -81,7 +81,7 @@ function beamBox(t, node, onTheWay) {
 }
 
 function beamText(tree, best) {
-  return `A beam of ${tree[0].length} places over ${tree.length} steps. The way that won: ${best.map(visible).join(" ")}.`;
+  return `Beam search with beam size ${tree[0].length} over ${tree.length} steps. Best hypothesis: ${best.map(visible).join(" ")}.`;
 }
 
 /**
@@ -104,7 +104,7 @@ export function beamTable(tree) {
       ),
     ),
   );
-  const head = ["step", "place", "follows place", "piece", "probability", "score so far"];
+  const head = ["step", "hypothesis", "continues", "piece", "probability", "score so far"];
   return h(
     "div",
     { class: "scroller" },

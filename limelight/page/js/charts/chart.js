@@ -1,4 +1,4 @@
-// Curves over steps: several series, a logarithmic axis by choice, a readout, a table, a picture.
+// Curves over steps: several series, optional log axis, a readout, a table, a PNG.
 
 import { button, h, svg } from "../core/dom.js";
 import { ScheduledPicture } from "./frameScheduler.js";
@@ -15,7 +15,7 @@ let chartCount = 0;
  */
 
 /**
- * A chart. Arrow keys walk along it; the readout says all series there.
+ * A chart. Arrow keys move along it; the readout shows all series there.
  * @param {{series: Series[], title: string, x: string, y: string, log?: boolean,
  *   credit?: string}} options
  * @returns {{element: HTMLElement, set: (changes: object) => void}}
@@ -30,8 +30,8 @@ class ChartView extends ScheduledPicture {
   constructor() {
     super();
     this.options = { series: [] };
-    this.log = null; // as asked, until somebody chooses
-    this.cursor = null; // a place among all steps
+    this.log = null; // null: as in the options
+    this.cursor = null; // an index into the steps
     this.parts = chartParts(this);
     this.fill(this.parts.slider);
   }
@@ -101,7 +101,7 @@ class ChartView extends ScheduledPicture {
 
   showReadout() {
     const { readout, slider } = this.parts;
-    const empty = this.steps.length ? "Point at the curve, or use the arrow keys." : "No numbers yet.";
+    const empty = this.steps.length ? "Point at the curve, or use the arrow keys." : "No data yet.";
     const text =
       this.cursor === null
         ? empty
@@ -175,7 +175,7 @@ function chartParts(view) {
   const below = h("div", { class: "matrix-table" });
   const table = foldedAway(below, () => view.asTable());
   const save = button(
-    "Save picture",
+    "Save PNG",
     () => saveSvgAsPng(drawing, { title: view.options.title, credit: view.options.credit ?? "" }),
     { class: "button quiet" },
   );
@@ -200,7 +200,7 @@ function chartParts(view) {
   return { element, title, log, drawing, slider, readout, table };
 }
 
-/** Where somebody stands on the curves; a slider, as one walks along it. */
+/** The cursor on the curves, as a slider for keyboards and screen readers. */
 function chartSlider(view, drawing) {
   const does = {
     keydown: (event) => view.key(event),

@@ -20,7 +20,7 @@ let colourTheme = null; // the colours as they are now; read again when the them
 let colourWatching = false;
 
 /**
- * The colours of the page as it looks now.
+ * The colours of the present theme.
  * @returns {{ink: string, soft: string, paper: string, card: string, line: string, accent: string,
  *   share: number[][], signed: number[][]}} css colours, and ramps of 256 [red, green, blue]
  */
@@ -43,7 +43,7 @@ export function theme() {
 }
 
 /**
- * Draw an element again whenever the theme changes, for as long as somebody keeps the element.
+ * Draw an element again whenever the theme changes, for as long as the element exists.
  * @param {Element} element
  * @param {() => void} draw
  */

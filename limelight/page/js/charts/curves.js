@@ -1,4 +1,4 @@
-// The log of a run as curves: which numbers it has, and their series; read piece by piece.
+// The log of a run as curves: its metrics and their series; read as it grows.
 
 const CURVE_ORDER = [
   "loss",
@@ -15,14 +15,14 @@ const CURVE_NAMES = {
   rate: "learning rate",
   norm: "gradient norm",
   tokens_per_second: "tokens per second",
-  exact: "exact answers",
+  exact: "exact match",
   bleu: "BLEU",
   chrf2: "chrF2",
 };
 const CURVE_SKIPPED = new Set(["step", "epoch", "tokens", "seconds", "memory", "usual"]);
 
 /**
- * What can be drawn of a log, the usual first.
+ * The metrics of a log, the usual ones first.
  * @param {Object[]} entries
  * @returns {string[]}
  */
@@ -36,13 +36,13 @@ export function curveKinds(entries) {
   return [...found].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
 }
 
-/** How a kind of number is called. @param {string} kind */
+/** The name of a metric. @param {string} kind */
 export function curveName(kind) {
   return CURVE_NAMES[kind] ?? kind;
 }
 
 /**
- * One kind of number, while learning and on texts that are not learned from.
+ * One metric in training and in validation.
  * @param {Object[]} entries
  * @param {string} kind
  * @returns {{name: string, points: [number, number][], dots: boolean}[]}
@@ -61,25 +61,25 @@ export function curveSeries(entries, kind) {
 }
 
 /**
- * What happened that should not: steps that were left out, and losses that jumped.
+ * Skipped steps and loss spikes.
  * @param {Object[]} entries
  * @returns {string[]}
  */
 export function curveTroubles(entries) {
   const skipped = entries
     .filter((entry) => entry.skipped)
-    .map((entry) => `step ${entry.step} was left out: its numbers were not finite`);
+    .map((entry) => `step ${entry.step} skipped: non-finite loss or gradient`);
   const spikes = entries
     .filter((entry) => entry.spike)
     .map(
       (entry) =>
-        `step ${entry.step}: the loss jumped to ${entry.loss.toFixed(2)}, where ${entry.usual.toFixed(2)} was usual`,
+        `step ${entry.step}: loss spike, ${entry.loss.toFixed(2)} (smoothed loss ${entry.usual.toFixed(2)})`,
     );
   return [...skipped, ...spikes];
 }
 
 /**
- * What the model wrote by the way, the latest first.
+ * Samples generated during training, latest first.
  * @param {Object[]} entries
  * @returns {{step: number, samples: string[]}[]}
  */
@@ -95,7 +95,7 @@ function curveLines(entries) {
   return entries.filter((entry) => !entry.spike && !entry.skipped);
 }
 
-/** A log that is read as it grows. The last step is asked for again: its validation comes later. */
+/** A log that is read as it grows. The last step is requested again: its validation comes later. */
 export class GrowingLog {
   /** @param {(after: number) => Promise<{entries: Object[]}>} fetchAfter */
   constructor(fetchAfter) {

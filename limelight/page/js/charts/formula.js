@@ -10,7 +10,7 @@ const MATH = "http://www.w3.org/1998/Math/MathML";
  * @param {string} tag
  * @param {...(Node|string|number)} children
  */
-export function math(tag, ...children) {
+function math(tag, ...children) {
   return domFilled(document.createElementNS(MATH, tag), {}, children.map(formulaPart));
 }
 
@@ -19,7 +19,7 @@ export function mrow(...children) {
   return math("mrow", ...children);
 }
 
-/** A sign; with room on both sides even where it begins a piece. */
+/** An operator, with space on both sides even at the start of a piece. */
 export function mo(sign) {
   const infix = "+=×−→∼".includes(sign) ? { form: "infix", lspace: "0.22em", rspace: "0.22em" } : {};
   return domFilled(document.createElementNS(MATH, "mo"), infix, [sign]);

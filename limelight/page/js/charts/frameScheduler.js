@@ -1,18 +1,17 @@
-// Pictures that fill the room they have. All that must be drawn waits for the next frame, and there
-// everyone looks how much room there is before anyone draws: whoever looks after another has drawn
-// makes the browser lay out the whole page again, for 64 strips 64 times. What is far out of sight is
-// drawn when it comes near, or is printed: painting takes longer than all the rest.
+// Pictures that fill their container. All drawing waits for the next animation frame, where every
+// container is measured before anything is drawn: alternating the two would force a layout for each
+// of 64 strips. What is far out of sight is drawn when it comes near, or when the page is printed.
 
 const FRAME_MARGIN = 150; // pixels above and below the window
 const frameWaiting = new Set();
-const frameFar = new Map(); // from the room to the picture that would fill it
+const frameFar = new Map(); // from the container to its picture
 const frameObserver = new IntersectionObserver(
   (met) => met.filter((one) => one.isIntersecting).forEach(({ target }) => frameFar.get(target)?.draw()),
   { rootMargin: `${FRAME_MARGIN}px` },
 );
 window.addEventListener("beforeprint", () => frameFar.forEach((view) => frameFill(view, frameSize(view))));
 
-/** A picture: its `drawNow(width, height)` is called when its room has a size. */
+/** A picture: its `drawNow(width, height)` is called when its container has a size. */
 export class ScheduledPicture {
   /** Fill this element, and do it again when its size changes. */
   fill(container) {
@@ -23,14 +22,14 @@ export class ScheduledPicture {
     }).observe(container);
   }
 
-  /** Draw in the next frame, however often that is asked for. */
+  /** Draw once in the next frame, however often this is called. */
   draw() {
     if (!frameWaiting.size) requestAnimationFrame(frameDraw);
     frameWaiting.add(this);
   }
 }
 
-/** Draw what is near, and wait for the rest; what has left the page is forgotten. */
+/** Draw what is near; the rest waits, and what has left the page is dropped. */
 function frameDraw() {
   const views = [...frameWaiting];
   frameWaiting.clear();

@@ -1,4 +1,4 @@
-// What the colours mean: the smallest and the largest number, and the stripes; on screen and saved.
+// The colour legend, on screen and in saved pictures.
 
 import { h } from "../core/dom.js";
 import { show } from "../core/numbers.js";
@@ -14,7 +14,7 @@ export const LEGEND_HEIGHT = 34; // pixels of a painted one
  * @param {{scale: Object, hidden: ArrayLike<number> | null, values: ArrayLike<number>}} shown
  * @param {string} [hiddenMeans]
  */
-export function showLegend(container, shown, hiddenMeans = "hidden") {
+export function showLegend(container, shown, hiddenMeans = "masked") {
   const [low, high] = legendEnds(shown.scale);
   const ramp = h("canvas", { class: "legend-ramp", width: LEGEND_STEPS, height: "1", "aria-hidden": "true" });
   legendRamp(ramp.getContext("2d"), shown.scale, 0, 1);
@@ -29,11 +29,11 @@ export function showLegend(container, shown, hiddenMeans = "hidden") {
 
 /**
  * The same painted, for a saved picture.
- * @param {CanvasRenderingContext2D} context at its place
+ * @param {CanvasRenderingContext2D} context translated to its position
  * @param {Object} shown
  * @param {string} [hiddenMeans]
  */
-export function paintLegend(context, shown, hiddenMeans = "hidden") {
+export function paintLegend(context, shown, hiddenMeans = "masked") {
   const [low, high] = legendEnds(shown.scale);
   context.font = '12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
   context.textAlign = "left";
@@ -62,7 +62,7 @@ function legendRamp(context, scale, y, height) {
 }
 
 function legendEnds(scale) {
-  return [show(scale.low), scale.highs ? "the largest of the row" : show(scale.high)];
+  return [show(scale.low), scale.highs ? "row maximum" : show(scale.high)];
 }
 
 function legendHides({ hidden, values }) {

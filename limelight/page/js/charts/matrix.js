@@ -1,5 +1,5 @@
-// A matrix that can be seen, walked with the arrow keys, heard, read as a table and saved.
-// It is painted on a canvas as large as what is in view: 256 x 256 cells need no more nodes than 2 x 2.
+// A matrix on a canvas: arrow keys, readout, table view, PNG. The canvas covers only what is in view,
+// so 256 x 256 cells need no more nodes than 2 x 2.
 
 import { button, h } from "../core/dom.js";
 import { show } from "../core/numbers.js";
@@ -13,7 +13,7 @@ import { foldedAway, matrixTable } from "./table.js";
 const SMALLEST_CELL = 14; // pixels, at which a label can still be read
 const LARGEST_CELL = 64;
 const COMFORTABLE_HEIGHT = 460; // pixels: small matrices grow up to this
-const matrixHint = "Point at a cell, or use the arrow keys; Enter pins it, Esc lets go.";
+const matrixHint = "Point at a cell, or use the arrow keys; Enter pins it, Esc unpins it.";
 let matrixCount = 0;
 
 /**
@@ -232,7 +232,7 @@ function matrixSentence(shown, also, [r, c]) {
     : `${shown.labels.row} ${shown.rows[r]}`;
   const numbers = [...also, { name: shown.labels.value, values: shown.values }];
   const text = numbers.map(({ name, values }) => `${name} ${show(values[index])}`).join(", ");
-  return `${row}, ${shown.labels.column} ${shown.columns[c]}: ${text}${shown.hidden?.[index] ? " (hidden)" : ""}`;
+  return `${row}, ${shown.labels.column} ${shown.columns[c]}: ${text}${shown.hidden?.[index] ? " (masked)" : ""}`;
 }
 
 function matrixParts(view) {
@@ -263,7 +263,7 @@ function matrixParts(view) {
   const table = foldedAway(below, () => view.asTable());
   const smaller = tool("−", "Smaller cells", () => view.resize(0.8));
   const larger = tool("+", "Larger cells", () => view.resize(1.25));
-  const save = tool("Save picture", null, () => view.save());
+  const save = tool("Save PNG", null, () => view.save());
   const tools = h("div", { class: "matrix-tools" }, smaller, larger, table.toggle, save);
   const element = h(
     "figure",

@@ -18,7 +18,7 @@ export const NUMBERS_FROM = 28; // pixels of a cell in which a number can be rea
  */
 
 /**
- * How much room the labels need around cells of this size.
+ * The layout of labels around cells of this size.
  * @param {CanvasRenderingContext2D} context
  * @param {Shown} shown
  * @param {number} cell
@@ -149,7 +149,7 @@ function paintClip(context, x, y, width, height) {
   context.clip();
 }
 
-/** Colour alone does not say that a cell is hidden: stripes do. */
+/** Stripes mark masked cells; colour alone would not. */
 function paintHatching(context, shown, inside, cell) {
   context.fillStyle = paintStripes(context);
   paintEach(inside, shown.columns.length, (r, c, i) => {
@@ -211,7 +211,7 @@ function paintNumbers(context, shown, inside, cell) {
   });
 }
 
-/** Shares of a row make 1: it is shown, not claimed. */
+/** The sum of each row. */
 function paintSums(context, shown, inside, cell) {
   const wide = shown.columns.length;
   context.font = paintFont(cell);
@@ -231,7 +231,7 @@ function paintSums(context, shown, inside, cell) {
  * @param {number} r
  * @returns {number}
  */
-export function rowSum(shown, r) {
+function rowSum(shown, r) {
   let sum = 0;
   for (let c = 0; c < shown.columns.length; c += 1) sum += shown.values[r * shown.columns.length + c];
   return sum;
@@ -282,7 +282,7 @@ function paintRowLabels(context, shown, { layout, view, inside, cursor }) {
     context.font = paintFont(cell, here ? 700 : 400);
     const text = paintShort(context, whole, LONGEST_LABEL);
     const start = left - 8 - context.measureText(text).width;
-    const own = text.slice(0, shown.rows[r].length); // what comes next is told more quietly
+    const own = text.slice(0, shown.rows[r].length); // what the row predicts is painted in a softer colour
     context.fillStyle = here ? colours.accent : colours.ink;
     context.fillText(own, start, y);
     context.fillStyle = here ? colours.accent : colours.soft;

@@ -1,4 +1,4 @@
-// The drawing inside a chart: from numbers to places, axes, and curves that keep their shape.
+// The drawing inside a chart: scales, axes, and curves that keep their shape.
 
 import { svg } from "../core/dom.js";
 import { logTicks, plainTicks, tickText } from "./ticks.js";
@@ -7,7 +7,7 @@ import { logTicks, plainTicks, tickText } from "./ticks.js";
 export const PLOT_EDGE = { left: 52, right: 14, top: 24, bottom: 34 };
 
 /**
- * From numbers to places. A logarithmic axis cannot show 0 and below, so those are left out.
+ * From numbers to pixels. A logarithmic axis cannot show 0 and below, so those are left out.
  * @param {{points: [number, number][]}[]} series
  * @param {{width: number, height: number, log: boolean}} wide
  */
@@ -120,7 +120,7 @@ export function plotCurve({ points, dots }, i, scales) {
   return [svg("path", { class: `chart-curve ${colour}`, d: path }), ...marks, ...lone];
 }
 
-/** Of the points that fall on one pixel the first, lowest, highest and last: the curve looks the same. */
+/** Of the points that fall on one pixel the first, lowest, highest and last: the curve keeps its shape. */
 function plotThin(points) {
   const found = [];
   for (let from = 0, to; from < points.length; from = to) {

@@ -26,7 +26,7 @@ const pngStyles = [
 /**
  * A new picture with a heading, to be painted under it.
  * @param {{title: string, credit: string, width: number, height: number,
- *   paint: (context: CanvasRenderingContext2D) => void}} asked the size of what `paint` paints
+ *   paint: (context: CanvasRenderingContext2D) => void}} picture the size of what `paint` paints
  */
 export function savePng({ title, credit, width, height, paint }) {
   const canvas = document.createElement("canvas");
@@ -52,9 +52,9 @@ export function savePng({ title, credit, width, height, paint }) {
 }
 
 /**
- * An SVG drawing as a picture: its look is written into a copy, so that it needs no style sheet.
+ * An SVG as PNG: computed styles are written into a copy, so that it needs no style sheet.
  * @param {SVGSVGElement} drawing
- * @param {{title: string, credit: string}} told
+ * @param {{title: string, credit: string}} heading
  */
 export function saveSvgAsPng(drawing, { title, credit }) {
   const box = drawing.getBoundingClientRect();

@@ -1,4 +1,4 @@
-// Numbers as real tables: for reading, copying and screen readers, and for whoever checks them.
+// Numbers as HTML tables: for reading, copying and screen readers.
 
 import { button, h } from "../core/dom.js";
 
@@ -19,7 +19,7 @@ export function precise(x) {
 }
 
 /**
- * Numbers folded away below a picture, written out when somebody asks for them.
+ * Numbers below a picture, hidden until they are asked for.
  * @param {Element} container
  * @param {() => (Node | string)} write
  * @param {{show: string, hide: string}} [labels]
@@ -40,7 +40,7 @@ export function foldedAway(container, write, labels = { show: "Show as table", h
 
 /**
  * A plain table.
- * @param {{caption: string, head: string[], rows: (string | Node)[][]}} asked the first of each row
+ * @param {{caption: string, head: string[], rows: (string | Node)[][]}} table the first of each row
  *   names it
  * @returns {HTMLElement}
  */

@@ -1,7 +1,7 @@
 // Round numbers for the axes of charts, plain and logarithmic.
 
 /**
- * About so many round numbers between two.
+ * About `count` round numbers between two.
  * @param {number} low
  * @param {number} high
  * @param {number} count
@@ -18,7 +18,7 @@ export function plainTicks(low, high, count) {
 }
 
 /**
- * Powers of ten between two numbers, with 2 and 5 times them where there is room.
+ * Powers of ten between two numbers, with 2 and 5 times them where they fit.
  * @param {number} low above 0
  * @param {number} high
  * @returns {number[]}

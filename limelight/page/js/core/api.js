@@ -1,5 +1,4 @@
-// Everything that is asked of the service goes through here, and every refusal is an ApiError with
-// a message and a hint for people.
+// All requests to the service. A rejected request is an ApiError with a message and a hint.
 
 import { Trace, partsOf } from "./trace.js";
 
@@ -8,7 +7,7 @@ const apiInFlight = new Map();
 let apiLane = Promise.resolve();
 let apiKeyAsker = null;
 
-/** A refusal: what was wrong, and what to do. */
+/** A rejected request: what was wrong, and what to do. */
 export class ApiError extends Error {
   constructor(code, message, hint = "", status = 0) {
     super(message);
@@ -20,7 +19,7 @@ export class ApiError extends Error {
 }
 
 /**
- * Whether something ended because something newer took its place: nothing to tell anybody.
+ * Whether a request was aborted because a newer one replaced it: not an error for the user.
  * @param {unknown} error
  */
 export function wasReplaced(error) {
@@ -28,7 +27,7 @@ export function wasReplaced(error) {
 }
 
 /**
- * Who is asked for a key when the service wants one: () => Promise<string|null>.
+ * Register who provides the API key when the service needs one.
  * @param {function(boolean): Promise<?string>} ask gets whether a key was wrong
  */
 export function onKeyWanted(ask) {
@@ -36,7 +35,7 @@ export function onKeyWanted(ask) {
 }
 
 export const api = {
-  /** All about a model; the first one without a name. */
+  /** The description of a model; without a name, of the first one. */
   model(name = "") {
     return api.get(`/api/model${name ? `?model=${encodeURIComponent(name)}` : ""}`);
   },
@@ -63,7 +62,7 @@ export const api = {
 
   /**
    * Server-sent events of a posted request: onEvent(object) for each, until the end.
-   * A stream that ends without its last word (`[DONE]`) was cut off, and says so.
+   * A stream that ends without `[DONE]` was cut off, and raises an error.
    */
   async stream(path, body, onEvent, signal) {
     const response = await apiFetch(path, apiPosted(body, signal));
@@ -80,11 +79,11 @@ export const api = {
         if (data) apiDeliver(JSON.parse(data), onEvent);
       }
     }
-    throw new ApiError("cut_off", "the answer was cut off before its end", "ask again");
+    throw new ApiError("cut_off", "the response was cut off", "try again");
   },
 
   /**
-   * Do f(signal) and end what was being done of the same kind before.
+   * Do f(signal) and abort the previous request of the same kind.
    * @template T
    * @param {string} kind
    * @param {function(AbortSignal): Promise<T>} f
@@ -102,7 +101,7 @@ export const api = {
   },
 
   /**
-   * Work that makes the model compute waits here for its turn: one forward pass at a time.
+   * Queue work for the model: one forward pass at a time.
    * @template T
    * @param {function(): Promise<T>} f
    * @returns {Promise<T>}
@@ -113,7 +112,7 @@ export const api = {
     return turn;
   },
 
-  /** One text through the model, to be looked at. A newer one takes an older one's place. */
+  /** Trace one text. A newer request replaces an older one. */
   trace(request) {
     return api.latest("trace", (signal) =>
       api.inTurn(async () => {
@@ -128,13 +127,13 @@ export const api = {
   },
 };
 
-/** What stands in for the service in a file: it has nothing to ask. */
+/** The API of an exported file: every request is rejected. */
 export function offlineApi() {
   const refuse = async () => {
     throw new ApiError(
       "not_in_file",
-      "this file holds one text and its numbers; nothing new can be asked of it",
-      "start the model with `limelight serve` to ask it something else",
+      "this file holds one traced text and cannot run the model",
+      "use `limelight serve` for other texts",
     );
   };
   return { ...api, model: refuse, get: refuse, post: refuse, bytes: refuse, postForBytes: refuse, stream: refuse, trace: refuse };
@@ -169,7 +168,7 @@ async function apiSend(path, options) {
     return await fetch(path, { ...options, headers });
   } catch (error) {
     if (wasReplaced(error)) throw error;
-    throw new ApiError("no_answer", "the service does not answer", "is `limelight serve` still running? then try again");
+    throw new ApiError("no_answer", "the service does not respond", "check that `limelight serve` is running, then try again");
   }
 }
 
@@ -178,7 +177,7 @@ async function apiRefusal(response) {
     const { code, message, hint } = (await response.json()).error;
     return new ApiError(code, message, hint, response.status);
   } catch {
-    return new ApiError("refused", `the service answered ${response.status}`, "try again", response.status);
+    return new ApiError("refused", `the service responded with ${response.status}`, "try again", response.status);
   }
 }
 
@@ -193,7 +192,7 @@ async function apiRead(reader) {
     return await reader.read();
   } catch (error) {
     if (wasReplaced(error)) throw error;
-    throw new ApiError("cut_off", "the answer was cut off before its end", "ask again");
+    throw new ApiError("cut_off", "the response was cut off", "try again");
   }
 }
 
@@ -219,6 +218,6 @@ function apiKeep(key) {
   try {
     sessionStorage.setItem(API_KEY, key);
   } catch {
-    // A browser that keeps nothing asks again next time.
+    // Without storage, the key is requested again next time.
   }
 }

@@ -6,7 +6,7 @@ let choiceCount = 0;
 
 /**
  * @param {{legend: string, options: {id: string, label: string}[], chosen: string,
- *   onChoose: (id: string) => void}} asked
+ *   onChoose: (id: string) => void}} options
  * @returns {{element: HTMLElement, set: (id: string) => void}} `set` does not call `onChoose`
  */
 export function choice({ legend, options, chosen, onChoose }) {

@@ -1,34 +1,33 @@
-// What lies over the page: the help, and the question for a key.
+// The help dialog and the dialog for the API key.
 
 import { button, h } from "./dom.js";
 import { KEYS, keysOff, switchKeys } from "./keys.js";
 
-/** The help: what this is, and all keys. @returns {HTMLDialogElement} */
+/** The help: about the page, and all keys. @returns {HTMLDialogElement} */
 export function helpDialog() {
   const box = h("dialog", { class: "dialog", "aria-labelledby": "help-title" });
   const off = h("input", { type: "checkbox", checked: !keysOff(), on: { change: () => switchKeys(!off.checked) } });
   const rows = KEYS.map(([key, does]) => h("tr", null, h("th", { scope: "row" }, h("kbd", null, key)), h("td", null, does)));
   box.append(
-    h("h2", { id: "help-title" }, "What you see here"),
+    h("h2", { id: "help-title" }, "About this page"),
     h(
       "p",
       null,
-      "A model of your own, and every number of it. Nothing here is drawn from imagination: what is",
-      " shown was read off the model while it read this very text, and Explain computes it once more",
-      " before your eyes.",
+      "This is a real model with all its numbers. Every value shown was recorded while the model",
+      " processed this text, and Explain recomputes it in your browser.",
     ),
     h("h3", null, "Keys"),
     h("table", { class: "table keys" }, h("tbody", null, rows)),
-    h("label", { class: "check" }, off, " single keys are on"),
+    h("label", { class: "check" }, off, " enable single-key shortcuts"),
     h("p", { class: "dialog-end" }, button("Close", () => box.close(), { class: "button primary" })),
   );
   return box;
 }
 
 /**
- * Ask for the key that the service wants.
- * @param {boolean} wrong whether one was given that did not fit
- * @returns {Promise<?string>} null if nobody wants to give one
+ * Ask the user for the API key of the service.
+ * @param {boolean} wrong whether a wrong key was given before
+ * @returns {Promise<?string>} null if the user cancels
  */
 export function askForKey(wrong) {
   return new Promise((answer) => {
@@ -39,11 +38,11 @@ export function askForKey(wrong) {
       h(
         "form",
         { method: "dialog" },
-        h("h2", { id: "key-title" }, "This service has a key"),
-        h("p", null, wrong ? "That key does not fit. " : "", "Whoever started it set LIMELIGHT_API_KEY; ask them."),
+        h("h2", { id: "key-title" }, "This service needs an API key"),
+        h("p", null, wrong ? "That key is wrong. " : "", "It was set with LIMELIGHT_API_KEY when the service was started."),
         h("label", { for: "key" }, "Key"),
         field,
-        h("p", { class: "dialog-end" }, h("button", { class: "button primary", type: "submit" }, "Go on")),
+        h("p", { class: "dialog-end" }, h("button", { class: "button primary", type: "submit" }, "Continue")),
       ),
     );
     box.addEventListener("cancel", () => { field.value = ""; });

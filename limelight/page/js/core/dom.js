@@ -28,7 +28,7 @@ export function svg(tag, props, ...children) {
 }
 
 /**
- * Put these children in the place of all that are there.
+ * Replace all children.
  * @param {Element} node
  * @param {...(Node|string|number|Array|null|undefined|false)} children
  */

@@ -50,7 +50,7 @@ export function stageNamed(m, name) {
 }
 
 /** The tokens that a stack reads. */
-export function tokensOn(m, side) {
+function tokensOn(m, side) {
   return side === "encoder" ? m.source : m.target;
 }
 

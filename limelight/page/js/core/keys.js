@@ -1,25 +1,25 @@
-// Single keys, for people who like them: off while somebody types, and can be switched off.
+// Single-key shortcuts: ignored while typing, and can be switched off.
 
 const KEYS_OFF = "limelight-keys-off";
 
 /** All keys, for the help: which, and what they do. */
 export const KEYS = [
   ["?", "this help"],
-  ["/", "to the sentence"],
-  ["← →", "stop before, stop after (Space: after)"],
-  ["[ ]", "layer down, layer up"],
-  ["{ }", "head down, head up"],
-  [", .", "one written word back, one on"],
-  ["p", "play, or stop playing"],
-  ["t", "one word, or all words"],
+  ["/", "go to the text field"],
+  ["← →", "previous stage, next stage (Space: next)"],
+  ["[ ]", "previous layer, next layer"],
+  ["{ }", "previous head, next head"],
+  [", .", "previous generated token, next one"],
+  ["p", "play or pause"],
+  ["t", "one word or all words"],
   ["Tab", "to the next control; in a matrix:"],
   ["← → ↑ ↓", "from cell to cell; Home, End: ends of the row"],
-  ["Enter", "keep this cell; Esc: let it go"],
-  ["Ctrl Space", "in Write: three ways to go on, then ↑ ↓ and Enter"],
+  ["Enter", "pin this cell; Esc: unpin it"],
+  ["Ctrl Space", "in Write: three continuations; choose with ↑ ↓ and Enter"],
 ];
 
 /**
- * Do something at a key. A field, a grid or a list that has the focus keeps its keys for itself.
+ * Bind keys. A field, a grid or a list that has the keyboard focus keeps its own keys.
  * @param {Object<string, function(KeyboardEvent): void>} does by `event.key`
  * @returns {function(): void} ends it
  */

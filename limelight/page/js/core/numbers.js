@@ -54,19 +54,18 @@ export function total(values) {
   return sum;
 }
 
-/** How long a vector is. */
+/** The L2 norm of a vector. */
 export function lengthOf(vector) {
   return Math.sqrt(dot(vector, vector));
 }
 
-/** 1: the same direction; 0: at right angles. */
+/** Cosine similarity. */
 export function cosine(a, b) {
   return dot(a, b) / (lengthOf(a) * lengthOf(b));
 }
 
 /**
- * Scores as shares that sum to 1. The largest is taken off first, which changes nothing but keeps
- * the powers small; -inf becomes exactly 0.
+ * Softmax. The maximum is subtracted first for stability; -inf becomes exactly 0.
  * @param {ArrayLike<number>} scores
  * @param {number} [temperature]
  * @returns {Float64Array}
@@ -86,12 +85,10 @@ export function softmax(scores, temperature = 1) {
 }
 
 /**
- * Next-token probabilities as they are drawn from: temperature, then the k likeliest, then of those
- * the likeliest that together have p, then those at least minP times as likely as the likeliest.
- * Temperature 0 takes the likeliest.
+ * Next-token probabilities after temperature, top-k, top-p and min-p. Temperature 0 is argmax.
  * @param {ArrayLike<number>} logits
  * @param {{temperature?: number, topK?: number, topP?: number, minP?: number}} how
- * @returns {Float64Array} 0 for what cannot be drawn
+ * @returns {Float64Array} 0 for what cannot be sampled
  */
 export function samplingProbabilities(logits, how) {
   const { temperature = 1, topK = 0, topP = 1, minP = 0 } = how;
@@ -123,12 +120,6 @@ export function meanAndSpread(vector, eps = 0) {
   return { mean, spread: Math.sqrt(squares / vector.length + eps) };
 }
 
-/** A vector centred, and divided by its deviation: a layer norm before its gain and shift. */
-export function centred(vector, eps = 1e-5) {
-  const { mean, spread } = meanAndSpread(vector, eps);
-  return Float64Array.from(vector, (x) => (x - mean) / spread);
-}
-
 /** Where the largest numbers are, the largest first; by their sizes alone if `bySize`. */
 export function largestOf(values, count, bySize = false) {
   const size = (i) => (bySize ? Math.abs(values[i]) : values[i]);
@@ -136,7 +127,7 @@ export function largestOf(values, count, bySize = false) {
   return order.sort((a, b) => size(b) - size(a) || a - b).slice(0, count);
 }
 
-/** The uncertainty of a distribution, in nats. */
+/** The entropy of a distribution, in nats. */
 export function entropy(shares) {
   let sum = 0;
   for (const p of shares) if (p > 0) sum -= p * Math.log(p);
@@ -144,7 +135,7 @@ export function entropy(shares) {
 }
 
 /**
- * How far apart two ways to compute the same are; masked places must agree exactly.
+ * The largest absolute difference of two results; masked entries must agree exactly.
  * @param {ArrayLike<number>} shown
  * @param {ArrayLike<number>} again
  */

@@ -1,4 +1,4 @@
-// What every tab is given: the model, the shared trace, a voice, and a way to say what went wrong.
+// What every tab gets: the model, the shared trace, announcements, and error messages.
 
 import { api, wasReplaced } from "./api.js";
 import { button, h, replace } from "./dom.js";
@@ -49,7 +49,7 @@ function pageWith(page) {
   return {
     ...page,
 
-    /** Say something to those who listen instead of looking. */
+    /** Announce something to screen readers. */
     say(text) {
       page.live.textContent = text;
     },
@@ -66,7 +66,7 @@ function pageWith(page) {
       return promise;
     },
 
-    /** In the place of what could not be shown: why, what to do, and once more. */
+    /** Show an error in place of the content: the reason, a hint, and a retry button. */
     showError(container, error, retry) {
       if (wasReplaced(error)) return;
       if (!error.code) console.error(error);
@@ -84,7 +84,7 @@ function pageWith(page) {
   };
 }
 
-/** In the place of what is on its way: no tensor, no picture. */
+/** A placeholder for content that is loading. */
 export function reading(what) {
   return h("p", { class: "reading soft", role: "status" }, `${what} …`);
 }

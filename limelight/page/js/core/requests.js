@@ -1,9 +1,9 @@
-// Asking while somebody types: after a pause, only the newest, one at a time.
+// Requests while the user types: after a pause, only the newest, one at a time.
 
 const REQUEST_PAUSE = 250; // milliseconds without a key
 
 /**
- * Call f after a pause; every call begins the pause anew.
+ * Call f after a pause; every call restarts the pause.
  * @param {function(): void} f
  * @param {number} [pause]
  * @returns {{soon: function(): void, now: function(): void, cancel: function(): void}}
@@ -25,8 +25,7 @@ export function afterPause(f, pause = REQUEST_PAUSE) {
 }
 
 /**
- * Post something that makes the model compute: it takes the place of an older question of its kind,
- * and waits until the model has time.
+ * Post a request that runs the model. It replaces an older request of its kind and waits in the queue.
  * @param {Object} page
  * @param {string} kind
  * @param {string} path
@@ -45,7 +44,7 @@ export function postLatest(page, kind, path, body, how = "post") {
 }
 
 /**
- * Ask for a text as it is written; it waits for its turn too, and until the signal it is read.
+ * Stream a text while it is generated. The request waits in the queue; the signal aborts it.
  * @param {Object} page
  * @param {string} path
  * @param {Object} body
@@ -60,7 +59,7 @@ export function requestStream(page, path, body, onEvent, signal) {
 }
 
 /**
- * Nobody waits for these any more.
+ * Abort the requests of these kinds.
  * @param {Object} page
  * @param {...string} kinds
  */
@@ -69,7 +68,7 @@ export function cancelRequests(page, ...kinds) {
 }
 
 /**
- * What this browser tab kept under a name, or nothing.
+ * What this browser tab stored under a name, or null.
  * @param {string} name
  */
 export function kept(name) {
@@ -81,7 +80,7 @@ export function kept(name) {
 }
 
 /**
- * Keep something for this browser tab, over a reload.
+ * Store something for this browser tab; it survives a reload.
  * @param {string} name
  * @param {unknown} value
  */
@@ -89,6 +88,6 @@ export function keep(name, value) {
   try {
     sessionStorage.setItem(name, JSON.stringify(value));
   } catch {
-    // A browser that keeps nothing forgets it with the page.
+    // Without storage, it is lost with the page.
   }
 }

@@ -1,11 +1,11 @@
-// The sentence that is looked at: a field to type it, and below it what the model read and wrote.
+// The text to inspect: an input field, and below it what the model read and generated.
 
 import { button, h, replace } from "./dom.js";
 import { onSelect, select, selected } from "./state.js";
 import { tagChooser, tagNow } from "./tag.js";
 
 /**
- * A field for the text, shared by the tabs that look inside. In an exported file the text is fixed.
+ * A field for the text, shared by Explain and Attention. In an exported file the text is fixed.
  * @param {Object} page
  * @returns {{element: HTMLElement, leave: function(): void}}
  */
@@ -21,7 +21,7 @@ export function sentenceInput(page) {
     maxlength: "2000",
     dir: "auto",
     value: sentenceNow(page),
-    "aria-label": "A sentence to look at",
+    "aria-label": "Text to inspect",
   });
   const tag = tagChooser(page);
   const form = h(
@@ -29,7 +29,7 @@ export function sentenceInput(page) {
     { class: "sentence", role: "search", on: { submit: (event) => sentenceSent(event, field) } },
     field,
     tag,
-    h("button", { class: "button primary", type: "submit" }, "Look inside"),
+    h("button", { class: "button primary", type: "submit" }, "Inspect"),
   );
   const leave = onSelect((now, before) => {
     if (now.text !== before.text) field.value = sentenceNow(page);
@@ -39,10 +39,10 @@ export function sentenceInput(page) {
 }
 
 /**
- * What was read, and what was written after it, as chips; a click chooses a word.
+ * What was read and what was generated, as chips; a click chooses a word.
  * @param {Object} manifest
- * @param {{source: ?number, target: ?number, side?: string}} chosen `side`: whose word matters now
- * @param {function(string, number): void} onWord side and place
+ * @param {{source: ?number, target: ?number, side?: string}} chosen `side`: the stack in focus
+ * @param {function(string, number): void} onWord side and position
  */
 export function sentenceWords(manifest, chosen, onWord) {
   const { source, target, answers, given } = manifest;
@@ -51,7 +51,7 @@ export function sentenceWords(manifest, chosen, onWord) {
     rows.push(sentenceRow("reads", source, chosen.source, chosen.side !== "decoder", (i) => onWord("encoder", i)));
   }
   if (target.ids.length) {
-    const label = source.ids.length ? "writes" : given < target.ids.length - 1 ? "reads, writes" : "reads";
+    const label = source.ids.length ? "generates" : given < target.ids.length - 1 ? "reads, generates" : "reads";
     const row = sentenceRow(label, target, chosen.target, chosen.side !== "encoder", (i) => onWord("decoder", i), given);
     if (answers.ids.length === target.ids.length) {
       row.lastChild.append(h("span", { class: "chip last written" }, answers.labels[answers.ids.length - 1]));
@@ -66,7 +66,7 @@ function sentenceRow(label, words, chosen, matters, onWord, given = Infinity) {
     button(text, () => onWord(i), {
       class: `chip${words.special[i] ? " special" : ""}${i > given ? " written" : ""}${matters ? "" : " inactive"}`,
       "aria-pressed": i === chosen ? "true" : "false",
-      "aria-label": `${words.pieces[i]}, place ${i}`,
+      "aria-label": `${words.pieces[i]}, position ${i}`,
       dir: "auto",
     }),
   );

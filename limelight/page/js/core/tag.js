@@ -1,10 +1,10 @@
-// What is asked of a model that learned several things: its tag goes before every source.
+// The tag of a model trained on several tasks; it is put before every source.
 
 import { h } from "./dom.js";
 import { select, selected } from "./state.js";
 
 /**
- * The tag that holds now; "" for a model without any.
+ * The chosen tag; "" for a model without tags.
  * @param {{model: Object, example: ?Object}} page
  * @returns {string}
  */
@@ -14,7 +14,7 @@ export function tagNow({ model, example }) {
 }
 
 /**
- * A chooser that all tabs share what is chosen in; null where there is nothing to choose.
+ * A chooser whose choice all tabs share; null where there is nothing to choose.
  * @param {Object} page
  * @param {function(): void} [onChange]
  * @returns {?HTMLSelectElement}
@@ -28,7 +28,7 @@ export function tagChooser(page, onChange = () => {}) {
   };
   const choose = h(
     "select",
-    { class: "field", "aria-label": "What is asked of the model", on: { change } },
+    { class: "field", "aria-label": "Task tag", on: { change } },
     tags.map((tag) => h("option", { value: tag, selected: tag === tagNow(page) }, `→ ${tag}`)),
   );
   return choose;

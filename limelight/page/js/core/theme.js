@@ -1,4 +1,4 @@
-// Light or dark, as the system has it or as somebody chose. Canvases hear "limelight:theme".
+// Light or dark: the system setting or the choice of the user. Canvases listen to "limelight:theme".
 
 import { button } from "./dom.js";
 

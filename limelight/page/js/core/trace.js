@@ -1,5 +1,5 @@
-// One text through the model. The manifest is there from the beginning; numbers are read when
-// somebody looks, and kept. The same class reads from the service and from an exported file.
+// One traced text. The manifest is there from the start; tensors are loaded on demand and cached.
+// The same class reads from the service and from an exported file.
 
 /**
  * Numbers with a shape, row after row. `kind` says how exact they are: f32 for digits, f16 for
@@ -29,7 +29,7 @@ export class Trace {
     return this.read(`focus?at=${at}&head=${head}`);
   }
 
-  /** Small pictures of all heads, for each attention. @returns {Promise<Object<string, Numbers>>} */
+  /** Thumbnails of all heads, for each attention. @returns {Promise<Object<string, Numbers>>} */
   thumbs() {
     return this.read("thumbs");
   }
@@ -49,18 +49,18 @@ export class Trace {
     return (await this.read(`tensor/${name}${query ? `?${query}` : ""}`))[name];
   }
 
-  /** The scores of the whole vocabulary at one row. @returns {Promise<Numbers>} */
+  /** The logits of the whole vocabulary at one row. @returns {Promise<Numbers>} */
   async logits(row) {
     return (await this.read(`logits?row=${row}`)).logits;
   }
 
-  /** All that one word goes through, by name. @returns {Promise<Object<string, Numbers>>} */
+  /** Every value of one token, by name. @returns {Promise<Object<string, Numbers>>} */
   token(side, row) {
     return this.read(`token?side=${side}&row=${row}`);
   }
 
   /**
-   * A stop of the walk as data: title, what, formulas, checks, notes.
+   * A stage of the walk as data: title, what, formulas, checks, notes.
    * @param {string} name
    * @param {{layer?: number, head?: number, source?: number, target?: number}} [at]
    */
@@ -104,7 +104,7 @@ export function partsOf(buffer, parts, kind) {
     found[name] = { values: traceDecoded(bytes, kind), shape, kind };
     offset += count * size;
   }
-  if (offset !== buffer.byteLength) throw new Error("there are more or fewer numbers than were announced");
+  if (offset !== buffer.byteLength) throw new Error("the response has another size than announced");
   return found;
 }
 

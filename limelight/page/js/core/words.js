@@ -1,4 +1,4 @@
-// From pieces to words, and words that show how much of the attention they have.
+// From pieces to words, and words with their attention weights.
 
 import { h, visible } from "./dom.js";
 import { showPercent } from "./numbers.js";
@@ -20,11 +20,11 @@ export function segmentsOf(text) {
 }
 
 /**
- * Pieces joined to words: each with its text, its pieces' places, and whether it is a special one.
- * The space before a word belongs to it.
+ * Pieces joined to words: each with its text, the positions of its pieces, and whether it is special.
+ * A word includes the space before it.
  * @param {string[]} pieces
- * @param {(boolean|number)[]} [special] by the look of its name, where nobody knows
- * @returns {{text: string, places: number[], special: boolean}[]}
+ * @param {(boolean|number)[]} [special] guessed from its text where not given
+ * @returns {{text: string, positions: number[], special: boolean}[]}
  */
 export function wordsIn(pieces, special = pieces.map(wordsIsSpecial)) {
   const joined = pieces.map((piece, i) => (special[i] ? "" : piece)).join("");
@@ -50,8 +50,8 @@ function wordsIsSpecial(piece) {
 }
 
 /**
- * Shares of pieces as shares of words.
- * @param {{places: number[]}[]} words
+ * Attention weights of pieces, summed over the pieces of each word.
+ * @param {{positions: number[]}[]} words
  * @param {ArrayLike<number>} shares
  * @returns {number[]}
  */
@@ -60,11 +60,10 @@ export function wordWeights(words, shares) {
 }
 
 /**
- * A line of words under which shares can be written; a deeper shade says the same, and a line marks
- * the strongest that is a word.
+ * A line of words with their weights as numbers and shades; the largest one is underlined.
  * @param {{text: string, special: boolean}[]} words
  * @param {string} title
- * @returns {{element: HTMLElement, show: function(?number[]): void}} null takes the shares off
+ * @returns {{element: HTMLElement, show: function(?number[]): void}} null removes the weights
  */
 export function weightLine(words, title) {
   const numbers = words.map(() => h("span", { class: "share-number number" }));
@@ -91,7 +90,7 @@ export function weightLine(words, title) {
 }
 
 /**
- * The strongest shares as a sentence, for those who listen: "Hi 64%, how 20%, you 9%".
+ * The largest weights as text for screen readers: "Hi 64%, how 20%, you 9%".
  * @param {{text: string}[]} words
  * @param {number[]} shares
  * @param {number} [count]
@@ -102,9 +101,9 @@ export function weightsText(words, shares, count = 3) {
 }
 
 /**
- * Where the characters of Python's count begin in JavaScript's: it counts some of them twice.
+ * Offsets of code points, as Python counts, in JavaScript's UTF-16 units.
  * @param {string} text
- * @returns {number[]} one more than there are characters
+ * @returns {number[]} one more than there are code points
  */
 export function characterOffsets(text) {
   const positions = [0];

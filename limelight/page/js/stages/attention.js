@@ -1,5 +1,5 @@
-// The stops of equation 1. For one word a table that grows from stop to stop, the words that answer
-// below each other; for all words a matrix, each row a word that asks.
+// The stages of equation 1. For one query a table with a row per key, which grows from stage to
+// stage; for all queries a matrix.
 
 import { calculation, formula, mfactor, mfrac, mij, mint, mnum, mo, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../charts/formula.js";
 import { matrix } from "../charts/matrix.js";
@@ -18,7 +18,7 @@ const ATTEND_TABLE = {
   masked: ["score", "scaled", "mask", "weight"],
   cross: ["score", "scaled", "weight"],
 };
-const ATTEND_HEADS = { k: "k, its label", score: "q · k", scaled: "÷ √d", mask: "+ mask", masked: "= masked", weight: "weight" };
+const ATTEND_HEADS = { k: "k (label)", score: "q · k", scaled: "÷ √d", mask: "+ mask", masked: "= masked", weight: "weight" };
 const ATTEND_VALUE = { scores: "scores", scaling: "scaled", mask: "masked", softmax: "weights", masked: "weights", cross: "weights" };
 const ATTEND_NAMES = { scores: "score", scaled: "scaled score", masked: "masked score", weights: "weight" };
 
@@ -34,7 +34,7 @@ async function attendRead(focus) {
   return { ...read, columns, root, hidden, keyScale, scaled: { values: scaled, shape: read.scores.shape } };
 }
 
-/** The word that is looked at most, itself left out where there is another; or the chosen one. */
+/** The chosen key, or the one with the largest weight other than the token itself. */
 function attendKey(focus, eq) {
   if (focus.key !== null && focus.key < eq.columns) return focus.key;
   const weights = Array.from(rowOf(eq.weights, focus.row));
@@ -42,10 +42,10 @@ function attendKey(focus, eq) {
   return largestOf(weights, 1)[0];
 }
 
-/** One row: the word asks, and every word answers. */
+/** One query against every key. */
 function attendTable(focus, eq) {
   const parts = ATTEND_TABLE[focus.stage];
-  const heads = ["answers", ...parts.map((part) => ATTEND_HEADS[part])];
+  const heads = ["key", ...parts.map((part) => ATTEND_HEADS[part])];
   const rows = focus.keyTokens.labels.map((label, j) => attendRow(focus, eq, parts, label, j));
   const table = h(
     "table",
@@ -89,7 +89,7 @@ function attendFoot(focus, eq, parts) {
   return h(
     "tfoot",
     null,
-    h("tr", null, h("th", { scope: "row", colspan: parts.length }, "together"), h("td", { class: "number sum" }, show(sum))),
+    h("tr", null, h("th", { scope: "row", colspan: parts.length }, "sum"), h("td", { class: "number sum" }, show(sum))),
   );
 }
 
@@ -104,7 +104,7 @@ function attendMatrix(focus, eq, value, title) {
     title,
     scale: shares ? "share" : "signed",
     hidden: value === "masked" || shares ? eq.hidden : null,
-    hiddenMeans: value === "masked" ? "-inf: comes later, must not be seen" : "0: comes later",
+    hiddenMeans: value === "masked" ? "−inf: future token, masked" : "0: masked",
     sums: shares,
     also: shares ? [{ name: "scaled score", values: eq.scaled.values }] : [],
     labels: attendLabels(focus, ATTEND_NAMES[value]),
@@ -116,8 +116,8 @@ function attendMatrix(focus, eq, value, title) {
 }
 
 function attendLabels(focus, value) {
-  const asks = focus.use === "cross" ? "asks (decoder)" : "asks";
-  return { row: asks, column: focus.use === "cross" ? "answers (encoder)" : "answers", value };
+  const cross = focus.use === "cross";
+  return { row: cross ? "query (decoder)" : "query", column: cross ? "key (encoder)" : "key", value };
 }
 
 function attendPick(focus, row, key) {
@@ -125,24 +125,24 @@ function attendPick(focus, row, key) {
   select(step ? { step: row, key } : { side: focus.side, query: row, key }, { replace: true });
 }
 
-/** Who asks and who answers, where that is told wrong most often. */
+/** Which side gives queries, and which keys and values. */
 function attendRoles(focus, eq) {
   if (focus.use !== "cross") return null;
   const [rows, columns] = eq.weights.shape;
   return h(
     "div",
     { class: "roles" },
-    h("div", { class: "role queries" }, h("strong", null, "The decoder asks"), h("span", { class: "small" }, `${rows} rows: a query for every word that is written`)),
-    h("div", { class: "role keys" }, h("strong", null, "The encoder answers"), h("span", { class: "small" }, `${columns} columns: a key and a value for every word of the source`)),
+    h("div", { class: "role queries" }, h("strong", null, "Queries from the decoder"), h("span", { class: "small" }, `${rows} rows: one query (question) per target token`)),
+    h("div", { class: "role keys" }, h("strong", null, "Keys and values from the encoder"), h("span", { class: "small" }, `${columns} columns: one key (label) and one value (content) per source token`)),
   );
 }
 
-/** A stop whose picture is the growing table, or the matrix. */
+/** A stage whose picture is the growing table, or the matrix. */
 async function attendStage(focus) {
   const eq = await attendRead(focus);
   const value = ATTEND_VALUE[focus.stage];
   const name = `${focus.at}.${value}`;
-  const titles = { scores: "Scores, Q Kᵀ", scaled: "Scaled scores, Q Kᵀ / √d", masked: "Masked scores", weights: "Attention weights" };
+  const titles = { scores: "Attention scores, Q Kᵀ", scaled: "Scaled scores, Q Kᵀ / √d", masked: "Masked scores", weights: "Attention weights" };
   let picture;
   if (focus.all) {
     const grids = focus.stage === "masked" ? ["masked", "weights"] : focus.stage === "scaling" ? ["scores", "scaled"] : [value];
@@ -153,29 +153,29 @@ async function attendStage(focus) {
     };
   } else {
     const { table, update } = attendTable(focus, eq);
-    const region = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "every word's answer" }, table);
+    const region = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "one row of the attention" }, table);
     picture = { element: h("div", null, attendRoles(focus, eq), attendQuery(focus, eq), region, attendTriangle(focus, eq) ?? origin(focus, name)), update };
   }
   return { picture, formulas: (now) => attendFormulas(now, eq), checks: attendChecks(focus, eq) };
 }
 
-/** A mask is seen best as a whole: the last word of a text has nothing after it to be hidden. */
+/** The whole causal mask: the last token alone has nothing to mask. */
 function attendTriangle(focus, eq) {
   if (focus.stage !== "mask" || !attendCausal(focus)) return null;
   return h("div", { class: "below" }, figure(focus, attendMatrix(focus, eq, "masked", "The same for all words").element, [`${focus.at}.masked`]));
 }
 
-/** The word that asks, and its question. */
+/** The query vector. */
 function attendQuery(focus, eq) {
   const label = focus.queryTokens.labels[focus.row];
-  const query = vectorStrip({ values: rowOf(eq.q, focus.row), title: `q of ${label}, its question` }).element;
+  const query = vectorStrip({ values: rowOf(eq.q, focus.row), title: `q (question) of ${label}` }).element;
   return h("div", { class: "query-line" }, query);
 }
 
 function attendFormulas(now, eq) {
   const key = attendKey(now, eq);
   const at = now.row * eq.columns + key;
-  const pair = h("p", { class: "pair" }, h("strong", { dir: "auto" }, now.queryTokens.labels[now.row]), " asks ", h("strong", { dir: "auto" }, now.keyTokens.labels[key]));
+  const pair = h("p", { class: "pair" }, "query ", h("strong", { dir: "auto" }, now.queryTokens.labels[now.row]), ", key ", h("strong", { dir: "auto" }, now.keyTokens.labels[key]));
   const made = {
     scores: () => [attendScore(now, eq, key, at)],
     scaling: () => [attendScaled(now, eq, at)],
@@ -223,7 +223,7 @@ function attendMasked(now, eq, at) {
   return lines;
 }
 
-/** e to the score over the sum of these; of large scores the largest is taken off first. */
+/** Softmax; of large scores the maximum is subtracted first. */
 function attendSoftmax(now, eq, key, at) {
   const row = Array.from(rowOf(eq.masked, now.row));
   const largest = Math.max(...row);
@@ -234,7 +234,7 @@ function attendSoftmax(now, eq, key, at) {
     "weight i j is e to the score over the sum of e to all scores of the row",
     mij("w", "i", "j"), mo("="), mfrac(msup("e", mij("s", "i", "j")), mrow(msum("n"), msup("e", mij("s", "i", "n")))),
   );
-  const label = off ? h("p", { class: "small soft" }, `${show(off)}, the largest, is taken off every score first: the shares stay the same.`) : null;
+  const label = off ? h("p", { class: "small soft" }, `The maximum, ${show(off)}, is subtracted from every score first; the weights do not change.`) : null;
   const sum = total(rowOf(eq.weights, now.row));
   return [
     letters,
@@ -244,11 +244,11 @@ function attendSoftmax(now, eq, key, at) {
       mrow(mo("="), mfrac(mnum(Math.exp(score)), mnum(below))),
       mrow(mo("="), mnum(eq.weights.values[at])),
     ]),
-    h("p", { class: "small" }, "the whole row together: ", h("span", { class: "number row-sum" }, show(sum))),
+    h("p", { class: "small" }, "sum of the row: ", h("span", { class: "number row-sum" }, show(sum))),
   ];
 }
 
-/** Equation 1 done again here, for every pair of words, from q, k and v. */
+/** Equation 1 recomputed for every pair of tokens, from q, k and v. */
 function attendChecks(focus, eq) {
   const [rows, columns] = eq.scores.shape;
   const scores = new Float64Array(rows * columns);
@@ -265,7 +265,7 @@ function attendChecks(focus, eq) {
   const all = {
     scores: compared(focus, "scores = Q Kᵀ, for all pairs, from q and k", eq.scores.values, scores),
     scaling: compared(focus, `scaled = scores / √${focus.m.model.d_head}`, eq.masked.values.map((x, at) => (eq.hidden[at] ? 0 : x)), Float64Array.from(scores, (x, at) => (eq.hidden[at] ? 0 : x / eq.root))),
-    mask: compared(focus, attendCausal(focus) ? "masked = scaled + (0, or −inf above the diagonal)" : "masked = scaled + 0: nothing is hidden", eq.masked.values, masked),
+    mask: compared(focus, attendCausal(focus) ? "masked = scaled + (0, or −inf above the diagonal)" : "masked = scaled + 0: nothing is masked", eq.masked.values, masked),
     softmax: compared(focus, "weights = softmax(masked scores)", eq.weights.values, shares),
     sums: compared(focus, "every row sums to 1", weights, weights.map(() => 1)),
     sum: compared(focus, "mixed = weights × V", eq.mixed.values, attendMixed(eq)),
@@ -294,13 +294,13 @@ function attendMixed(eq) {
   return mixed;
 }
 
-/** q, k and v of a word, or of all. */
+/** q, k and v of a token, or of all. */
 async function attendQueries(focus, facts) {
   const eq = await attendRead(focus);
   const label = focus.queryTokens.labels[focus.row];
-  const roles = { q: "q, the question", k: "k, the label", v: "v, the content" };
+  const roles = { q: "q (question)", k: "k (label)", v: "v (content)" };
   const element = focus.all
-    ? h("div", null, Object.entries(roles).map(([part, role]) => figure(focus, attendVectors(focus, eq[part], `${role}, of every word`), [`${focus.at}.${part}`])))
+    ? h("div", null, Object.entries(roles).map(([part, role]) => figure(focus, attendVectors(focus, eq[part], `${role} of every token`), [`${focus.at}.${part}`])))
     : h(
         "div",
         null,
@@ -313,7 +313,7 @@ async function attendQueries(focus, facts) {
 async function attendComesIn(focus, label) {
   const name = focus.m.tensors[`${focus.at}.query`].from[0];
   const { values } = await focus.trace.tensor(name, { rows: [focus.row, focus.row + 1] });
-  return figure(focus, strips([{ title: `x, the vector of ${label} that enters here`, values, name }]), [name]);
+  return figure(focus, strips([{ title: `x, the input vector of ${label}`, values, name }]), [name]);
 }
 
 function attendVectors(focus, table, title) {
@@ -333,15 +333,15 @@ function attendFirstNumber(focus, facts, label) {
     formula("q is x times W Q", "q", mo("="), "x", msup("W", "Q"), ...bias),
     h("p", { class: "small" }, "the first number of q of ", h("strong", { dir: "auto" }, label), ":"),
     calculation([...pieces, mrow(mo("="), mnum(numbers.total))]),
-    h("p", { class: "small soft" }, "k and v come about in the same way, by weights of their own."),
+    h("p", { class: "small soft" }, "k and v are computed in the same way, with their own weights."),
   ];
 }
 
-/** The values, each by its share, and their sum. */
+/** The values times their weights, and the sum. */
 async function attendSum(focus) {
   const eq = await attendRead(focus);
   const element = focus.all
-    ? figure(focus, attendVectors(focus, eq.mixed, "What every word collects"), [`${focus.at}.mixed`])
+    ? figure(focus, attendVectors(focus, eq.mixed, "Output of this head for every token"), [`${focus.at}.mixed`])
     : figure(focus, attendShares(focus, eq), [`${focus.at}.mixed`]);
   return { picture: { element }, formulas: () => attendSumFormula(focus, eq), checks: attendChecks(focus, eq) };
 }
@@ -353,8 +353,8 @@ function attendShares(focus, eq) {
   );
   if (rows.length) rows[0].sign = "";
   const gone = weights.filter((weight) => weight === 0).length;
-  const note = gone ? h("p", { class: "small soft" }, `${gone} ${gone === 1 ? "word has" : "words have"} no weight and ${gone === 1 ? "adds" : "add"} nothing.`) : null;
-  return [strips([...rows, { title: `what ${focus.queryTokens.labels[focus.row]} collects`, values: rowOf(eq.mixed, focus.row), name: `${focus.at}.mixed`, sign: "=" }]), note];
+  const note = gone ? h("p", { class: "small soft" }, `${gone} ${gone === 1 ? "token has" : "tokens have"} weight 0 and ${gone === 1 ? "adds" : "add"} nothing.`) : null;
+  return [strips([...rows, { title: `z, the output of this head for ${focus.queryTokens.labels[focus.row]}`, values: rowOf(eq.mixed, focus.row), name: `${focus.at}.mixed`, sign: "=" }]), note];
 }
 
 function attendSumFormula(focus, eq) {
@@ -362,13 +362,13 @@ function attendSumFormula(focus, eq) {
   const first = Float32Array.from({ length: eq.columns }, (_, j) => eq.v.values[j * eq.v.shape[1]]);
   return [
     formula("z i is the sum of w i j times v j", msub("z", "i"), mo("="), msum("j"), mij("w", "i", "j"), msub("v", "j")),
-    h("p", { class: "small" }, "the first number of what ", h("strong", { dir: "auto" }, focus.queryTokens.labels[focus.row]), " collects:"),
+    h("p", { class: "small" }, "the first number of z for ", h("strong", { dir: "auto" }, focus.queryTokens.labels[focus.row]), ":"),
     sumOfProducts(weights, first, rowOf(eq.mixed, focus.row)[0]),
     h("p", { class: "small soft" }, "where ", valueLink(focus, `${focus.at}.weights`, "the weights"), " and ", valueLink(focus, `${focus.at}.v`, "v"), " come from"),
   ];
 }
 
-/** All heads of the layer for one word, side by side, and the linear layer after them. */
+/** All heads of the layer for one token, concatenated, and the output projection. */
 async function attendHeads(focus) {
   const { m, row } = focus;
   const weights = await focus.trace.tensor(`${focus.at}.weights`, { rows: [row, row + 1] });
@@ -378,10 +378,10 @@ async function attendHeads(focus) {
     rows: counted(m.model.heads).map((n) => `head ${n}`),
     columns: focus.keyTokens.labels,
     values: weights.values,
-    title: `Where ${label} looks, head by head`,
+    title: `Attention weights of ${label} in every head`,
     scale: "share",
     sums: true,
-    labels: { row: "head", column: "answers", value: "weight" },
+    labels: { row: "head", column: "key", value: "weight" },
     onPin: (head) => { if (head !== null) select({ head: head + 1 }); },
   });
   const concat = token[`${focus.at}.concat`].values;
@@ -390,14 +390,14 @@ async function attendHeads(focus) {
     "div",
     null,
     figure(focus, heads.element, [`${focus.at}.weights`]),
-    figure(focus, strips([{ title: `all ${m.model.heads} heads of ${label}, side by side`, values: concat, name: `${focus.at}.concat` }]), [`${focus.at}.concat`]),
-    figure(focus, strips([{ title: "what the last linear layer makes of them", values: output, name: `${focus.at}.output` }]), [`${focus.at}.output`]),
+    figure(focus, strips([{ title: `outputs of all ${m.model.heads} heads for ${label}, concatenated`, values: concat, name: `${focus.at}.concat` }]), [`${focus.at}.concat`]),
+    figure(focus, strips([{ title: "after the output projection", values: output, name: `${focus.at}.output` }]), [`${focus.at}.output`]),
   );
   const wide = m.model.d_head;
   const part = concat.subarray((focus.head - 1) * wide, focus.head * wide);
   const sums = Float64Array.from({ length: m.model.heads }, (_, n) => total(rowOf(weights, n)));
   const checks = [
-    compared(focus, `head ${focus.head}'s part is what it collected`, part, rowOf(eq.mixed, row)),
+    compared(focus, `the slice of head ${focus.head} equals its output`, part, rowOf(eq.mixed, row)),
     compared(focus, "in every head the weights sum to 1", sums, sums.map(() => 1)),
   ];
   return { picture: { element }, formulas: () => attendHeadsFormula(m), checks };
@@ -406,7 +406,7 @@ async function attendHeads(focus) {
 function attendHeadsFormula(m) {
   const { heads, d_head: wide, d_model: width } = m.model;
   return [
-    formula("the heads side by side, times W O", mwords("("), msub("z", mint(1)), mo(","), mo("…"), mo(","), msub("z", mint(heads)), mwords(")"), msup("W", "O")),
+    formula("the concatenated heads times W O", mwords("("), msub("z", mint(1)), mo(","), mo("…"), mo(","), msub("z", mint(heads)), mwords(")"), msup("W", "O")),
     h("p", null, h("span", { class: "number" }, `${heads} × ${wide} = ${heads * wide}`), " numbers go in, ", h("span", { class: "number" }, String(width)), " come out."),
   ];
 }

@@ -1,4 +1,4 @@
-// The first stops: words become pieces, pieces become vectors, vectors learn their places.
+// The first stages: tokenization, embedding, positions, and the input of the decoder.
 
 import { calculation, formula, mfrac, mint, mnum, mo, mrow, msqrt, msub, msup, mwords } from "../charts/formula.js";
 import { matrix } from "../charts/matrix.js";
@@ -7,7 +7,7 @@ import { chooseRow, twoSided } from "../core/focus.js";
 import { rowOf } from "../core/numbers.js";
 import { compared, counted, figure, firstFew, strips, tableNamed, tables } from "./parts.js";
 
-/** The text, cut. */
+/** The text as pieces. */
 async function embedPieces(focus, facts) {
   const { queryTokens, m } = focus;
   const cards = queryTokens.labels.map((label, i) =>
@@ -36,7 +36,7 @@ async function embedPieces(focus, facts) {
   return { picture: { element, update }, formulas: () => [], checks: [] };
 }
 
-/** The tokenizer's work, word by word: bytes first, then what was joined. */
+/** The BPE merges, word by word, from bytes. */
 function embedMerges(facts) {
   const table = tables(facts).find((one) => one.names.includes("merges"));
   if (!table) return null;
@@ -51,7 +51,7 @@ function embedMerges(facts) {
   return h(
     "details",
     null,
-    h("summary", null, "How the tokenizer came to these pieces"),
+    h("summary", null, "How the tokenizer found these pieces"),
     h("p", { class: "small soft" }, `${table.title}.`),
     h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "merges" }, h("table", { class: "table merges" }, h("tbody", null, rows))),
   );
@@ -59,7 +59,7 @@ function embedMerges(facts) {
 
 function embedOrigin(focus, i) {
   const span = focus.queryTokens.spans[i];
-  if (focus.side === "decoder" && i > focus.m.given) return focus.m.how === "given" ? "given" : "written";
+  if (focus.side === "decoder" && i > focus.m.given) return focus.m.how === "given" ? "given" : "generated";
   if (!span) return "added";
   return span[1] - span[0] === 1 ? `character ${span[0] + 1}` : `characters ${span[0] + 1}–${span[1]}`;
 }
@@ -70,14 +70,14 @@ async function embedVectors(focus, facts) {
   const label = focus.queryTokens.labels[focus.row];
   if (focus.all) {
     const table = await focus.trace.tensor(name);
-    const element = figure(focus, embedMatrix(focus, table, "The rows of the table for this text"), [name]);
+    const element = figure(focus, embedMatrix(focus, table, "Embedding rows of this text"), [name]);
     return { picture: { element }, formulas: () => embedLookup(focus, facts, label), checks: [] };
   }
   const { values } = await focus.trace.tensor(name, { rows: [focus.row, focus.row + 1] });
   const element = h(
     "div",
     null,
-    figure(focus, strips([{ title: `row ${focus.queryTokens.ids[focus.row]} of the table: ${label}`, values, name }]), [name]),
+    figure(focus, strips([{ title: `row ${focus.queryTokens.ids[focus.row]} of the embedding table: ${label}`, values, name }]), [name]),
     h("div", { class: "below" }, tableNamed(facts, "neighbours")),
   );
   return { picture: { element }, formulas: () => embedLookup(focus, facts, label, values), checks: [] };
@@ -98,12 +98,12 @@ function embedLookup(focus, facts, label, values = null) {
   const first = facts.formulas[0].numbers.first;
   return [
     ...lines,
-    h("p", { class: "small" }, "then made larger, as in the paper; its first number:"),
+    h("p", { class: "small" }, "then scaled by √d_model, as in the paper; the first number:"),
     calculation([mrow(mnum(first), mo("×"), msqrt(mint(width))), mrow(mo("="), mnum(first), mo("×"), mnum(scaled.scale)), mrow(mo("="), mnum(scaled.scaled))]),
   ];
 }
 
-/** Where a piece stands. */
+/** Embedding plus position. */
 async function embedPositions(focus, facts) {
   const { side, m } = focus;
   const rotary = m.model.positions === "rotary";
@@ -114,7 +114,7 @@ async function embedPositions(focus, facts) {
   return { picture: { element }, formulas: () => embedFormulas(focus, facts, found), checks: embedChecks(focus, found, names, scale) };
 }
 
-/** These values of the chosen word, or of all; each with the place of its first row. */
+/** These values of the chosen word, or of all; each with the position of its first row. */
 async function embedRead(focus, names) {
   const rows = focus.all ? {} : { rows: [focus.row, focus.row + 1] };
   const pairs = [];
@@ -132,13 +132,13 @@ function embedAllWords(focus, found, rotary) {
   return h(
     "div",
     null,
-    positions ? figure(focus, embedMatrix(focus, positions, "The places", counted(positions.shape[0]).map((_, i) => `place ${i}`)), [`${side}.positions`]) : null,
-    figure(focus, embedMatrix(focus, found[`${side}.input`], "What enters the first layer"), [`${side}.input`]),
+    positions ? figure(focus, embedMatrix(focus, positions, "Position vectors", counted(positions.shape[0]).map((_, i) => `position ${i}`)), [`${side}.positions`]) : null,
+    figure(focus, embedMatrix(focus, found[`${side}.input`], "Input of the first layer"), [`${side}.input`]),
   );
 }
 
 function embedSum(focus, found, names, scale) {
-  const titles = { embedding: scale === 1 ? "the word" : `the word × √${focus.m.model.d_model}`, positions: `place ${focus.row}`, segments: "which sentence (segment)", input: "together: what enters the first layer" };
+  const titles = { embedding: scale === 1 ? "embedding" : `embedding × √${focus.m.model.d_model}`, positions: `position ${focus.row}`, segments: "segment", input: "sum: input of the first layer" };
   const rows = names.map((name, n) => {
     const part = name.split(".")[1];
     const values = embedRow(focus, found[name]).map((x) => (part === "embedding" ? x * scale : x));
@@ -154,13 +154,13 @@ function embedFormulas(focus, facts, found) {
   if (sinusoid) {
     const d = focus.m.model.d_model;
     lines.push(
-      formula("the sine of the place over 10000 to the power 2 i over d", mwords("PE"), mo("("), "p", mo(","), mrow(mint(2), "i"), mo(")"), mo("="), mwords("sin"), mo("("), mfrac("p", msup(mint(10000), mfrac(mrow(mint(2), "i"), "d"))), mo(")")),
-      h("p", { class: "small" }, `place ${focus.row}, the pair i = ${Math.min(2, d / 2 - 1)} of ${d / 2} (cosine beside it):`),
+      formula("the sine of the position over 10000 to the power 2 i over d", mwords("PE"), mo("("), "p", mo(","), mrow(mint(2), "i"), mo(")"), mo("="), mwords("sin"), mo("("), mfrac("p", msup(mint(10000), mfrac(mrow(mint(2), "i"), "d"))), mo(")")),
+      h("p", { class: "small" }, `position ${focus.row}, pair i = ${Math.min(2, d / 2 - 1)} of ${d / 2} (sine and cosine):`),
       calculation([mrow(mwords("sin"), mo("("), mnum(sinusoid.angle), mo(")")), mrow(mo("="), mnum(sinusoid.sin))]),
       calculation([mrow(mwords("cos"), mo("("), mnum(sinusoid.angle), mo(")")), mrow(mo("="), mnum(sinusoid.cos))]),
     );
   } else if (focus.m.model.positions === "learned") {
-    lines.push(formula("row p of the table of places", msub("P", mint(focus.row))), h("p", { class: "number small" }, firstFew(embedRow(focus, found[`${focus.side}.positions`]))));
+    lines.push(formula("row p of the position table", msub("P", mint(focus.row))), h("p", { class: "number small" }, firstFew(embedRow(focus, found[`${focus.side}.positions`]))));
   }
   if (sum?.input !== undefined) lines.push(...embedAddition(focus, sum));
   return lines;
@@ -171,12 +171,12 @@ function embedAddition(focus, sum) {
   const pieces = parts.map((part, n) => mrow(...(n ? [mo("+")] : []), mnum(sum[part])));
   const normed = focus.m.model.family === "encoder-only";
   return [
-    h("p", { class: "small" }, "the first number of ", h("strong", { dir: "auto" }, focus.queryTokens.labels[focus.row]), normed ? ": all of them added, and normed" : ":"),
+    h("p", { class: "small" }, "the first number of ", h("strong", { dir: "auto" }, focus.queryTokens.labels[focus.row]), normed ? ": the sum, then layer norm" : ":"),
     calculation([...pieces, mrow(mo(normed ? "→" : "="), mnum(sum.input))]),
   ];
 }
 
-/** Added up again; and the paper's waves made again, from nothing but their formula. */
+/** The sum recomputed, and the sinusoids from their formula. */
 function embedChecks(focus, found, names, scale) {
   const { side, m } = focus;
   const checks = [];
@@ -184,12 +184,12 @@ function embedChecks(focus, found, names, scale) {
     const again = Float64Array.from(found[`${side}.input`].values, (_, i) =>
       names.slice(0, -1).reduce((sum, name) => sum + found[name].values[i] * (name.endsWith("embedding") ? scale : 1), 0),
     );
-    checks.push(compared(focus, focus.all ? "input = the sum of these, for all words" : "input = the sum of these", found[`${side}.input`].values, again));
+    checks.push(compared(focus, focus.all ? "input = the sum of these, for all tokens" : "input = the sum of these", found[`${side}.input`].values, again));
   }
   if (m.model.positions === "sinusoidal") {
     const { values, shape, first } = found[`${side}.positions`];
     const again = Float64Array.from(values, (_, at) => embedSinusoid(first + Math.floor(at / shape[1]), at % shape[1], shape[1]));
-    checks.push(compared(focus, "the places are sin and cos of these angles", values, again));
+    checks.push(compared(focus, "positions = sin and cos of these angles", values, again));
   }
   return checks;
 }
@@ -199,7 +199,7 @@ function embedSinusoid(position, n, width) {
   return n % 2 ? Math.cos(angle) : Math.sin(angle);
 }
 
-/** How a decoder begins: what each row reads, and what it predicts. */
+/** The shifted input of the decoder: what each row reads and predicts. */
 async function embedStart(focus) {
   const { m } = focus;
   const names = ["decoder.embedding", ...(m.model.positions === "rotary" ? [] : ["decoder.positions"]), "decoder.input"];
@@ -222,10 +222,10 @@ async function embedStart(focus) {
     h("tbody", null, rows),
   );
   const picture = focus.all
-    ? figure(focus, matrix({ rows: m.target.labels, columns: counted(m.model.d_model), values: found["decoder.input"].values, title: "What enters the decoder", scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element, ["decoder.input"])
+    ? figure(focus, matrix({ rows: m.target.labels, columns: counted(m.model.d_model), values: found["decoder.input"].values, title: "Input of the decoder", scale: "signed", labels: { row: "word", column: "number", value: "value" } }).element, ["decoder.input"])
     : embedSum(focus, found, names, scale);
   const element = h("div", null, h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "what each row reads and predicts" }, table), picture);
-  const letters = formula("the decoder's input: the words so far, one place to the right", mwords("(start, "), msub("y", mint(1)), mo(","), mo("…"), mo(","), msub("y", mrow("t", mo("−"), mint(1))), mwords(")"), mo("→"), msub("y", "t"));
+  const letters = formula("the decoder input: the tokens so far, shifted right by one", mwords("(start, "), msub("y", mint(1)), mo(","), mo("…"), mo(","), msub("y", mrow("t", mo("−"), mint(1))), mwords(")"), mo("→"), msub("y", "t"));
   return { picture: { element }, formulas: () => [letters], checks: embedChecks(focus, found, names, scale).slice(0, 1) };
 }
 

@@ -1,4 +1,4 @@
-// The stops around attention: add & norm, feed-forward, and the stack of layers.
+// The stages around attention: add & norm, feed-forward, and the stack of layers.
 
 import { calculation, formula, mfrac, mint, mnum, mo, mrow, mwords, msub } from "../charts/formula.js";
 import { matrix } from "../charts/matrix.js";
@@ -15,16 +15,16 @@ async function layerAddNorm(focus, facts) {
   if (focus.all) {
     const added = await focus.trace.tensor(`${at}.add`);
     const normed = await focus.trace.tensor(`${at}.norm`);
-    const pictures = [[`${at}.add`, added, "Together, every word"], [`${at}.norm`, normed, "Normalised, every word"]].map(([name, table, title]) => layerMatrix(focus, table, title, name));
+    const pictures = [[`${at}.add`, added, "Sum, every token"], [`${at}.norm`, normed, "Normalised, every token"]].map(([name, table, title]) => layerMatrix(focus, table, title, name));
     return { picture: { element: h("div", null, post ? pictures : pictures.reverse()) }, formulas: () => layerNormFormulas(focus, facts, post, label), checks: [] };
   }
   const token = await focus.trace.token(focus.side, focus.row);
   const [x, output, add, norm] = [came, `${at}.output`, `${at}.add`, `${at}.norm`].map((name) => token[name].values);
-  const sums = [{ title: "x, what came in", values: x, name: came }, { title: "what attention adds", values: output, name: `${at}.output`, sign: "+" }, { title: "together", values: add, name: `${at}.add`, sign: "=" }];
-  const normed = { title: post ? "normalised: what goes on" : "normalised: what attention reads", values: norm, name: `${at}.norm`, sign: "→" };
+  const sums = [{ title: "x, the input", values: x, name: came }, { title: "attention output", values: output, name: `${at}.output`, sign: "+" }, { title: "sum", values: add, name: `${at}.add`, sign: "=" }];
+  const normed = { title: post ? "normalised: output" : "normalised: input of attention", values: norm, name: `${at}.norm`, sign: "→" };
   const rows = post ? [...sums, normed] : [sums[0], normed, ...sums.slice(1)];
   const element = h("div", null, figure(focus, strips(rows), [`${at}.add`, `${at}.norm`]), layerSizes(post ? add : x, norm));
-  const checks = [compared(focus, "together = x + what attention adds", add, Float64Array.from(x, (a, i) => a + output[i]))];
+  const checks = [compared(focus, "sum = x + attention output", add, Float64Array.from(x, (a, i) => a + output[i]))];
   return { picture: { element }, formulas: () => layerNormFormulas(focus, facts, post, label, post ? add : x), checks };
 }
 
@@ -41,7 +41,7 @@ function layerSizes(before, after) {
   return h(
     "table",
     { class: "table sizes" },
-    h("thead", null, h("tr", null, h("th", { scope: "col" }, "the norm"), h("th", { scope: "col", class: "n" }, "mean"), h("th", { scope: "col", class: "n" }, "deviation"))),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, "layer norm"), h("th", { scope: "col", class: "n" }, "mean"), h("th", { scope: "col", class: "n" }, "std. dev."))),
     h("tbody", null, row("before", before), row("after", after)),
   );
 }
@@ -52,7 +52,7 @@ function layerNormFormulas(focus, facts, post, label, read = null) {
   const rms = numbers.size !== undefined;
   const letters = rms
     ? formula("x over the root of its mean square, times a gain", mwords("norm"), mo("("), "x", mo(")"), mo("="), mfrac("x", mwords("root of mean square")), mo("×"), "g")
-    : formula("x minus its mean, over its deviation, times a gain, plus a shift", mwords("norm"), mo("("), "x", mo(")"), mo("="), mfrac(mrow("x", mo("−"), "μ"), "σ"), mo("×"), "g", mo("+"), "b");
+    : formula("x minus its mean, over its standard deviation, times a gain, plus a bias", mwords("norm"), mo("("), "x", mo(")"), mo("="), mfrac(mrow("x", mo("−"), "μ"), "σ"), mo("×"), "g", mo("+"), "b");
   const filled = rms
     ? [mrow(mfrac(mnum(numbers.x), mnum(numbers.size)), mo("×"), mnum(numbers.gain)), mrow(mo("="), mnum(numbers.result))]
     : [mrow(mfrac(mrow(mnum(numbers.x), mo("−"), mrow(mo("("), mnum(numbers.mean), mo(")"))), mnum(numbers.spread)), mo("×"), mnum(numbers.gain), mo("+"), mrow(mo("("), mnum(numbers.shift), mo(")"))), mrow(mo("="), mnum(numbers.result))];
@@ -62,18 +62,18 @@ function layerNormFormulas(focus, facts, post, label, read = null) {
     letters,
     h("p", { class: "small" }, "the first number of ", h("strong", { dir: "auto" }, label), ":"),
     calculation(filled),
-    stats ? h("p", { class: "small soft" }, `μ and σ of all ${read.length} numbers, computed here: `, h("span", { class: "number" }, `${show(stats.mean)}, ${show(stats.spread)}`)) : null,
+    stats ? h("p", { class: "small soft" }, `μ and σ of all ${read.length} numbers, recomputed in this page: `, h("span", { class: "number" }, `${show(stats.mean)}, ${show(stats.spread)}`)) : null,
   ];
 }
 
-/** Each word on its own, through many neurons. */
+/** Each token on its own, through the hidden units. */
 async function layerFeedForward(focus, facts) {
   const { m } = focus;
   const at = `${focus.side}.${focus.layer - 1}.feed_forward`;
   const label = focus.queryTokens.labels[focus.row];
   if (focus.all) {
     const active = await focus.trace.tensor(`${at}.active`);
-    return { picture: { element: layerMatrix(focus, active, "The neurons of every word", `${at}.active`) }, formulas: () => layerNeurons(focus, facts, label), checks: [] };
+    return { picture: { element: layerMatrix(focus, active, "Hidden units of every token", `${at}.active`) }, formulas: () => layerNeurons(focus, facts, label), checks: [] };
   }
   const token = await focus.trace.token(focus.side, focus.row);
   const read = m.tensors[`${at}.inner`].from[0];
@@ -81,15 +81,15 @@ async function layerFeedForward(focus, facts) {
   const element = h(
     "div",
     null,
-    figure(focus, strips([{ title: `${label}, as it comes in`, values: token[read].values, name: read }]), [read]),
-    figure(focus, strips([{ title: `${active.length} neurons after ${m.model.activation}`, values: active, name: `${at}.active`, sign: "→" }]), [`${at}.active`]),
-    figure(focus, strips([{ title: "what comes out, and is added", values: token[`${at}.output`].values, name: `${at}.output`, sign: "→" }]), [`${at}.output`]),
+    figure(focus, strips([{ title: `input of ${label}`, values: token[read].values, name: read }]), [read]),
+    figure(focus, strips([{ title: `${active.length} hidden units after ${m.model.activation}`, values: active, name: `${at}.active`, sign: "→" }]), [`${at}.active`]),
+    figure(focus, strips([{ title: "output, added to the residual stream", values: token[`${at}.output`].values, name: `${at}.output`, sign: "→" }]), [`${at}.output`]),
     h("div", { class: "below" }, tableNamed(facts, "neurons")),
   );
   const came = m.tensors[`${at}.add`].from[0];
-  const checks = [compared(focus, "afterwards: what came in + this output", token[`${at}.add`].values, Float64Array.from(token[came].values, (x, i) => x + token[`${at}.output`].values[i]))];
+  const checks = [compared(focus, "sum = input + this output", token[`${at}.add`].values, Float64Array.from(token[came].values, (x, i) => x + token[`${at}.output`].values[i]))];
   const quiet = active.filter((x) => x === 0).length;
-  return { picture: { element }, formulas: () => [...layerNeurons(focus, facts, label), h("p", { class: "small soft" }, `counted here: ${quiet} of ${active.length}`)], checks };
+  return { picture: { element }, formulas: () => [...layerNeurons(focus, facts, label), h("p", { class: "small soft" }, `Counted in this page: ${quiet} of ${active.length}.`)], checks };
 }
 
 function layerNeurons(focus, facts, label) {
@@ -101,11 +101,11 @@ function layerNeurons(focus, facts, label) {
   const { quiet, neurons } = facts.formulas[0].numbers;
   return [
     formula(`two linear layers with ${activation} between them`, ...letters),
-    h("p", null, "For ", h("strong", { dir: "auto" }, label), ", ", h("span", { class: "number" }, `${quiet} of ${neurons}`), " neurons are exactly 0."),
+    h("p", null, "For ", h("strong", { dir: "auto" }, label), ", ", h("span", { class: "number" }, `${quiet} of ${neurons}`), " hidden units are exactly 0."),
   ];
 }
 
-/** The same again, layer upon layer: how long each vector is, and how far it turns. */
+/** The stack: the length of each vector, and the change from layer to layer. */
 async function layerStack(focus, facts) {
   const { m, side } = focus;
   const lengths = m.norms[side];
@@ -114,7 +114,7 @@ async function layerStack(focus, facts) {
     rows: layers,
     columns: focus.queryTokens.labels,
     values: Float32Array.from(lengths.flat()),
-    title: "How long each word's vector is, after every layer",
+    title: "Vector length (L2 norm) of every token after each layer",
     scale: { kind: "share", low: 0, high: Math.max(...lengths.flat()) },
     labels: { row: "after", column: "word", value: "length" },
   });
@@ -126,12 +126,12 @@ async function layerStack(focus, facts) {
   const again = states.map((state) => lengthOf(state));
   const checks = [{ ...compared(focus, "these lengths, from the vectors themselves", claimed, again), within: 1e-3 * Math.max(...again) }];
   checks[0].passed = checks[0].error <= checks[0].within;
-  if (last === "norm") checks.push(compared(focus, "the output is the last layer's state", token[`${side}.output`].values, states[states.length - 1]));
+  if (last === "norm") checks.push(compared(focus, "output = state after the last layer", token[`${side}.output`].values, states[states.length - 1]));
   const { layers: count, d_model: width } = m.model;
   const words = focus.queryTokens.ids.length;
   const lines = [
-    formula("layer n reads what layer n minus 1 made", msub("x", "n"), mo("="), msub(mwords("layer"), "n"), mo("("), msub("x", mrow("n", mo("−"), mint(1))), mo(")")),
-    h("p", null, h("span", { class: "number" }, `${words} × ${width}`), ` numbers in, the same number out, ${count} ${count === 1 ? "time" : "times"}.`),
+    formula("layer n reads the output of layer n minus 1", msub("x", "n"), mo("="), msub(mwords("layer"), "n"), mo("("), msub("x", mrow("n", mo("−"), mint(1))), mo(")")),
+    h("p", null, h("span", { class: "number" }, `${words} × ${width}`), ` numbers in and out, in each of ${count} ${count === 1 ? "layer" : "layers"}.`),
   ];
   return { picture: { element }, formulas: () => lines, checks };
 }
@@ -148,7 +148,7 @@ function layerTurns(focus, states) {
   return h(
     "table",
     { class: "table" },
-    h("caption", null, `${focus.queryTokens.labels[focus.row]}, layer by layer: cosine with the state before (1 is no turn)`),
+    h("caption", null, `${focus.queryTokens.labels[focus.row]}, layer by layer: cosine similarity with the previous state`),
     h("thead", null, h("tr", null, ["after", "length", "cosine"].map((name, n) => h("th", { scope: "col", class: n ? "n" : null }, name)))),
     h("tbody", null, rows),
   );

@@ -1,4 +1,4 @@
-// The last stops: how a word is chosen, how the loop ends; and what stands beside the walk.
+// The last stages: output probabilities and the generation loop; and the extras.
 
 import { bars } from "../charts/bars.js";
 import { calculation, formula, mfrac, mint, mnum, mo, mrow, msub, msum, msup, mwords } from "../charts/formula.js";
@@ -7,15 +7,15 @@ import { chooseRow, stepAt } from "../core/focus.js";
 import { entropy, show, showPercent, softmax, total } from "../core/numbers.js";
 import { compared, figure, listing, shareBar, tableNamed, tables } from "./parts.js";
 
-const OUTPUT_SHOWN = 6; // words of what was read that are shown at each turn of the loop
+const OUTPUT_SHOWN = 6; // last tokens shown at each step of the loop
 
-/** The whole vocabulary, or the classes of a classifier of texts. */
+/** Probabilities of the vocabulary, or of the classes. */
 async function outputClassifier(focus, facts) {
   if (focus.m.classes.length) return outputClasses(focus);
   const { values: logits } = await focus.trace.logits(focus.row);
   const top = tables(facts).find((table) => table.names.includes("top")).rows.map(([label, id]) => ({ label, id: Number(id) }));
   const chosen = focus.side === "decoder" ? focus.m.answers.ids[focus.row] : null;
-  const made = bars({ items: outputItems(top, logits, 1, chosen), title: "The likeliest pieces" });
+  const made = bars({ items: outputItems(top, logits, 1, chosen), title: "Most likely pieces" });
   const readout = h("output", { class: "number", for: "explain-temperature" }, "1.0");
   const slider = h("input", {
     type: "range", id: "explain-temperature", min: "0.1", max: "2", step: "0.1", value: "1",
@@ -27,7 +27,7 @@ async function outputClassifier(focus, facts) {
   const element = h(
     "div",
     null,
-    h("h2", null, "What could come here"),
+    h("h2", null, "Most likely pieces"),
     h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", readout),
     figure(focus, made.element, ["logits"]),
     h("div", { class: "below" }, tableNamed(facts, "lens")),
@@ -46,21 +46,21 @@ function outputProbability(best, logits) {
   const shares = softmax(logits);
   const unsure = entropy(shares);
   return [
-    formula("p is e to the score over the sum of e to all scores", "p", mo("="), mfrac(msup("e", "s"), mrow(msum("n"), msup("e", msub("s", "n")))), mo("="), msup("e", mrow("s", mo("−"), mwords("log Σ")))),
+    formula("p is e to the logit over the sum of e to all logits", "p", mo("="), mfrac(msup("e", "s"), mrow(msum("n"), msup("e", msub("s", "n")))), mo("="), msup("e", mrow("s", mo("−"), mwords("log Σ")))),
     h("p", { class: "pair" }, h("strong", { dir: "auto" }, best.label)),
     calculation([msup("e", mrow(mnum(logits[best.id]), mo("−"), mnum(sum))), mrow(mo("="), mnum(shares[best.id]))]),
-    h("p", { class: "small" }, `As unsure as among `, h("span", { class: "number" }, Math.exp(unsure).toFixed(1)), " equally likely pieces."),
+    h("p", { class: "small" }, "Perplexity of this distribution: ", h("span", { class: "number" }, Math.exp(unsure).toFixed(1)), "."),
   ];
 }
 
 function outputChecks(focus, logits) {
   const shares = softmax(logits);
-  const checks = [compared(focus, `all ${logits.length} probabilities together are 1`, [total(shares)], [1])];
+  const checks = [compared(focus, `the ${logits.length} probabilities sum to 1`, [total(shares)], [1])];
   const step = focus.m.steps.find((one) => one.row === focus.row);
   if (step) {
     const shown = step.top.map(([, , probability]) => probability);
     const again = step.top.map(([id]) => shares[id]);
-    const check = compared(focus, "the likeliest pieces' probabilities, from all scores", shown, again);
+    const check = compared(focus, "probabilities of the most likely pieces, from all logits", shown, again);
     checks.push({ ...check, within: 1e-3, passed: check.error <= 1e-3 });
   }
   return checks;
@@ -69,15 +69,15 @@ function outputChecks(focus, logits) {
 function outputClasses(focus) {
   const items = focus.m.classes.map(([label, value, logit]) => ({ label, value, note: show(logit) }));
   const again = softmax(focus.m.classes.map(([, , logit]) => logit));
-  const check = compared(focus, "softmax of the scores", focus.m.classes.map(([, probability]) => probability), again);
+  const check = compared(focus, "softmax of the logits", focus.m.classes.map(([, probability]) => probability), again);
   return {
     picture: { element: figure(focus, bars({ items, title: "The classes" }).element, ["logits"]) },
-    formulas: () => [formula("p is softmax of the scores", "p", mo("="), mwords("softmax"), mo("("), "s", mo(")"))],
+    formulas: () => [formula("p is softmax of the logits", "p", mo("="), mwords("softmax"), mo("("), "s", mo(")"))],
     checks: [{ ...check, within: 1e-4, passed: check.error <= 1e-4 }],
   };
 }
 
-/** One word after another, until the end. */
+/** One token at a time, until the end. */
 async function outputLoop(focus) {
   const { m } = focus;
   const now = stepAt(m, focus.row);
@@ -85,7 +85,7 @@ async function outputLoop(focus) {
   const update = (to) => steps.forEach((element, n) => element.classList.toggle("focus", n === stepAt(m, to.row)));
   const lines = [
     formula("y t is chosen given all before it", msub("y", "t"), mo("∼"), "p", mo("("), "y", mo("|"), msub("y", mrow(mo("<"), "t")), mo(")")),
-    h("p", { class: "small" }, m.ended ? "The end token came, and the loop stopped." : "No end token came: it stopped at its limit."),
+    h("p", { class: "small" }, m.ended ? "The loop ended with the end token." : "The loop ended at the length limit, without an end token."),
   ];
   return { picture: { element: h("ol", { class: "turns" }, steps), update }, formulas: () => lines, checks: [] };
 }
@@ -111,14 +111,14 @@ function outputStep(focus, step, n, focused) {
   );
 }
 
-/** Beside the walk there are tables, as the terminal has them. */
+/** The extras are tables, as in the terminal. */
 async function outputExtra(focus, facts) {
   const element = h("div", null, tables(facts).map((table) => listing(table)));
   const write = { teacher: outputTeacher, beam: outputBeam }[focus.stage];
   return { picture: { element }, formulas: () => (write ? write(facts.formulas.map(({ numbers }) => numbers)) : []), checks: [] };
 }
 
-/** The loss of this text; and with label smoothing, where the model learned with it. */
+/** The loss of this text; and with label smoothing, if training used it. */
 function outputTeacher([mean, smooth]) {
   const lines = [
     formula("the loss is the mean of minus log p of the true words", mwords("loss"), mo("="), mfrac(mint(1), "n"), msum("t"), mo("−"), mwords("log\u00a0"), mrow("p", mo("("), msub("y", "t"), mo(")"))),
@@ -127,13 +127,13 @@ function outputTeacher([mean, smooth]) {
   if (!smooth) return lines;
   return [
     ...lines,
-    h("p", { class: "small" }, "With label smoothing, as this model learned, a share ε goes to all tokens alike:"),
+    h("p", { class: "small" }, "With label smoothing, as in training, ε is spread evenly over all tokens:"),
     formula("one minus epsilon times the loss plus epsilon times the mean over all tokens", mrow(mo("("), mint(1), mo("−"), "ε", mo(")")), mwords("\u00a0loss"), mo("+"), "ε", mwords("\u00a0mean over all")),
     calculation([mrow(mnum(1 - smooth.share), mo("×"), mnum(smooth.plain)), mrow(mo("+"), mnum(smooth.share), mo("×"), mnum(smooth.spread)), mrow(mo("="), mnum(smooth.smoothed))]),
   ];
 }
 
-/** The score of the text that won. */
+/** The score of the best hypothesis. */
 function outputBeam([score]) {
   return [
     formula("the sum of log p over five plus the length over six to the power of alpha", mwords("score"), mo("="), mfrac(mrow(msum("t"), mwords("log\u00a0"), mrow("p", mo("("), msub("y", "t"), mo(")"))), msup(mrow(mo("("), mfrac(mrow(mint(5), mo("+"), "n"), mint(6)), mo(")")), "α"))),

@@ -1,4 +1,4 @@
-// What the stops' pictures are put together from.
+// Building blocks for the pictures of the stages.
 
 import { vectorStrip } from "../charts/vectorStrip.js";
 import { button, h } from "../core/dom.js";
@@ -7,7 +7,7 @@ import { furthest, show, showTiny } from "../core/numbers.js";
 import { select } from "../core/state.js";
 
 /**
- * A value computed a second time in this page, beside the model's own.
+ * A value recomputed in this page, compared with that of the model.
  * @param {Object} focus
  * @param {string} claim
  * @param {ArrayLike<number>} shown
@@ -21,21 +21,21 @@ export function compared(focus, claim, shown, again) {
   return { claim, error, within, passed: error <= within };
 }
 
-/** Ticks and crosses: what was compared, and how far apart both were. */
+/** Passed and failed checks, with the difference. */
 export function checkList(checks) {
   const lines = checks.map((check) => {
-    const off = check.error === 0 ? "exactly" : check.error === null || !Number.isFinite(check.error) ? "not the same" : `off by ${showTiny(check.error)}`;
+    const off = check.error === 0 ? "exact" : check.error === null || !Number.isFinite(check.error) ? "differs" : `off by ${showTiny(check.error)}`;
     return h(
       "li",
       { class: check.passed ? "check-line" : "check-line failed" },
       h("span", { class: check.passed ? "tick good" : "tick bad", "aria-hidden": "true" }, check.passed ? "✓" : "✗"),
-      h("span", null, h("span", { class: "unseen" }, check.passed ? "right: " : "wrong: "), check.claim, " ", h("span", { class: "soft small number" }, off)),
+      h("span", null, h("span", { class: "unseen" }, check.passed ? "passed: " : "failed: "), check.claim, " ", h("span", { class: "soft small number" }, off)),
     );
   });
   return h("ul", { class: "check-list" }, lines);
 }
 
-/** Where a value comes from: its name, what is done, and the values it is made of, as ways there. */
+/** Where a value comes from: its name, the operation, and links to its inputs. */
 export function origin(focus, name) {
   const facts = focus.m.tensors[name];
   if (!facts) return null;
@@ -49,20 +49,20 @@ export function origin(focus, name) {
   );
 }
 
-/** A value's name that leads to the stop that makes it. */
+/** The name of a value as a link to the stage that computes it. */
 export function valueLink(focus, name, label = name) {
   const { stage, layer } = makerOf(focus.m, name);
   const go = () => select({ stage, ...(layer ? { layer } : {}), key: null });
-  return button(label, go, { class: "link", title: `${name}: go to where it is made`, dataset: { value: name } });
+  return button(label, go, { class: "link", title: `${name}: go to the stage that computes it`, dataset: { value: name } });
 }
 
-/** A picture with a line below that says where it comes from. */
+/** A picture with the origin of its values below. */
 export function figure(focus, made, names = []) {
   return h("figure", { class: "figure", dataset: { of: names.join(" ") } }, made, names.map((name) => origin(focus, name)));
 }
 
 /**
- * A word's vectors, one strip below the other, on one colour scale.
+ * The vectors of a token as strips on one colour scale.
  * @param {{title: string, values: ArrayLike<number>, name?: string, sign?: string, note?: string}[]}
  *   rows `name`: which value of the model it is, where it is one
  */
@@ -79,7 +79,7 @@ export function strips(rows) {
   );
 }
 
-/** A table of a stop, as the terminal prints it; `share` is a column of bars. */
+/** A table of a stage, as the terminal prints it; `share` is a column of bars. */
 export function listing(facts) {
   const numeric = (j) => facts.rows.some((row) => typeof row[j] === "number");
   const heads = facts.heads.map((name, j) => h("th", { scope: "col", class: numeric(j) && j !== facts.share ? "n" : null }, name));
@@ -106,7 +106,7 @@ export function shareBar(share) {
   return h("span", { class: "share-bar", "aria-hidden": "true", style: { "--share": String(Math.max(0, Math.min(1, share))) } });
 }
 
-/** The tables among a stop's exhibits, by name. */
+/** The tables of a stage. */
 export function tables(facts) {
   return facts.exhibits.filter((exhibit) => exhibit.rows);
 }
@@ -117,12 +117,12 @@ export function tableNamed(facts, name) {
   return found ? listing(found) : null;
 }
 
-/** The numbers 1, 2, 3 ... as labels of a vector's places. */
+/** 1, 2, 3 ... as labels of a vector's elements. */
 export function counted(count) {
   return Array.from({ length: count }, (_, i) => String(i + 1));
 }
 
-/** A few numbers of many, in words. */
+/** The first few numbers as text. */
 export function firstFew(values, most = 4) {
   const shown = Array.from(values.slice(0, most), (x) => show(x)).join("  ");
   return `[${shown}${values.length > most ? " …" : ""}]`;

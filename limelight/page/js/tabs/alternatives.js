@@ -1,4 +1,4 @@
-// "What else could have come here": a list to choose from, beside the word it is about.
+// A listbox of choices, and a popover beside a word.
 
 import { h, replace, visible } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
@@ -71,14 +71,14 @@ function choiceRow(option, id, choose) {
       h("strong", null, visible(piece.trim() || piece)),
       rest,
     ),
-    option.chosen ? h("span", { class: "option-note small soft" }, "written") : null,
+    option.chosen ? h("span", { class: "option-note small soft" }, "chosen") : null,
   );
 }
 
 /**
- * Show something beside an element until Escape, a click elsewhere, or the focus going elsewhere.
- * @param {HTMLElement} container the popover's home; its position is relative
- * @param {DOMRect} beside where
+ * Show a popover until Escape, a click elsewhere, or the loss of the keyboard focus.
+ * @param {HTMLElement} container the parent of the popover
+ * @param {DOMRect} beside the word it belongs to
  * @param {{title: string, onClose?: function(): void}} spec
  * @returns {{element: HTMLElement, fill: function(...Node): void, close: function(): void,
  *   isOpen: function(): boolean}}
@@ -115,7 +115,7 @@ export function popover(container, beside, spec) {
   return { element, fill, close, isOpen: () => open };
 }
 
-/** Below what it is about, and never over the edge of the page. */
+/** Below its word, within the page. */
 function popoverMove(container, element, beside) {
   const home = container.getBoundingClientRect();
   const most = Math.max(0, home.width - element.offsetWidth);

@@ -1,4 +1,4 @@
-// Who looks at whom: all heads at a glance, one of them large, as a matrix or as lines.
+// Attention: all heads as thumbnails, one of them large, as a matrix or as lines.
 
 import { attentionLines } from "../attention/attentionLines.js";
 import { headGrid } from "../attention/headGrid.js";
@@ -15,7 +15,7 @@ import { reading } from "../core/page.js";
 import { sentenceInput } from "../core/sentenceInput.js";
 import { onSelect, select, selected } from "../core/state.js";
 
-// How somebody likes to look stays when they come back to the tab.
+// These settings are kept when the user comes back to the tab.
 const attentionSettings = { view: "matrix", scale: "head", threshold: 0, plain: false };
 const attentionScales = [
   { id: "head", label: "per head" },
@@ -23,16 +23,16 @@ const attentionScales = [
   { id: "all", label: "all heads" },
 ];
 const attentionColours = {
-  head: "Colours: this head's own scale.",
-  row: "Colours: every row has its own scale.",
-  all: "Colours: one scale for all heads of this kind.",
+  head: "Colour scale: this head.",
+  row: "Colour scale: each row.",
+  all: "Colour scale: all heads of this kind.",
 };
 const attentionViews = [
   { id: "matrix", label: "Matrix" },
   { id: "lines", label: "Lines" },
 ];
 const attentionWarning =
-  "A weight says how much of a word was mixed in here. It does not say why the model chose as it did: the values, the other heads and layers, and what goes past attention all take part.";
+  "A weight says how much of a value was mixed in. It does not say why the model produced its output: the values, other heads and layers, and the residual connections all contribute.";
 
 export const attentionTab = {
   id: "attention",
@@ -72,15 +72,15 @@ class AttentionView {
     else if (changed("query", "key") && this.data) this.showPinned();
   }
 
-  /** Read a new text: nothing of the old one stays on the screen. */
+  /** Trace a new text; nothing of the old one stays on the screen. */
   async readText() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
     this.trace = this.data = null;
-    replace(this.body, reading("reading the attention of all heads"));
+    replace(this.body, reading("loading the attention of all heads"));
     try {
       const trace = await this.page.trace();
       const small = await this.page.busy(trace.thumbs());
-      if (this.left || turn !== this.turn) return; // somebody asked for another text meanwhile
+      if (this.left || turn !== this.turn) return; // another text was requested meanwhile
       this.trace = trace;
       this.small = small;
       this.build();
@@ -90,7 +90,7 @@ class AttentionView {
     }
   }
 
-  /** What is selected, as far as this model has it. */
+  /** The selection, as far as this model has it. */
   focus() {
     const { side, layer, head } = selected();
     const block = this.blocks.find(({ id }) => id === side) ?? this.blocks.at(-1);
@@ -102,7 +102,7 @@ class AttentionView {
     };
   }
 
-  /** To the layer or head before or after. */
+  /** To the previous or next layer or head. */
   step(which, by) {
     if (!this.trace) return;
     const { block, layer, head } = this.focus();
@@ -121,7 +121,7 @@ class AttentionView {
       onChoose: (side) => select({ side, query: null, key: null }),
     });
     const scale = choice({
-      legend: "Colours",
+      legend: "Colour scale",
       options: attentionScales,
       chosen: attentionSettings.scale,
       onChoose: (id) => this.update({ scale: id }),
@@ -129,7 +129,7 @@ class AttentionView {
     this.description = h("p", { class: "soft" });
     this.heads = h("div", {});
     this.facts = h("div", { class: "attention-facts" });
-    this.panel = h("div", { class: "attention-panel" }, reading("reading the weights of this head"));
+    this.panel = h("div", { class: "attention-panel" }, reading("loading the weights of this head"));
     const many = this.blocks.length > 1 ? this.choose.element : null;
     const overview = [many, this.description, this.heads, scale.element, this.facts];
     const warning = [h("strong", null, "Attention is not an explanation. "), attentionWarning];
@@ -167,7 +167,7 @@ class AttentionView {
       "div",
       { class: "attention-tools" },
       views.element,
-      h("label", { class: "attention-threshold small" }, "Only weights from ", output, slider),
+      h("label", { class: "attention-threshold small" }, "Minimum weight ", output, slider),
       h("label", { class: "check small" }, plain, "hide special tokens"),
     );
   }
@@ -235,7 +235,7 @@ class AttentionView {
       replace(this.panel, this.views, this.note);
     }
     this.options = options;
-    this.views.classList.toggle("few", options.columns.length <= 10); // then there is room beside it
+    this.views.classList.toggle("few", options.columns.length <= 10); // then both fit side by side
     this.note.textContent = this.noteOf();
     this.showPinned();
   }
@@ -250,7 +250,7 @@ class AttentionView {
       next,
       values: some(weights.values),
       hidden: some(hidden),
-      hiddenMeans: "hidden: the future",
+      hiddenMeans: "masked: future tokens",
       also: scores ? [{ name: "score", values: some(scores) }] : [],
       title: `${block.name}, layer ${layer}, head ${head}`,
       credit: `${this.page.model.name}: ${this.trace.manifest.text}`,
@@ -275,11 +275,11 @@ class AttentionView {
 
   noteOf() {
     const colours = attentionColours[attentionSettings.scale];
-    const scale = attentionSettings.view === "lines" ? "The thicker, the stronger." : colours;
-    const rounded = this.data.weights.kind === "f16" ? " This file keeps them to three digits." : "";
+    const scale = attentionSettings.view === "lines" ? "Thicker lines are larger weights." : colours;
+    const rounded = this.data.weights.kind === "f16" ? " This file stores them with three digits." : "";
     const missing = this.data.keys.special.some(Boolean) && attentionSettings.plain;
     return missing
-      ? `${scale} Special tokens are hidden and their shares with them: rows no longer sum to 1.${rounded}`
+      ? `${scale} Special tokens and their weights are hidden, so rows do not sum to 1.${rounded}`
       : `${scale} Every row sums to 1.${rounded}`;
   }
 
@@ -291,7 +291,7 @@ class AttentionView {
     this.showTop(null, null);
   }
 
-  /** The row that is pointed at, or else the one that was chosen. */
+  /** The row under the cursor, or else the chosen one. */
   showTop(row, column) {
     const { query, key } = selected();
     const chosen = query !== null && query < this.options.rows.length ? query : this.options.rows.length - 1;

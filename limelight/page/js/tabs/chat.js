@@ -1,5 +1,5 @@
-// Chat: answers as they are written, and for every word of them why it came. The page keeps the
-// conversation; the service remembers nothing.
+// Chat: replies as they are generated, and how each word was chosen. The page keeps the
+// conversation; the service is stateless.
 
 import { stepsFor, inspectorWaiting, tokenInspector } from "../attention/tokenInspector.js";
 import { button, h, replace } from "../core/dom.js";
@@ -25,8 +25,8 @@ export const chatTab = {
 };
 
 /**
- * What was said: exchanges of a question and its answer, whose state is one of
- * writing, done, stopped (by somebody) and broken (by something).
+ * The conversation: exchanges of a question and its answer, whose state is one of
+ * writing, done, stopped (by the user) and broken (by an error).
  */
 function chatView(page) {
   const name = `limelight-chat-${page.model.name}`;
@@ -35,7 +35,7 @@ function chatView(page) {
   view.log = h("div", { class: "talk" });
   view.field = h("textarea", {
     class: "field composer-field", id: "sentence", name: "message", rows: "1", maxlength: "2000", dir: "auto",
-    "aria-label": "Your message", placeholder: "Say something …",
+    "aria-label": "Your message", placeholder: "Type a message …",
     on: {
       keydown: (event) => {
         if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -56,13 +56,13 @@ function chatView(page) {
   return view;
 }
 
-/** A beam knows its answer only in the end; whoever wants to watch can do without. */
+/** Beam search cannot stream; greedy decoding can. */
 function chatWordByWord(view) {
   const { beam, temperature } = view.page.model.decode;
   view.wordByWord = h("input", { type: "checkbox", name: "word-by-word" });
   if (beam === 1 || temperature) return null;
-  const hint = `The model's beam of ${beam} knows its answer only in the end. Without it the words come one by one, and may be others.`;
-  return h("label", { class: "check small", title: hint }, view.wordByWord, "word by word");
+  const hint = `With beam search (beam size ${beam}) the reply appears when it is complete. Greedy decoding shows it token by token; the reply may differ.`;
+  return h("label", { class: "check small", title: hint }, view.wordByWord, "token by token");
 }
 
 function chatSend(view) {
@@ -86,13 +86,13 @@ function chatForget(view) {
   view.field.focus();
 }
 
-/** Ask for an answer, and take it as it comes. */
+/** Request an answer and show it as it streams. */
 async function chatAnswer(view, exchange) {
   const control = new AbortController();
   view.control = control;
   const before = chatTurns(view, exchange);
   Object.assign(exchange, { answer: "", state: "writing", cut: "", tries: exchange.tries + 1 });
-  keep(view.name, view.exchanges); // so that a reload knows that it was asked
+  keep(view.name, view.exchanges); // so that a reload knows about the question
   chatShow(view);
   try {
     await view.page.busy(requestStream(view.page, "/v1/chat/completions", chatRequest(view, before, exchange), (event) => chatTake(view, exchange, event), control.signal));
@@ -102,17 +102,17 @@ async function chatAnswer(view, exchange) {
     exchange.cut = control.signal.aborted ? "" : [error.message, error.hint].filter(Boolean).join(": ");
   }
   if (view.control === control) view.control = null;
-  if (view.left && exchange.state === "stopped") exchange.state = "broken"; // nobody said stop: the tab was left
+  if (view.left && exchange.state === "stopped") exchange.state = "broken"; // the tab was left
   if (view.exchanges.includes(exchange)) keep(view.name, view.exchanges);
   if (view.left) return;
   chatShow(view);
-  view.page.say(exchange.state === "done" ? `answer: ${exchange.answer}` : "the answer broke off");
+  view.page.say(exchange.state === "done" ? `reply: ${exchange.answer}` : "the reply was interrupted");
 }
 
 function chatTake(view, exchange, event) {
   const [choice] = event.choices;
   exchange.answer += choice.delta.content ?? "";
-  if (choice.finish_reason === "length") exchange.cut = "the answer has reached the longest the model writes";
+  if (choice.finish_reason === "length") exchange.cut = "the reply reached the maximum length";
   keep(view.name, view.exchanges);
   const row = view.rows[view.exchanges.indexOf(exchange)];
   if (row) replace(row.words, exchange.answer);
@@ -126,11 +126,11 @@ function chatRequest(view, turns, exchange) {
     messages: turns.map((content, i) => ({ role: i % 2 ? "assistant" : "user", content })),
     ...(view.tag ? { tag: view.tag.value } : {}),
     ...(view.wordByWord.checked ? { beam: 1 } : {}),
-    ...(temperature ? { seed: seed + exchange.tries - 1 } : {}), // another try is another draw
+    ...(temperature ? { seed: seed + exchange.tries - 1 } : {}), // another try, another sample
   };
 }
 
-/** All that was said up to this question; what was never answered is left out. */
+/** All turns up to this question, without unanswered ones. */
 function chatTurns(view, exchange) {
   const before = view.exchanges.slice(0, view.exchanges.indexOf(exchange)).filter(chatCounts);
   return [...before.flatMap((earlier) => [earlier.question, earlier.answer]), exchange.question];
@@ -146,7 +146,7 @@ function chatShow(view) {
   const nothing = view.exchanges.length ? null : chatEmpty(view);
   replace(view.log, nothing, view.rows.map((row) => row.element));
   view.stop.hidden = !view.control;
-  view.send.disabled = Boolean(view.control); // it stays where it is: a second click must not stop
+  view.send.disabled = Boolean(view.control); // it stays in place, so that a second click does not stop
   view.fresh.hidden = !view.exchanges.length;
   view.log.setAttribute("aria-busy", String(Boolean(view.control)));
   view.rows.at(-1)?.element.scrollIntoView({ block: "nearest" });
@@ -158,9 +158,9 @@ function chatEmpty(view) {
   return h(
     "div",
     { class: "talk-empty" },
-    h("p", { class: "prose" }, "Say something to the model."),
-    h("p", { class: "soft" }, `It sees the last ${turns === 1 ? "message only" : `${turns} messages`}. Click any word of an answer to see why it came.`),
-    text ? button(`“${text}”`, () => { view.field.value = text; chatSend(view); }, { class: "chip", "aria-label": `Say: ${text}` }) : null,
+    h("p", { class: "prose" }, "Send a message to the model."),
+    h("p", { class: "soft" }, `The model sees ${turns === 1 ? "only the last message" : `the last ${turns} messages`}. Click a word of a reply to see how it was chosen.`),
+    text ? button(`“${text}”`, () => { view.field.value = text; chatSend(view); }, { class: "chip", "aria-label": `Try: ${text}` }) : null,
   );
 }
 
@@ -179,24 +179,24 @@ function chatRow(view, exchange) {
   return row;
 }
 
-/** How it stands, in words, and what to do about it. */
+/** The state of an answer as text, with a button to retry. */
 function chatState(view, exchange, last) {
   const again = (label) => (last && !view.control ? button(label, () => chatRetry(view, exchange), { class: "button small" }) : null);
   if (exchange.state === "writing") return null;
   if (exchange.state === "done") {
-    const drawn = view.page.model.decode.temperature > 0;
+    const sampled = view.page.model.decode.temperature > 0;
     const note = exchange.cut ? h("span", { class: "small soft" }, exchange.cut) : null;
-    return note || (drawn && last) ? h("div", { class: "row" }, note, drawn ? again("Another answer") : null) : null;
+    return note || (sampled && last) ? h("div", { class: "row" }, note, sampled ? again("Another reply") : null) : null;
   }
-  const left = last ? "" : " It is left out of the conversation.";
-  const text = exchange.state === "stopped" ? "You stopped the answer here." : `The answer broke off here.${chatCounts(exchange) ? "" : left}`;
+  const left = last ? "" : " It is not part of the conversation.";
+  const text = exchange.state === "stopped" ? "You stopped the reply here." : `The reply was interrupted here.${chatCounts(exchange) ? "" : left}`;
   return h("div", { class: "row broke" }, h("span", { class: "small" }, text, exchange.cut ? h("span", { class: "soft" }, ` (${exchange.cut})`) : null), again("Try again"));
 }
 
-/** The answer with every word to click. */
+/** The answer with every word as a button. */
 function chatWords(view, exchange, row) {
   const text = exchange.answer;
-  if (!text) return h("span", { class: "soft" }, exchange.state === "done" ? "(nothing)" : "");
+  if (!text) return h("span", { class: "soft" }, exchange.state === "done" ? "(empty)" : "");
   if (view.page.model.config.family.startsWith("recurrent")) return text;
   return segmentsOf(text).map((part) => {
     if (!part.text.trim()) return part.text;
@@ -205,7 +205,7 @@ function chatWords(view, exchange, row) {
   });
 }
 
-/** Open what there is to know about a word below its answer; the same word closes it. */
+/** Open the token inspector below the answer; the same word closes it. */
 async function chatInspect(view, exchange, row, part, word) {
   const open = word.getAttribute("aria-expanded") === "true";
   row.words.querySelectorAll(".word").forEach((other) => other.setAttribute("aria-expanded", "false"));
@@ -219,14 +219,14 @@ async function chatInspect(view, exchange, row, part, word) {
     const trace = await chatTrace(view, exchange);
     const offset = Array.from(exchange.answer.slice(0, part.from)).length;
     const steps = stepsFor(trace.manifest, offset, offset + Array.from(part.text).length);
-    replace(body, steps.length ? tokenInspector(view.page, trace, steps) : h("p", { class: "soft" }, "The model did not write this as a piece of its own."));
+    replace(body, steps.length ? tokenInspector(view.page, trace, steps) : h("p", { class: "soft" }, "The model did not generate this as a piece of its own."));
     row.inspector.firstChild?.scrollIntoView({ block: "nearest" });
   } catch (error) {
     view.page.showError(body, error, () => { word.setAttribute("aria-expanded", "false"); chatInspect(view, exchange, row, part, word); });
   }
 }
 
-/** The answer once more with all its numbers: over the turns that the model saw, oldest out first. */
+/** Trace the answer over the turns that the model saw; the oldest are dropped first. */
 async function chatTrace(view, exchange) {
   const turns = chatTurns(view, exchange).slice(-view.page.model.history).map((turn) => turn.split(/\s+/).filter(Boolean).join(" "));
   for (;;) {

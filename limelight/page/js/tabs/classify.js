@@ -1,4 +1,4 @@
-// Classify: the probability of every class as you type, and what each word does to it.
+// Classify: class probabilities as you type, and the effect of each word.
 
 import { bars } from "../charts/bars.js";
 import { button, h, replace } from "../core/dom.js";
@@ -7,7 +7,7 @@ import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { segmentsOf } from "../core/words.js";
 
-const CLASSIFY_WORDS = 60; // more than this many are not tried one by one
+const CLASSIFY_WORDS = 60; // more words than this are not tested one by one
 
 export const classifyTab = {
   id: "classify",
@@ -51,8 +51,8 @@ function classifyLayout(view) {
     h(
       "div",
       { class: "two-sides" },
-      h("section", { class: "card", "aria-label": "Text" }, h("h2", null, "You write"), view.field),
-      h("section", { class: "card", "aria-label": "Classes" }, h("h2", null, "The model finds"), view.found, h("div", { class: "row" }, explain)),
+      h("section", { class: "card", "aria-label": "Text" }, h("h2", null, "Text"), view.field),
+      h("section", { class: "card", "aria-label": "Classes" }, h("h2", null, "Classes"), view.found, h("div", { class: "row" }, explain)),
     ),
     view.without,
   ];
@@ -65,7 +65,7 @@ async function classifyAsk(view) {
     cancelRequests(view.page, "classify");
     view.chart = null;
     replace(view.without);
-    replace(view.found, h("p", { class: "soft" }, "Type a sentence: its class comes as you type."));
+    replace(view.found, h("p", { class: "soft" }, "Type a text to classify it."));
     return;
   }
   const words = segmentsOf(text).filter((part) => part.isWord).slice(0, CLASSIFY_WORDS);
@@ -80,7 +80,7 @@ async function classifyAsk(view) {
   }
 }
 
-/** Always in the same order, so that a bar grows and shrinks in its place. */
+/** Always in the same order. */
 function classifyShow(view, probabilities) {
   const best = classifyBest(probabilities);
   const items = view.page.model.classes.map((name) => ({ label: name, value: probabilities[name], marked: name === best }));
@@ -96,7 +96,7 @@ function classifyBest(probabilities) {
   return Object.keys(probabilities).reduce((a, b) => (probabilities[b] > probabilities[a] ? b : a));
 }
 
-/** What becomes of the likeliest class when a word is left out: asked, not guessed. */
+/** How the probability of the most likely class changes when a word is removed. */
 function classifyWithout(view, text, words, [whole, ...shorter]) {
   const best = classifyBest(whole);
   const changes = shorter.map((probabilities) => whole[best] - probabilities[best]);
@@ -114,9 +114,9 @@ function classifyWithout(view, text, words, [whole, ...shorter]) {
     h(
       "section",
       { class: "card" },
-      h("h2", null, "What each word does"),
+      h("h2", null, "Effect of each word"),
       h("ol", { class: "share-line", "aria-label": `What each word adds to ${best}` }, items),
-      h("p", { class: "small soft" }, `Each word was left out once, and the model asked again. The number is what the word adds to `, h("q", null, best), ` in percentage points; a minus speaks against it.`),
+      h("p", { class: "small soft" }, `Each word was removed once and the text classified again. The number is what the word adds to the probability of `, h("q", null, best), `, in percentage points.`),
     ),
   );
 }

@@ -1,4 +1,4 @@
-// A field to write in, whose text can be shaded: the same text lies under it, in the same places.
+// An editor whose text can be highlighted: the same text lies in a layer under the field.
 
 import { h, replace } from "../core/dom.js";
 
@@ -23,7 +23,7 @@ export function shadedEditor(options) {
     options.onCaret();
   };
   field.addEventListener("input", () => {
-    editor.marks = []; // they were about another text
+    editor.marks = []; // they belong to the old text
     caret = field.selectionStart;
     lay();
     options.onText();
@@ -33,7 +33,7 @@ export function shadedEditor(options) {
   lay();
 
   return Object.assign(editor, {
-    /** Shade stretches of the text: [{from, to, share}]; the deepest is the largest. */
+    /** Highlight spans of the text: [{from, to, share}]; the largest is the darkest. */
     shade(marks) {
       editor.marks = marks;
       lay();

@@ -1,4 +1,4 @@
-// Fill: hide a word, and see what could stand there, and which words the blank and the others look at.
+// Fill: mask a word, see the candidates for it, and the attention from and to the blank.
 
 import { layerChooser, layerNow, attentionTo, attentionFrom } from "../attention/attentionShares.js";
 import { bars } from "../charts/bars.js";
@@ -10,7 +10,7 @@ import { characterOffsets, segmentsOf, weightLine, wordWeights, wordsIn } from "
 
 const FILL_BLANK = "___";
 const FILL_SHOWN = 8;
-const FILL_REQUESTED = 100; // so that the word that stood there is mostly among them
+const FILL_REQUESTED = 100; // so that the original word is mostly among them
 
 export const fillTab = {
   id: "fill",
@@ -36,7 +36,7 @@ export const fillTab = {
 };
 
 function fillView(page) {
-  // `hidden`: for every blank what stood there, as {word, pieces, at}: piece `at` of that word; or null
+  // `hidden`: for every blank the original, as {word, pieces, at}: piece `at` of that word; or null
   const view = { page, hidden: [], at: 0, count: 0 };
   view.field = h("textarea", {
     class: "field prose-field", id: "sentence", name: "text", rows: "2", maxlength: "2000", dir: "auto", spellcheck: "false",
@@ -50,7 +50,7 @@ function fillView(page) {
   return view;
 }
 
-/** A first text has a blank, so that there is something to see. */
+/** The first text has a blank. */
 function fillExample(page) {
   const text = page.example?.text ?? "";
   if (text.includes(FILL_BLANK)) return text;
@@ -64,9 +64,9 @@ function fillLayout(view) {
     h(
       "section",
       { class: "card", "aria-label": "Text" },
-      h("h2", null, "Hide a word, and the model guesses it"),
+      h("h2", null, "Mask a word, and the model predicts it"),
       view.words,
-      h("p", { class: "small soft" }, "Click a word to hide it, click a blank to bring its word back. Or write ___ yourself:"),
+      h("p", { class: "small soft" }, "Click a word to mask it; click a blank to restore its word. Or type ___ yourself:"),
       view.field,
     ),
     h("div", { class: "two-sides" }, view.found, view.attention),
@@ -83,7 +83,7 @@ function fillBegin(view) {
   fillAsk(view, text, count);
 }
 
-/** The text in words, each to be hidden; each blank with what it hides. */
+/** The text as words to mask; each blank with its original. */
 function fillWords(view, text) {
   const parts = [];
   let offset = 0;
@@ -97,7 +97,7 @@ function fillWords(view, text) {
     for (const part of segmentsOf(stretch)) {
       const from = start + part.from;
       const hide = () => fillHide(view, from, part.text, i);
-      parts.push(part.isWord ? h("button", { type: "button", class: "word", title: "hide this word", on: { click: hide } }, part.text) : part.text);
+      parts.push(part.isWord ? h("button", { type: "button", class: "word", title: "mask this word", on: { click: hide } }, part.text) : part.text);
     }
     offset += stretch.length;
   });
@@ -106,10 +106,10 @@ function fillWords(view, text) {
 
 function fillWas(was) {
   if (!was) return "";
-  return was.pieces.length === 1 ? `, it was ${was.word}` : `, it was ${was.pieces[was.at]}, piece ${was.at + 1} of ${was.word}`;
+  return was.pieces.length === 1 ? `, originally ${was.word}` : `, originally ${was.pieces[was.at]}, piece ${was.at + 1} of ${was.word}`;
 }
 
-/** The model guesses pieces: a word of several gets a blank for each of them. */
+/** The model predicts pieces: a word of several pieces gets one blank for each. */
 async function fillHide(view, from, word, blanksBefore) {
   const text = view.field.value;
   const pieces = await fillPieces(view, text, from, word);
@@ -117,10 +117,10 @@ async function fillHide(view, from, word, blanksBefore) {
   view.hidden.splice(blanksBefore, 0, ...pieces.map((_, at) => ({ word, pieces, at })));
   view.at = blanksBefore;
   fillSet(view, text.slice(0, from) + FILL_BLANK.repeat(pieces.length) + text.slice(from + word.length));
-  if (pieces.length > 1) view.page.say(`${word} is ${pieces.length} pieces: each has a blank of its own`);
+  if (pieces.length > 1) view.page.say(`${word} has ${pieces.length} pieces: one blank for each`);
 }
 
-/** How the model cuts this word; where that cannot be told, it is taken as one piece. */
+/** The pieces of this word; one piece where the trace is not available. */
 async function fillPieces(view, text, from, word) {
   try {
     const { source } = (await view.page.trace()).manifest;
@@ -132,7 +132,7 @@ async function fillPieces(view, text, from, word) {
   }
 }
 
-/** Bring back what stood in a blank; of one that somebody typed, choose it to look at. */
+/** Restore the word of a blank; a typed blank is chosen instead. */
 function fillShowWord(view, blank) {
   const was = view.hidden[blank];
   if (was) fillPut(view, blank - was.at, was.word, was.pieces.length);
@@ -142,7 +142,7 @@ function fillShowWord(view, blank) {
   }
 }
 
-/** A word in the place of some blanks; a piece in the place of one that hid a part of a word. */
+/** Replace blanks by a word, or one blank by a piece. */
 function fillPut(view, blank, word, blanks = 1) {
   const parts = view.field.value.split(FILL_BLANK);
   const before = parts.slice(0, blank + 1).join(FILL_BLANK);
@@ -150,7 +150,7 @@ function fillPut(view, blank, word, blanks = 1) {
   const [first] = view.hidden.splice(blank, blanks);
   if (first && blanks < first.pieces.length) view.hidden = view.hidden.map((was) => (was?.pieces === first.pieces ? fillAlone(was) : was));
   fillSet(view, before + word + after);
-  view.page.say(`${word} put in`);
+  view.page.say(`${word} inserted`);
 }
 
 /** What is left of a word of which a piece was chosen: each of its pieces is for itself. */
@@ -168,10 +168,10 @@ async function fillAsk(view, text, count) {
   if (!count) {
     cancelRequests(view.page, "fill");
     replace(view.attention);
-    replace(view.found, h("p", { class: "soft" }, "Nothing is hidden: click a word above."));
+    replace(view.found, h("p", { class: "soft" }, "No word is masked: click one above."));
     return;
   }
-  if (view.count !== count) replace(view.found, reading("guessing"));
+  if (view.count !== count) replace(view.found, reading("predicting"));
   view.count = count;
   try {
     const { blanks } = await postLatest(view.page, "fill", "/api/fill", { text, count: FILL_REQUESTED });
@@ -187,29 +187,29 @@ function fillCard(view, candidates, blank, count) {
   const rank = was ? candidates.findIndex((candidate) => candidate.text === was) : -1;
   const shown = candidates.slice(0, FILL_SHOWN);
   if (rank >= FILL_SHOWN) shown.push(candidates[rank]);
-  const items = shown.map(({ text, probability }) => ({ label: text, value: probability, marked: text === was, note: text === was ? "it was" : "" }));
-  const list = bars({ items, title: `What could stand in blank ${blank + 1}`, full: Math.max(0.1, items[0].value), onChoose: (i) => fillPut(view, blank, shown[i].text) });
+  const items = shown.map(({ text, probability }) => ({ label: text, value: probability, marked: text === was, note: text === was ? "original" : "" }));
+  const list = bars({ items, title: `Candidates for blank ${blank + 1}`, full: Math.max(0.1, items[0].value), onChoose: (i) => fillPut(view, blank, shown[i].text) });
   return h(
     "section",
     { class: "card" },
-    h("h2", null, count > 1 ? `Blank ${blank + 1}` : "What could stand there"),
+    h("h2", null, count > 1 ? `Blank ${blank + 1}` : "Candidates for the blank"),
     list.element,
-    h("p", { class: "small soft" }, fillRank(was, rank), fillPart(view.hidden[blank]), " Click one to put it in."),
+    h("p", { class: "small soft" }, fillRank(was, rank), fillPart(view.hidden[blank]), " Click a candidate to insert it."),
   );
 }
 
 function fillRank(was, rank) {
   if (!was) return "";
-  if (rank < 0) return `“${was}” stood there; it is not among the ${FILL_REQUESTED} likeliest pieces.`;
-  return rank === 0 ? `“${was}” stood there: guessed right.` : `“${was}” stood there: number ${rank + 1}.`;
+  if (rank < 0) return `The original, “${was}”, is not among the ${FILL_REQUESTED} most likely pieces.`;
+  return rank === 0 ? `The original, “${was}”, is the most likely (argmax).` : `The original, “${was}”, has rank ${rank + 1}.`;
 }
 
 function fillPart(was) {
   if (!was || was.pieces.length === 1) return "";
-  return ` The model reads “${was.word}” as ${was.pieces.length} pieces, so there is a blank for each: ${was.pieces.join(" + ")}.`;
+  return ` “${was.word}” has ${was.pieces.length} pieces, so there is one blank for each: ${was.pieces.join(" + ")}.`;
 }
 
-/** What the chosen blank looks at, and who looks at it. */
+/** The attention from and to the chosen blank. */
 async function fillAttention(view) {
   const { page } = view;
   const text = view.field.value;
@@ -230,9 +230,9 @@ async function fillAttention(view) {
 
 function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
   const words = wordsIn(source.pieces.map((piece, i) => (blanks.includes(i) ? FILL_BLANK : piece)), source.ids.map((_, i) => source.special[i] || blanks.includes(i)));
-  const outgoing = weightLine(words, "What the blank looks at");
+  const outgoing = weightLine(words, "What the blank attends to");
   outgoing.show(wordWeights(words, to));
-  const incoming = weightLine(words, "Who looks at the blank");
+  const incoming = weightLine(words, "What attends to the blank");
   incoming.show(wordWeights(words, from).map((sum, i) => sum / words[i].positions.length));
   const which = blanks.length > 1
     ? h("div", { class: "chips" }, blanks.map((_, i) => button(`blank ${i + 1}`, () => { view.at = i; fillAttention(view); }, { class: "chip", "aria-pressed": String(i === view.at) })))
@@ -240,13 +240,13 @@ function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
   return h(
     "section",
     { class: "card" },
-    h("div", { class: "card-head" }, h("h2", null, "Attention, both ways"), layerChooser(layers, () => fillAttention(view))),
+    h("div", { class: "card-head" }, h("h2", null, "Attention from and to the blank"), layerChooser(layers, () => fillAttention(view))),
     which,
-    h("h3", { class: "label" }, "The blank looks at"),
+    h("h3", { class: "label" }, "The blank attends to"),
     outgoing.element,
-    h("h3", { class: "label" }, "The others look at the blank"),
+    h("h3", { class: "label" }, "Attention to the blank"),
     incoming.element,
-    h("p", { class: "small soft" }, `The mean of the heads of layer ${layer}. Above, the shares of one look sum to 100%; below, each is the share of that word's own look. This model reads both ways: a blank sees what comes after it too.`),
+    h("p", { class: "small soft" }, `Averaged over the heads of layer ${layer}. Above: the weights of the blank, which sum to 100%. Below: the weight of each word on the blank. The model is bidirectional: a blank also attends to later tokens.`),
     h("div", { class: "row" }, button("Explain this", () => select({ tab: "explain" }))),
   );
 }

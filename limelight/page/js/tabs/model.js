@@ -1,4 +1,4 @@
-// What the model is: drawn from its configuration, weighed part by part, and its words by likeness.
+// The model: architecture, parameters by part, nearest neighbours, settings.
 
 import { architectureText, architectureOf } from "../charts/architecture.js";
 import { architectureDiagram } from "../charts/architectureDiagram.js";
@@ -28,14 +28,14 @@ export const modelTab = {
   },
 };
 
-/** The drawing follows the room it has. */
+/** The diagram follows the width of its container. */
 function modelDrawing(model) {
   const sides = architectureOf(model);
   const description = architectureText(sides);
   const drawingArea = h("div", { class: "model-drawing" });
   const card = h("section", { class: "card", "aria-label": "Architecture" });
   const save = button(
-    "Save picture",
+    "Save PNG",
     () =>
       saveSvgAsPng(drawingArea.firstChild, {
         title: `${model.name}: architecture`,
@@ -44,8 +44,8 @@ function modelDrawing(model) {
     { class: "button quiet" },
   );
   const order = model.config.norm_order
-    ? `Data flows from below to above. This model is ${model.config.norm_order}-norm: it normalises ${model.config.norm_order === "pre" ? "before each sub-layer, and what goes around stays as it is" : "after each addition, as in the paper"}.`
-    : "Data flows from below to above, one word after another.";
+    ? `Read from the bottom up. ${model.config.norm_order === "pre" ? "Pre-norm: each sub-layer normalises its input, and the residual stream is not normalised" : "Post-norm: the norm follows each residual addition, as in the paper"}.`
+    : "Read from the bottom up. Tokens are processed one at a time.";
   replace(
     card,
     h(
@@ -106,12 +106,12 @@ function modelParts({ parts, parameters }) {
     "section",
     { class: "card", "aria-label": "Parameters by part" },
     h("h2", null, "Parameters by part"),
-    h("p", { class: "soft small" }, "A table that is shared counts once."),
+    h("p", { class: "soft small" }, "Tied weights count once."),
     h("div", { class: "scroller" }, table),
   );
 }
 
-/** Words whose vectors point the same way. */
+/** Pieces with similar embedding vectors. */
 function modelNeighbours(page) {
   const input = h("input", {
     class: "field",
@@ -143,7 +143,7 @@ function modelNeighbours(page) {
     h(
       "p",
       { class: "soft small" },
-      "The pieces whose embedding vectors point most nearly the same way: the cosine of the angle between them, 1 for the same direction.",
+      "The pieces with the most similar embedding vectors, by cosine similarity (1 is the same direction).",
     ),
     form,
     container,
@@ -151,7 +151,7 @@ function modelNeighbours(page) {
 }
 
 async function modelAsk(page, container, text) {
-  replace(container, reading("comparing its vector with all others"));
+  replace(container, reading("comparing with all embedding vectors"));
   const work = page.api.latest("neighbours", (signal) =>
     page.api.inTurn(() =>
       page.api.post("/api/neighbours", { model: page.model.name, text, count: 10 }, signal),
@@ -183,7 +183,7 @@ async function modelAsk(page, container, text) {
   }
 }
 
-/** A word to begin with: the longest of the example. */
+/** The first word to look up: the longest of the example. */
 function modelWord(text) {
   const words = text.match(/[\p{L}\p{N}]+/gu) ?? [];
   return words.reduce((longest, word) => (word.length > longest.length ? word : longest), words[0] ?? "");

@@ -1,4 +1,4 @@
-// How the next word is drawn: sliders, and the exact probabilities under them, without a request.
+// Sampling: temperature, top-k, top-p, and the exact next-token probabilities, without a request.
 
 import { bars } from "../charts/bars.js";
 import { h, replace, visible } from "../core/dom.js";
@@ -7,7 +7,7 @@ import { samplingProbabilities, entropy, showCount, showPercent, softmax } from 
 const SAMPLING_SHOWN = 12;
 
 /**
- * Sliders for temperature, top-k and top-p, and what they make of a model's scores.
+ * Sliders for temperature, top-k and top-p, and the probabilities they give.
  * @param {Object} model as the service describes it
  * @returns {{element: HTMLElement, settings: function(): Object,
  *   show: function(ArrayLike<number>, string[], string): void, wait: function(): void}}
@@ -15,21 +15,21 @@ const SAMPLING_SHOWN = 12;
 export function samplingControls(model) {
   const { decode } = model;
   const state = { logits: null, pieces: [], shares: null };
-  const chart = bars({ items: [], title: "What comes next, and how probably" });
+  const chart = bars({ items: [], title: "Next-token probabilities" });
   const summary = h("p", { class: "small soft sampling-summary" });
   const after = h("p", { class: "sampling-after small", dir: "auto" });
   const draw = () => state.logits && samplingDraw(state, chart, summary, settings());
-  const temperature = samplingSlider("Temperature", { min: 0, max: 2, step: 0.05, value: decode.temperature || 0 }, (v) => (v === 0 ? "0: always the likeliest" : v.toFixed(2)), draw);
-  const topK = samplingSlider("Top-k", { min: 0, max: 100, step: 1, value: Math.min(100, decode.top_k || 0) }, (v) => (v === 0 ? "all" : `the ${v} likeliest`), draw);
-  const topP = samplingSlider("Top-p", { min: 0.05, max: 1, step: 0.01, value: decode.top_p ?? 1 }, (v) => (v === 1 ? "all" : `the likeliest ${Math.round(100 * v)}%`), draw);
+  const temperature = samplingSlider("Temperature", { min: 0, max: 2, step: 0.05, value: decode.temperature || 0 }, (v) => (v === 0 ? "0: most likely (argmax)" : v.toFixed(2)), draw);
+  const topK = samplingSlider("Top-k", { min: 0, max: 100, step: 1, value: Math.min(100, decode.top_k || 0) }, (v) => (v === 0 ? "all" : `${v} most likely`), draw);
+  const topP = samplingSlider("Top-p", { min: 0.05, max: 1, step: 0.01, value: decode.top_p ?? 1 }, (v) => (v === 1 ? "all" : `top ${Math.round(100 * v)}%`), draw);
   const settings = () => ({ temperature: temperature.value(), top_k: topK.value(), top_p: topP.value(), min_p: decode.min_p ?? 0 });
   const repeats = decode.repetition_penalty !== 1 || decode.no_repeat
-    ? h("p", { class: "small soft" }, "This model's recipe also makes repeats less likely when it writes; the bars do not have that in them.")
+    ? h("p", { class: "small soft" }, "The recipe of this model also penalises repetition when generating; the bars do not include that.")
     : null;
   const element = h(
     "section",
-    { class: "card sampling", "aria-label": "What comes next" },
-    h("h2", null, "What comes next"),
+    { class: "card sampling", "aria-label": "Next token" },
+    h("h2", null, "Next token"),
     after, chart.element, summary,
     h("div", { class: "sliders" }, temperature.element, topK.element, topP.element),
     repeats,
@@ -37,14 +37,14 @@ export function samplingControls(model) {
   return {
     element,
     settings,
-    /** Scores of every piece, after this text. */
+    /** Show the logits of every piece after this text. */
     show(logits, pieces, text) {
       Object.assign(state, { logits, pieces, shares: softmax(logits) });
       replace(after, "after ", h("q", { dir: "auto" }, samplingTail(text)));
       element.removeAttribute("aria-busy");
       draw();
     },
-    /** The text has changed: these numbers are about another one. */
+    /** Mark the numbers as outdated: the text has changed. */
     wait() {
       element.setAttribute("aria-busy", "true");
     },
@@ -59,18 +59,18 @@ function samplingTail(text) {
 
 function samplingDraw(state, chart, summary, how) {
   const { logits, pieces, shares } = state;
-  const drawn = samplingProbabilities(logits, { temperature: how.temperature, topK: how.top_k, topP: how.top_p, minP: how.min_p });
+  const probabilities = samplingProbabilities(logits, { temperature: how.temperature, topK: how.top_k, topP: how.top_p, minP: how.min_p });
   const order = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a] || a - b).slice(0, SAMPLING_SHOWN);
   const items = order.map((i) => ({
     label: visible(pieces[i] ?? `⟨unused ${i}⟩`),
-    value: drawn[i],
-    faint: drawn[i] === 0,
-    note: Math.abs(drawn[i] - shares[i]) > 5e-4 ? `was ${showPercent(shares[i])}` : "",
+    value: probabilities[i],
+    faint: probabilities[i] === 0,
+    note: Math.abs(probabilities[i] - shares[i]) > 5e-4 ? `was ${showPercent(shares[i])}` : "",
   }));
   chart.set({ items, full: Math.max(...items.map((item) => item.value), 0.05) });
-  const kept = drawn.reduce((count, share) => count + (share > 0), 0);
-  const choices = Math.exp(entropy(drawn));
-  replace(summary, `${showCount(kept)} of ${showCount(logits.length)} pieces can be drawn: as open as a die with ${choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))} sides. “Was”: before temperature, top-k and top-p.`);
+  const kept = probabilities.reduce((count, share) => count + (share > 0), 0);
+  const choices = Math.exp(entropy(probabilities));
+  replace(summary, `${showCount(kept)} of ${showCount(logits.length)} pieces can be sampled; perplexity ${choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))}. “Was”: before temperature, top-k and top-p.`);
 }
 
 function samplingSlider(name, range, format, onChange) {

@@ -1,4 +1,4 @@
-// How a model learns, on a text of one's own: every position after the true words before it.
+// Teacher forcing on a text of the user: the loss of every position given the true tokens before it.
 
 import { wasReplaced } from "../core/api.js";
 import { button, h, replace, visible } from "../core/dom.js";
@@ -13,10 +13,10 @@ import { tagNow } from "../core/tag.js";
  */
 export function teacherForcing(page) {
   const pair = page.model.kind !== "texts";
-  const source = teacherField("teach-source", "What is read", page.example?.text ?? "");
+  const source = teacherField("teach-source", "Source", page.example?.text ?? "");
   const target = teacherField(
     "teach-target",
-    pair ? "What should be answered" : "A text",
+    pair ? "Target" : "Text",
     page.example?.target ?? (pair ? "" : (page.example?.text ?? "")),
   );
   const container = h("div", { class: "teacher-result", "aria-live": "polite" });
@@ -37,7 +37,7 @@ export function teacherForcing(page) {
   return h(
     "section",
     { class: "card teacher", "aria-label": "Teacher forcing" },
-    h("h2", null, "How it is taught"),
+    h("h2", null, "Teacher forcing"),
     h("div", { class: "teacher-body" }, teacherWords(), h("div", null, form, container)),
   );
 }
@@ -46,11 +46,11 @@ function teacherWords() {
   return h(
     "p",
     { class: "soft" },
-    "In training the model is not asked to write on after its own words: it reads the true ones, shifted right by one, and at every position is asked for the next. All positions are answered in one parallel pass. The loss of a position is −ln of the probability it gave to the true word; the mean over all is what training makes smaller.",
+    "In training the model does not read its own output. It reads the true tokens, shifted right by one, and predicts the next token at every position, in one parallel pass. The loss of a position is the negative log-likelihood of the true token, −ln p. Training minimises the mean.",
   );
 }
 
-/** A text to begin with: what the model itself answers to the example. */
+/** The first target: the output of the model for the example. */
 async function teacherBegin(page, input, submit) {
   try {
     if (!input.value) {
@@ -63,7 +63,7 @@ async function teacherBegin(page, input, submit) {
     }
     if (input.value && input.isConnected) submit();
   } catch (error) {
-    if (!wasReplaced(error)) input.placeholder = "type what should follow";
+    if (!wasReplaced(error)) input.placeholder = "type a target";
   }
 }
 
@@ -85,7 +85,7 @@ function teacherField(id, text, value) {
 }
 
 async function teacherRequest(page, container, request) {
-  replace(container, reading("reading the probabilities of every position"));
+  replace(container, reading("computing the loss of every position"));
   const work = page.api.latest("teacher", (signal) =>
     page.api.inTurn(() => page.api.post("/api/teacher", { model: page.model.name, tag: tagNow(page), ...request }, signal)),
   );
@@ -96,10 +96,10 @@ async function teacherRequest(page, container, request) {
   }
 }
 
-/** One line per position: what it reads, what should follow, how likely that was, the loss. */
+/** One row per position: input, target, probability, loss. */
 function teacherTable(result, vocab) {
-  const ignorant = Math.log(vocab); // the loss of a model that finds all tokens alike
-  const names = ["place", "reads", "true next word", "probability", "loss", "it would have said"];
+  const uniform = Math.log(vocab); // the loss of a uniform distribution
+  const names = ["position", "reads", "target", "probability", "loss", "most likely (argmax)"];
   const table = h(
     "table",
     { class: "table teacher-rows" },
@@ -116,12 +116,12 @@ function teacherTable(result, vocab) {
     h(
       "tbody",
       null,
-      result.input.map((_, i) => teacherRow(result, i, ignorant)),
+      result.input.map((_, i) => teacherRow(result, i, uniform)),
     ),
     h("tfoot", null, teacherMean(result)),
   );
-  const smoothed = `With this run's label smoothing of ${result.smoothing}, what training makes smaller is ${show(result.smoothed, 4)}. `;
-  const known = `A model that knows nothing would have a loss of ln ${vocab} = ${show(ignorant)} at every position: that is a full bar.`;
+  const smoothed = `With label smoothing ${result.smoothing}, as in this run, the training loss is ${show(result.smoothed, 4)}. `;
+  const known = `A uniform distribution has a loss of ln ${vocab} = ${show(uniform)} at every position: a full bar.`;
   const scroller = {
     class: "scroller",
     tabindex: "0",
@@ -131,12 +131,12 @@ function teacherTable(result, vocab) {
   return [h("div", scroller, table), h("p", { class: "soft small" }, result.smoothing ? smoothed : "", known)];
 }
 
-function teacherRow(result, i, ignorant) {
-  const share = { "--share": String(result.loss[i] / ignorant) };
+function teacherRow(result, i, uniform) {
+  const share = { "--share": String(result.loss[i] / uniform) };
   const bar = h("span", { class: "teacher-bar", "aria-hidden": "true", style: share });
   const best =
     result.best[i] === result.target[i]
-      ? h("span", { class: "good" }, "the same")
+      ? h("span", { class: "good" }, "same")
       : h("span", { dir: "auto" }, `${visible(result.best[i])} (${showPercent(result.p_best[i])})`);
   return h(
     "tr",

@@ -1,4 +1,4 @@
-// How the model came to be: its curves as they grow, what it wrote by the way, and how it is taught.
+// Training: curves as they grow, samples, and the objective.
 
 import { chart } from "../charts/chart.js";
 import { curveKinds, curveName, curveSamples, curveSeries, curveTroubles, GrowingLog } from "../charts/curves.js";
@@ -8,8 +8,8 @@ import { show, showCount } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { teacherForcing } from "./teacherForcing.js";
 
-const TRAINING_SOON = 2000; // milliseconds between two looks at a log that grows
-const TRAINING_LATER = 15_000; // at one that does not
+const TRAINING_SOON = 2000; // milliseconds between two polls of a growing log
+const TRAINING_LATER = 15_000; // of one that does not grow
 const SAMPLES_AT_ONCE = 8;
 
 export const trainingTab = {
@@ -30,12 +30,12 @@ class TrainingView {
     this.log = new GrowingLog((after) => page.api.get(`${path}?after=${after}`));
     this.kind = "loss";
     this.status = h("p", { class: "training-status" });
-    this.curves = h("div", {}, reading("reading the log of this run"));
+    this.curves = h("div", {}, reading("loading the log of this run"));
     this.samples = h("section", { class: "panel training-samples", "aria-label": "Samples over time" });
     const card = h(
       "section",
       { class: "card training-curves", "aria-label": "Curves" },
-      h("h2", null, "How it learned"),
+      h("h2", null, "Training curves"),
       this.status,
       this.curves,
     );
@@ -60,7 +60,7 @@ class TrainingView {
     document.removeEventListener("visibilitychange", this.again);
   }
 
-  /** Read what is new, then come again: soon while the log grows; never while nobody looks. */
+  /** Poll the log: often while it grows, never while the page is hidden. */
   async poll() {
     clearTimeout(this.timer);
     if (this.left || this.polling || document.visibilityState !== "visible") return;
@@ -76,14 +76,14 @@ class TrainingView {
     } catch (error) {
       if (this.left) return;
       if (first) this.page.showError(this.curves, error, () => this.poll());
-      else this.status.textContent = `${error.message}; asking again`;
+      else this.status.textContent = `${error.message}; retrying`;
       this.timer = setTimeout(() => this.poll(), TRAINING_LATER);
     } finally {
       this.polling = false;
     }
   }
 
-  /** Lines come every few steps: a log that was quiet for a moment may still grow. */
+  /** Lines come every few steps: a log that was quiet for a while may still grow. */
   pause() {
     this.quiet = this.growing ? 0 : (this.quiet ?? 0) + 1;
     return this.quiet < 10 ? TRAINING_SOON : TRAINING_LATER;
@@ -93,7 +93,7 @@ class TrainingView {
     const { entries } = this.log;
     const kinds = curveKinds(entries);
     if (!kinds.length) {
-      replace(this.curves, h("p", { class: "soft" }, "This run has no log: its curves are not known."));
+      replace(this.curves, h("p", { class: "soft" }, "This run has no log, so there are no curves."));
       return;
     }
     if (!kinds.includes(this.kind)) [this.kind] = kinds;
@@ -112,7 +112,7 @@ class TrainingView {
   build(kinds) {
     const options = kinds.map((id) => ({ id, label: curveName(id) }));
     const which = choice({
-      legend: "Which number",
+      legend: "Metric",
       options,
       chosen: this.kind,
       onChoose: (id) => this.choose(id),
@@ -130,11 +130,11 @@ class TrainingView {
     this.explain();
   }
 
-  /** Why the loss on texts never seen can be lower than that of training. */
+  /** Why the validation loss can be lower than the training loss. */
   explain() {
     this.note.textContent =
       this.kind === "loss"
-        ? "The loss in training is measured with dropout and label smoothing, where the recipe has them; on validation texts without: it can be lower."
+        ? "The training loss includes dropout and label smoothing, if the recipe uses them. The validation loss does not, so it can be lower."
         : "";
   }
 
@@ -159,7 +159,7 @@ class TrainingView {
       `step ${showCount(last.step)}`,
       `${showCount(last.tokens)} tokens`,
       `loss ${show(last.loss)}`,
-      best ? `best on unseen texts ${show(best.loss)} at step ${showCount(best.step)}` : null,
+      best ? `best validation loss ${show(best.loss)} at step ${showCount(best.step)}` : null,
     ];
     const live = this.growing ? h("strong", { class: "training-live" }, "training now") : null;
     replace(this.status, live, facts.filter(Boolean).join(" · "));
@@ -176,18 +176,18 @@ class TrainingView {
       ]);
     replace(
       this.samples,
-      h("h2", null, "What it wrote by the way"),
+      h("h2", null, "Samples during training"),
       h(
         "p",
         { class: "soft small" },
-        "Each time it had become better on texts that it does not learn from, the latest first.",
+        "Generated after each improvement on the validation set, latest first.",
       ),
       h("dl", { tabindex: "0" }, items),
     );
   }
 }
 
-/** What was read, and what the model said to it. */
+/** A source and the output of the model. */
 function trainingSample(line) {
   const [, read, output] = line.match(/^(['"].*['"]) -> (['"].*['"]?)$/s) ?? [null, line, null];
   return h(
@@ -198,15 +198,15 @@ function trainingSample(line) {
   );
 }
 
-/** A model that reads both ways is not taught to write on. */
+/** The objective of an encoder-only model. */
 function trainingOtherwise(model) {
   const how = model.abilities.includes("classify")
-    ? "This model learned to name the class of a text: the loss is −ln of the probability it gave to the true class."
-    : "This model learned by filling blanks: some words were hidden, and the loss is −ln of the probability it gave to each of them. Try it under Fill.";
+    ? "Classification: the loss is −ln of the probability of the true class (cross-entropy)."
+    : "Masked language modelling: some tokens are masked, and the loss is the negative log-likelihood, −ln p, of each. Try it under Fill.";
   return h(
     "section",
-    { class: "panel", "aria-label": "How it is taught" },
-    h("h2", null, "How it is taught"),
+    { class: "panel", "aria-label": "Training objective" },
+    h("h2", null, "Training objective"),
     h("p", { class: "soft" }, how),
   );
 }

@@ -1,5 +1,4 @@
-// Translate: the result as you type, what else could have come at every word, and where the model
-// looked while it wrote it.
+// Translate: the result as you type, alternatives at every word, and its attention to the source.
 
 import { wasReplaced } from "../core/api.js";
 import { button, h, replace } from "../core/dom.js";
@@ -42,9 +41,9 @@ export const translateTab = {
 function translateView(page) {
   const view = {
     page,
-    prefix: "", // how the translation must begin, since somebody chose it
+    prefix: "", // fixed beginning of the translation, chosen by the user
     answer: null,
-    reads: null, // the source as words, with room for their shares
+    reads: null, // the source as words with their weights
     field: h("textarea", {
       class: "field prose-field", id: "sentence", name: "source", rows: "3", maxlength: "2000", dir: "auto",
       spellcheck: "false", "aria-label": "Text to translate", value: translateText(page),
@@ -68,8 +67,8 @@ function translateLayout(view) {
     h(
       "div",
       { class: "two-sides" },
-      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, "You write"), view.tag), view.field, view.source),
-      h("section", { class: "card", "aria-label": "Translation" }, h("div", { class: "card-head" }, h("h2", null, "The model writes")), view.result),
+      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, "Source"), view.tag), view.field, view.source),
+      h("section", { class: "card", "aria-label": "Translation" }, h("div", { class: "card-head" }, h("h2", null, "Translation")), view.result),
     ),
     view.search,
   ];
@@ -79,7 +78,7 @@ function translateText(page) {
   return selected().text ?? page.example?.text ?? "";
 }
 
-/** A new text, or another tag: nothing of the old one holds any more. */
+/** A new text or tag: drop the state of the old one. */
 function translateBegin(view) {
   view.prefix = "";
   select({ text: view.field.value, target: null, query: null, key: null, step: null }, { replace: true });
@@ -95,7 +94,7 @@ async function translateAsk(view) {
     view.answer = null;
     replace(view.source);
     replace(view.search);
-    replace(view.result, h("p", { class: "soft" }, "Type a sentence: its translation comes as you type."));
+    replace(view.result, h("p", { class: "soft" }, "Type a sentence to translate it."));
     return;
   }
   view.result.setAttribute("aria-busy", "true");
@@ -103,19 +102,19 @@ async function translateAsk(view) {
     view.answer = await translateWithAll(view, text);
     translateShow(view);
   } catch (error) {
-    if (wasReplaced(error)) return; // who took its place is still busy
+    if (wasReplaced(error)) return; // a newer request is still running
     view.page.showError(view.result, error, () => translateAsk(view));
   }
   view.result.removeAttribute("aria-busy");
 }
 
-/** With everything that can be told; a long text, or a model without attention, has less of it. */
+/** Request alignment and search tree too; a long text, or a model without attention, has none. */
 async function translateWithAll(view, text) {
   const request = translateRequest(view, text);
   const { model } = view.page;
   const { beam, temperature } = model.decode;
   try {
-    const alignment = model.family === "encoder-decoder"; // others have no attention to a source
+    const alignment = model.family === "encoder-decoder"; // others have no cross-attention
     const all = { ...request, alignment, tree: beam > 1 && !temperature };
     const answer = await postLatest(view.page, "translate", "/api/translate", all);
     return { ...answer, request, note: "" };
@@ -139,8 +138,8 @@ function translateShow(view) {
   view.reads = null;
   if (answer.alignment) {
     const words = wordsIn(answer.alignment.source);
-    view.reads = { words, line: weightLine(words, "What the model read") };
-    replace(view.source, h("h3", { class: "label" }, "What it looks at"), view.reads.line.element);
+    view.reads = { words, line: weightLine(words, "Source tokens") };
+    replace(view.source, h("h3", { class: "label" }, "Attention to the source"), view.reads.line.element);
   }
   const use = { page, home: view.home, light: (word, aloud) => translateLight(view, word, aloud), force: (prefix) => translateForce(view, prefix) };
   const words = answer.parts === 1 && best ? translationWords(answer, use) : h("p", { class: "prose", dir: "auto" }, answer.text);
@@ -151,13 +150,13 @@ function translateShow(view) {
 }
 
 function translateHint(answer) {
-  if (answer.parts > 1) return `The text is too long for the model to read at once: it was translated in ${answer.parts} parts.`;
-  if (!answer.alignment && !answer.note) return "Click a word to see what else could have come. Dotted words had less than half of the probability.";
+  if (answer.parts > 1) return `The text exceeds the context of the model: it was translated in ${answer.parts} parts.`;
+  if (!answer.alignment && !answer.note) return "Click a word for alternatives. Dotted words have a probability below 50%.";
   if (answer.note) return `${answer.note[0].toUpperCase()}${answer.note.slice(1)}.`;
-  return "Point at a word to see where the model looked while writing it. Click it to see what else could have come. Dotted words had less than half of the probability.";
+  return "Point at a word to see its attention to the source; click it for alternatives. Dotted words have a probability below 50%.";
 }
 
-/** Light up what the model looked at while it wrote a word: the mean over the word's pieces. */
+/** Highlight the attention of a word to the source: the mean over its pieces. */
 function translateLight(view, word, aloud = false) {
   const { alignment } = view.answer;
   const rows = word && alignment ? word.positions.map((container) => alignment.weights[container]).filter(Boolean) : [];
@@ -169,12 +168,12 @@ function translateLight(view, word, aloud = false) {
   const shares = alignment.source.map((_, s) => rows.reduce((sum, row) => sum + row[s], 0) / rows.length);
   const ofWords = wordWeights(view.reads.words, shares);
   view.reads.line.show(ofWords);
-  const sure = word.given ? "you fixed it" : `the model gave it ${showPercent(word.probability)}`;
-  view.hint.textContent = `“${word.text.trim()}”: ${sure}. The shares are the attention from here to the source, the mean of all heads.`;
-  if (aloud) view.page.say(`${word.text.trim()} looked at ${weightsText(view.reads.words, ofWords)}`);
+  const sure = word.given ? "fixed by you" : `probability ${showPercent(word.probability)}`;
+  view.hint.textContent = `“${word.text.trim()}”: ${sure}. Attention to the source, averaged over all heads.`;
+  if (aloud) view.page.say(`${word.text.trim()} attends to ${weightsText(view.reads.words, ofWords)}`);
 }
 
-/** Begin the translation like this, and let the model finish it. */
+/** Fix the beginning of the translation; the model continues it. */
 function translateForce(view, prefix) {
   view.prefix = prefix;
   translateAsk(view).then(() => {
@@ -191,7 +190,7 @@ function translateTools(view) {
     "div",
     { class: "row" },
     recurrent ? null : button("Explain this", () => select({ tab: "explain", text: answer.request.text, target }), { class: "button primary" }),
-    answer.request.prefix ? button("Let the model choose again", () => translateForce(view, "")) : null,
+    answer.request.prefix ? button("Remove the fixed words", () => translateForce(view, "")) : null,
     button("Copy", () => navigator.clipboard?.writeText(answer.text).then(() => page.say("copied"), () => {}), { class: "button quiet" }),
   );
 }

@@ -1,4 +1,4 @@
-// A translation in words: each can be asked where it looked, and what else could have come.
+// A translation as words, with attention and alternatives for each.
 
 import { button, h } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
@@ -8,14 +8,14 @@ import { wordsIn } from "../core/words.js";
 import { choiceList, popover } from "./alternatives.js";
 
 const TRANSLATION_CHOICES = 6;
-const TRANSLATION_TITLE = "What else could have come here";
+const TRANSLATION_TITLE = "Alternatives at this position";
 
 /**
- * The best translation, each word a button; those that were fixed first.
+ * The best translation, each word a button; fixed words come first.
  * @param {Object} answer as the service gave it, with what was `request`
  * @param {{page: Object, home: HTMLElement, light: function(?Object, boolean=): void,
- *   force: function(string): void}} use what to do with a word that is pointed at, and with the
- *   beginning of a translation that somebody chose
+ *   force: function(string): void}} use callbacks to highlight a word and to fix the beginning of
+ *   the translation
  * @returns {HTMLElement}
  */
 export function translationWords(answer, use) {
@@ -44,7 +44,7 @@ function translationWord(state, word) {
       type: "button",
       class: kind.filter(Boolean).join(" "),
       "aria-haspopup": word.given ? null : "listbox",
-      "aria-description": word.given ? "fixed by you; press to let the model choose from here on" : `${showPercent(word.probability)} sure`,
+      "aria-description": word.given ? "fixed by you; press to let the model continue from here" : `probability ${showPercent(word.probability)}`,
       on: {
         click: () => (word.given ? translationRelease(state, word) : translationChoices(state, word, item)),
         pointerenter: () => light(word),
@@ -58,15 +58,15 @@ function translationWord(state, word) {
   return item;
 }
 
-/** Take a fixed word back, and all after it. */
+/** Release a fixed word and all after it. */
 function translationRelease(state, word) {
   state.use.force(state.pieces.slice(0, word.positions[0]).join(""));
 }
 
-/** What else could have come at this word: for its first piece, and on demand for the others. */
+/** Alternatives for the first piece of a word, and on demand for its other pieces. */
 async function translationChoices(state, word, item) {
   const { page, home, light } = state.use;
-  state.held = word; // its light stays on while the list is open
+  state.held = word; // its highlight stays while the list is open
   const pop = popover(home, item.getBoundingClientRect(), {
     title: TRANSLATION_TITLE,
     onClose: () => {
@@ -74,7 +74,7 @@ async function translationChoices(state, word, item) {
       light(null);
     },
   });
-  pop.fill(reading("asking what else could have come here"));
+  pop.fill(reading("loading alternatives"));
   pop.element.focus();
   light(word);
   const leave = () => {
@@ -83,7 +83,7 @@ async function translationChoices(state, word, item) {
   };
   const show = (positions, position) => {
     const list = translationList(state, positions[position - state.given], position, { pop, leave });
-    const title = h("h3", { class: "label" }, `${TRANSLATION_TITLE}, and how it would go on`);
+    const title = h("h3", { class: "label" }, `${TRANSLATION_TITLE}, and how the text continues`);
     pop.fill(title, translationPieces(state, word, position, (other) => show(positions, other)), list);
     list.focus();
   };
@@ -95,7 +95,7 @@ async function translationChoices(state, word, item) {
   }
 }
 
-/** For every place of the answer what else could have come: asked for once, when somebody looks. */
+/** Alternatives for every position; requested once, on demand. */
 function translationAlternatives(state) {
   if (!state.alternatives) {
     const request = { ...state.answer.request, alternatives: TRANSLATION_CHOICES };
@@ -109,19 +109,19 @@ function translationAlternatives(state) {
 function translationPieces(state, word, at, show) {
   if (word.positions.length < 2) return null;
   const chips = word.positions.map((position) => button(state.pieces[position].trim() || "·", () => show(position), { class: "chip", "aria-pressed": String(position === at) }));
-  return h("div", { class: "chips piece-choice" }, h("span", { class: "small soft" }, "of its pieces:"), chips);
+  return h("div", { class: "chips piece-choice" }, h("span", { class: "small soft" }, "pieces:"), chips);
 }
 
 function translationList(state, choices, position, { pop, leave }) {
   const options = choices.map((choice) => {
     const ends = /^⟨.+⟩$/.test(choice.piece);
-    const half = /<[0-9A-F]{2}>$/.test(choice.piece); // of a character, which comes whole behind it
+    const half = /<[0-9A-F]{2}>$/.test(choice.piece); // half of a character; the whole one follows
     const shown = choice.begin.trimStart().length - (half ? ([...choice.begin].at(-1)?.length ?? 0) : 0);
     const broken = choice.begin.includes("\ufffd"); // no text begins like this
     return {
       piece: choice.piece,
       share: choice.probability,
-      rest: ends ? " the text would end here" : choice.text.slice(shown),
+      rest: ends ? " end of the text" : choice.text.slice(shown),
       chosen: choice.piece === (state.pieces[position] ?? "⟨end⟩"),
       disabled: ends || broken,
     };

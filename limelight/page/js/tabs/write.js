@@ -1,5 +1,4 @@
-// Write: an editor that offers how the text could go on, what exactly comes next, and where the word
-// under the cursor looks.
+// Write: an editor with continuations, next-token probabilities, and the attention at the cursor.
 
 import { highlightAttention } from "../attention/attentionHighlight.js";
 import { button, h, replace } from "../core/dom.js";
@@ -10,7 +9,7 @@ import { shadedEditor } from "./editor.js";
 import { samplingControls } from "./samplingControls.js";
 
 const WRITE_TAB = "limelight-tab-suggests";
-const WRITE_IN_LINK = 2000; // characters; a longer text is kept, but no link
+const WRITE_IN_LINK = 2000; // characters; a longer text is stored, but not in the link
 
 export const writeTab = {
   id: "write",
@@ -49,7 +48,7 @@ function writeView(page, home) {
     onKey: (event) => writeKey(view, event),
   });
   view.sampling = samplingControls(page.model);
-  view.attention = h("section", { class: "under", "aria-label": "What the word under the cursor looks at" });
+  view.attention = h("section", { class: "under", "aria-label": "Attention of the token before the cursor" });
   view.state = h("div", { class: "write-state", role: "status" });
   return view;
 }
@@ -57,7 +56,7 @@ function writeView(page, home) {
 function writeLayout(view) {
   const { decode } = view.page.model;
   view.tabs = h("input", { type: "checkbox", checked: writeTabSuggests(), on: { change: () => writeKeepTab(view.tabs.checked) } });
-  view.go = button("Write on", () => writeOn(view), { class: "button primary" });
+  view.go = button("Generate", () => writeOn(view), { class: "button primary" });
   view.stop = button("Stop", () => view.control?.abort(), { hidden: true });
   view.length = h("input", { class: "field number-field", type: "number", min: "1", max: "500", value: "40" });
   view.seed = h("input", { class: "field number-field", type: "number", min: "0", max: "999999", value: String(decode.seed ?? 1) });
@@ -67,7 +66,7 @@ function writeLayout(view) {
     view.go,
     button("Suggest", () => autocomplete(view), { title: "Ctrl+Space" }),
     view.stop,
-    h("label", { class: "check small" }, "pieces", view.length),
+    h("label", { class: "check small" }, "max tokens", view.length),
     h("label", { class: "check small" }, "seed", view.seed),
     h("span", { class: "grow" }),
     view.page.model.config.family.startsWith("recurrent") ? null : button("Explain this", () => select({ tab: "explain", text: view.editor.field.value, target: null }), { class: "button quiet" }),
@@ -78,7 +77,7 @@ function writeLayout(view) {
     h("label", { class: "check" }, view.tabs, h("span", null, h("kbd", null, "Tab"), " suggests too")),
     h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), " always; ", h("kbd", null, "Esc"), " then ", h("kbd", null, "Tab"), " leaves the editor"),
   );
-  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "You write, the model goes on"), view.editor.element, tools, view.state, keys, view.attention);
+  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "Your text, continued by the model"), view.editor.element, tools, view.state, keys, view.attention);
   return h("div", { class: "two-sides wide-left" }, writing, view.sampling.element);
 }
 
@@ -90,7 +89,7 @@ function writeChanged(view) {
   view.pause.soon();
 }
 
-/** The exact scores of what comes after the caret, and where the word before it looks. */
+/** The logits after the caret, and the attention of the token before it. */
 async function writeInspect(view) {
   const text = view.editor.field.value;
   if (text.length <= WRITE_IN_LINK) select({ text, target: null }, { replace: true });
@@ -121,7 +120,7 @@ function writeKey(view, event) {
   }
 }
 
-/** Let the model write at the caret, piece by piece, as the sliders say. */
+/** Generate at the caret, token by token, with the sampling settings. */
 async function writeOn(view) {
   if (view.control) return;
   const control = new AbortController();
@@ -136,9 +135,9 @@ async function writeOn(view) {
       written += event.choices[0].text;
       editor.set(before + written + after, before.length + written.length);
     }, control.signal));
-    writeDone(view, before + after, before.length, written ? "Written." : "The model ends the text here.");
+    writeDone(view, before + after, before.length, written ? "Done." : "The model ends the text here.");
   } catch (error) {
-    const message = control.signal.aborted ? "You stopped it here." : `The text broke off here: ${error.message}.`;
+    const message = control.signal.aborted ? "You stopped it here." : `Generation was interrupted: ${error.message}.`;
     writeDone(view, before + after, before.length, message, !control.signal.aborted);
   }
   view.control = null;
@@ -169,16 +168,16 @@ function writeDone(view, text, caret, message, broke = false) {
     view.state,
     h("span", { class: broke ? "small bad" : "small soft" }, message),
     broke ? button("Try again", () => { back(); writeOn(view); }, { class: "button small" }) : null,
-    button("Take it back", back, { class: "button quiet small" }),
+    button("Undo", back, { class: "button quiet small" }),
   );
 }
 
 function writeBusy(view, busy) {
-  view.go.disabled = busy; // it stays where it is: a second click must not stop
+  view.go.disabled = busy; // it stays in place, so that a second click does not stop
   view.stop.hidden = !busy;
   view.editor.field.readOnly = busy;
   if (busy) {
-    replace(view.state, h("span", { class: "small soft" }, "writing …"));
+    replace(view.state, h("span", { class: "small soft" }, "generating …"));
     view.sampling.wait();
   }
 }
