@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.browser.conftest import ready, visit
-from tests.browser.reading import MINUS, alike, matrix_of
+from tests.browser.page_reader import MINUS, alike, matrix_of
 
 pytestmark = pytest.mark.system
 
@@ -69,7 +69,7 @@ def test_the_future_is_hidden(page, traces):
     page.locator(".matrix-view").focus()
     page.keyboard.press("Control+Home")
     page.keyboard.press("ArrowRight")
-    assert "weight 0.000 (hidden)" in page.locator(".matrix-said").inner_text()
+    assert "weight 0.000 (masked)" in page.locator(".matrix-readout").inner_text()
 
 
 def test_which_scale_the_colours_have_is_chosen_and_said(page, traces):
@@ -79,9 +79,9 @@ def test_which_scale_the_colours_have_is_chosen_and_said(page, traces):
     every = max(trace.tensor(f"decoder.{n}.self.weights").max() for n in range(2))
     legend, note = page.locator(".legend"), page.locator(".attention-note")
     for wish, largest, said in [
-        ("per head", f"{own:.3f}", "own scale"),
-        ("per row", "the largest of the row", "every row"),
-        ("all heads", f"{every:.3f}", "one scale for all heads"),
+        ("per head", f"{own:.3f}", "this head"),
+        ("per row", "row maximum", "each row"),
+        ("all heads", f"{every:.3f}", "all heads of this kind"),
     ]:
         page.get_by_role("radio", name=wish, exact=True).check()
         assert largest in legend.inner_text()
@@ -131,7 +131,7 @@ def test_by_keyboard_to_a_weight(page, traces):
         read, written = trace.target.labels[r], trace.answers.labels[r]
         numbers = f"score {scores[r, c]:.3f}, weight {weights[r, c]:.3f}".replace("-", MINUS)
         expected = f"at {read} → predicts {written}, key {trace.source.labels[c]}: {numbers}"
-        assert page.locator(".matrix-said").inner_text() == expected
+        assert page.locator(".matrix-readout").inner_text() == expected
 
     said(0, 0)
     page.keyboard.press("ArrowDown")
@@ -164,7 +164,7 @@ def test_keys_go_from_layer_to_layer_and_from_head_to_head(page):
         page.keyboard.press(key)
         ready(page)
         assert place in page.url
-    page.get_by_label("A sentence to look at").focus()
+    page.get_by_label("Text to inspect").focus()
     page.keyboard.press("]")  # who types, types
     assert "layer=1" in page.url
 
@@ -180,7 +180,7 @@ def test_special_tokens_hide_and_rows_stay(page, traces):
     assert columns[:-1] == [trace.source.labels[i] for i in kept]
     assert alike([row[:-1] for row in numbers], weights.tolist())
     assert alike([[row[-1]] for row in numbers], weights.sum(1, keepdim=True).tolist(), 1e-3)
-    assert "rows no longer sum to 1" in page.locator(".attention-note").inner_text()
+    assert "rows do not sum to 1" in page.locator(".attention-note").inner_text()
 
 
 def test_only_the_strongest_lines_are_drawn(page, traces):
@@ -191,11 +191,11 @@ def test_only_the_strongest_lines_are_drawn(page, traces):
     lines = page.locator(".lines-line")
     assert lines.count() == (strongest > 0).sum()
     page.get_by_role("button", name=re.compile("^query")).nth(1).hover()
-    told = page.locator(".lines .matrix-said").inner_text()
+    told = page.locator(".lines .matrix-readout").inner_text()
     best = weights[1].argmax()
     assert f"{traces['greetings'].source.labels[best]} {weights[1, best]:.3f}" in told
     page.mouse.move(0, 0)
-    page.get_by_label(re.compile("Only weights from")).fill("0.3")
+    page.get_by_label(re.compile("Minimum weight")).fill("0.3")
     assert lines.count() == (strongest >= 0.3).sum()
 
 
@@ -213,7 +213,7 @@ def test_entropy_of_all_heads(page, traces):
 
 def test_a_typed_text_takes_the_place_of_the_old_one(page, known):
     look(page, "greetings", side="encoder", layer=1, head=1)
-    page.get_by_label("A sentence to look at").fill("who are you")
+    page.get_by_label("Text to inspect").fill("who are you")
     page.keyboard.press("Enter")
     page.wait_for_function("location.hash.includes('who')")
     ready(page)
@@ -227,7 +227,7 @@ def test_a_typed_text_takes_the_place_of_the_old_one(page, known):
 def test_a_saved_picture_says_what_it_shows(page):
     look(page, "greetings", side="cross", layer=2, head=2)
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Save picture").click()
+        page.get_by_role("button", name="Save PNG").click()
     assert saved.value.suggested_filename == "cross-attention-layer-2-head-2.png"
     data = saved.value.path().read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -237,8 +237,8 @@ def test_a_saved_picture_says_what_it_shows(page):
 
 
 LARGE = """async (n) => {
-  const { matrix } = await import("/page/matrix.js");
-  const { attentionLines } = await import("/page/lines.js");
+  const { matrix } = await import("/page/js/charts/matrix.js");
+  const { attentionLines } = await import("/page/js/attention/attentionLines.js");
   const words = Array.from({ length: n }, (_, i) => `w${i}`);
   const values = Float32Array.from({ length: n * n }, (_, i) => ((i * 7919) % 1000) / 1000);
   const part = matrix({ rows: words, columns: words, values, title: "large", scale: "share" });
@@ -260,7 +260,8 @@ def test_256_words_need_no_more_nodes(page):
     page.locator(".matrix-view").focus()
     page.keyboard.press("Control+End")
     value = ((256 * 256 - 1) * 7919) % 1000 / 1000
-    assert f"query w255, key w255: weight {value:.3f}" == page.locator(".matrix-said").inner_text()
+    readout = page.locator(".matrix-readout").inner_text()
+    assert readout == f"query w255, key w255: weight {value:.3f}"
     page.wait_for_function("document.querySelector('.matrix-view').scrollTop > 500")
     page.get_by_role("button", name="Show as table").click()
     assert page.locator(".matrix td").count() <= 2000
@@ -273,9 +274,10 @@ def test_the_bars_beside_are_the_row_that_is_pointed_at(page, traces):
 
     def shows(row):
         order = weights[row].argsort(descending=True).tolist()
-        labels = page.locator(".gaze .bars-label").all_inner_texts()
+        labels = page.locator(".top-attention .bars-label").all_inner_texts()
         assert labels == [traces["greetings"].source.labels[i] for i in order]
-        shares = [share_of(text) for text in page.locator(".gaze .bars-value").all_inner_texts()]
+        values = page.locator(".top-attention .bars-value").all_inner_texts()
+        shares = [share_of(text) for text in values]
         assert shares == pytest.approx([weights[row, i].item() for i in order], abs=0.0051)
 
     shows(1)

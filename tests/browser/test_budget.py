@@ -14,7 +14,7 @@ from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS
 from limelight.training.checkpoint import write_tensors
 from tests.browser.conftest import ready, visit
-from tests.browser.test_everybody import TABS
+from tests.browser.test_accessibility_everywhere import TABS
 from tests.serve.samples import Served
 
 pytestmark = pytest.mark.system
@@ -137,13 +137,13 @@ def test_many_strips_are_laid_out_together(new_page, large, stop):
     """A strip for each of 64 words: the page is laid out a few times, not once for each of them."""
     served, text, target = large
     page = new_page(host=served.url)
-    visit(page, tab="explain", text=text, target=target, stop=stop)
+    visit(page, tab="explain", text=text, target=target, stage=stop)
     page.get_by_role("button", name="Back").click()
     ready(page)
     counted = page.context.new_cdp_session(page)
     counted.send("Performance.enable")
     page.get_by_role("button", name="Next").click()
-    page.wait_for_selector(f"[data-stop={stop}]")
+    page.wait_for_selector(f"[data-stage={stop}]")
     page.wait_for_function(DRAWN, arg=True)
     assert page.locator(".strip-canvas").count() >= 64
     metrics = {m["name"]: m["value"] for m in counted.send("Performance.getMetrics")["metrics"]}

@@ -6,8 +6,8 @@ from urllib.parse import urlparse
 import pytest
 
 from tests.browser.conftest import ready, visit
-from tests.browser.cutting import Wire
-from tests.browser.shares import is_share
+from tests.browser.flaky_proxy import FlakyProxy
+from tests.browser.number_format import is_share
 from tests.serve.samples import Served
 from tests.tasks.conftest import TALK, model  # noqa: F401  (a fixture)
 
@@ -65,7 +65,7 @@ def test_a_conversation_is_pythons_and_survives_a_reload(opened, known):
 
 
 def test_words_come_one_by_one_where_no_beam_thinks_ahead(opened, known):
-    opened.get_by_label("word by word").check()
+    opened.get_by_label("token by token").check()
     say(opened, QUESTIONS[0])
     assert answers(opened) == expected(known["greetings"], QUESTIONS[:1], beam=1)
 
@@ -77,21 +77,21 @@ def test_every_word_tells_why_it_came(opened, known):
     word = page.locator(".answer .word").first
     text = word.inner_text()
     word.click()
-    page.wait_for_selector(".why-card .share.strongest")
+    page.wait_for_selector(".inspector-card .share.strongest")
     trace = greeter.explain(QUESTIONS[1], target=answer)
     step = next(s for s in trace.steps if text.startswith(s.chosen.piece.strip()))
-    rows = page.locator(".why-card .bars li").all()
+    rows = page.locator(".inspector-card .bars li").all()
     shown = [row.locator(".bars-label").inner_text().replace("·", " ") for row in rows][:8]
     assert shown == [candidate.piece for candidate in step.top[:8]]
     for row, candidate in zip(rows, step.top, strict=False):
         assert is_share(row.locator(".bars-value").inner_text(), candidate.probability)
     layers = greeter.model.config.layers
     weights = trace.tensor(f"decoder.{layers - 1}.cross.weights")[:, step.row].mean(dim=0)
-    numbers = page.locator(".why-card .share-number").all_inner_texts()
+    numbers = page.locator(".inspector-card .share-number").all_inner_texts()
     assert is_share(numbers[-1], weights[-1].item())
     assert word.get_attribute("aria-expanded") == "true"
     word.click()
-    assert page.locator(".why-card").count() == 0
+    assert page.locator(".inspector-card").count() == 0
 
 
 def test_a_model_that_looks_further_back_tells_of_earlier_turns(new_page, run, model):  # noqa: F811
@@ -103,13 +103,13 @@ def test_a_model_that_looks_further_back_tells_of_earlier_turns(new_page, run, m
         said = answers(page)
         assert said == expected(model("chat"), TALK[:2])
         page.locator(".exchange:last-child .answer .word").first.click()
-        page.wait_for_selector(".why-card .share.strongest")
+        page.wait_for_selector(".inspector-card .share.strongest")
         whole = "\n".join([TALK[0], said[0], TALK[1]])
         trace = model("chat").explain(whole, target=said[1])
-        shares = page.locator(".why-card .share-word").all_inner_texts()
+        shares = page.locator(".inspector-card .share-word").all_inner_texts()
         assert "".join(shares).replace("·", "") == "".join(trace.source.labels).replace("·", "")
         weights = trace.tensor("decoder.0.cross.weights")[:, 0].mean(dim=0)
-        numbers = page.locator(".why-card .share-number").all_inner_texts()
+        numbers = page.locator(".inspector-card .share-number").all_inner_texts()
         assert is_share(numbers[-1], weights[-1].item())
 
 
@@ -123,7 +123,7 @@ def test_the_keyboard_is_enough(opened, known):
     while not page.evaluate("() => document.activeElement.classList.contains('word')"):
         page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".why-card .share.strongest")
+    page.wait_for_selector(".inspector-card .share.strongest")
     assert answers(page) == expected(known["greetings"], QUESTIONS[:1])
 
 
@@ -141,22 +141,22 @@ def test_a_double_click_says_it_once(opened, known):
 def test_cut_anywhere_the_answer_says_so_and_trying_again_works(new_page, service, known):
     """At twenty points of the answer, each a broken connection; then the same question again."""
     wanted = expected(known["greetings"], QUESTIONS[:1], beam=1)
-    with Wire(urlparse(service.url).port) as wire:
-        page = new_page(host=wire.url)
+    with FlakyProxy(urlparse(service.url).port) as proxy:
+        page = new_page(host=proxy.url)
         page.watch.allow("ERR_|Failed to load resource")
         visit(page, model="greetings", tab="chat")
-        page.get_by_label("word by word").check()
+        page.get_by_label("token by token").check()
         say(page, QUESTIONS[0])
         assert answers(page) == wanted
-        whole = wire.passed
+        whole = proxy.passed
         for i in range(20):
             page.get_by_role("button", name="New conversation").click()
-            wire.cut = (
+            proxy.cut = (
                 1 + i * (whole - 16) // 19
-            )  # of a wire cut before, a browser asks again itself
+            )  # if cut earlier, the browser itself sends the request again
             say(page, QUESTIONS[0], wait="broken")
-            assert wire.cut is None  # it was cut
-            assert page.get_by_text("The answer broke off here.").count() == 1
+            assert proxy.cut is None  # it was cut
+            assert page.get_by_text("The reply was interrupted here.").count() == 1
             assert wanted[0].startswith(answers(page)[0])
             page.get_by_role("button", name="Try again").click()
             page.wait_for_selector(".answer.done")
@@ -191,7 +191,7 @@ def test_a_reload_in_the_middle_of_an_answer_leaves_a_clear_state(opened, known)
     page.reload()
     ready(page)
     assert page.locator(".exchange").count() == 2
-    assert page.get_by_text("The answer broke off here.").count() == 1
+    assert page.get_by_text("The reply was interrupted here.").count() == 1
     page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".exchange:last-child .answer.done")
@@ -205,7 +205,7 @@ def test_leaving_the_tab_in_the_middle_is_no_loss_either(opened):
     say(page, QUESTIONS[0], wait="writing")
     page.get_by_role("tab", name="Translate").click()
     page.get_by_role("tab", name="Chat").click()
-    assert page.get_by_text("The answer broke off here.").count() == 1
+    assert page.get_by_text("The reply was interrupted here.").count() == 1
     page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".answer.done")
@@ -235,7 +235,7 @@ def test_a_service_that_ends_and_comes_back(new_page, runs, known):
         say(page, QUESTIONS[0])
         port = urlparse(first.url).port
     say(page, QUESTIONS[1], wait="broken")
-    assert "does not answer" in page.locator(".broke").inner_text()
+    assert "does not respond" in page.locator(".broke").inner_text()
     with Served(runs["greetings"], arguments=[f"--port={port}"]):
         page.get_by_role("button", name="Try again").click()
         page.wait_for_selector(".exchange:last-child .answer.done")

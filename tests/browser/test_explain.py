@@ -40,8 +40,8 @@ def numbers(text):
 
 def opened(page, model, stop="pieces", **selection):
     text = {"text": TEXTS.get(model, "the cat sat")}
-    visit(page, tab="explain", model=model, stop=stop, **text, **selection)
-    assert page.locator(".walk").get_attribute("data-stop") == stop
+    visit(page, tab="explain", model=model, stage=stop, **text, **selection)
+    assert page.locator(".walk").get_attribute("data-stage") == stop
     return page
 
 
@@ -52,13 +52,13 @@ def settle(page):
 
 def go(page, stop):
     """To another stop, as by a click in the list."""
-    page.eval_on_selector(f".stop-list [data-stop='{stop}']", "button => button.click()")
+    page.eval_on_selector(f".stage-list [data-stage='{stop}']", "button => button.click()")
     settle(page)
-    assert page.locator(".walk").get_attribute("data-stop") == stop
+    assert page.locator(".walk").get_attribute("data-stage") == stop
 
 
 def stops_of(page):
-    return page.eval_on_selector_all(".stop-list button", "all => all.map(b => b.dataset.stop)")
+    return page.eval_on_selector_all(".stage-list button", "all => all.map(b => b.dataset.stage)")
 
 
 def value_at(hand, name, layer, head, row):
@@ -111,10 +111,10 @@ def test_every_stop_of_every_family_is_reached_and_checks_itself(page, model, ha
     trace, _ = hands[model]
     expected = {stop.name: stop for stop in trace.walk()}
     for place, name in enumerate(names):
-        assert page.locator(".walk").get_attribute("data-stop") == name
+        assert page.locator(".walk").get_attribute("data-stage") == name
         assert page.locator("h1").inner_text() == expected[name].title
         assert page.locator(".what").inner_text() == expected[name].what
-        assert page.locator(".stop-place").inner_text().startswith(f"{place + 1} of {len(names)}")
+        assert page.locator(".stage-number").inner_text().startswith(f"{place + 1} of {len(names)}")
         assert page.locator(".check-line").count() > 0
         assert page.locator(".check-line.failed, .panel.error").count() == 0
         current = page.locator(".map [aria-current=step]")
@@ -142,7 +142,7 @@ def test_every_vector_on_every_stop_is_the_one_computed_by_hand(page, model, pla
 
 def chosen_row(page):
     """The word that this stop is about."""
-    chips = page.locator(".sentence-words .chip:not(.last):not(.aside)")
+    chips = page.locator(".sentence-words .chip:not(.last):not(.inactive)")
     pressed = chips.evaluate_all("all => all.map(c => c.getAttribute('aria-pressed'))")
     return pressed.index("true")
 
@@ -195,18 +195,19 @@ def test_the_table_of_one_word_is_a_row_of_equation_1(page, model, stop, at, han
     _, hand = hands[model]
     opened(page, model, stop)
     row = chosen_row(page)
-    heads = page.locator(".ask-table thead th").all_inner_texts()
+    heads = page.locator(".weights-table thead th").all_inner_texts()
     named = {"q · k": "scores", "÷ √d": "scaled", "= masked": "masked", "weight": "weights"}
     for column, head in enumerate(heads):
         if head not in named:
             continue
-        cells = page.locator(f".ask-table tbody tr > :nth-child({column + 1})").all_inner_texts()
+        rows = page.locator(f".weights-table tbody tr > :nth-child({column + 1})")
+        cells = rows.all_inner_texts()
         shown = [number(cell.replace("inf", "Infinity")) for cell in cells]
         expected = hand.values[f"{at}.{named[head]}"][0][row]
         assert [x == -math.inf for x in shown] == list(np.isneginf(expected))
         near(np.nan_to_num(shown), np.nan_to_num(expected), 3)
     if "weight" in heads:
-        assert page.locator(".ask-table .sum").inner_text() == "1.000"
+        assert page.locator(".weights-table .sum").inner_text() == "1.000"
 
 
 @pytest.mark.parametrize(("model", "stop"), [("greetings", "masked"), ("writer", "mask")])
@@ -228,8 +229,8 @@ def test_the_future_reads_minus_infinity_and_then_nothing(page, model, stop):
 def test_cross_attention_has_target_rows_and_source_columns(page, hands):
     trace, _ = hands["greetings"]
     opened(page, "greetings", "cross", all=1)
-    assert "The decoder asks" in page.locator(".role.asks").inner_text()
-    assert "The encoder answers" in page.locator(".role.answers").inner_text()
+    assert "Queries from the decoder" in page.locator(".role.queries").inner_text()
+    assert "Keys and values from the encoder" in page.locator(".role.keys").inner_text()
     page.get_by_role("button", name="Show as table").click()
     head = page.locator("table.numbers thead th").all_inner_texts()
     rows = page.locator("table.numbers tbody th").all_inner_texts()
@@ -243,7 +244,7 @@ def test_a_formula_multiplies_to_what_it_says(page, hands):
     _, hand = hands["greetings"]
     opened(page, "greetings", "scores")
     row = chosen_row(page)
-    for key, choose in enumerate(page.locator(".ask-table tbody th button").all()):
+    for key, choose in enumerate(page.locator(".weights-table tbody th button").all()):
         choose.click()
         settle(page)
         told = page.locator(".explain-more .calculation").first.inner_text().replace(MINUS, "-")
@@ -276,6 +277,16 @@ def test_probabilities_move_with_the_temperature_without_a_request(page, model, 
     assert len(page.watch.sent) == before
 
 
+def test_a_link_names_the_stage_and_links_that_named_a_stop_still_work(page):
+    opened(page, "greetings", "softmax")
+    visit(page, tab="explain", model="greetings", stop="softmax", text=TEXTS["greetings"])
+    assert page.locator(".walk").get_attribute("data-stage") == "softmax"
+    page.get_by_role("button", name="Next →").click()
+    settle(page)
+    assert "stage=sum" in page.url
+    assert "stop=" not in page.url
+
+
 def test_a_number_leads_to_where_it_comes_from(page):
     opened(page, "greetings", "softmax", layer=2)
     way = []
@@ -285,11 +296,11 @@ def test_a_number_leads_to_where_it_comes_from(page):
         link.click()
         settle(page)
     assert way == [f"encoder.1.self.{x}" for x in ("masked", "scaled", "scores", "q")]
-    assert page.locator(".walk").get_attribute("data-stop") == "queries"
+    assert page.locator(".walk").get_attribute("data-stage") == "queries"
     assert page.locator("#choose-layer").input_value() == "2"
     page.go_back()
     settle(page)
-    assert page.locator(".walk").get_attribute("data-stop") == "scores"
+    assert page.locator(".walk").get_attribute("data-stage") == "scores"
 
 
 def test_from_a_sentence_to_a_cross_attention_weight_with_the_keyboard_alone(page, known):
@@ -303,7 +314,7 @@ def test_from_a_sentence_to_a_cross_attention_weight_with_the_keyboard_alone(pag
     for _ in range(15):
         page.keyboard.press("ArrowRight")
         settle(page)
-    assert page.locator(".walk").get_attribute("data-stop") == "cross"
+    assert page.locator(".walk").get_attribute("data-stage") == "cross"
     page.keyboard.press("t")
     settle(page)
     for _ in range(80):
@@ -319,7 +330,7 @@ def test_from_a_sentence_to_a_cross_attention_weight_with_the_keyboard_alone(pag
     assert f"weight {weight:.3f}" in said
     assert page.locator(".row-sum").inner_text() == "1.000"
     pair = page.locator(".pair").first.inner_text()
-    assert pair == f"{trace.target.labels[1]} asks {trace.source.labels[1]}"
+    assert pair == f"query {trace.target.labels[1]}, key {trace.source.labels[1]}"
 
 
 def test_a_stop_asks_for_what_it_needs_and_nothing_twice(page):

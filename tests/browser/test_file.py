@@ -112,7 +112,7 @@ def test_what_has_no_room_is_left_out_and_said_so(opened_file, hands):  # noqa: 
     assert page.locator(".check-line.failed").count() == 0
     page.select_option("#choose-layer", "2")
     page.select_option("#choose-head", "4")
-    page.get_by_text("this number is not in the file").wait_for()
+    page.get_by_text("this value is not in the file").wait_for()
 
 
 def test_a_file_can_be_read_without_a_script(opened_file, hands):  # noqa: F811
@@ -147,7 +147,7 @@ def test_a_notebook_shows_it_in_a_frame_of_its_own(new_page, known):
         inside.locator("body[data-ready]").wait_for()
         assert inside.locator(".typed").inner_text() == f"“{explanation.text}”"
         inside.get_by_role("button", name="Next →").click()
-        inside.locator(".walk[data-stop=embedding]").wait_for()
+        inside.locator(".walk[data-stage=embedding]").wait_for()
         assert inside.locator(".panel.error").count() == 0
     assert first._repr_png_().startswith(b"\x89PNG")
     assert "asks" in repr(first)

@@ -4,7 +4,7 @@ import pytest
 
 import limelight
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share, number_in
+from tests.browser.number_format import is_share, number_in
 from tests.serve.samples import Served
 
 pytestmark = pytest.mark.system
@@ -68,8 +68,8 @@ def test_a_click_hides_a_word_and_a_click_brings_it_back(opened, known):
     are(candidates(page, 1)[:8], blanks[1])
     rank = [candidate.text for candidate in blanks[1]].index("here")
     said = page.locator(".fill-found .card").nth(1).locator("p").inner_text()
-    assert ("guessed right" if rank == 0 else f"number {rank + 1}") in said
-    page.get_by_role("button", name="blank 2, it was here").click()
+    assert ("most likely (argmax)" if rank == 0 else f"rank {rank + 1}") in said
+    page.get_by_role("button", name="blank 2, originally here").click()
     assert field(page).input_value() == TEXT
     assert page.locator(".word.blank").count() == 1
 
@@ -80,7 +80,7 @@ def test_a_candidate_is_put_in_with_the_keyboard(opened, known):
     page.keyboard.press("Enter")
     second = known["bert"].fill(TEXT, 2).blanks[0][1].text
     assert field(page).input_value() == TEXT.replace("___", second)
-    page.get_by_text("Nothing is hidden").wait_for()
+    page.get_by_text("No word is masked").wait_for()
     page.locator(".fill-words .word").first.focus()
     page.keyboard.press("Enter")
     guessed(page)
@@ -95,8 +95,8 @@ def test_attention_is_shown_both_ways(opened, known):
     layers = model.model.config.layers
     weights = trace.tensor(f"encoder.{layers - 1}.self.weights").mean(dim=0)
     for name, expected in (
-        ("What the blank looks at", weights[blank]),
-        ("Who looks at the blank", weights[:, blank]),
+        ("What the blank attends to", weights[blank]),
+        ("What attends to the blank", weights[:, blank]),
     ):
         line = opened.locator(f"ol[aria-label='{name}']")
         numbers = line.locator(".share-number").all_inner_texts()
@@ -190,8 +190,8 @@ def test_a_word_of_several_pieces_gets_a_blank_for_each(new_page, cutting):
     for blank, wanted in enumerate(model.fill(hidden, 8).blanks):
         are(candidates(page, blank)[:8], wanted)
         said = page.locator(".fill-found .card").nth(blank).locator("p").inner_text()
-        assert f"“{pieces[blank]}” stood there" in said
-        assert f"“unbelievably” as {len(pieces)} pieces" in said
+        assert f"The original, “{pieces[blank]}”" in said
+        assert f"“unbelievably” has {len(pieces)} pieces" in said
     page.locator(".word.blank").last.click()  # any of them brings the whole word back
     assert field(page).input_value() == text
 

@@ -6,7 +6,7 @@ import torch
 from limelight.explain.tokens import visible
 from limelight.workflows.info import describe
 from tests.browser.conftest import MODELS, visit
-from tests.browser.reading import TIMES, number, read_table
+from tests.browser.page_reader import TIMES, number, read_table
 
 pytestmark = pytest.mark.system
 
@@ -33,14 +33,14 @@ BOXES = {
 @pytest.mark.parametrize("model", MODELS)
 def test_the_drawing_has_the_parts_of_this_model_and_no_others(page, known, model):
     visit(page, model=model, tab="model")
-    page.locator(".blueprint").wait_for()
-    titles = page.locator(".blueprint-title").all_text_contents()
+    page.locator(".diagram").wait_for()
+    titles = page.locator(".diagram-title").all_text_contents()
     parts = {"Masked self-attention", "Self-attention", "Cross-attention", "Feed-forward"}
     assert parts & set(titles) == set(BOXES[model])
     sides = 2 if model == "greetings" else 1
-    times = page.locator(".blueprint-times").all_text_contents()
+    times = page.locator(".diagram-times").all_text_contents()
     assert times == [f"{TIMES} {known[model].recipe.model.layers}"] * sides
-    assert page.locator(".blueprint-bridge").count() == sides - 1
+    assert page.locator(".diagram-bridge").count() == sides - 1
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
@@ -49,14 +49,14 @@ def test_the_norm_is_drawn_where_it_is(page, known, order):
     config = {**describe(known["greetings"].recipe)["model"], "norm_order": order}
     told = page.evaluate(IN_WORDS, {"config": config, "classes": []})
     attention = "Masked self-attention (4 heads of 8)"
-    before = f"Layer norm, {attention}, added to what came in" in told
-    after = f"{attention}, added to what came in, then Layer norm" in told
+    before = f"Layer norm, {attention}, plus the residual" in told
+    after = f"{attention}, plus the residual, then Layer norm" in told
     assert (before, after) == (order == "pre", order == "post")
 
 
 IN_WORDS = """async (model) => {
-  const { architectureInWords, architectureOf } = await import("/page/architecture.js");
-  return architectureInWords(architectureOf(model));
+  const { architectureText, architectureOf } = await import("/page/js/charts/architecture.js");
+  return architectureText(architectureOf(model));
 }"""
 
 
@@ -85,6 +85,6 @@ def test_the_drawing_fits_its_room(new_page, width):
     page = new_page(viewport={"width": width, "height": 900})
     visit(page, model="greetings", tab="model")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    box = page.locator(".blueprint").bounding_box()
+    box = page.locator(".diagram").bounding_box()
     assert 250 < box["width"] <= width
-    assert page.locator(".blueprint-bridge").count() == (width > 700)
+    assert page.locator(".diagram-bridge").count() == (width > 700)

@@ -4,7 +4,7 @@ import pytest
 
 from limelight.tasks.translate import Constraints
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share
+from tests.browser.number_format import is_share
 from tests.serve.samples import Served
 from tests.tasks.conftest import model  # noqa: F401  (a fixture)
 
@@ -48,11 +48,11 @@ def test_a_model_without_an_encoder_answers_and_tells_why(opened, model):  # noq
     answer = " ".join(page.locator(".answer .words").inner_text().split())
     assert answer == learned.chat().reply("a c b")
     page.locator(".answer .word").nth(1).click()
-    page.wait_for_selector(".why-card .share.strongest")
+    page.wait_for_selector(".inspector-card .share.strongest")
     trace = learned.explain("a c b", target=answer)
     written = [step for step in trace.steps if step.chosen.piece.strip()]
     step = written[1]  # of the second letter, as every letter is a piece
-    shown = page.locator(".why-card .bars-line.marked")
+    shown = page.locator(".inspector-card .bars-line.marked")
     assert shown.locator(".bars-label").inner_text().replace("·", " ") == step.chosen.piece
     assert is_share(shown.locator(".bars-value").inner_text(), step.chosen.probability)
 
@@ -70,7 +70,7 @@ def test_what_is_asked_of_a_model_with_tags_can_be_chosen(opened, model):  # noq
     learned = model("tagged")
     page = opened("tagged", "translate")
     for tag in learned.tags:
-        page.get_by_label("What is asked of the model").select_option(tag)
+        page.get_by_label("Task tag").select_option(tag)
         shown = translation(page, "a c b")
         assert shown == learned.translate("a c b", wishes=Constraints(tag=tag)).text
 
@@ -79,12 +79,12 @@ def test_the_tag_that_was_chosen_goes_along_into_the_walk(opened, model):  # noq
     learned = model("tagged")
     last = learned.tags[-1]  # not the one that is usual
     page = opened("tagged", "translate")
-    page.get_by_label("What is asked of the model").select_option(last)
+    page.get_by_label("Task tag").select_option(last)
     translation(page, "a c b")
     page.get_by_role("button", name="Explain this").click()
-    assert page.get_by_label("What is asked of the model").input_value() == last
+    assert page.get_by_label("Task tag").input_value() == last
     for tag in (last, learned.tags[0]):
-        page.get_by_label("What is asked of the model").select_option(tag)
+        page.get_by_label("Task tag").select_option(tag)
         ready(page)
         trace = learned.explain("a c b", tag=tag)
         rows = page.locator(".sentence-row").all()
@@ -92,22 +92,22 @@ def test_the_tag_that_was_chosen_goes_along_into_the_walk(opened, model):  # noq
         assert f"tag={tag}" in page.url
     page.go_back()
     ready(page)
-    assert page.get_by_label("What is asked of the model").input_value() == last
+    assert page.get_by_label("Task tag").input_value() == last
     page.get_by_role("tab", name="Translate").click()
     page.wait_for_selector(".result:not([aria-busy]) .words")
-    assert page.get_by_label("What is asked of the model").input_value() == last
+    assert page.get_by_label("Task tag").input_value() == last
 
 
 def test_a_recurrent_writer_offers_and_writes(opened, model):  # noqa: F811
     page = opened("rnn", "write")
     page.get_by_label("Your text").fill("the cat")
     page.wait_for_function("() => location.hash.includes('the+cat')")
-    page.wait_for_selector(".drawing:not([aria-busy]) .bars li")
+    page.wait_for_selector(".sampling:not([aria-busy]) .bars li")
     page.get_by_role("slider", name="Temperature").evaluate(
         "slider => { slider.value = 0; slider.dispatchEvent(new Event('input')); }"
     )
-    page.get_by_label("pieces").fill("12")
-    page.get_by_role("button", name="Write on").click()
-    page.get_by_role("button", name="Take it back").wait_for()
+    page.get_by_label("max tokens").fill("12")
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_role("button", name="Undo").wait_for()
     written = model("rnn").write("the cat", max_tokens=12, temperature=0)
     assert page.get_by_label("Your text").input_value() == "the cat" + written

@@ -9,7 +9,7 @@ import pytest
 from limelight.explain.tokens import visible
 from limelight.run.log import read_log
 from tests.browser.conftest import ready, visit
-from tests.browser.reading import number, read_table
+from tests.browser.page_reader import number, read_table
 
 pytestmark = pytest.mark.system
 
@@ -24,7 +24,7 @@ PAIRS = [
 def test_the_teachers_table_is_the_models_own(page, known, model, source, target):
     visit(page, model=model, tab="training")
     if source:
-        page.get_by_label("What is read").fill(source)
+        page.get_by_label("Source", exact=True).fill(source)
     page.locator("#teach-target").fill(target)
     page.get_by_role("button", name="Show the loss").click()
     page.wait_for_function(HAS_POSITIONS, arg=len(known[model].tokenizer.encode(target)) + 1)
@@ -35,23 +35,23 @@ def test_the_teachers_table_is_the_models_own(page, known, model, source, target
     for row, logprob in zip(rows, scored.logprobs, strict=True):
         assert number(row[3]) == pytest.approx(math.exp(logprob), abs=1.1e-4)
         assert number(row[4]) == pytest.approx(-logprob, abs=1.1e-4)
-    mean = number(page.locator(".teaching-rows tfoot td.n").inner_text())
+    mean = number(page.locator(".teacher-rows tfoot td.n").inner_text())
     assert mean == pytest.approx(-scored.total / len(scored.logprobs), abs=1.1e-4)
 
 
-HAS_POSITIONS = "count => document.querySelectorAll('.teaching-rows tbody tr').length === count"
+HAS_POSITIONS = "count => document.querySelectorAll('.teacher-rows tbody tr').length === count"
 
 
 def table_rows(page):
     """Position, input, target, probability, loss, best."""
-    _, names, cells = read_table(page.locator(".teaching-rows"))
+    _, names, cells = read_table(page.locator(".teacher-rows"))
     return [[name, *row] for name, row in zip(names, cells, strict=True)]
 
 
 def test_a_model_that_reads_both_ways_is_taught_otherwise(page):
     visit(page, model="bert", tab="training")
-    assert page.locator(".teaching").count() == 0
-    assert "filling blanks" in page.locator("main").inner_text()
+    assert page.locator(".teacher").count() == 0
+    assert "Masked language modelling" in page.locator("main").inner_text()
 
 
 def test_the_curve_is_the_log(page, runs):
@@ -110,7 +110,7 @@ def test_the_curve_grows_with_the_log(page, growing):
     assert page.locator("main img").count() == 0
     assert chart_table(page, "validation")[-1] == (5000, 0.5)
     growing(step=5001, spike=True, loss=9.0, usual=0.1, examples=[1])
-    page.get_by_text("step 5001: the loss jumped to 9.00").wait_for()
+    page.get_by_text("step 5001: loss spike, 9.00").wait_for()
     assert chart_table(page, "training")[-1] == (5000, 0.123)
 
 

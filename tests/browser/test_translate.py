@@ -8,7 +8,7 @@ import pytest
 
 from limelight.tasks.translate import Constraints, alternative_choices
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share, number_in
+from tests.browser.number_format import is_share, number_in
 
 pytestmark = pytest.mark.system
 
@@ -47,7 +47,7 @@ def test_the_translation_comes_as_somebody_types_and_is_pythons(page, known):
         ready(page)
         best = known["greetings"].translate(text, nbest=3)
         assert said(page)[0] == best.text
-        listed = page.locator(".best-found tbody tr")
+        listed = page.locator(".hypotheses tbody tr")
         for row, output in zip(listed.all(), best.outputs, strict=True):
             text_shown, probability, score = row.locator("td").all_inner_texts()
             assert text_shown == (output.text or "(nothing)")
@@ -83,7 +83,7 @@ def test_a_word_tells_where_it_looked_in_numbers(opened, known, service):
     told = service.ask("/api/translate", model="greetings", text=TEXT, alignment=True)["alignment"]
     assert told["source"][-1] == "⟨end⟩"
     page.locator(".result .word").first.hover()
-    numbers = page.locator("ol[aria-label='What the model read'] .share-number").all_inner_texts()
+    numbers = page.locator("ol[aria-label='Source tokens'] .share-number").all_inner_texts()
     shown = [float(number.strip("<% ")) / 100 for number in numbers]
     assert sum(shown) == pytest.approx(1, abs=0.03)
     # The first word's share of the last source word, the end, which is a piece of its own.
@@ -130,7 +130,7 @@ def test_another_word_can_be_chosen_with_the_keyboard_alone(opened, known):
     ready(page)
     forced = model.translate(TEXT, nbest=3, wishes=Constraints(prefix=places[0][wanted].begin))
     assert said(page)[0] == forced.text
-    page.get_by_role("button", name="Let the model choose again").click()
+    page.get_by_role("button", name="Remove the fixed words").click()
     page.wait_for_selector(".result:not([aria-busy]) .words")
     page.wait_for_function("() => !document.querySelector('.word.given')")
     assert said(page)[0] == model.translate(TEXT).text
@@ -143,7 +143,7 @@ def test_the_tree_is_the_search_and_its_winner_is_marked(opened, service):
     tokens = told["outputs"][0]["tokens"]
     assert [piece.replace("·", " ") for piece in won[: len(tokens)]] == [t[:10] for t in tokens]
     with opened.expect_download() as saved:
-        opened.get_by_role("button", name="Save picture").click()
+        opened.get_by_role("button", name="Save PNG").click()
     assert saved.value.path().read_bytes().startswith(b"\x89PNG")
     opened.get_by_text("Show as table").click()
     opened.locator(".fold table").wait_for()  # made when somebody wants it
@@ -181,5 +181,5 @@ def test_a_refusal_is_told_and_can_be_tried_again(opened):
 
 def test_nothing_typed_is_no_error(opened):
     opened.get_by_label("Text to translate").fill("   ")
-    opened.get_by_text("its translation comes as you type").wait_for()
+    opened.get_by_text("Type a sentence to translate it").wait_for()
     assert opened.locator(".error").count() == 0

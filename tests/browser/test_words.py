@@ -25,18 +25,18 @@ def words(page):
     """`words(pieces)` as the page joins them."""
     visit(page)
     return lambda pieces: page.evaluate(
-        "async (pieces) => (await import('/page/words.js')).wordsIn(pieces)", pieces
+        "async (pieces) => (await import('/page/js/core/words.js')).wordsIn(pieces)", pieces
     )
 
 
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
 def test_every_piece_belongs_to_one_word(words, pieces):
     found = words(pieces)
-    assert [place for word in found for place in word["places"]] == list(range(len(pieces)))
+    assert [place for word in found for place in word["positions"]] == list(range(len(pieces)))
     for word in found:
-        assert word["text"] == "".join(pieces[place] for place in word["places"])
+        assert word["text"] == "".join(pieces[place] for place in word["positions"])
         if word["special"]:
-            assert len(word["places"]) == 1
+            assert len(word["positions"]) == 1
 
 
 def test_words_are_what_a_person_would_call_so(words):
@@ -54,7 +54,7 @@ def test_shares_of_words_are_those_of_their_pieces(page, words):
     found = words(pieces)
     shares = [0.05, 0.1, 0.2, 0.1, 0.05, 0.3, 0.1, 0.1]
     summed = page.evaluate(
-        "async ([found, shares]) => (await import('/page/words.js')).sharesOf(found, shares)",
+        "async (given) => (await import('/page/js/core/words.js')).wordWeights(...given)",
         [found, shares],
     )
     assert summed == pytest.approx([0.05, 0.4, 0.05, 0.3, 0.1, 0.1])

@@ -12,7 +12,7 @@ from limelight.decode.sampling import top_k_top_p_mask
 from limelight.explain.tokens import visible
 from limelight.tasks.write import encode_prompt
 from tests.browser.conftest import ready, visit
-from tests.browser.shares import is_share
+from tests.browser.number_format import is_share
 
 pytestmark = pytest.mark.system
 
@@ -26,7 +26,7 @@ def opened(page):
 
 def settled(page):
     """Until the probabilities are those of this text."""
-    page.wait_for_selector(".drawing:not([aria-busy]) .bars li")
+    page.wait_for_selector(".sampling:not([aria-busy]) .bars li")
     return ready(page)
 
 
@@ -78,9 +78,9 @@ def test_under_the_sliders_are_pythons_probabilities_and_nothing_is_asked(
     config = DecodeConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     chances = drawn_from(model, TEXT, config)
     kept = sum(chance > 0 for chance in chances.values())
-    said = page.locator(".drawing-said").inner_text()
-    assert said.startswith(f"{kept} of {len(model.tokenizer)} pieces can be drawn")
-    rows = page.locator(".drawing .bars li").all()
+    said = page.locator(".sampling-summary").inner_text()
+    assert said.startswith(f"{kept} of {len(model.tokenizer)} pieces can be sampled")
+    rows = page.locator(".sampling .bars li").all()
     assert len(rows) == 12
     best = sorted(chances.items(), key=lambda pair: -pair[1])
     for row, (token, chance) in zip(rows[: min(kept, 12)], best, strict=False):
@@ -94,7 +94,7 @@ def test_under_the_sliders_are_pythons_probabilities_and_nothing_is_asked(
 def test_temperature_zero_takes_the_likeliest(opened, known):
     slide(opened, "Temperature", 0)
     assert opened.locator(".bars-value").first.inner_text() == "100.0%"
-    assert opened.locator(".drawing-said").inner_text().startswith("1 of")
+    assert opened.locator(".sampling-summary").inner_text().startswith("1 of")
 
 
 def suggested(model, text, count):
@@ -121,7 +121,7 @@ def offered(page):
 def same(shown, wanted):
     for (text, percent), (expected, chance) in zip(shown, wanted, strict=True):
         plain = visible(expected).replace("·", " ")
-        assert text == (" ".join(plain.split()) or "the text ends here")
+        assert text == (" ".join(plain.split()) or "end of the text")
         assert is_share(percent, chance)
 
 
@@ -208,26 +208,26 @@ def test_the_text_goes_on_as_python_writes_it(opened, known, settings):
     slide(page, "Temperature", temperature)
     slide(page, "Top-k", top_k)
     slide(page, "Top-p", top_p)
-    page.get_by_label("pieces").fill("25")
+    page.get_by_label("max tokens").fill("25")
     page.get_by_label("seed").fill(str(seed))
     at_the_end(page)
-    page.get_by_role("button", name="Write on").dblclick()
-    page.get_by_role("button", name="Take it back").wait_for()
+    page.get_by_role("button", name="Generate").dblclick()
+    page.get_by_role("button", name="Undo").wait_for()
     fields = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     assert editor(page).input_value() == TEXT + known["writer"].write(TEXT, max_tokens=25, **fields)
     assert len(sent(page, "/v1/completions")) == 1  # a double click writes once
     settled(page)
-    page.get_by_role("button", name="Take it back").click()
+    page.get_by_role("button", name="Undo").click()
     assert editor(page).input_value() == TEXT
 
 
 def test_writing_goes_on_where_the_cursor_is(opened, known):
     page = opened
     editor(page).evaluate("field => { field.focus(); field.setSelectionRange(7, 7); }")
-    page.get_by_label("pieces").fill("5")
+    page.get_by_label("max tokens").fill("5")
     slide(page, "Temperature", 0)
-    page.get_by_role("button", name="Write on").click()
-    page.get_by_role("button", name="Take it back").wait_for()
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_role("button", name="Undo").wait_for()
     written = known["writer"].write(TEXT[:7], max_tokens=5, temperature=0)
     assert editor(page).input_value() == TEXT[:7] + written + TEXT[7:]
 
@@ -241,13 +241,13 @@ def test_a_text_that_breaks_off_says_so_and_can_be_tried_again(opened, known):
         "**/v1/completions",
         lambda r: r.fulfill(status=200, content_type="text/event-stream", body=half),
     )
-    page.get_by_role("button", name="Write on").click()
-    page.get_by_text("The text broke off here").wait_for()
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_text("Generation was interrupted").wait_for()
     assert editor(page).input_value() == TEXT + "le"
     page.unroute("**/v1/completions")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_function("() => !document.querySelector('.write-state .bad')")
-    page.get_by_role("button", name="Take it back").wait_for()
+    page.get_by_role("button", name="Undo").wait_for()
     whole = known["writer"].write(TEXT, max_tokens=40, temperature=0)
     assert editor(page).input_value() == TEXT + whole
 
@@ -255,7 +255,7 @@ def test_a_text_that_breaks_off_says_so_and_can_be_tried_again(opened, known):
 def test_stop_keeps_what_is_there(opened):
     page = opened
     page.route("**/v1/completions", lambda route: None)
-    page.get_by_role("button", name="Write on").click()
+    page.get_by_role("button", name="Generate").click()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("You stopped it here.").wait_for()
     assert editor(page).input_value() == TEXT
@@ -283,4 +283,4 @@ def test_the_text_is_kept_over_a_reload_and_typing_asks_little(opened):
     page.reload()
     settled(page)
     assert editor(page).input_value() == TEXT + "leeps by"
-    assert re.search("leeps by", page.locator(".drawing-after").inner_text())
+    assert re.search("leeps by", page.locator(".sampling-after").inner_text())

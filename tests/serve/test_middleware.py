@@ -133,13 +133,13 @@ def test_the_route_table_is_the_one_we_know():
 def test_every_route_but_health_and_the_page_needs_the_key(method, path):
     front = front_with(key=KEY)
     path = path.replace("{name}", "model").replace("{trace}", name_of(Ticket(text="a")))
-    path = path.replace("{path:path}", "app.js")
+    path = path.replace("{path:path}", "js/app.js")
     wrong = ("", "Bearer", f"Bearer {KEY}x", f"Basic {KEY}", KEY, "Bearer " + "x" * 1000)
     statuses = {
         front.send(method, path, headers={"authorization": value} if value else {}).status_code
         for value in wrong
     }
-    if path in ("/healthz", "/readyz", "/", "/page/app.js"):
+    if path in ("/healthz", "/readyz", "/", "/page/js/app.js"):
         assert statuses == {200}
         return
     assert statuses == {401}
@@ -155,14 +155,18 @@ def test_the_page_needs_no_key_but_nothing_that_is_not_a_file_of_it_is_open():
     front = front_with(key=KEY)
     for path in ("/page/", "/page/nothing.js", "/page/../api/runs", "/page/__init__.py", "/page"):
         assert front.raw("GET", path) == 401
-    assert front.raw("GET", "/page/app.js/") == 401
-    assert front.raw("GET", "//page/app.js") == 401
-    other = front.send("GET", "/page/app.js", headers={"host": "evil.example"})
+    assert front.raw("GET", "/page/js/app.js/") == 401
+    assert front.raw("GET", "//page/js/app.js") == 401
+    other = front.send("GET", "/page/js/app.js", headers={"host": "evil.example"})
     assert other.status_code == 403  # the page is open, and still only for those who mean us
 
 
 def test_files_of_the_page_come_as_what_they_are(front):
-    kinds = {"/": "text/html", "/page/app.js": "text/javascript", "/page/app.css": "text/css"}
+    kinds = {
+        "/": "text/html",
+        "/page/js/app.js": "text/javascript",
+        "/page/css/app.css": "text/css",
+    }
     for path, kind in kinds.items():
         first = front.send("GET", path)
         assert first.headers["content-type"] == f"{kind}; charset=utf-8"
@@ -176,7 +180,7 @@ def test_files_of_the_page_come_as_what_they_are(front):
         assert (again.status_code, again.content) == (304, b"")
         stale = front.send("GET", path, headers={"if-none-match": '"another"'})
         assert stale.status_code == 200
-    for path in ("/page/__init__.py", "/page/%2e%2e/py.typed", "/page/", "/page/tabs"):
+    for path in ("/page/__init__.py", "/page/%2e%2e/py.typed", "/page/", "/page/js/tabs"):
         assert front.send("GET", path).status_code == 404
 
 

@@ -15,11 +15,12 @@ MODULES = sorted(
     path.relative_to(files("limelight.web")).as_posix()
     for path in files("limelight.web").rglob("*.js")
 )
+FOLDERS = ("core", "charts", "attention", "stages", "tabs", "")  # in reading order; "": entries
 HOSTILE = "</script><script>alert(1)</script><!-- \u2028 ' \" & <img src=x onerror=alert(1)>"
 
 
 def test_all_modules_are_reached_and_joined():
-    live, file = bundle.joined("main.js"), bundle.joined("file.js")
+    live, file = bundle.joined("js/main.js"), bundle.joined("js/file.js")
     there = set(re.findall(r"^// ([\w/]+\.js)$", live, re.MULTILINE))
     there |= set(re.findall(r"^// ([\w/]+\.js)$", file, re.MULTILINE))
     assert there == set(MODULES)
@@ -33,6 +34,15 @@ def test_what_is_imported_comes_first():
     for name in order:
         for needed in bundle.imports(name, bundle.source_of(name)).values():
             assert order.index(needed) < order.index(name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_from_its_own_folder_and_those_before_it(name):
+    def rank(path):
+        return FOLDERS.index(path.removeprefix("js/").rpartition("/")[0])
+
+    needed = bundle.imports(name, bundle.source_of(name)).values()
+    assert not [path for path in needed if rank(path) > rank(name)]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -71,7 +81,7 @@ def test_no_module_makes_elements_of_text_or_code_of_data(name):
     ],
 )
 def test_what_breaks_the_rules_is_refused(monkeypatch, modules, told):
-    monkeypatch.setattr(bundle, "source_of", modules.__getitem__)
+    monkeypatch.setattr(joined, "source_of", modules.__getitem__)
     with pytest.raises(bundle.RuleError, match=re.escape(told)):
         bundle.joined("a.js")
 
@@ -83,7 +93,7 @@ def test_modules_become_one_script(monkeypatch):
         "export function twice(x) {\n  return two * x;\n}\n",
         "c.js": "export const two = 2;\n",
     }
-    monkeypatch.setattr(bundle, "source_of", modules.__getitem__)
+    monkeypatch.setattr(joined, "source_of", modules.__getitem__)
     assert bundle.joined("a.js") == (
         "// c.js\nconst two = 2;\n\n"
         "// deep/b.js\nfunction twice(x) {\n  return two * x;\n}\n\n"

@@ -20,6 +20,7 @@ from limelight.errors import UserError, unknown_name
 from limelight.explain.dataflow import axes_of, dataflow, parts_of, sides
 from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure
+from limelight.explain.stage_table import stage_facts
 from limelight.explain.stages import extra_stages, stages
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Summary, Trace, in_range
@@ -57,6 +58,7 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "norms": {side: _norms(trace, side) for side in sides(trace.config)},
         "thumbs": {name: list(shape) for name, shape in thumbnails(trace).parts},
         "stops": [*stages(trace), *extra_stages(trace)],
+        "stages": stage_facts([*stages(trace), *extra_stages(trace)], sides(trace.config)),
         "checks": _checks(trace),
     }
 

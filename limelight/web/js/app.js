@@ -1,0 +1,193 @@
+// The app shell: top bar, tabs, and the chosen tab. The model decides which tabs there are.
+
+import { api, onKeyWanted } from "./core/api.js";
+import { askForKey, helpDialog } from "./core/dialogs.js";
+import { button, h, replace } from "./core/dom.js";
+import { onKeys } from "./core/keys.js";
+import { showCount } from "./core/numbers.js";
+import { filePage, livePage, reading } from "./core/page.js";
+import { onSelect, select, selected } from "./core/state.js";
+import { themeButton } from "./core/theme.js";
+import { attentionTab } from "./tabs/attention.js";
+import { chatTab } from "./tabs/chat.js";
+import { classifyTab } from "./tabs/classify.js";
+import { explainTab } from "./tabs/explain.js";
+import { fillTab } from "./tabs/fill.js";
+import { modelTab } from "./tabs/model.js";
+import { trainingTab } from "./tabs/training.js";
+import { translateTab } from "./tabs/translate.js";
+import { writeTab } from "./tabs/write.js";
+
+// In the order of the tab bar. The first one that fits the model is shown first.
+const APP_TABS = [
+  translateTab, chatTab, writeTab, fillTab, classifyTab,
+  explainTab, attentionTab, trainingTab, modelTab,
+];
+const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show
+
+/**
+ * Start. Without a file, everything comes from the service.
+ * @param {?{model: Object, held: Object, api: Object}} [file] what an exported file holds
+ */
+export async function start(file = null) {
+  const frame = appFrame();
+  replace(document.body, frame.skip, frame.bar, frame.main, frame.live, frame.help);
+  onKeyWanted(askForKey);
+  onKeys({
+    "?": () => frame.help.showModal(),
+    "/": () => document.getElementById("sentence")?.focus(),
+  });
+  onSelect((now, before) => {
+    if (now.model !== before.model) appOpen(frame, file);
+    else if (now.tab !== before.tab) appShowTab(frame);
+  });
+  await appOpen(frame, file);
+}
+
+function appFrame() {
+  const help = helpDialog();
+  const frame = {
+    help,
+    page: null,
+    leave: () => {},
+    skip: h("a", { class: "skip", href: "#main", on: { click: appSkip } }, "Skip to content"),
+    card: h("div", { class: "model-card" }),
+    tabs: h("div", { class: "tabs", role: "tablist", "aria-label": "Tabs" }),
+    main: h("main", { id: "main", class: "main", tabindex: "-1" }, reading("loading the model")),
+    live: h("div", { class: "unseen", role: "status", "aria-live": "polite", id: "live" }),
+  };
+  frame.tabs.addEventListener("keydown", (event) => appTabKey(frame, event));
+  const tools = h(
+    "div",
+    { class: "tools" },
+    button("?", () => help.showModal(), { class: "button quiet round", title: "Help (?)", "aria-label": "Help" }),
+    themeButton(),
+  );
+  const name = h("a", { class: "wordmark", href: "#" }, "Limelight");
+  frame.bar = h("header", { class: "bar" }, h("div", { class: "bar-top" }, name, frame.card, tools), frame.tabs);
+  return frame;
+}
+
+function appSkip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+/** Load the description of the model, then show it. */
+async function appOpen(frame, file) {
+  delete document.body.dataset.ready;
+  try {
+    frame.page = file ? appOpenFile(frame, file) : await appAskModel(frame);
+  } catch (error) {
+    const page = livePage({ model: {}, live: frame.live });
+    page.showError(frame.main, error, () => appOpen(frame, file));
+    document.body.dataset.ready = "true";
+    return;
+  }
+  document.title = `${frame.page.model.name} · Limelight`;
+  replace(frame.card, appCard(frame.page));
+  appShowTab(frame);
+}
+
+/** A file opens at the layer and head it was exported for. */
+function appOpenFile(frame, file) {
+  const { layer, head } = selected();
+  select({ layer: layer ?? file.focus.layer, head: head ?? file.focus.head }, { replace: true });
+  return filePage({ ...file, live: frame.live });
+}
+
+async function appAskModel(frame) {
+  const wanted = selected().model;
+  const { data } = await api.get("/v1/models");
+  const models = data.map((model) => model.id);
+  const name = models.includes(wanted) ? wanted : models[0];
+  const model = await api.model(name);
+  const example = await api.get(`/api/example?model=${encodeURIComponent(name)}`).catch(() => null);
+  return livePage({ model, models, example, live: frame.live });
+}
+
+/** The model in one line; with several models, a chooser. */
+function appCard(page) {
+  const { model, models } = page;
+  const { config } = model;
+  const facts = [
+    config.family,
+    config.layers === 1 ? "1 layer" : `${config.layers} layers`,
+    config.heads ? `${config.heads} heads` : null,
+    `width ${config.d_model}`,
+    config.norm_order ? `${config.norm_order}-norm` : null,
+    `${showCount(model.vocabulary)} pieces`,
+    `${showCount(model.parameters)} parameters`,
+    model.step ? `${showCount(model.step)} training steps` : null,
+  ];
+  const name = models && models.length > 1 ? appChooser(model, models) : h("strong", null, model.name);
+  return [name, h("span", { class: "soft small model-facts" }, facts.filter(Boolean).join(" · "))];
+}
+
+function appChooser(model, models) {
+  const choose = h(
+    "select",
+    {
+      class: "field model-choice",
+      "aria-label": "Model",
+      on: { change: () => select({ model: choose.value, text: null, tag: null, target: null, stage: null, step: null, layer: null, head: null, query: null, key: null }) },
+    },
+    models.map((name) => h("option", { value: name, selected: name === model.name }, name)),
+  );
+  return choose;
+}
+
+function appFitting(frame) {
+  const { model, offline } = frame.page;
+  return APP_TABS.filter((tab) => tab.fits(model, frame.page) && (!offline || APP_OFFLINE.includes(tab.id)));
+}
+
+/** The chosen tab, or else the first. */
+function appShowTab(frame) {
+  const fitting = appFitting(frame);
+  const chosen = fitting.find((tab) => tab.id === selected().tab) || fitting[0];
+  frame.leave();
+  replace(
+    frame.tabs,
+    fitting.map((tab) => appTabButton(tab, tab === chosen)),
+  );
+  frame.tabs.querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "nearest" });
+  frame.main.dataset.tab = chosen.id;
+  const panel = h("div", { id: "panel", class: `tab-${chosen.id}`, role: "tabpanel", "aria-labelledby": `tab-${chosen.id}` });
+  replace(frame.main, panel);
+  frame.page.busy(Promise.resolve());
+  try {
+    frame.leave = chosen.mount(panel, frame.page) || (() => {});
+  } catch (error) {
+    frame.leave = () => {};
+    frame.page.showError(panel, error, () => appShowTab(frame));
+  }
+}
+
+function appTabButton(tab, chosen) {
+  return h(
+    "button",
+    {
+      type: "button",
+      class: "tab",
+      role: "tab",
+      id: `tab-${tab.id}`,
+      "aria-selected": String(chosen),
+      "aria-controls": "panel",
+      tabindex: chosen ? "0" : "-1",
+      on: { click: () => select({ tab: tab.id }) },
+    },
+    tab.title,
+  );
+}
+
+function appTabKey(frame, event) {
+  const tabs = [...frame.tabs.children];
+  const at = tabs.indexOf(document.activeElement);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
+  if (at < 0 || to === undefined) return;
+  event.preventDefault();
+  const { id } = tabs[(to + tabs.length) % tabs.length];
+  select({ tab: id.replace("tab-", "") });
+  document.getElementById(id).focus();
+}

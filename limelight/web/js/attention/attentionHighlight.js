@@ -1,0 +1,82 @@
+// The attention of the token before the caret, highlighted in the text.
+
+import { h, replace, visible } from "../core/dom.js";
+import { largestOf } from "../core/numbers.js";
+import { characterOffsets, weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
+import { layerChooser, layerNow, attentionFrom } from "./attentionShares.js";
+
+const HIGHLIGHT_MOST = 48; // words with a number; the shades are for all
+
+/**
+ * Highlight the text by the attention of the token before the caret, and list the weights below.
+ * @param {Object} view of the Write tab
+ * @param {string} text
+ * @param {function(): void} again for another layer
+ */
+export async function highlightAttention(view, text, again) {
+  const { page, editor } = view;
+  if (!text.trim()) {
+    replace(view.attention);
+    return;
+  }
+  if (view.traced?.text !== text) view.traced = await highlightTrace(view, text);
+  const { manifest } = view.traced.trace;
+  const characters = characterOffsets(view.traced.read);
+  const skipped = text.length - view.traced.read.length;
+  const spans = manifest.target.spans.map((span) => span && { from: skipped + characters[span[0]], to: skipped + characters[span[1]] });
+  const caret = editor.field.selectionStart;
+  const row = spans.findLastIndex((span) => span && span.from < Math.max(1, caret));
+  if (row < 0) {
+    editor.shade([]);
+    replace(view.attention, h("p", { class: "small soft" }, "The text at the cursor is outside the context of the model."));
+    return;
+  }
+  const layer = layerNow(manifest.model.layers);
+  const shares = await page.busy(attentionFrom(view.traced.trace, { side: "decoder", part: "self" }, layer, row));
+  if (editor.field.value !== text || editor.field.selectionStart !== caret) return; // it is about another word
+  const here = spans[row];
+  editor.shade(spans.flatMap((span, i) => (span && i <= row ? [{ ...span, share: shares[i], here: i === row }] : [])));
+  highlightWeights(view, manifest, { row, shares, layer, again }, here ? text.slice(here.from, here.to) : "");
+}
+
+/**
+ * Trace the text without generating; of a text that is too long, its end. How much fits is estimated
+ * from the lengths of the pieces, and reduced when the service rejects it.
+ */
+async function highlightTrace(view, text) {
+  view.perPiece ??= (0.6 * view.pieces.join("").length) / view.pieces.length;
+  for (;;) {
+    const limit = Math.max(view.page.model.config.max_len - 2, 1);
+    const read = text.slice(-Math.max(limit, Math.floor(limit * view.perPiece)));
+    try {
+      const request = { model: view.page.model.name, text: read, target: "" };
+      return { text, read, trace: await view.page.busy(view.page.api.trace(request)) };
+    } catch (error) {
+      if (![400, 413].includes(error.status) || view.perPiece < 1) throw error;
+      view.perPiece *= 0.75;
+    }
+  }
+}
+
+function highlightWeights(view, manifest, { row, shares, layer, again }, word) {
+  const read = manifest.target.pieces.slice(0, row + 1);
+  const all = wordsIn(read, manifest.target.special.slice(0, row + 1));
+  const ofAll = wordWeights(all, shares);
+  const shown = highlightStrongest(ofAll);
+  const [words, ofWords] = [shown.map((i) => all[i]), shown.map((i) => ofAll[i])];
+  const line = weightLine(words, `What ${word} attends to`);
+  line.show(ofWords);
+  const some = shown.length < all.length ? ` Shown: the ${shown.length} largest of ${all.length} words.` : "";
+  replace(
+    view.attention,
+    h("div", { class: "card-head" }, h("h3", { class: "label" }, "What ", h("q", { dir: "auto" }, visible(word.trim() || word)), " attends to"), layerChooser(manifest.model.layers, again)),
+    h("div", { class: "shares-scroll", tabindex: "0", role: "group", "aria-label": `${word.trim()} attends to ${weightsText(words, ofWords)}` }, line.element),
+    h("p", { class: "small soft" }, `Attention of the token before the cursor, averaged over the heads of layer ${layer}; the highlight above shows the same weights. Future tokens are masked.${some}`),
+  );
+}
+
+/** All words, or of many the largest weights, in the order of the text. */
+function highlightStrongest(shares) {
+  if (shares.length <= HIGHLIGHT_MOST) return shares.map((_, i) => i);
+  return largestOf(shares, HIGHLIGHT_MOST).sort((a, b) => a - b);
+}

@@ -1,0 +1,90 @@
+// How a token was chosen: the candidates, and the attention at that step.
+
+import { bars } from "../charts/bars.js";
+import { h, replace, visible } from "../core/dom.js";
+import { showPercent } from "../core/numbers.js";
+import { reading } from "../core/page.js";
+import { linkTo } from "../core/state.js";
+import { weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
+import { mainAttention, layerChooser, layerNow, attentionFrom } from "./attentionShares.js";
+
+const INSPECTOR_CANDIDATES = 8;
+
+/**
+ * The steps that generated a span of the output.
+ * @param {Object} manifest of a trace
+ * @param {number} from in characters of the output
+ * @param {number} to
+ * @returns {Object[]} steps of the manifest
+ */
+export function stepsFor(manifest, from, to) {
+  const spanOf = (step) => manifest.target.spans[step.row + 1];
+  const start = manifest.steps.map(spanOf).find(Boolean)?.[0] ?? 0; // a prompt may come before it
+  return manifest.steps.filter((step) => {
+    const span = spanOf(step);
+    return span && span[0] - start < to && span[1] - start > from;
+  });
+}
+
+/**
+ * Candidates and attention of a word; of a word of several pieces, for each piece.
+ * @param {Object} page
+ * @param {Trace} trace
+ * @param {Object[]} steps
+ * @returns {HTMLElement}
+ */
+export function tokenInspector(page, trace, steps) {
+  const body = h("div", { class: "inspector-body" });
+  const layers = trace.manifest.model.layers;
+  let step = steps[0];
+  const pieces = steps.length < 2 ? null : h(
+    "div",
+    { class: "chips piece-choice" },
+    h("span", { class: "small soft" }, "pieces:"),
+    steps.map((one) => h("button", { type: "button", class: "chip", on: { click: () => { step = one; draw(); } } }, visible(one.chosen[1]))),
+  );
+  const draw = () => {
+    pieces?.querySelectorAll(".chip").forEach((chip, i) => chip.setAttribute("aria-pressed", String(steps[i] === step)));
+    replace(body, inspectorCandidates(step), inspectorAttention(page, trace, step, layers));
+  };
+  draw();
+  return h("div", { class: "inspector" }, pieces, body);
+}
+
+function inspectorCandidates(step) {
+  const [token, , probability] = step.chosen;
+  const shown = step.top.slice(0, INSPECTOR_CANDIDATES);
+  const rank = step.top.findIndex(([id]) => id === token);
+  if (rank >= INSPECTOR_CANDIDATES || rank < 0) shown.push(step.chosen);
+  const items = shown.map(([id, piece, share]) => ({ label: visible(piece), value: share, marked: id === token, note: id === token ? "chosen" : "" }));
+  const list = bars({ items, title: "Candidates at this position, with probabilities" });
+  const text = rank < 0 ? `Probability ${showPercent(probability)}; more than ${step.top.length} pieces were more likely.` : rank === 0 ? "The most likely piece (argmax)." : `Rank ${rank + 1}: it was sampled, or the whole text had the higher probability.`;
+  return h("section", null, h("h3", { class: "label" }, "Candidates at this position"), list.element, h("p", { class: "small soft" }, text));
+}
+
+function inspectorAttention(page, trace, step, layers) {
+  const at = mainAttention(trace.manifest);
+  const words = wordsIn(at.keys.pieces, at.keys.special);
+  const line = weightLine(words, "Attention weights");
+  const note = h("p", { class: "small soft" }, "loading …");
+  const draw = async () => {
+    try {
+      const layer = layerNow(layers);
+      const shares = await page.busy(attentionFrom(trace, at, layer, step.row));
+      const full = wordWeights(words, Float64Array.from(at.keys.ids, (_, i) => shares[i] ?? 0));
+      line.show(full);
+      replace(note, `Attention of this step to ${at.part === "cross" ? "the source" : "all earlier tokens"}, averaged over the heads of layer ${layer}. It shows what was mixed in, not why the piece was chosen.`);
+      page.say(`${visible(step.chosen[1])} attends to ${weightsText(words, full)}`);
+    } catch (error) {
+      page.showError(note, error, draw);
+    }
+  };
+  draw();
+  const more = h("a", { class: "small", href: linkTo({ tab: "explain", step: trace.manifest.steps.indexOf(step) }) }, "Explain stage by stage");
+  return h("section", null, h("div", { class: "card-head" }, h("h3", { class: "label" }, "Attention"), layerChooser(layers, draw)), line.element, note, more);
+}
+
+/** While the trace is loading. */
+export function inspectorWaiting() {
+  return reading("tracing this word");
+}

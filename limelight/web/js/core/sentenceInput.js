@@ -1,0 +1,94 @@
+// The text to inspect: an input field, and below it what the model read and generated.
+
+import { button, h, replace } from "./dom.js";
+import { onSelect, select, selected } from "./state.js";
+import { tagChooser, tagNow } from "./tag.js";
+
+/**
+ * A field for the text, shared by Explain and Attention. In an exported file the text is fixed.
+ * @param {Object} page
+ * @returns {{element: HTMLElement, leave: function(): void}}
+ */
+export function sentenceInput(page) {
+  if (page.offline) return { element: sentenceFixed(page), leave: () => {} };
+  const field = h("input", {
+    class: "field sentence-text",
+    type: "text",
+    id: "sentence",
+    name: "sentence",
+    autocomplete: "off",
+    spellcheck: "false",
+    maxlength: "2000",
+    dir: "auto",
+    value: sentenceNow(page),
+    "aria-label": "Text to inspect",
+  });
+  const tag = tagChooser(page);
+  const form = h(
+    "form",
+    { class: "sentence", role: "search", on: { submit: (event) => sentenceSent(event, field) } },
+    field,
+    tag,
+    h("button", { class: "button primary", type: "submit" }, "Inspect"),
+  );
+  const leave = onSelect((now, before) => {
+    if (now.text !== before.text) field.value = sentenceNow(page);
+    if (tag) tag.value = tagNow(page);
+  });
+  return { element: form, leave };
+}
+
+/**
+ * What was read and what was generated, as chips; a click chooses a word.
+ * @param {Object} manifest
+ * @param {{source: ?number, target: ?number, side?: string}} chosen `side`: the stack in focus
+ * @param {function(string, number): void} onWord side and position
+ */
+export function sentenceWords(manifest, chosen, onWord) {
+  const { source, target, answers, given } = manifest;
+  const rows = [];
+  if (source.ids.length) {
+    rows.push(sentenceRow("reads", source, chosen.source, chosen.side !== "decoder", (i) => onWord("encoder", i)));
+  }
+  if (target.ids.length) {
+    const label = source.ids.length ? "generates" : given < target.ids.length - 1 ? "reads, generates" : "reads";
+    const row = sentenceRow(label, target, chosen.target, chosen.side !== "encoder", (i) => onWord("decoder", i), given);
+    if (answers.ids.length === target.ids.length) {
+      row.lastChild.append(h("span", { class: "chip last written" }, answers.labels[answers.ids.length - 1]));
+    }
+    rows.push(row);
+  }
+  return h("div", { class: "sentence-words" }, rows);
+}
+
+function sentenceRow(label, words, chosen, matters, onWord, given = Infinity) {
+  const chips = words.labels.map((text, i) =>
+    button(text, () => onWord(i), {
+      class: `chip${words.special[i] ? " special" : ""}${i > given ? " written" : ""}${matters ? "" : " inactive"}`,
+      "aria-pressed": i === chosen ? "true" : "false",
+      "aria-label": `${words.pieces[i]}, position ${i}`,
+      dir: "auto",
+    }),
+  );
+  return h("div", { class: "sentence-row" }, h("span", { class: "soft small" }, label), h("div", { class: "chips" }, chips));
+}
+
+function sentenceNow(page) {
+  return selected().text ?? page.example?.text ?? "";
+}
+
+function sentenceSent(event, field) {
+  event.preventDefault();
+  const text = field.value;
+  if (!text.trim()) {
+    field.focus();
+    return;
+  }
+  select({ text, target: null, query: null, key: null, step: null });
+}
+
+function sentenceFixed(page) {
+  const element = h("p", { class: "sentence-fixed", dir: "auto" }, "…");
+  page.trace().then((trace) => replace(element, `“${trace.manifest.text}”`), () => {});
+  return element;
+}

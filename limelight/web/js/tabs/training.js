@@ -1,0 +1,212 @@
+// Training: curves as they grow, samples, and the objective.
+
+import { chart } from "../charts/chart.js";
+import { curveKinds, curveName, curveSamples, curveSeries, curveTroubles, GrowingLog } from "../charts/curves.js";
+import { choice } from "../core/choice.js";
+import { h, replace } from "../core/dom.js";
+import { show, showCount } from "../core/numbers.js";
+import { reading } from "../core/page.js";
+import { teacherForcing } from "./teacherForcing.js";
+
+const TRAINING_SOON = 2000; // milliseconds between two polls of a growing log
+const TRAINING_LATER = 15_000; // of one that does not grow
+const SAMPLES_AT_ONCE = 8;
+
+export const trainingTab = {
+  id: "training",
+  title: "Training",
+  fits: () => true,
+  mount(container, page) {
+    const view = new TrainingView(container, page);
+    view.begin();
+    return () => view.end();
+  },
+};
+
+class TrainingView {
+  constructor(container, page) {
+    this.page = page;
+    const path = `/api/runs/${encodeURIComponent(page.model.name)}/metrics`;
+    this.log = new GrowingLog((after) => page.api.get(`${path}?after=${after}`));
+    this.kind = "loss";
+    this.status = h("p", { class: "training-status" });
+    this.curves = h("div", {}, reading("loading the log of this run"));
+    this.samples = h("section", { class: "panel training-samples", "aria-label": "Samples over time" });
+    const card = h(
+      "section",
+      { class: "card training-curves", "aria-label": "Curves" },
+      h("h2", null, "Training curves"),
+      this.status,
+      this.curves,
+    );
+    const taught = page.model.abilities.includes("score") ? teacherForcing(page) : trainingOtherwise(page.model);
+    replace(
+      container,
+      h("h1", { class: "unseen" }, "Training"),
+      h("div", { class: "training" }, card, this.samples, taught),
+    );
+    this.samples.hidden = true;
+    this.again = () => document.visibilityState === "visible" && this.poll();
+  }
+
+  begin() {
+    document.addEventListener("visibilitychange", this.again);
+    this.page.busy(this.poll());
+  }
+
+  end() {
+    this.left = true;
+    clearTimeout(this.timer);
+    document.removeEventListener("visibilitychange", this.again);
+  }
+
+  /** Poll the log: often while it grows, never while the page is hidden. */
+  async poll() {
+    clearTimeout(this.timer);
+    if (this.left || this.polling || document.visibilityState !== "visible") return;
+    this.polling = true;
+    const first = !this.shown;
+    try {
+      const news = await this.log.read();
+      if (this.left) return;
+      this.growing = news && !first;
+      if (news || first) this.show();
+      this.showStatus();
+      this.timer = setTimeout(() => this.poll(), news ? TRAINING_SOON : this.pause());
+    } catch (error) {
+      if (this.left) return;
+      if (first) this.page.showError(this.curves, error, () => this.poll());
+      else this.status.textContent = `${error.message}; retrying`;
+      this.timer = setTimeout(() => this.poll(), TRAINING_LATER);
+    } finally {
+      this.polling = false;
+    }
+  }
+
+  /** Lines come every few steps: a log that was quiet for a while may still grow. */
+  pause() {
+    this.quiet = this.growing ? 0 : (this.quiet ?? 0) + 1;
+    return this.quiet < 10 ? TRAINING_SOON : TRAINING_LATER;
+  }
+
+  show() {
+    const { entries } = this.log;
+    const kinds = curveKinds(entries);
+    if (!kinds.length) {
+      replace(this.curves, h("p", { class: "soft" }, "This run has no log, so there are no curves."));
+      return;
+    }
+    if (!kinds.includes(this.kind)) [this.kind] = kinds;
+    if (this.shown !== kinds.join()) this.build(kinds);
+    this.chart.set(this.chartOptions());
+    this.explain();
+    this.showSamples();
+    replace(
+      this.troubles,
+      curveTroubles(entries)
+        .slice(-5)
+        .map((text) => h("li", null, text)),
+    );
+  }
+
+  build(kinds) {
+    const options = kinds.map((id) => ({ id, label: curveName(id) }));
+    const which = choice({
+      legend: "Metric",
+      options,
+      chosen: this.kind,
+      onChoose: (id) => this.choose(id),
+    });
+    this.chart = chart(this.chartOptions());
+    this.note = h("p", { class: "soft small" });
+    this.troubles = h("ul", { class: "training-troubles small" });
+    replace(this.curves, which.element, this.chart.element, this.note, this.troubles);
+    this.shown = kinds.join();
+  }
+
+  choose(kind) {
+    this.kind = kind;
+    this.chart.set(this.chartOptions());
+    this.explain();
+  }
+
+  /** Why the validation loss can be lower than the training loss. */
+  explain() {
+    this.note.textContent =
+      this.kind === "loss"
+        ? "The training loss includes dropout and label smoothing, if the recipe uses them. The validation loss does not, so it can be lower."
+        : "";
+  }
+
+  chartOptions() {
+    const name = curveName(this.kind);
+    return {
+      title: `${name[0].toUpperCase()}${name.slice(1)} by step`,
+      x: "step",
+      y: this.kind === "loss" ? "loss per token" : name,
+      credit: this.page.model.name,
+      series: curveSeries(this.log.entries, this.kind),
+    };
+  }
+
+  showStatus() {
+    const lines = this.log.entries.filter((entry) => "lr" in entry);
+    const last = lines.at(-1);
+    if (!last) return;
+    const valid = this.log.entries.filter((entry) => entry.validation && typeof entry.loss === "number");
+    const best = valid.reduce((found, entry) => (found && found.loss <= entry.loss ? found : entry), null);
+    const facts = [
+      `step ${showCount(last.step)}`,
+      `${showCount(last.tokens)} tokens`,
+      `loss ${show(last.loss)}`,
+      best ? `best validation loss ${show(best.loss)} at step ${showCount(best.step)}` : null,
+    ];
+    const live = this.growing ? h("strong", { class: "training-live" }, "training now") : null;
+    replace(this.status, live, facts.filter(Boolean).join(" · "));
+  }
+
+  showSamples() {
+    const found = curveSamples(this.log.entries);
+    this.samples.hidden = !found.length;
+    const items = found
+      .slice(0, SAMPLES_AT_ONCE)
+      .map(({ step, samples }) => [
+        h("dt", null, `step ${showCount(step)}`),
+        h("dd", null, h("ul", null, samples.map(trainingSample))),
+      ]);
+    replace(
+      this.samples,
+      h("h2", null, "Samples during training"),
+      h(
+        "p",
+        { class: "soft small" },
+        "Generated after each improvement on the validation set, latest first.",
+      ),
+      h("dl", { tabindex: "0" }, items),
+    );
+  }
+}
+
+/** A source and the output of the model. */
+function trainingSample(line) {
+  const [, read, output] = line.match(/^(['"].*['"]) -> (['"].*['"]?)$/s) ?? [null, line, null];
+  return h(
+    "li",
+    { dir: "auto" },
+    read,
+    output === null ? null : [" → ", h("span", { class: "training-output" }, output)],
+  );
+}
+
+/** The objective of an encoder-only model. */
+function trainingOtherwise(model) {
+  const how = model.abilities.includes("classify")
+    ? "Classification: the loss is −ln of the probability of the true class (cross-entropy)."
+    : "Masked language modelling: some tokens are masked, and the loss is the negative log-likelihood, −ln p, of each. Try it under Fill.";
+  return h(
+    "section",
+    { class: "panel", "aria-label": "Training objective" },
+    h("h2", null, "Training objective"),
+    h("p", { class: "soft" }, how),
+  );
+}

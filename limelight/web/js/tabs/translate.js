@@ -1,0 +1,196 @@
+// Translate: the result as you type, alternatives at every word, and its attention to the source.
+
+import { wasReplaced } from "../core/api.js";
+import { button, h, replace } from "../core/dom.js";
+import { showPercent } from "../core/numbers.js";
+import { reading } from "../core/page.js";
+import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
+import { onSelect, select, selected } from "../core/state.js";
+import { tagChooser, tagNow } from "../core/tag.js";
+import { weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
+import { hypothesesTable, beamSearchPanel } from "./beamResult.js";
+import { translationWords } from "./translationView.js";
+
+const TRANSLATE_OTHERS = 3;
+
+export const translateTab = {
+  id: "translate",
+  title: "Translate",
+  fits: (model, page) => model.abilities.includes("translate") && !page.offline,
+  mount(container, page) {
+    const view = translateView(page);
+    container.classList.add("use");
+    replace(container, translateLayout(view));
+    view.home = container;
+    const unsubscribe = onSelect((now, before) => {
+      const another = now.text !== before.text && now.text !== view.field.value;
+      if (!another && (!view.tag || view.tag.value === tagNow(page))) return;
+      view.field.value = translateText(page);
+      if (view.tag) view.tag.value = tagNow(page);
+      translateBegin(view);
+    });
+    translateAsk(view);
+    return () => {
+      unsubscribe();
+      view.pause.cancel();
+      cancelRequests(page, "translate", "translate-more");
+    };
+  },
+};
+
+function translateView(page) {
+  const view = {
+    page,
+    prefix: "", // fixed beginning of the translation, chosen by the user
+    answer: null,
+    reads: null, // the source as words with their weights
+    field: h("textarea", {
+      class: "field prose-field", id: "sentence", name: "source", rows: "3", maxlength: "2000", dir: "auto",
+      spellcheck: "false", "aria-label": "Text to translate", value: translateText(page),
+    }),
+    source: h("div", { class: "under" }),
+    result: h("div", { class: "result", "aria-busy": "true" }, reading("translating")),
+    search: h("div", { class: "search" }),
+    tag: tagChooser(page, () => translateBegin(view)),
+  };
+  view.pause = afterPause(() => translateBegin(view));
+  view.field.addEventListener("input", () => {
+    view.result.setAttribute("aria-busy", "true");
+    view.pause.soon();
+  });
+  return view;
+}
+
+function translateLayout(view) {
+  return [
+    h("h1", { class: "unseen" }, "Translate"),
+    h(
+      "div",
+      { class: "two-sides" },
+      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, "Source"), view.tag), view.field, view.source),
+      h("section", { class: "card", "aria-label": "Translation" }, h("div", { class: "card-head" }, h("h2", null, "Translation")), view.result),
+    ),
+    view.search,
+  ];
+}
+
+function translateText(page) {
+  return selected().text ?? page.example?.text ?? "";
+}
+
+/** A new text or tag: drop the state of the old one. */
+function translateBegin(view) {
+  view.prefix = "";
+  select({ text: view.field.value, target: null, query: null, key: null, step: null }, { replace: true });
+  translateAsk(view);
+}
+
+async function translateAsk(view) {
+  const { page } = view;
+  const text = view.field.value;
+  cancelRequests(page, "translate-more");
+  if (!text.trim()) {
+    cancelRequests(page, "translate");
+    view.answer = null;
+    replace(view.source);
+    replace(view.search);
+    replace(view.result, h("p", { class: "soft" }, "Type a sentence to translate it."));
+    return;
+  }
+  view.result.setAttribute("aria-busy", "true");
+  try {
+    view.answer = await translateWithAll(view, text);
+    translateShow(view);
+  } catch (error) {
+    if (wasReplaced(error)) return; // a newer request is still running
+    view.page.showError(view.result, error, () => translateAsk(view));
+  }
+  view.result.removeAttribute("aria-busy");
+}
+
+/** Request alignment and search tree too; a long text, or a model without attention, has none. */
+async function translateWithAll(view, text) {
+  const request = translateRequest(view, text);
+  const { model } = view.page;
+  const { beam, temperature } = model.decode;
+  try {
+    const alignment = model.family === "encoder-decoder"; // others have no cross-attention
+    const all = { ...request, alignment, tree: beam > 1 && !temperature };
+    const answer = await postLatest(view.page, "translate", "/api/translate", all);
+    return { ...answer, request, note: "" };
+  } catch (error) {
+    if (error.status !== 400) throw error;
+    const answer = await postLatest(view.page, "translate", "/api/translate", request);
+    return { ...answer, request, note: error.message };
+  }
+}
+
+function translateRequest(view, text) {
+  const { beam, temperature } = view.page.model.decode;
+  const nbest = temperature ? 1 : Math.min(beam, TRANSLATE_OTHERS);
+  return { text, nbest, ...(view.prefix ? { prefix: view.prefix } : {}), ...(view.tag ? { tag: view.tag.value } : {}) };
+}
+
+function translateShow(view) {
+  const { answer, page } = view;
+  const [best] = answer.outputs;
+  replace(view.source);
+  view.reads = null;
+  if (answer.alignment) {
+    const words = wordsIn(answer.alignment.source);
+    view.reads = { words, line: weightLine(words, "Source tokens") };
+    replace(view.source, h("h3", { class: "label" }, "Attention to the source"), view.reads.line.element);
+  }
+  const use = { page, home: view.home, light: (word, aloud) => translateLight(view, word, aloud), force: (prefix) => translateForce(view, prefix) };
+  const words = answer.parts === 1 && best ? translationWords(answer, use) : h("p", { class: "prose", dir: "auto" }, answer.text);
+  view.hint = h("p", { class: "hint small soft" }, translateHint(answer));
+  replace(view.result, words, translateTools(view), view.hint, answer.outputs.length > 1 ? hypothesesTable(answer.request.text, answer.outputs) : null);
+  replace(view.search, answer.tree?.length ? beamSearchPanel(answer.tree, best.tokens, `${page.model.name}: “${answer.request.text}”`) : null);
+  page.say(`translation: ${answer.text}`);
+}
+
+function translateHint(answer) {
+  if (answer.parts > 1) return `The text exceeds the context of the model: it was translated in ${answer.parts} parts.`;
+  if (!answer.alignment && !answer.note) return "Click a word for alternatives. Dotted words have a probability below 50%.";
+  if (answer.note) return `${answer.note[0].toUpperCase()}${answer.note.slice(1)}.`;
+  return "Point at a word to see its attention to the source; click it for alternatives. Dotted words have a probability below 50%.";
+}
+
+/** Highlight the attention of a word to the source: the mean over its pieces. */
+function translateLight(view, word, aloud = false) {
+  const { alignment } = view.answer;
+  const rows = word && alignment ? word.positions.map((container) => alignment.weights[container]).filter(Boolean) : [];
+  view.hint.textContent = translateHint(view.answer);
+  if (!rows.length) {
+    view.reads?.line.show(null);
+    return;
+  }
+  const shares = alignment.source.map((_, s) => rows.reduce((sum, row) => sum + row[s], 0) / rows.length);
+  const ofWords = wordWeights(view.reads.words, shares);
+  view.reads.line.show(ofWords);
+  const sure = word.given ? "fixed by you" : `probability ${showPercent(word.probability)}`;
+  view.hint.textContent = `“${word.text.trim()}”: ${sure}. Attention to the source, averaged over all heads.`;
+  if (aloud) view.page.say(`${word.text.trim()} attends to ${weightsText(view.reads.words, ofWords)}`);
+}
+
+/** Fix the beginning of the translation; the model continues it. */
+function translateForce(view, prefix) {
+  view.prefix = prefix;
+  translateAsk(view).then(() => {
+    view.page.say(`fixed; the translation is now: ${view.answer?.text ?? ""}`);
+    view.result.querySelector(".word.given:last-of-type, .word")?.focus();
+  });
+}
+
+function translateTools(view) {
+  const { answer, page } = view;
+  const target = answer.request.prefix ? answer.text : null;
+  const recurrent = page.model.config.family.startsWith("recurrent");
+  return h(
+    "div",
+    { class: "row" },
+    recurrent ? null : button("Explain this", () => select({ tab: "explain", text: answer.request.text, target }), { class: "button primary" }),
+    answer.request.prefix ? button("Remove the fixed words", () => translateForce(view, "")) : null,
+    button("Copy", () => navigator.clipboard?.writeText(answer.text).then(() => page.say("copied"), () => {}), { class: "button quiet" }),
+  );
+}

@@ -1,0 +1,199 @@
+// Write: an editor with continuations, next-token probabilities, and the attention at the cursor.
+
+import { highlightAttention } from "../attention/attentionHighlight.js";
+import { button, h, replace } from "../core/dom.js";
+import { afterPause, postLatest, requestStream, keep, kept, cancelRequests } from "../core/requests.js";
+import { onSelect, select, selected } from "../core/state.js";
+import { autocomplete } from "./autocomplete.js";
+import { shadedEditor } from "./editor.js";
+import { samplingControls } from "./samplingControls.js";
+
+const WRITE_TAB = "limelight-tab-suggests";
+const WRITE_IN_LINK = 2000; // characters; a longer text is stored, but not in the link
+
+export const writeTab = {
+  id: "write",
+  title: "Write",
+  fits: (model, page) => model.abilities.includes("write") && !page.offline,
+  mount(container, page) {
+    container.classList.add("use");
+    const view = writeView(page, container);
+    replace(container, h("h1", { class: "unseen" }, "Write"), writeLayout(view));
+    const unsubscribe = onSelect((now, before) => {
+      if (now.text !== before.text && now.text !== null && now.text !== view.editor.field.value) {
+        view.editor.set(now.text);
+        writeChanged(view);
+      }
+    });
+    view.editor.set(view.editor.field.value);
+    writeInspect(view);
+    return () => {
+      unsubscribe();
+      view.pause.cancel();
+      view.control?.abort();
+      cancelRequests(page, "next", "suggest", "attend");
+    };
+  },
+};
+
+function writeView(page, home) {
+  const name = `limelight-write-${page.model.name}`;
+  const view = { page, home, name, control: null, letTabGo: false, traced: null, scored: null, before: null };
+  view.pause = afterPause(() => writeInspect(view), 300);
+  view.editor = shadedEditor({
+    text: selected().text ?? kept(name) ?? page.example?.text ?? "",
+    title: "Your text",
+    onText: () => writeChanged(view),
+    onCaret: () => { view.sampling.wait(); view.pause.soon(); },
+    onKey: (event) => writeKey(view, event),
+  });
+  view.sampling = samplingControls(page.model);
+  view.attention = h("section", { class: "under", "aria-label": "Attention of the token before the cursor" });
+  view.state = h("div", { class: "write-state", role: "status" });
+  return view;
+}
+
+function writeLayout(view) {
+  const { decode } = view.page.model;
+  view.tabs = h("input", { type: "checkbox", checked: writeTabSuggests(), on: { change: () => writeKeepTab(view.tabs.checked) } });
+  view.go = button("Generate", () => writeOn(view), { class: "button primary" });
+  view.stop = button("Stop", () => view.control?.abort(), { hidden: true });
+  view.length = h("input", { class: "field number-field", type: "number", min: "1", max: "500", value: "40" });
+  view.seed = h("input", { class: "field number-field", type: "number", min: "0", max: "999999", value: String(decode.seed ?? 1) });
+  const tools = h(
+    "div",
+    { class: "row write-tools" },
+    view.go,
+    button("Suggest", () => autocomplete(view), { title: "Ctrl+Space" }),
+    view.stop,
+    h("label", { class: "check small" }, "max tokens", view.length),
+    h("label", { class: "check small" }, "seed", view.seed),
+    h("span", { class: "grow" }),
+    view.page.model.config.family.startsWith("recurrent") ? null : button("Explain this", () => select({ tab: "explain", text: view.editor.field.value, target: null }), { class: "button quiet" }),
+  );
+  const keys = h(
+    "div",
+    { class: "small soft keys-line" },
+    h("label", { class: "check" }, view.tabs, h("span", null, h("kbd", null, "Tab"), " suggests too")),
+    h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), " always; ", h("kbd", null, "Esc"), " then ", h("kbd", null, "Tab"), " leaves the editor"),
+  );
+  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "Your text, continued by the model"), view.editor.element, tools, view.state, keys, view.attention);
+  return h("div", { class: "two-sides wide-left" }, writing, view.sampling.element);
+}
+
+function writeChanged(view) {
+  keep(view.name, view.editor.field.value);
+  view.letTabGo = false;
+  view.sampling.wait();
+  replace(view.state);
+  view.pause.soon();
+}
+
+/** The logits after the caret, and the attention of the token before it. */
+async function writeInspect(view) {
+  const text = view.editor.field.value;
+  if (text.length <= WRITE_IN_LINK) select({ text, target: null }, { replace: true });
+  const [before] = view.editor.parts();
+  try {
+    view.pieces ??= await view.page.busy(view.page.api.get(`/api/vocabulary?model=${encodeURIComponent(view.page.model.name)}`));
+    if (view.scored?.before !== before) {
+      const { logits } = await postLatest(view.page, "next", "/api/next", { text: before }, "postForBytes");
+      view.scored = { before, logits: logits.values };
+    }
+    view.sampling.show(view.scored.logits, view.pieces, before);
+    if (!view.page.model.config.family.startsWith("recurrent")) await highlightAttention(view, text, () => writeInspect(view));
+  } catch (error) {
+    view.page.showError(view.state, error, () => { replace(view.state); writeInspect(view); });
+  }
+}
+
+function writeKey(view, event) {
+  if (event.ctrlKey && (event.key === " " || event.code === "Space")) {
+    event.preventDefault();
+    autocomplete(view);
+  } else if (event.key === "Escape") {
+    view.letTabGo = true;
+    view.page.say("Tab leaves the editor now");
+  } else if (event.key === "Tab" && !event.shiftKey && !event.altKey && view.tabs.checked && !view.letTabGo) {
+    event.preventDefault();
+    autocomplete(view);
+  }
+}
+
+/** Generate at the caret, token by token, with the sampling settings. */
+async function writeOn(view) {
+  if (view.control) return;
+  const control = new AbortController();
+  const { editor, page } = view;
+  const [before, after] = editor.parts();
+  view.control = control;
+  view.pause.cancel();
+  let written = "";
+  writeBusy(view, true);
+  try {
+    await page.busy(requestStream(page, "/v1/completions", writeRequest(view, before), (event) => {
+      written += event.choices[0].text;
+      editor.set(before + written + after, before.length + written.length);
+    }, control.signal));
+    writeDone(view, before + after, before.length, written ? "Done." : "The model ends the text here.");
+  } catch (error) {
+    const message = control.signal.aborted ? "You stopped it here." : `Generation was interrupted: ${error.message}.`;
+    writeDone(view, before + after, before.length, message, !control.signal.aborted);
+  }
+  view.control = null;
+  writeBusy(view, false);
+  keep(view.name, editor.field.value);
+  if (editor.field.isConnected) writeInspect(view);
+}
+
+function writeRequest(view, prompt) {
+  const number = (field, least, most) => Math.min(most, Math.max(least, Math.round(Number(field.value)) || least));
+  return {
+    model: view.page.model.name,
+    prompt,
+    stream: true,
+    max_tokens: number(view.length, 1, 500),
+    seed: number(view.seed, 0, 999999),
+    ...view.sampling.settings(),
+  };
+}
+
+function writeDone(view, text, caret, message, broke = false) {
+  const back = () => {
+    view.editor.set(text, caret);
+    view.editor.field.focus();
+    writeChanged(view);
+  };
+  replace(
+    view.state,
+    h("span", { class: broke ? "small bad" : "small soft" }, message),
+    broke ? button("Try again", () => { back(); writeOn(view); }, { class: "button small" }) : null,
+    button("Undo", back, { class: "button quiet small" }),
+  );
+}
+
+function writeBusy(view, busy) {
+  view.go.disabled = busy; // it stays in place, so that a second click does not stop
+  view.stop.hidden = !busy;
+  view.editor.field.readOnly = busy;
+  if (busy) {
+    replace(view.state, h("span", { class: "small soft" }, "generating …"));
+    view.sampling.wait();
+  }
+}
+
+function writeTabSuggests() {
+  try {
+    return localStorage.getItem(WRITE_TAB) !== "0";
+  } catch {
+    return true;
+  }
+}
+
+function writeKeepTab(on) {
+  try {
+    localStorage.setItem(WRITE_TAB, on ? "1" : "0");
+  } catch {
+    // A browser that keeps nothing has it on again next time.
+  }
+}

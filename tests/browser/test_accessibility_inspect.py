@@ -1,0 +1,80 @@
+"""Attention, Training and Model for everybody: axe's rules, both themes, a phone, enlarged."""
+
+import pytest
+
+from tests.browser.conftest import ready, serious, visit
+
+pytestmark = pytest.mark.system
+
+
+def open_the_table(page):
+    page.get_by_role("button", name="Show as table").click()
+    page.get_by_role("button", name="All heads of layer 1").click()
+    page.locator(".attention-facts table").wait_for()
+
+
+def see_lines(page):
+    page.get_by_role("radio", name="Lines").check()
+    page.locator(".lines-word").first.focus()
+
+
+def see_the_curve_as_a_table(page):
+    page.get_by_role("button", name="Show as table").click()
+    page.locator(".teacher-rows").wait_for()
+
+
+def see_all_settings(page):
+    page.get_by_text("All settings").click()
+    page.locator(".diagram").wait_for()
+
+
+JOURNEYS = [
+    ("greetings", "attention", open_the_table),
+    ("writer", "attention", see_lines),
+    ("greetings", "training", see_the_curve_as_a_table),
+    ("greetings", "model", see_all_settings),
+    ("bert", "model", see_all_settings),
+]
+NAMES = [f"{model}-{tab}" for model, tab, _ in JOURNEYS]
+EACH = pytest.mark.parametrize(("model", "tab", "do"), JOURNEYS, ids=NAMES)
+
+
+@EACH
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(new_page, model, tab, do, theme):
+    # Axe is put into the page from outside, which its policy forbids to everybody else.
+    page = new_page(color_scheme=theme, bypass_csp=True)
+    visit(page, model=model, tab=tab)
+    do(page)
+    ready(page)
+    assert serious(page) == []
+
+
+@EACH
+@pytest.mark.parametrize("width", [360, 640])  # a phone; a desktop at 200%
+def test_nothing_is_lost_on_a_narrow_screen(new_page, model, tab, do, width):
+    page = new_page(viewport={"width": width, "height": 740})
+    visit(page, model=model, tab=tab)
+    do(page)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    for control in page.locator("main button:visible, main input:visible").all():
+        at = control.bounding_box()
+        assert at["x"] >= 0
+        assert at["x"] + at["width"] <= width + 1
+
+
+CORNER = """() => {
+  const canvas = document.querySelector(".matrix-canvas");
+  return [...canvas.getContext("2d").getImageData(2, 2, 1, 1).data].slice(0, 3);
+}"""
+
+
+def test_pictures_follow_the_theme(page):
+    """What is painted is painted again in the colours of the other theme."""
+    page.watch.allow("willReadFrequently")  # the test reads pixels, the page does not
+    visit(page, model="greetings", tab="attention")
+    page.locator(".matrix-canvas").wait_for()
+    page.wait_for_function(f"({CORNER})().join() === '255,255,255'")
+    page.get_by_role("button", name="Theme").click()  # auto, then light
+    page.get_by_role("button", name="Theme").click()  # dark
+    page.wait_for_function(f"Math.max(...({CORNER})()) < 60")
