@@ -2,7 +2,7 @@
 
 import pytest
 
-from limelight.explain.manifest import manifest
+from limelight.explain.render.serialize import manifest
 from limelight.explain.stage_table import STAGES, walk_of
 from limelight.explain.stages import MAKERS
 from tests.explain.samples import KINDS

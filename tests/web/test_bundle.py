@@ -81,7 +81,7 @@ def test_no_module_makes_elements_of_text_or_code_of_data(name):
     ],
 )
 def test_what_breaks_the_rules_is_refused(monkeypatch, modules, told):
-    monkeypatch.setattr(joined, "source_of", modules.__getitem__)
+    monkeypatch.setattr(bundle, "source_of", modules.__getitem__)
     with pytest.raises(bundle.RuleError, match=re.escape(told)):
         bundle.joined("a.js")
 
@@ -93,7 +93,7 @@ def test_modules_become_one_script(monkeypatch):
         "export function twice(x) {\n  return two * x;\n}\n",
         "c.js": "export const two = 2;\n",
     }
-    monkeypatch.setattr(joined, "source_of", modules.__getitem__)
+    monkeypatch.setattr(bundle, "source_of", modules.__getitem__)
     assert bundle.joined("a.js") == (
         "// c.js\nconst two = 2;\n\n"
         "// deep/b.js\nfunction twice(x) {\n  return two * x;\n}\n\n"
