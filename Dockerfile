@@ -6,12 +6,12 @@ WORKDIR /opt/limelight
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY limelight limelight
 
-# The versions that the tests were run with; torch's CPU build, which is a tenth of the CUDA one.
+# The tested versions, with torch's CPU build, which is a tenth the size of the CUDA one.
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
     --constraint constraints.txt torch \
     && pip install --no-cache-dir --constraint constraints.txt .
 
-# Caches go where every user may write: with `docker run --user` there is no home.
+# Caches go where every user can write: with `docker run --user` there is no home directory.
 ENV LIMELIGHT_CACHE=/tmp/limelight MPLCONFIGDIR=/tmp/matplotlib
 
 USER limelight

@@ -246,5 +246,5 @@ def test_what_the_docs_point_at_in_the_source_is_there():
 
 def test_a_name_that_is_not_there_would_be_noticed():
     names = defined_in(ROOT / "limelight" / "model" / "attention.py")
-    assert {"attend_explicitly", "Attention", "Attention.forward", "Watch"} <= names
+    assert {"explicit_attention", "Attention", "Attention.forward", "KeysValues"} <= names
     assert "attend_somehow" not in names
