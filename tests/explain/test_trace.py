@@ -25,7 +25,7 @@ WAYS = {
     "beam": {"beam": 4},
     "drawn": {"temperature": 1.5, "seed": 5},
     "drawn from few": {"temperature": 2.0, "top_k": 4, "seed": 9},
-    "without repeating": {"beam": 1, "no_repeat": 1},
+    "without repeating": {"beam": 1, "no_repeat_ngram": 1},
     "with a penalty": {"beam": 1, "repetition_penalty": 1.7},
 }
 
@@ -217,7 +217,7 @@ def test_recurrent_models_and_ensembles_are_refused():
         explain(TextModel(build(config), tokenizer()), "Hi")
     model = trained("paper")
     with pytest.raises(UserError, match="an ensemble is several models"):
-        explain(replace(model, others=[model.model]), "Hi")
+        explain(replace(model, ensemble=[model.model]), "Hi")
 
 
 def test_the_model_is_left_as_it_was():
@@ -332,7 +332,7 @@ def test_damaged_weights_are_reported():
 def test_a_model_that_looks_ahead_is_told(kind, monkeypatch):
     """The negative control: a mask that is off by one, and rows that do not sum to 1."""
     monkeypatch.setattr(
-        "limelight.model.attention.look_back",
+        "limelight.model.attention._causal_mask",
         lambda length, device: torch.ones(length, length, dtype=torch.bool).tril(1),
     )
     trace = explain(trained(kind), "Hi how are you", target="I am fine")

@@ -134,7 +134,7 @@ def test_formulas_have_the_numbers_of_the_pass_by_hand(kind, where):
 
 
 def grid_of(stop):
-    return next(e for e in stop.exhibits if isinstance(e, Heatmap))
+    return next(e for e in stop.figures if isinstance(e, Heatmap))
 
 
 @pytest.mark.parametrize("kind", ["paper", "gpt", "llama", "gpt-answers", "bert"])
@@ -421,7 +421,7 @@ def test_every_number_inside_a_formula_of_attention_is_the_one_computed_by_hand(
     trace = traced(kind)
     hand, config = by_hand(trace), trace.trained.model.config
     head = (where[1] or 1) - 1
-    group = head * config.key_heads // config.heads
+    group = head * config.num_kv_heads // config.heads
     seen = 0
     for stop, block, (i, j) in places_of(trace, where):
         own = {part: hand.values[f"{block}.{part}"] for part in ("q", "k", "v", "weights")}
