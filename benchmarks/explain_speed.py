@@ -17,7 +17,7 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.explain.explanation import Explanation, explain
 from limelight.explain.render import serialize
-from limelight.explain.stages import stages
+from limelight.explain.stages import main_stages
 from limelight.model import ModelConfig, build
 from limelight.tasks.text_model import TextModel
 
@@ -78,7 +78,9 @@ def main() -> None:
     seconds, _ = timed(lambda: serialize.manifest(trace))
     print(f"  making the manifest  {seconds:.2f} s")
     seconds, stops = timed(trace.walk)
-    print(f"  all {len(stops)} stops         {seconds:.2f} s ({len(stages(trace))} and asides)")
+    print(
+        f"  all {len(stops)} stops         {seconds:.2f} s ({len(main_stages(trace))} and asides)"
+    )
     thumbs, focus = (
         serialize.thumbnails(trace),
         serialize.attention_head(trace, "decoder.2.cross", 3),

@@ -1,5 +1,6 @@
-"""The web page: plain files for a browser, the same in the service and in an exported file.
+"""The web page: the same files for the service and for an exported file, without a build step.
 
-No build step: what is here is what runs. `index.html` is the frame and `app.js` its beginning; read
-on in the order of its imports.
+bundle       the page as one file: modules, styles and data inline
+
+`index.html` is the frame and `app.js` its entry point; read on in the order of its imports.
 """

@@ -50,7 +50,7 @@ def joined(entry: str = _ENTRY) -> str:
 
 
 def _in_order(name: str, above: tuple[str, ...], seen: dict[str, None]) -> Iterator[str]:
-    """Depth first: what is imported comes before who imports it."""
+    """Depth first: a module comes after the modules that it imports."""
     if name in above:
         raise RuleError(f"modules import each other in a circle: {' > '.join((*above, name))}")
     if name in seen:
@@ -80,7 +80,6 @@ def imports(name: str, source: str) -> dict[str, str]:
 
 
 def _without_imports(name: str, source: str) -> str:
-    """A module's own lines."""
     taken = imports(name, source)
     body = "\n".join(line for line in source.splitlines() if line not in taken)
     odd = re.search(r"^export (?!(?:async )?(?:function|class|const|let)\b).*$", body, re.MULTILINE)
@@ -112,11 +111,10 @@ def single_file(title: str, data: dict[str, Any], plain: str) -> str:
 
 
 def _hashed(content: str) -> str:
-    """How a policy names a script or style that may be inline."""
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _in_script(data: str) -> str:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot close the element that contains it."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

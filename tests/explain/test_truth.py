@@ -27,7 +27,7 @@ def traced(kind, **settings):
 
 
 def by_hand(trace):
-    return ByHand(trace.trained.model, trace.passage.source, trace.passage.target)
+    return ByHand(trace.trained.model, trace.traced_text.source, trace.traced_text.target)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,7 +114,7 @@ def test_formulas_have_the_numbers_of_the_pass_by_hand(kind, where):
     ]:
         at, block = grid_of(stops[name]).focus, place.format(layer)
         formulas = {f.letters.split(" ")[0]: f for f in stops[name].formulas}
-        dot = next(f for f in stops[name].formulas if "asks" in f.letters)
+        dot = next(f for f in stops[name].formulas if f.letters.endswith("q . k"))
         assert dot.numbers["total"] == pytest.approx(
             hand.values[f"{block}.scores"][(head, *at)], abs=1e-4
         )
@@ -257,7 +257,7 @@ def check_merges(trace, hand, where, stop, listing):
 def check_neighbours(trace, hand, where, stop, listing):
     side = "source" if len(trace.source) else "target"
     table = hand.w[f"{side}.tokens.weight"]
-    ids = trace.passage.source or trace.passage.target
+    ids = trace.traced_text.source or trace.traced_text.target
     own = table[ids[focused(trace, "embedding", where)]]
     cosine = table @ own / np.linalg.norm(table, axis=1) / np.linalg.norm(own)
     near([row[2] for row in listing.rows], [cosine[int(row[1])] for row in listing.rows])
@@ -302,28 +302,28 @@ def check_classes(trace, hand, where, stop, listing):
 
 def check_steps(trace, hand, where, stop, listing):
     chances = softmax(hand.values["logits"])
-    rows = range(trace.passage.given, len(trace.passage.answers))
-    chosen = [chances[row, trace.passage.answers[row]] for row in rows]
+    rows = range(trace.traced_text.given, len(trace.traced_text.answers))
+    chosen = [chances[row, trace.traced_text.answers[row]] for row in rows]
     near([row[3] for row in listing.rows], chosen)
 
 
 def check_teacher(trace, hand, where, stop, listing):
     chances = softmax(hand.values["logits"])
-    rows = range(trace.passage.given, len(trace.passage.answers))
-    wanted = [chances[row, trace.passage.answers[row]] for row in rows]
+    rows = range(trace.traced_text.given, len(trace.traced_text.answers))
+    wanted = [chances[row, trace.traced_text.answers[row]] for row in rows]
     near([row[3] for row in listing.rows], wanted)
     near([row[4] for row in listing.rows], [-math.log(p) for p in wanted])
 
 
 def check_beam(trace, hand, where, stop, listing):
     """Each place of the beam is a text: what follows its beginning, by hand."""
-    prompt = list(trace.passage.target[: trace.passage.given + 1])
+    prompt = list(trace.traced_text.target[: trace.traced_text.given + 1])
     texts, model = {}, trace.trained.model
     rows = iter(listing.rows)
-    for n, nodes in enumerate(trace.passage.tree):
+    for n, nodes in enumerate(trace.traced_text.tree):
         for node in nodes:
             before = texts.get((n - 1, node.parent), [])
-            own = ByHand(model, trace.passage.source, [*prompt, *before])
+            own = ByHand(model, trace.traced_text.source, [*prompt, *before])
             logprobs = np.log(softmax(own.values["logits"][-1]))
             total = texts.get((n - 1, node.parent, "sum"), 0.0) + logprobs[node.token]
             row = next(rows)
@@ -333,7 +333,7 @@ def check_beam(trace, hand, where, stop, listing):
             texts[n, node.place, "sum"] = total
     marked = [row[5] for row in listing.rows if row[5].endswith("*")]
     assert len(marked) == len(trace.steps)
-    assert marked[-1] == "".join(trace.answers.labels[trace.passage.given :]) + "  *"
+    assert marked[-1] == "".join(trace.answers.labels[trace.traced_text.given :]) + "  *"
 
 
 def check_follow(trace, hand, where, stop, listing):

@@ -1,0 +1,93 @@
+"""Every stage of the walk in one table: its names, its section of the map, and what it depends on.
+
+Terminal, page and exported file read it from here; the page gets it with the manifest of a trace.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_ENCODER_DECODER, _DECODER_ONLY, _ENCODER_ONLY = "encoder-decoder", "decoder-only", "encoder-only"
+_GENERATING = (_ENCODER_DECODER, _DECODER_ONLY)
+_EVERY = (*_GENERATING, _ENCODER_ONLY)
+
+
+@dataclass(frozen=True)
+class _StageEntry:
+    """A row of the table.
+
+    `scope` names what a stage's numbers depend on (layer, head, word); `words` stands for a view of
+    all words at once. A stage that is not `first` is about the last stack, which gives the output.
+    """
+
+    name: str
+    title: str  # short, for lists
+    section: str  # of the map
+    label: str  # on the page's map
+    scope: tuple[str, ...] = ()
+    families: tuple[str, ...] = _EVERY
+    first: bool = True
+    extra: bool = False  # not part of the walk
+
+    def side(self, sides: tuple[str, ...]) -> str:
+        """Which of a model's stacks the stage is about."""
+        return sides[0 if self.first else -1]
+
+
+_WORD = ("word", "words")
+_LAYER = ("layer", *_WORD)
+_HEAD = ("layer", "head", *_WORD)
+_DECODER: dict[str, Any] = {"families": (_ENCODER_DECODER,), "first": False}
+_EXTRA: dict[str, Any] = {"families": _GENERATING, "first": False, "extra": True}
+
+STAGES = {
+    entry.name: entry
+    for entry in (
+        _StageEntry("pieces", "Text to pieces", "pieces", "pieces"),
+        _StageEntry("embedding", "Embedding", "vectors", "embedding", _WORD),
+        _StageEntry("positions", "Positions", "vectors", "+ positions", _WORD),
+        _StageEntry("queries", "Query, key, value", "attention", "q, k, v", _HEAD),
+        _StageEntry("scores", "Attention scores", "attention", "q · k", _HEAD),
+        _StageEntry("scaling", "Scaling by √d", "attention", "÷ √d", _HEAD),
+        _StageEntry("mask", "Mask", "attention", "mask", _HEAD),
+        _StageEntry("softmax", "Softmax", "attention", "softmax", _HEAD),
+        _StageEntry("sum", "Weighted sum of values", "attention", "Σ w v", _HEAD),
+        _StageEntry("heads", "Multiple heads", "attention", "heads", ("layer", "head", "word")),
+        _StageEntry("add-norm", "Add & norm", "add & norm", "add & norm", _LAYER),
+        _StageEntry("feed-forward", "Feed-forward", "feed-forward", "feed-forward", _LAYER),
+        _StageEntry("stack", "Stack of layers", "layers", "layer output", ("word",)),
+        _StageEntry("start", "Decoder input", "start", "⟨start⟩, shifted", _WORD, **_DECODER),
+        _StageEntry(
+            "masked", "Masked attention", "masked attention", "masked attention", _HEAD, **_DECODER
+        ),
+        _StageEntry(
+            "cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_DECODER
+        ),
+        _StageEntry("classifier", "Output", "output", "linear · softmax", ("word",), first=False),
+        _StageEntry("loop", "Loop", "loop", "next token ↺", families=_GENERATING, first=False),
+        _StageEntry("follow", "Extra: attention while generating", "", "", **_EXTRA),
+        _StageEntry("teacher", "Extra: teacher forcing", "", "", **_EXTRA),
+        _StageEntry("beam", "Extra: beam search", "", "", **_EXTRA),
+    )
+}
+
+
+def walk_of(family: str) -> list[str]:
+    """The stages that a family has, in the order of the walk; no extras."""
+    return [name for name, e in STAGES.items() if family in e.families and not e.extra]
+
+
+def stage_facts(names: Iterable[str], sides: tuple[str, ...]) -> list[dict[str, Any]]:
+    """These rows of the table as data, for a page."""
+    return [
+        {
+            "name": name,
+            "title": entry.title,
+            "section": entry.section,
+            "label": entry.label,
+            "scope": list(entry.scope),
+            "side": entry.side(sides),
+            "extra": entry.extra,
+        }
+        for name, entry in ((name, STAGES[name]) for name in names)
+    ]
