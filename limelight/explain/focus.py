@@ -85,6 +85,11 @@ class Focus:
         error = (shown - again).abs().max().item() if shown.numel() else 0.0
         return Check(claim, error, self.trace.tolerance * (1 + size))
 
+    def check_sum(self, probabilities: Tensor) -> Check:
+        """Whether probabilities sum to 1."""
+        one = torch.ones(1, dtype=torch.float64)
+        return self.check("the probabilities sum to 1", probabilities.sum()[None], one)
+
     def all_words(self, side: str, name: str, title: str, rows: Sequence[str] = ()) -> Heatmap:
         """A heatmap of a value that has a vector for every word."""
         value, labels = self.tensor(name), rows or self.words(side).labels
@@ -99,7 +104,17 @@ class Focus:
 
     def block(self, side: str, use: str = "self") -> "AttentionView":
         """Self- or cross-attention of the chosen layer."""
-        return AttentionView(self, side, use)
+        return AttentionView(
+            focus=self,
+            side=side,
+            use=use,
+            name=f"{side}.{self.layer}.{use}",
+            path=f"{side}.layers.{self.layer}.{use}_attention",
+            location=f"{side}, layer {self.layer + 1}, head {self.head + 1}",
+            query_tokens=self.words(side),
+            key_tokens=self.words("encoder" if use == "cross" else side),
+            query_index=self.word(side),
+        )
 
 
 @dataclass(frozen=True)
@@ -109,31 +124,12 @@ class AttentionView:
     focus: Focus
     side: str
     use: str
-
-    @property
-    def name(self) -> str:
-        """The prefix of its tap names."""
-        return f"{self.side}.{self.focus.layer}.{self.use}"
-
-    @property
-    def path(self) -> str:
-        """The prefix of its parameter names."""
-        return f"{self.side}.layers.{self.focus.layer}.{self.use}_attention"
-
-    @property
-    def location(self) -> str:
-        """Stack, layer and head, counted from 1."""
-        return f"{self.side}, layer {self.focus.layer + 1}, head {self.focus.head + 1}"
-
-    @property
-    def query_tokens(self) -> Words:
-        """The tokens of the queries: a row each."""
-        return self.focus.words(self.side)
-
-    @property
-    def key_tokens(self) -> Words:
-        """The tokens of the keys: a column each."""
-        return self.focus.words("encoder" if self.use == "cross" else self.side)
+    name: str  # prefix of its taps
+    path: str  # prefix of its parameters
+    location: str  # for people: stack, layer and head, from 1
+    query_tokens: Words  # a row each
+    key_tokens: Words  # a column each
+    query_index: int  # the chosen word
 
     @property
     def rows(self) -> Sequence[str]:
@@ -143,11 +139,6 @@ class AttentionView:
         answers = self.focus.trace.answers.labels
         found = [f"{a} → {b}" for a, b in zip(self.query_tokens.labels, answers, strict=False)]
         return [*found, *self.query_tokens.labels[len(found) :]]
-
-    @property
-    def query_index(self) -> int:
-        """The chosen word among the queries."""
-        return self.focus.word(self.side)
 
     @cached_property
     def key_index(self) -> int:
@@ -167,6 +158,10 @@ class AttentionView:
         """A value of equation 1 at this head."""
         head = self.key_head if step in ("k", "v") else self.focus.head
         return self.focus.tensor(f"{self.name}.{step}")[head]
+
+    def check(self, claim: str, step: str, again: Tensor) -> Check:
+        """Compare a value of equation 1 at this head with its recomputation."""
+        return self.focus.check(claim, self.get(step), again)
 
     def read(self, part: str) -> Tensor:
         """The input of the query's, key's or value's linear layer, for every word."""

@@ -75,15 +75,15 @@ class Check:
 class Stage:
     """What happens at one stage, with which numbers, and whether they are true."""
 
-    name: str
     title: str
     what: str
-    section: str  # of "Attention Is All You Need"
     formulas: Sequence[Formula] = ()
     figures: Sequence[Heatmap | TableFigure] = ()
     checks: Sequence[Check] = ()
     notes: Sequence[str] = ()
     location: str = ""  # layer and head, where they matter
+    name: str = ""  # as in `stage_table`
+    section: str = ""  # of "Attention Is All You Need"
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -269,16 +269,11 @@ class Trace:
         totals = logits.logsumexp(dim=-1)
         logprobs = logits - totals[:, None]
         entropies = -(logprobs.exp() * logprobs).nansum(dim=-1)
-        tokens = torch.cat(
-            [
-                logits.topk(min(_TOP, logits.size(1))).indices,
-                torch.tensor(chosen, dtype=torch.long)[:, None],
-            ],
-            dim=1,
-        )
+        top = logits.topk(min(_TOP, logits.size(1))).indices
+        tokens = torch.cat([top, torch.tensor(chosen, dtype=torch.long)[:, None]], dim=1)
         columns = [tokens, logprobs.gather(1, tokens).exp(), logits.gather(1, tokens)]
-        numbers = zip(*(x.tolist() for x in (*columns, entropies, totals)), strict=True)
-        return [self._step(row, *own) for row, own in zip(rows, numbers, strict=True)]
+        numbers = zip(rows, *(x.tolist() for x in (*columns, entropies, totals)), strict=True)
+        return [self._step(*own) for own in numbers]
 
     def _step(
         self,

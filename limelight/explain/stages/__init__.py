@@ -8,6 +8,7 @@ extras       teacher forcing, beam search, and attention while generating
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from limelight.errors import UserError, unknown_name
 from limelight.explain.focus import Focus, focus_on
@@ -16,30 +17,29 @@ from limelight.explain.stage_table import walk_of
 from limelight.explain.stages import attention, embedding, extras, layers, output
 from limelight.explain.trace import Trace
 
-_Build = Callable[[Focus], Stage]
-
-BUILDERS: dict[str, _Build] = {  # what the stages are called and depend on is in `stage_table`
-    "pieces": embedding.pieces,
-    "embedding": embedding.embedding,
-    "positions": embedding.positions,
-    "queries": attention.queries,
-    "scores": attention.scores,
-    "scaling": attention.scaling,
-    "mask": attention.mask,
-    "softmax": attention.softmax,
-    "sum": attention.weighted_sum,
-    "heads": attention.heads,
-    "add-norm": layers.add_norm,
-    "feed-forward": layers.feed_forward,
-    "stack": layers.stack,
-    "start": output.start,
-    "masked": attention.masked_self,
-    "cross": attention.cross,
-    "classifier": output.classifier,
-    "loop": output.loop,
-    "follow": extras.follow,
-    "teacher": extras.teacher,
-    "beam": extras.beam,
+# How each stage of `stage_table` is built, and the section of the paper to read.
+BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
+    "pieces": (embedding.pieces, "5.1"),
+    "embedding": (embedding.embedding, "3.4"),
+    "positions": (embedding.positions, "3.5"),
+    "queries": (attention.queries, "3.2.2"),
+    "scores": (attention.scores, "3.2.1"),
+    "scaling": (attention.scaling, "3.2.1"),
+    "mask": (attention.mask, "3.2.3"),
+    "softmax": (attention.softmax, "3.2.1"),
+    "sum": (attention.weighted_sum, "3.2.1"),
+    "heads": (attention.heads, "3.2.2"),
+    "add-norm": (layers.add_norm, "3.1"),
+    "feed-forward": (layers.feed_forward, "3.3"),
+    "stack": (layers.stack, "3.1"),
+    "start": (output.start, "3.1"),
+    "masked": (attention.masked_self, "3.2.3"),
+    "cross": (attention.cross, "3.2.3"),
+    "classifier": (output.classifier, "3.4"),
+    "loop": (output.loop, "3"),
+    "follow": (extras.follow, "4"),
+    "teacher": (extras.teacher, "5"),
+    "beam": (extras.beam, "6.1"),
 }
 
 
@@ -60,7 +60,7 @@ def walk(
 ) -> list[Stage]:
     """Every stage for this text, the extras last."""
     focus = focus_on(trace, layer, head, word)
-    return [BUILDERS[name](focus) for name in (*main_stages(trace), *extra_stages(trace))]
+    return [_build(name, focus) for name in (*main_stages(trace), *extra_stages(trace))]
 
 
 def stage_at(trace: Trace, name: str, focus: Focus) -> Stage:
@@ -71,4 +71,9 @@ def stage_at(trace: Trace, name: str, focus: Focus) -> Stage:
         raise UserError(f"{name!r} could be {' or '.join(matches)}: write more of the name")
     if not matches:
         raise unknown_name("stage", name, known)
-    return BUILDERS[name if name in known else matches[0]](focus)
+    return _build(name if name in known else matches[0], focus)
+
+
+def _build(name: str, focus: Focus) -> Stage:
+    build, section = BUILDERS[name]
+    return replace(build(focus), name=name, section=section)

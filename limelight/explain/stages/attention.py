@@ -1,12 +1,12 @@
 """Equation 1: queries, keys and values, then softmax(Q K^T / sqrt(d_k)) V."""
 
 import math
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from limelight.explain.focus import AttentionView, Focus, numbered, sum_of_products
-from limelight.explain.stage import Check, Formula, Heatmap, Scale, Stage, number
+from limelight.explain.stage import Check, Formula, Heatmap, Stage, number
 
 _LARGE = 9.0  # exp of more is hard to read: subtract the largest score of the row first
 _ROTATED = (
@@ -21,15 +21,13 @@ def queries(focus: Focus) -> Stage:
     rotary = focus.trace.config.positions == "rotary"
     claim = "{} of all tokens, from their vectors and the weights"
     return Stage(
-        name="queries",
         title="Query (question), key (label) and value (content) of each token",
-        section="3.2.2",
         what="Three learned linear layers turn each token's vector into a query (what am I looking "
         "for?), a key (what do I offer?) and a value (what do I pass on?)."
         + (_ROTATED if rotary else ""),
         formulas=[_first_number(focus, block)],
         figures=[_roles(focus, block)],
-        checks=[focus.check(claim.format(x), block.get(x), block.recompute(x)) for x in "qkv"],
+        checks=[block.check(claim.format(x), x, block.recompute(x)) for x in "qkv"],
         notes=[f"The input x is {focus.origin(f'{block.name}.query')[0]}."],
         location=block.location,
     )
@@ -65,14 +63,12 @@ def scores(focus: Focus) -> Stage:
     block = focus.block(focus.side)
     q, k = block.get("q"), block.get("k")
     return Stage(
-        name="scores",
         title="Every query is compared with every key",
-        section="3.2.1",
         what="A score says how well the query of one token (row) matches the key of another "
         "(column). It is their dot product: multiply the numbers of q and k in pairs, then add.",
         formulas=[block.dot_product()],
         figures=[_grid(block, "scores", "scores, Q K^T")],
-        checks=[focus.check("scores = Q K^T, from q and k", block.get("scores"), q @ k.T)],
+        checks=[block.check("scores = Q K^T, from q and k", "scores", q @ k.T)],
         location=block.location,
     )
 
@@ -80,21 +76,14 @@ def scores(focus: Focus) -> Stage:
 def scaling(focus: Focus) -> Stage:
     """Division by sqrt(d_k), and the reason for it."""
     block, d_k = focus.block(focus.side), focus.trace.config.d_head
+    again = block.get("scores") / math.sqrt(d_k)
     return Stage(
-        name="scaling",
         title="The scores are divided by sqrt(d_k)",
-        section="3.2.1",
         what=f"A sum of {d_k} products can be large. Softmax would then give all weight to one "
         f"token, and its gradient would vanish. So the scores are divided by sqrt({d_k}).",
         formulas=[_scaled_formula(block)],
         figures=[_grid(block, "scaled", "scaled scores")],
-        checks=[
-            focus.check(
-                f"scaled = scores / sqrt({d_k})",
-                block.get("scaled"),
-                block.get("scores") / math.sqrt(d_k),
-            )
-        ],
+        checks=[block.check(f"scaled = scores / sqrt({d_k})", "scaled", again)],
         location=block.location,
     )
 
@@ -123,13 +112,11 @@ def mask(focus: Focus) -> Stage:
         "is masked: 0 is added to every score. (In a batch, padding gets -inf.)"
     )
     return Stage(
-        name="mask",
         title="Later tokens are masked" if causal else "An encoder masks nothing",
-        section="3.2.3",
         what=what,
         formulas=_mask_formulas(block),
         figures=[_grid(block, "masked", "masked scores")],
-        checks=[_mask_check(focus, block)],
+        checks=[_mask_check(block)],
         location=block.location,
     )
 
@@ -143,19 +130,18 @@ def _mask_formulas(block: AttentionView) -> list[Formula]:
         f"{number(before)} + 0 = {number(after)}",
         {"scaled": before, "masked": after},
     )
-    later = i + 1
-    if block.side != "decoder" or block.use == "cross" or later >= len(words):
+    if block.side != "decoder" or block.use == "cross" or i + 1 >= len(words):
         return [kept]
-    before = block.get("scaled")[i, later].item()
-    gone = Formula(
-        f"{words[later]} comes after {block.query_tokens.labels[i]}: + (-inf)",
-        f"{number(before)} + (-inf) = {number(block.get('masked')[i, later].item())}",
-        {"later": before},
+    later = block.get("scaled")[i, i + 1].item()
+    removed = Formula(
+        f"{words[i + 1]} comes after {block.query_tokens.labels[i]}: + (-inf)",
+        f"{number(later)} + (-inf) = {number(block.get('masked')[i, i + 1].item())}",
+        {"later": later},
     )
-    return [kept, gone]
+    return [kept, removed]
 
 
-def _mask_check(focus: Focus, block: AttentionView) -> Check:
+def _mask_check(block: AttentionView) -> Check:
     """-inf above the diagonal of the decoder's self-attention, and nowhere else."""
     expected = block.get("scaled").clone()
     if block.side == "decoder" and block.use == "self":
@@ -163,21 +149,19 @@ def _mask_check(focus: Focus, block: AttentionView) -> Check:
         claim = "masked = scaled + (0, or -inf above the diagonal)"
     else:
         claim = "masked = scaled + 0: nothing is masked"
-    return focus.check(claim, block.get("masked"), expected)
+    return block.check(claim, "masked", expected)
 
 
 def softmax(focus: Focus) -> Stage:
     """Scores become weights."""
     block = focus.block(focus.side)
     return Stage(
-        name="softmax",
         title="Softmax turns scores into weights that sum to 1",
-        section="3.2.1",
         what="Softmax turns each row of scores into weights between 0 and 1 that sum to 1: the "
         "attention that the token pays to each other token. A score of -inf becomes exactly 0.",
         formulas=[_softmax_formula(block)],
-        figures=[_grid(block, "weights", "attention weights", "share", sums=True)],
-        checks=_weight_checks(focus, block),
+        figures=[_weight_grid(block)],
+        checks=_weight_checks(block),
         location=block.location,
     )
 
@@ -200,13 +184,12 @@ def _softmax_formula(block: AttentionView) -> Formula:
     )
 
 
-def _weight_checks(focus: Focus, block: AttentionView) -> list[Check]:
+def _weight_checks(block: AttentionView) -> list[Check]:
     weights = block.get("weights")
+    again, ones = block.get("masked").softmax(dim=-1), torch.ones(len(weights)).double()
     checks = [
-        focus.check(
-            "weights = softmax(masked scores)", weights, block.get("masked").softmax(dim=-1)
-        ),
-        focus.check("every row sums to 1", weights.sum(dim=-1), torch.ones(len(weights)).double()),
+        block.check("weights = softmax(masked scores)", "weights", again),
+        block.focus.check("every row sums to 1", weights.sum(dim=-1), ones),
     ]
     if block.side == "decoder" and block.use == "self":
         ahead = weights.triu(diagonal=1).max().item()
@@ -217,21 +200,14 @@ def _weight_checks(focus: Focus, block: AttentionView) -> list[Check]:
 def weighted_sum(focus: Focus) -> Stage:
     """The values, weighted and summed."""
     block = focus.block(focus.side)
+    again = block.get("weights") @ block.get("v")
     return Stage(
-        name="sum",
         title="Each output is a weighted sum of the values",
-        section="3.2.1",
         what="The values (contents) of all tokens are multiplied by the attention weights and "
         "added up.",
         formulas=[_sum_formula(block)],
         figures=[_contributions(block)],
-        checks=[
-            focus.check(
-                "mixed = weights x V, for all tokens",
-                block.get("mixed"),
-                block.get("weights") @ block.get("v"),
-            )
-        ],
+        checks=[block.check("mixed = weights x V, for all tokens", "mixed", again)],
         location=block.location,
     )
 
@@ -267,27 +243,18 @@ def heads(focus: Focus) -> Stage:
     """Several attentions in parallel, concatenated (section 3.2.2)."""
     block, config = focus.block(focus.side), focus.trace.config
     name, label = block.name, focus.label(block.side)
-    concat, d_model = focus.tensor(f"{name}.concat"), config.d_model
+    concat = focus.tensor(f"{name}.concat")
+    sizes = f"{config.heads} x {config.d_head} = {config.d_model} numbers in, {config.d_model} out"
     mixed = focus.tensor(f"{name}.mixed").transpose(0, 1).flatten(1)
     again = focus.linear(concat, f"{block.path}.output")
     together = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
     return Stage(
-        name="heads",
         title=f"{config.heads} heads attend in parallel",
-        section="3.2.2",
         what=f"All this happens in {config.heads} heads, each with its own weight matrices, so a "
         "token can attend to several things at once. The results are concatenated, and one more "
         "linear layer combines them.",
-        formulas=[
-            Formula(
-                "output = (head 1, head 2, ...) W_o + b",
-                f"{config.heads} x {config.d_head} = {d_model} numbers in, {d_model} out",
-            )
-        ],
-        figures=[
-            _each_head(block),
-            focus.one_word(f"{label} after all heads", together, block.side),
-        ],
+        formulas=[Formula("output = (head 1, head 2, ...) W_o + b", sizes)],
+        figures=[_each_head(block), focus.one_word(f"{label}, all heads", together, block.side)],
         checks=[
             focus.check("the outputs of the heads, concatenated", concat, mixed),
             focus.check("output = the linear layer of these", f"{name}.output", again),
@@ -318,22 +285,17 @@ def masked_self(focus: Focus) -> Stage:
     scores = block.recompute("q") @ block.recompute("k").T
     mixed = block.get("weights") @ block.recompute("v")
     return Stage(
-        name="masked",
         title="The decoder attends to earlier tokens only",
-        section="3.2.3",
         what="The same attention among the target tokens. All rows are computed at once, so a row "
         "could see the tokens that it has to predict. The mask sets their scores to -inf, and "
         "softmax gives them exactly 0.",
         formulas=[*_walk_through(block)[:2], *_mask_formulas(block)[1:], *_walk_through(block)[2:]],
-        figures=[
-            _grid(block, "masked", "scaled scores with the mask"),
-            _grid(block, "weights", "attention weights", "share", sums=True),
-        ],
+        figures=[_grid(block, "masked", "scaled scores with the mask"), _weight_grid(block)],
         checks=[
-            focus.check("scores = Q K^T, from states and weights", block.get("scores"), scores),
-            _mask_check(focus, block),
-            *_weight_checks(focus, block),
-            focus.check("mixed = weights x V", block.get("mixed"), mixed),
+            block.check("scores = Q K^T, from states and weights", "scores", scores),
+            _mask_check(block),
+            *_weight_checks(block),
+            block.check("mixed = weights x V", "mixed", mixed),
         ],
         location=block.location,
     )
@@ -351,23 +313,15 @@ def cross(focus: Focus) -> Stage:
     froms = {"q": "the decoder's states", "k": "the encoder's output", "v": "the encoder's output"}
     mixed = block.get("weights") @ block.recompute("v")
     return Stage(
-        name="cross",
         title="Cross-attention: the decoder queries the encoder",
-        section="3.2.3",
         what="Here the two stacks meet: each target token looks for what it needs in the source. "
         "The queries come from the decoder, the keys and values from the encoder's output.",
         formulas=_walk_through(block),
-        figures=[
-            _grid(block, "scaled", "scaled scores"),
-            _grid(block, "weights", "attention weights", "share", sums=True),
-        ],
+        figures=[_grid(block, "scaled", "scaled scores"), _weight_grid(block)],
         checks=[
-            *(
-                focus.check(f"{x} from {y}", block.get(x), block.recompute(x))
-                for x, y in froms.items()
-            ),
-            *_weight_checks(focus, block),
-            focus.check("mixed = weights x V", block.get("mixed"), mixed),
+            *(block.check(f"{x} from {y}", x, block.recompute(x)) for x, y in froms.items()),
+            *_weight_checks(block),
+            block.check("mixed = weights x V", "mixed", mixed),
         ],
         notes=[
             "Many explainers have this the other way round (queries from the encoder). The shape "
@@ -378,19 +332,18 @@ def cross(focus: Focus) -> Stage:
     )
 
 
-def _grid(
-    block: AttentionView, step: str, title: str, scale: Scale = "signed", sums: bool = False
-) -> Heatmap:
-    values: Tensor = block.get(step)
+def _grid(block: AttentionView, step: str, title: str) -> Heatmap:
     return Heatmap(
         title,
-        (f"{block.name}.{step}",),
-        values,
-        block.rows,
-        block.key_tokens.labels,
-        ("query", "key"),
-        scale,
+        names=(f"{block.name}.{step}",),
+        values=block.get(step),
+        rows=block.rows,
+        columns=block.key_tokens.labels,
+        axes=("query", "key"),
         head=block.focus.head,
         focus=(block.query_index, block.key_index),
-        sums=sums,
     )
+
+
+def _weight_grid(block: AttentionView) -> Heatmap:
+    return replace(_grid(block, "weights", "attention weights"), scale="share", sums=True)

@@ -22,9 +22,7 @@ def pieces(focus: Focus) -> Stage:
     round_trip = tokenizer.decode(tokenizer.encode(text)) == tokenizer.normalize(text)
     again = "the text" + (", lowercased, punctuation split" if tokenizer.uncased else "")
     return Stage(
-        name="pieces",
         title="Text becomes pieces, pieces become ids",
-        section="5.1",
         what="The tokenizer splits the text into pieces that it knows and gives each its id. The "
         "model never sees letters, only these ids. (The mark · is a space.)",
         figures=[_piece_table(focus), _merge_table(focus)],
@@ -69,9 +67,7 @@ def embedding(focus: Focus) -> Stage:
     side, words = focus.side, focus.words(focus.side)
     table = focus.weight(f"{'source' if side == 'encoder' else 'target'}.tokens.weight")
     return Stage(
-        name="embedding",
         title="Each piece is looked up in the embedding table",
-        section="3.4",
         what=f"The embedding table has {table.size(0):,} rows of {table.size(1)} numbers, one row "
         "per piece. Training gave similar rows to pieces that are used alike.",
         formulas=_row_formulas(focus, focus.tensor(f"{side}.embedding")[focus.word(side)]),
@@ -146,9 +142,7 @@ def _added_stage(focus: Focus, kind: str) -> Stage:
     labels = [f"position {position}" for position in range(len(vectors))]
     formula = _sinusoid_formula if sinusoidal else _learned_formula
     return Stage(
-        name="positions",
         title="Each vector gets its position",
-        section="3.5",
         what="Attention by itself ignores the order of the tokens. So every position has its own "
         f"vector, {made}. It is added to the embedding.",
         formulas=[formula(i, vectors), _sum_formula(focus, side, i, how)],
@@ -179,9 +173,7 @@ def _rotary_stage(focus: Focus) -> Stage:
     side = focus.side
     again, how = recompute_input(focus, side)
     return Stage(
-        name="positions",
         title="Positions enter later, as rotations",
-        section="3.5",
         what="This model has rotary positions: nothing is added to the embeddings. At the next "
         "stage, each query and key is rotated by an angle that depends on its position.",
         figures=[focus.all_words(side, f"{side}.input", "input of the first layer")],
@@ -241,12 +233,9 @@ def _learned_formula(position: int, table: Tensor) -> Formula:
 
 
 def _sinusoids(count: int, d_model: int) -> Tensor:
-    angles = [
-        [position / 10000 ** (2 * (j // 2) / d_model) for j in range(d_model)]
-        for position in range(count)
-    ]
-    rows = [[math.cos(a) if j % 2 else math.sin(a) for j, a in enumerate(row)] for row in angles]
-    return torch.tensor(rows, dtype=torch.float64)
+    pair = torch.arange(d_model, dtype=torch.float64) // 2
+    angles = torch.arange(count)[:, None] / 10000 ** (2 * pair / d_model)
+    return torch.where(torch.arange(d_model) % 2 == 1, angles.cos(), angles.sin())
 
 
 def _rotate(sinusoids: Tensor, by: int) -> Tensor:

@@ -52,9 +52,7 @@ def teacher(focus: Focus) -> Stage:
     forced = teacher_forcing(logits, targets, trace.smoothing)
     again = F.cross_entropy(logits.double(), torch.tensor(targets))
     return Stage(
-        name="teacher",
         title="Teacher forcing: all positions at once, given the true tokens",
-        section="5",
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
         "have predicted (teacher forcing). One parallel pass predicts the next token at every "
         "position. The loss is the mean negative log-likelihood of the true tokens.",
@@ -112,9 +110,7 @@ def beam(focus: Focus) -> Stage:
     total = sum(trace.traced_text.logprobs)
     found, again = torch.tensor([[total], [replayed]]).double()
     return Stage(
-        name="beam",
         title=f"Beam search with {size} hypotheses",
-        section="6.1",
         what=f"Every step extends each of {size} hypotheses by every piece and keeps the {size} "
         "best of all. In the end the hypothesis with the best score wins (*).",
         formulas=[_beam_score(trace)],
@@ -184,9 +180,7 @@ def follow(focus: Focus) -> Stage:
             ranked = row.argsort(descending=True).tolist()[:_MOST]
             rows.append(["", side, _in_one_line((words.labels[i], row[i].item()) for i in ranked)])
     return Stage(
-        name="follow",
         title="What it attended to while generating",
-        section="4",
         what="For each generated token: the five most likely candidates, and the tokens that it "
         f"attended to most, by attention weights of {_averaged(focus)}.",
         figures=[

@@ -23,21 +23,18 @@ def add_norm(focus: Focus) -> Stage:
     total = focus.tensor(incoming) + focus.tensor(f"{name}.output")
     read = focus.tensor(f"{name}.add" if post else incoming)
     order = "norm(x + attention(x))" if post else "x + attention(norm(x))"
+    norm = {"normalised": f"{name}.norm"}
+    added = {"attention(x)": f"{name}.output", "sum": f"{name}.add"}
+    steps = {"x, the input": incoming, **(added | norm if post else norm | added)}
     return Stage(
-        name="add-norm",
         title="Residual connection and normalisation",
-        section="3.1",
         what="Attention only adds to the token's vector (the residual connection). A norm keeps "
         f"the numbers in a steady range, {_AFTER if post else _BEFORE}",
         formulas=[
             Formula(f"this model: {order}", "the same around every sub-layer"),
             _norm_formula(focus, read[i], focus.tensor(f"{name}.norm")[i], path),
         ],
-        figures=[
-            focus.one_word(
-                f"{focus.label(side)}, step by step", _steps_of(name, incoming, post), side
-            )
-        ],
+        figures=[focus.one_word(f"{focus.label(side)}, step by step", steps, side)],
         checks=[
             focus.check("the sum", f"{name}.add", total),
             focus.check("the norm", f"{name}.norm", focus.norm(read, path)),
@@ -50,37 +47,24 @@ _AFTER = "after the sum, as in the paper (post-norm)."
 _BEFORE = "before attention, so that the residual stream stays unscaled (pre-norm, as in GPT-2)."
 
 
-def _steps_of(name: str, incoming: str, post: bool) -> dict[str, str]:
-    norm = {"normalised": f"{name}.norm"}
-    added = {"attention(x)": f"{name}.output", "sum": f"{name}.add"}
-    first = {"x, the input": incoming}
-    return {**first, **added, **norm} if post else {**first, **norm, **added}
-
-
 def _norm_formula(focus: Focus, x: Tensor, result: Tensor, path: str) -> Formula:
     """For the first number of one token; RMS norm has no mean and no shift."""
     gain, eps = focus.weight(f"{path}.weight")[0].item(), focus.trace.config.norm_eps
+    first, out = x[0].item(), result[0].item()
     if focus.trace.config.norm == "rms":
         size = (x.square().mean() + eps).sqrt().item()
         return Formula(
             "norm(x) = x / (root of the mean square) x gain",
-            f"{number(x[0].item())} / {number(size)} x {number(gain)} = {number(result[0].item())}",
-            {"x": x[0].item(), "size": size, "gain": gain, "result": result[0].item()},
+            f"{number(first)} / {number(size)} x {number(gain)} = {number(out)}",
+            {"x": first, "size": size, "gain": gain, "result": out},
         )
     mean, spread = x.mean().item(), (x.var(correction=0) + eps).sqrt().item()
     shift = focus.weight(f"{path}.bias")[0].item()
     return Formula(
         "norm(x) = (x - mean) / deviation x gain + shift",
-        f"({number(x[0].item())} - {number(mean)}) / {number(spread)} x {number(gain)} + "
-        f"{number(shift)} = {number(result[0].item())}",
-        {
-            "x": x[0].item(),
-            "mean": mean,
-            "spread": spread,
-            "gain": gain,
-            "shift": shift,
-            "result": result[0].item(),
-        },
+        f"({number(first)} - {number(mean)}) / {number(spread)} x {number(gain)} + "
+        f"{number(shift)} = {number(out)}",
+        {"x": first, "mean": mean, "spread": spread, "gain": gain, "shift": shift, "result": out},
     )
 
 
@@ -91,12 +75,12 @@ def feed_forward(focus: Focus) -> Stage:
     inner, active = (focus.tensor(f"{name}.{part}") for part in ("inner", "active"))
     read, kind = focus.origin(f"{name}.inner")[0], config.activation
     again = focus.linear(focus.tensor(read), f"{path}.inner")
+    gated = kind == "swiglu"
+    activated = F.silu(focus.tensor(f"{name}.gate")) * inner if gated else ACTIVATIONS[kind](inner)
     ways = {"input": read, "output": f"{name}.output"}
     outer = focus.linear(active, f"{path}.outer")
     return Stage(
-        name="feed-forward",
         title="Each token passes through the feed-forward network",
-        section="3.3",
         what=f"Two linear layers with a non-linearity ({kind}) between them, the same for every "
         f"token: {config.d_model} numbers become {config.ffn_dim}, then {config.d_model} again. "
         "Attention moves information between tokens; this network works on each token alone.",
@@ -107,7 +91,7 @@ def feed_forward(focus: Focus) -> Stage:
         ],
         checks=[
             focus.check("the neurons, from the input", inner, again),
-            focus.check(f"{kind} of them", active, _activated(focus, name, inner)),
+            focus.check(f"{kind} of them", active, activated),
             focus.check("the output, from the neurons", f"{name}.output", outer),
         ],
         location=f"{side}, layer {focus.layer + 1}",
@@ -123,13 +107,6 @@ def _neurons(focus: Focus, active: Tensor) -> Formula:
     return Formula(letters, filled, {"quiet": quiet, "neurons": count})
 
 
-def _activated(focus: Focus, name: str, inner: Tensor) -> Tensor:
-    kind = focus.trace.config.activation
-    if kind == "swiglu":
-        return F.silu(focus.tensor(f"{name}.gate")) * inner
-    return ACTIVATIONS[kind](inner)
-
-
 def _strongest(focus: Focus, inner: Tensor, active: Tensor) -> TableFigure:
     best = active.nan_to_num().abs().topk(min(_STRONGEST, len(active))).indices.tolist()
     rows: list[list[Cell]] = [[f"neuron {n + 1}", inner[n].item(), active[n].item()] for n in best]
@@ -141,25 +118,17 @@ def stack(focus: Focus) -> Stage:
     """All layers, one after the other (section 3.1)."""
     side, names = focus.side, _states_of(focus, focus.side)
     layers, d_model = focus.trace.config.layers, focus.trace.config.d_model
-    count, final = len(focus.words(side)), side == final_side(focus)
+    sizes = f"{len(focus.words(side))} tokens x {d_model} numbers in, and as many out"
+    count = len(focus.words(side))
+    lensed = side == final_side(focus) and not focus.trace.config.classes
     return Stage(
-        name="stack",
         title=f"{layers} layers, one after the other" if layers > 1 else "A single layer",
-        section="3.1",
         what="The output of each layer is the input of the next; every layer has its own weights. "
         f"The output of the stack is {count} vectors, one per token, not one for the whole text.",
-        formulas=[
-            Formula(
-                f"{layers} x (attention, feed-forward)",
-                f"{count} tokens x {d_model} numbers in, {count} x {d_model} out",
-            )
-        ],
-        figures=[
-            *_through_layers(focus, names),
-            *([lens(focus)] if final and _can_lens(focus) else []),
-        ],
+        formulas=[Formula(f"{layers} x (attention, feed-forward)", sizes)],
+        figures=[*_through_layers(focus, names), *([lens(focus)] if lensed else [])],
         checks=[_top_check(focus, side, names)],
-        notes=[LENS_NOTE] if final and _can_lens(focus) else [],
+        notes=[LENS_NOTE] if lensed else [],
         location=side,
     )
 
@@ -195,16 +164,11 @@ def _states_of(focus: Focus, side: str) -> list[str]:
 def _top_check(focus: Focus, side: str, names: list[str]) -> Check:
     """The output is the state of the last layer, after one more norm in pre-norm models."""
     if focus.trace.config.norm_order == "post":
-        return focus.check(
-            "the output is the state of the last layer",
-            focus.tensor(f"{side}.output"),
-            focus.tensor(names[-1]),
-        )
-    return focus.check(
-        "the output is the norm of the state of the last layer",
-        focus.tensor(f"{side}.output"),
-        focus.norm(focus.tensor(names[-2]), f"{side}.norm"),
-    )
+        claim, again = "the output is the state of the last layer", focus.tensor(names[-1])
+    else:
+        claim = "the output is the norm of the state of the last layer"
+        again = focus.norm(focus.tensor(names[-2]), f"{side}.norm")
+    return focus.check(claim, f"{side}.output", again)
 
 
 def final_side(focus: Focus) -> str:
@@ -212,17 +176,12 @@ def final_side(focus: Focus) -> str:
     return "decoder" if focus.trace.target else "encoder"
 
 
-def _can_lens(focus: Focus) -> bool:
-    return not focus.trace.config.classes
-
-
 def lens(focus: Focus) -> TableFigure:
     """The logit lens: the classifier applied to the chosen token's state after each layer."""
     trace, side = focus.trace, final_side(focus)
     i, tokenizer = focus.word(side), trace.trained.tokenizer
     names = [n for n in _states_of(focus, side) if not n.endswith(".output")]
-    top = trace.logits[i].double()
-    final = int(top.nan_to_num(-math.inf).argmax())
+    final = int(trace.logits[i].nan_to_num(-math.inf).argmax())
     rows: list[list[Cell]] = []
     for n, name in enumerate(names):
         state = focus.tensor(name)[i]
@@ -235,10 +194,10 @@ def lens(focus: Focus) -> TableFigure:
         rows.append([after, top_pieces, probabilities[best[0]].item(), probabilities[final].item()])
     final_piece = visible(pieces_of(tokenizer, [final])[0])
     heads = ["after", "would predict (best 3)", "best", f"p({final_piece})"]
-    title = f"logit lens: what follows {focus.label(side)}"
-    if side == "encoder":
-        title = f"logit lens: the token at {focus.label(side)}"
-    return TableFigure(title, heads, rows, share=3, names=("lens",))
+    what = "the token at" if side == "encoder" else "what follows"
+    return TableFigure(
+        f"logit lens: {what} {focus.label(side)}", heads, rows, share=3, names=("lens",)
+    )
 
 
 def classify(focus: Focus, states: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 import math
 
-import torch
-
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number
 from limelight.explain.stages.embedding import recompute_input
@@ -17,8 +15,6 @@ _ENDINGS = {
     "drawn": "every token was sampled from the probabilities",
     "given": "the target was given, so nothing was chosen",
 }
-
-
 _FIRST = {"decoder": "A linear layer", "encoder": "One more small layer, then a linear layer,"}
 
 
@@ -30,15 +26,11 @@ def start(focus: Focus) -> Stage:
     rows: list[list[Cell]] = [[str(n), *pair] for n, pair in enumerate(follows)]
     title, heads = "what each row reads and predicts", ["row", "reads", "predicts"]
     return Stage(
-        name="start",
         title="The decoder starts from a start token",
-        section="3.1",
         what="The decoder generates the output. It reads the tokens generated so far, shifted "
         "right by one: at first only a start token. Each row reads one token and predicts the "
         "next.",
-        formulas=[
-            Formula(f"the decoder's input = {how}", "as at the first stages, for the target")
-        ],
+        formulas=[Formula(f"input = {how}", "as at the first stages, for the target")],
         figures=[
             TableFigure(title, heads, rows, focus=focus.target_word),
             focus.all_words("decoder", "decoder.input", "input of the decoder"),
@@ -53,27 +45,21 @@ def classifier(focus: Focus) -> Stage:
         return _text_classifier(focus)
     trace, side = focus.trace, final_side(focus)
     row = focus.word(side)
-    state = focus.tensor(f"{side}.output")
+    again = classify(focus, focus.tensor(f"{side}.output"))
     logits = trace.logits.double()
     probabilities = logits[row].softmax(dim=-1)
     two_sided = len(trace.source) > 0 and len(trace.target) > 0
     label = focus.label(side)
     where = f"at {label}" if side == "encoder" else f"after {label}"
     return Stage(
-        name="classifier",
         title="Every piece of the vocabulary gets a probability",
-        section="3.4",
         what=f"{_FIRST[side]} turns the vector {where} into a logit for each of the "
         f"{logits.size(1):,} pieces. Softmax turns the logits into probabilities.",
         formulas=_probability(focus, row),
         figures=[_best_words(focus, row), *([lens(focus)] if two_sided else [])],
         checks=[
-            focus.check(
-                "logits = the linear layer of the top state", logits, classify(focus, state)
-            ),
-            focus.check(
-                "the probabilities sum to 1", probabilities.sum()[None], torch.ones(1).double()
-            ),
+            focus.check("logits = the linear layer of the top state", logits, again),
+            focus.check_sum(probabilities),
         ],
         notes=[LENS_NOTE] if two_sided else [],
         location=f"{side}, at {label}",
@@ -123,22 +109,15 @@ def _text_classifier(focus: Focus) -> Stage:
         [visible(name), logits[c].item(), probabilities[c].item()]
         for c, name in enumerate(trace.trained.classes)
     ]
+    heads = ["class", "logit", "probability"]
     return Stage(
-        name="classifier",
         title="The first token's vector decides the class",
-        section="3.4",
         what="One more layer with tanh, then a linear layer that gives each class a logit. Softmax "
         "turns the logits into probabilities.",
-        figures=[
-            TableFigure(
-                "the classes", ["class", "logit", "probability"], rows, share=2, names=("classes",)
-            )
-        ],
+        figures=[TableFigure("the classes", heads, rows, share=2, names=("classes",))],
         checks=[
             focus.check("logits, from the first token's state", logits, again),
-            focus.check(
-                "the probabilities sum to 1", probabilities.sum()[None], torch.ones(1).double()
-            ),
+            focus.check_sum(probabilities),
         ],
         location="encoder, at the first token",
     )
@@ -147,28 +126,19 @@ def _text_classifier(focus: Focus) -> Stage:
 def loop(focus: Focus) -> Stage:
     """Generation token by token, until the end token."""
     trace, traced_text = focus.trace, focus.trace.traced_text
-    steps = trace.steps
+    heads = ["step", "reads", "chosen", "probability", "next best"]
+    rows = [_loop_row(n, step) for n, step in enumerate(trace.steps)]
     ended = (
         "The loop stopped at the end token."
         if traced_text.ended
-        else f"No end token came: the loop stopped after {len(steps)} tokens."
+        else f"No end token came: the loop stopped after {len(rows)} tokens."
     )
     return Stage(
-        name="loop",
         title="The chosen token is read next, until the end",
-        section="3",
         what="The chosen token is appended to the decoder's input, and everything is repeated for "
         f"the next one. Here {_ENDINGS.get(traced_text.mode, 'nothing could be chosen')}. "
         f"{ended}",
-        figures=[
-            TableFigure(
-                "one token after another",
-                ["step", "reads", "chosen", "probability", "next best"],
-                [_loop_row(n, step) for n, step in enumerate(steps)],
-                share=3,
-                names=("steps",),
-            )
-        ],
+        figures=[TableFigure("token by token", heads, rows, share=3, names=("steps",))],
         checks=_loop_checks(focus),
         notes=[
             "These rows come from one pass over the finished text: with the mask, row t of it is "
@@ -188,22 +158,12 @@ def _loop_row(n: int, step: DecodingStep) -> list[Cell]:
 def _loop_checks(focus: Focus) -> list[Check]:
     checks, trace = focus.trace.checks, focus.trace
     size = 1 + trace.logits.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
-    found = [
-        Check(
-            "the logits with and without the recorder are equal",
-            checks.traced_difference,
-            trace.tolerance * size,
-        )
-    ]
+    within = trace.tolerance * size
+    traced = "the logits with and without the recorder are equal"
+    found = [Check(traced, checks.traced_difference, within)]
     if checks.fast_difference is not None:
-        found.append(
-            Check(
-                "log-probabilities: this pass, and token by token with the KV cache",
-                checks.fast_difference,
-                trace.tolerance * size,
-            )
-        )
-        found.append(
-            Check("the same tokens are chosen again", 0.0 if checks.same_words else 1.0, 0.0)
-        )
+        fast = "log-probabilities: this pass, and token by token with the KV cache"
+        found.append(Check(fast, checks.fast_difference, within))
+        same = 0.0 if checks.same_words else 1.0
+        found.append(Check("the same tokens are chosen again", same, 0.0))
     return found
