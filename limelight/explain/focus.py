@@ -236,10 +236,8 @@ def focus_on(
         in_source = _find_word(trace.source, trace.text, word)
         in_target = _find_word(trace.target, trace.trained.tokenizer.decode(trace.target.ids), word)
         if in_source is None and in_target is None:
-            there = [*trace.source.labels, *trace.target.labels]
-            raise UserError(
-                f"there is no word {word!r} here, but: {' '.join(dict.fromkeys(there))}"
-            )
+            there = " ".join(dict.fromkeys([*trace.source.labels, *trace.target.labels]))
+            raise UserError(f"there is no word {word!r} here, but: {there}")
         source = source if in_source is None else in_source
         target = target if in_target is None else in_target
     source = source if rows[0] is None else _check_row("source", rows[0], len(trace.source))

@@ -13,7 +13,7 @@ _EVERY = (*_GENERATING, _ENCODER_ONLY)
 
 
 @dataclass(frozen=True)
-class _StageEntry:
+class _Entry:
     """A row of the table.
 
     `scope` names what a stage's numbers depend on (layer, head, word); `words` stands for a view of
@@ -43,31 +43,29 @@ _EXTRA: dict[str, Any] = {"families": _GENERATING, "first": False, "extra": True
 STAGES = {
     entry.name: entry
     for entry in (
-        _StageEntry("pieces", "Text to pieces", "pieces", "pieces"),
-        _StageEntry("embedding", "Embedding", "vectors", "embedding", _WORD),
-        _StageEntry("positions", "Positions", "vectors", "+ positions", _WORD),
-        _StageEntry("queries", "Query, key, value", "attention", "q, k, v", _HEAD),
-        _StageEntry("scores", "Attention scores", "attention", "q · k", _HEAD),
-        _StageEntry("scaling", "Scaling by √d", "attention", "÷ √d", _HEAD),
-        _StageEntry("mask", "Mask", "attention", "mask", _HEAD),
-        _StageEntry("softmax", "Softmax", "attention", "softmax", _HEAD),
-        _StageEntry("sum", "Weighted sum of values", "attention", "Σ w v", _HEAD),
-        _StageEntry("heads", "Multiple heads", "attention", "heads", ("layer", "head", "word")),
-        _StageEntry("add-norm", "Add & norm", "add & norm", "add & norm", _LAYER),
-        _StageEntry("feed-forward", "Feed-forward", "feed-forward", "feed-forward", _LAYER),
-        _StageEntry("stack", "Stack of layers", "layers", "layer output", ("word",)),
-        _StageEntry("start", "Decoder input", "start", "⟨start⟩, shifted", _WORD, **_DECODER),
-        _StageEntry(
+        _Entry("pieces", "Text to pieces", "pieces", "pieces"),
+        _Entry("embedding", "Embedding", "vectors", "embedding", _WORD),
+        _Entry("positions", "Positions", "vectors", "+ positions", _WORD),
+        _Entry("queries", "Query, key, value", "attention", "q, k, v", _HEAD),
+        _Entry("scores", "Attention scores", "attention", "q · k", _HEAD),
+        _Entry("scaling", "Scaling by √d", "attention", "÷ √d", _HEAD),
+        _Entry("mask", "Mask", "attention", "mask", _HEAD),
+        _Entry("softmax", "Softmax", "attention", "softmax", _HEAD),
+        _Entry("sum", "Weighted sum of values", "attention", "Σ w v", _HEAD),
+        _Entry("heads", "Multiple heads", "attention", "heads", ("layer", "head", "word")),
+        _Entry("add-norm", "Add & norm", "add & norm", "add & norm", _LAYER),
+        _Entry("feed-forward", "Feed-forward", "feed-forward", "feed-forward", _LAYER),
+        _Entry("stack", "Stack of layers", "layers", "layer output", ("word",)),
+        _Entry("start", "Decoder input", "start", "⟨start⟩, shifted", _WORD, **_DECODER),
+        _Entry(
             "masked", "Masked attention", "masked attention", "masked attention", _HEAD, **_DECODER
         ),
-        _StageEntry(
-            "cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_DECODER
-        ),
-        _StageEntry("classifier", "Output", "output", "linear · softmax", ("word",), first=False),
-        _StageEntry("loop", "Loop", "loop", "next token ↺", families=_GENERATING, first=False),
-        _StageEntry("follow", "Extra: attention while generating", "", "", **_EXTRA),
-        _StageEntry("teacher", "Extra: teacher forcing", "", "", **_EXTRA),
-        _StageEntry("beam", "Extra: beam search", "", "", **_EXTRA),
+        _Entry("cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_DECODER),
+        _Entry("classifier", "Output", "output", "linear · softmax", ("word",), first=False),
+        _Entry("loop", "Loop", "loop", "next token ↺", families=_GENERATING, first=False),
+        _Entry("follow", "Extra: attention while generating", "", "", **_EXTRA),
+        _Entry("teacher", "Extra: teacher forcing", "", "", **_EXTRA),
+        _Entry("beam", "Extra: beam search", "", "", **_EXTRA),
     )
 }
 
@@ -79,15 +77,9 @@ def walk_of(family: str) -> list[str]:
 
 def stage_facts(names: Iterable[str], sides: tuple[str, ...]) -> list[dict[str, Any]]:
     """These rows of the table as data, for a page."""
+    fields = ("name", "title", "section", "label", "extra")
     return [
-        {
-            "name": name,
-            "title": entry.title,
-            "section": entry.section,
-            "label": entry.label,
-            "scope": list(entry.scope),
-            "side": entry.side(sides),
-            "extra": entry.extra,
-        }
-        for name, entry in ((name, STAGES[name]) for name in names)
+        {field: getattr(entry, field) for field in fields}
+        | {"scope": list(entry.scope), "side": entry.side(sides)}
+        for entry in map(STAGES.__getitem__, names)
     ]

@@ -191,11 +191,8 @@ class Trace:
             once = name.endswith(".positions") and value.dim() == 2
             return keep(name, (value if once else value[0]).detach().cpu())
 
-        with (
-            torch.no_grad(),
-            _evaluating(self.model),
-            Recorder(self.model, names, alone) as recorder,
-        ):
+        recording = Recorder(self.model, names, alone)
+        with torch.no_grad(), _evaluating(self.model), recording as recorder:
             recorder.model(*self.inputs)
         return recorder.values
 
@@ -224,14 +221,8 @@ class Trace:
 
         Long sums collect errors; half precision accumulates in single and rounds once.
         """
-        eps = torch.finfo(self.values_type).eps
+        eps = torch.finfo(next(self.model.parameters()).dtype).eps
         return (200 if eps < 1e-5 else 16) * eps
-
-    @property
-    def values_type(self) -> torch.dtype:
-        """The precision of the model."""
-        kind: torch.dtype = next(self.model.parameters()).dtype
-        return kind
 
     def _observe(self, name: str, value: Tensor) -> Tensor:
         """Summarise each value as it passes; keep it only if it is wanted and fits."""
@@ -273,23 +264,13 @@ class Trace:
         tokens = torch.cat([top, torch.tensor(chosen, dtype=torch.long)[:, None]], dim=1)
         columns = [tokens, logprobs.gather(1, tokens).exp(), logits.gather(1, tokens)]
         numbers = zip(rows, *(x.tolist() for x in (*columns, entropies, totals)), strict=True)
-        return [self._step(*own) for own in numbers]
-
-    def _step(
-        self,
-        row: int,
-        tokens: list[int],
-        probabilities: list[float],
-        logits: list[float],
-        entropy: float,
-        total: float,
-    ) -> DecodingStep:
-        pieces = pieces_of(self.trained.tokenizer, tokens)
-        found = zip(tokens, pieces, probabilities, logits, strict=True)
-        *top, chosen = (_TokenCandidate(*facts) for facts in found)
-        reads = (self.target or self.source).pieces[row]
-        end = chosen.token == self.trained.tokenizer.end
-        return DecodingStep(row, reads, chosen, tuple(top), entropy, total, end)
+        steps, pieces = [], (self.target or self.source).pieces
+        for row, ids, *candidates, entropy, total in numbers:
+            known = pieces_of(self.trained.tokenizer, ids)
+            *best, picked = map(_TokenCandidate, ids, known, *candidates)
+            end = picked.token == self.trained.tokenizer.end
+            steps.append(DecodingStep(row, pieces[row], picked, tuple(best), entropy, total, end))
+        return steps
 
     def _check(self) -> None:
         checks, traced_text = self.checks, self.traced_text
@@ -302,14 +283,13 @@ class Trace:
             checks.same_words, checks.fast_difference = False, math.nan
             return
         replayed = [math.log(max(step.chosen.probability, 1e-300)) for step in self.steps]
-        apart = [abs(a - b) for a, b in zip(replayed, traced_text.logprobs, strict=True)]
-        checks.fast_difference = max(apart)
-        close = checks.fast_difference <= 10 * self.tolerance
-        checks.same_words = (
-            close
-            if traced_text.mode == "beam"
-            else self._replay_choices() == [step.chosen.token for step in self.steps]
-        )
+        pairs = zip(replayed, traced_text.logprobs, strict=True)
+        checks.fast_difference = max(abs(a - b) for a, b in pairs)
+        if traced_text.mode == "beam":
+            checks.same_words = checks.fast_difference <= 10 * self.tolerance
+        else:
+            chosen = [step.chosen.token for step in self.steps]
+            checks.same_words = self._replay_choices() == chosen
 
     def _replay_choices(self) -> list[int]:
         """The tokens that the logits of this pass lead to, with the same random numbers."""

@@ -54,13 +54,8 @@ def _style() -> AbstractContextManager[None]:
     """Fixed style and hash salt; `$` is a dollar sign, never the start of a formula."""
     from matplotlib import rc_context
 
-    changes: dict[Any, Any] = {
-        "svg.hashsalt": "limelight",
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "text.parse_math": False,
-    }
-    return rc_context(changes)
+    sizes: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9}
+    return rc_context(sizes | {"svg.hashsalt": "limelight", "text.parse_math": False})
 
 
 def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
@@ -77,10 +72,9 @@ def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
     for ax, which, weights in zip(axes[0], shown, maps, strict=True):
         block = focus.block(*(("decoder", "cross") if which == "cross" else (which,)))
         _draw_map(ax, weights, block.rows, block.key_tokens.labels, which)
-    chosen = f"{'all layers' if layer is None else f'layer {layer}'}, " + (
-        "mean of all heads" if head is None else f"head {head}"
-    )
-    figure.suptitle(f"attention weights: {chosen}", fontsize=10)
+    layers = "all layers" if layer is None else f"layer {layer}"
+    heads = "mean of all heads" if head is None else f"head {head}"
+    figure.suptitle(f"attention weights: {layers}, {heads}", fontsize=10)
     return figure
 
 

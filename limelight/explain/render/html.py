@@ -5,7 +5,8 @@ layers. The page says which numbers were left out.
 """
 
 import base64
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from html import escape
 from itertools import product
@@ -25,6 +26,7 @@ from limelight.web.bundle import single_file
 MAX_BYTES = 3_000_000  # of a file
 _MISSES = 20  # items that did not fit, after which no more are tried
 _LARGE = 600_000  # bytes of all attention weights, above which they are stored in half precision
+_Item = tuple[str, str, Callable[[], Any]]  # facts or blobs, the request path, and the data
 _INPUTS = ("embedding", "positions", "segments", "input")
 
 
@@ -47,7 +49,12 @@ def as_html(
     }
     title, plain = f"{trace.text[:60]} · Limelight", _plain_html(focus)
     left, missed = max_bytes - len(single_file(title, data, plain).encode()), 0
-    for kind, path, value in _ExportPlan(focus).in_order():
+    seen = set[str]()
+    for kind, path, make in _ExportPlan(focus).items():
+        if path in seen:
+            continue
+        seen.add(path)
+        value = make()
         size = len(serialize.as_json({path: value}).encode()) + 8
         if size <= left:
             data[kind][path] = value
@@ -79,95 +86,84 @@ class _ExportPlan:
     """Everything the page may request, by request path, the most useful first."""
 
     def __init__(self, focus: Focus) -> None:
-        self.focus, self.trace = focus, focus.trace
+        self.focus, self.trace, self.sides = focus, focus.trace, sides(focus.trace.config)
         self.chosen = {"encoder": focus.source_word, "decoder": focus.target_word}
         self.counts = {"encoder": len(self.trace.source), "decoder": len(self.trace.target)}
         self.names = [*main_stages(self.trace), *extra_stages(self.trace)]
 
-    def in_order(self) -> Iterator[tuple[str, str, Any]]:
-        """Facts and blobs with their request paths, each once."""
-        seen = set[str]()
-        for kind, path, value in self.wanted():
-            if path not in seen:
-                seen.add(path)
-                yield kind, path, value
-
-    def wanted(self) -> Iterator[tuple[str, str, Any]]:
+    def items(self) -> Iterator[_Item]:
         """This word; all attention; the other words; then the other heads and layers."""
-        here = self.focus.layer, self.focus.head
-        for side in sides(self.trace.config):
+        here, config = (self.focus.layer, self.focus.head), self.trace.config
+        for side in self.sides:
             yield from self.word(side, self.chosen[side], *here)
-        yield "blobs", "thumbs", _packed(serialize.thumbnails(self.trace))
+        yield _blob("thumbs", serialize.thumbnails, self.trace)
         yield from self.weights()
-        for side in sides(self.trace.config):
-            yield from self.inputs(side)
+        for side in self.sides:
+            for name in self.inputs(side):
+                yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
             for row in range(self.counts[side]):
                 yield from self.word(side, row, *here)
-        config = self.trace.config
-        elsewhere = list(product(range(config.layers), range(config.heads), sides(config)))
+        elsewhere = list(product(range(config.layers), range(config.heads), self.sides))
         for layer, head, side in elsewhere:
             yield from self.word(side, self.chosen[side], layer, head)
         for layer, head, side in elsewhere:
             for row in range(self.counts[side]):
                 yield from self.word(side, row, layer, head)
 
-    def word(self, side: str, row: int, layer: int, head: int) -> Iterator[tuple[str, str, Any]]:
+    def word(self, side: str, row: int, layer: int, head: int) -> Iterator[_Item]:
         """One word at one head: every stage, and the numbers that it needs."""
-        trace = self.trace
+        trace, rows = self.trace, slice(row, row + 1)
         for name in self.names:
-            if STAGES[name].side(sides(trace.config)) == side:
-                yield "facts", *self.stage(name, row, layer, head)
-        for at in (a for a in attentions(trace) if a.startswith(f"{side}.{layer}.")):
+            if STAGES[name].side(self.sides) == side:
+                yield self.stage(name, row, layer, head)
+        here = [at for at in attentions(trace) if at.startswith(f"{side}.{layer}.")]
+        for at in here:
             path = f"focus?at={at}&head={head + 1}"
-            yield "blobs", path, _packed(serialize.attention_head(trace, at, head + 1))
-            rows = slice(row, row + 1)
-            path = f"tensor/{at}.weights?rows={row}:{row + 1}"
-            yield "blobs", path, _packed(serialize.tensor(trace, f"{at}.weights", rows=rows))
-        for name in (f"{side}.{part}" for part in _INPUTS):
-            if name in trace.summaries:
-                blob = serialize.tensor(trace, name, rows=slice(row, row + 1))
-                yield "blobs", f"tensor/{name}?rows={row}:{row + 1}", _packed(blob)
-        yield "blobs", f"token?side={side}&row={row}", _packed(serialize.token(trace, side, row))
-        if side == sides(trace.config)[-1] and not trace.config.classes:
-            yield "blobs", f"logits?row={row}", _packed(serialize.logits(trace, row))
+            yield _blob(path, serialize.attention_head, trace, at, head + 1)
+        for name in (*(f"{at}.weights" for at in here), *self.inputs(side)):
+            path = f"tensor/{name}?rows={row}:{row + 1}"
+            yield _blob(path, serialize.tensor, trace, name, None, rows)
+        yield _blob(f"token?side={side}&row={row}", serialize.token, trace, side, row)
+        if side == self.sides[-1] and not trace.config.classes:
+            yield _blob(f"logits?row={row}", serialize.logits, trace, row)
 
-    def stage(self, name: str, row: int, layer: int, head: int) -> tuple[str, Any]:
+    def stage(self, name: str, row: int, layer: int, head: int) -> _Item:
         """The data of a stage, by a path that names only what the stage depends on."""
-        scope, trace = STAGES[name].scope, self.trace
-        source = STAGES[name].side(sides(trace.config)) == "encoder"
+        scope, word = STAGES[name].scope, "target"
+        rows: tuple[int | None, int | None] = (None, row)
+        if STAGES[name].side(self.sides) == "encoder":
+            word, rows = "source", (row, None)
         known = {"layer": layer + 1, "head": head + 1, "word": row}
-        word = "source" if source else "target"
-        query = [
-            f"{word if part == 'word' else part}={known[part]}" for part in known if part in scope
-        ]
-        path = f"stop/{name}" + (f"?{'&'.join(query)}" if query else "")
-        rows = (row, None) if source else (None, row)
-        focus = (
-            focus_on(trace, layer + 1, head + 1, None, rows)
-            if "word" in scope
-            else focus_on(trace, None, None, None)
-        )
-        return path, serialize.stage_data(stage_at(trace, name, focus))
+        query = [f"{word if x == 'word' else x}={known[x]}" for x in known if x in scope]
+        chosen = (layer + 1, head + 1, None, rows) if "word" in scope else (None, None, None)
 
-    def inputs(self, side: str) -> Iterator[tuple[str, str, Any]]:
-        """The vectors of all tokens before the first layer."""
-        for part in _INPUTS:
-            name = f"{side}.{part}"
-            if name in self.trace.summaries:
-                yield "blobs", f"tensor/{name}", _packed(serialize.tensor(self.trace, name))
+        def make() -> Any:
+            focus = focus_on(self.trace, *chosen)
+            return serialize.stage_data(stage_at(self.trace, name, focus))
 
-    def weights(self) -> Iterator[tuple[str, str, Any]]:
+        return "facts", f"stop/{name}" + (f"?{'&'.join(query)}" if query else ""), make
+
+    def inputs(self, side: str) -> list[str]:
+        """The values of all tokens before the first layer."""
+        return [name for x in _INPUTS if (name := f"{side}.{x}") in self.trace.summaries]
+
+    def weights(self) -> Iterator[_Item]:
         """All attention weights: exact if they are small, in half precision if not."""
         names = [f"{at}.weights" for at in attentions(self.trace)]
-        exact = 4 * sum(self.trace.tensor(name).numel() for name in names) <= _LARGE
+        exact = 4 * sum(math.prod(self.trace.summaries[name].shape) for name in names) <= _LARGE
+        kind, suffix = ("f32", "") if exact else ("f16", "?as=f16")
         for name in names:
-            blob = serialize.tensor(self.trace, name, kind="f32" if exact else "f16")
-            yield "blobs", f"tensor/{name}{'' if exact else '?as=f16'}", _packed(blob)
+            path = f"tensor/{name}{suffix}"
+            yield _blob(path, serialize.tensor, self.trace, name, None, None, kind)
 
 
-def _packed(blob: Blob) -> dict[str, Any]:
-    parts = [[name, list(shape)] for name, shape in blob.parts]
-    return {"kind": blob.kind, "parts": parts, "data": base64.b64encode(blob.data).decode()}
+def _blob(path: str, make: Callable[..., Blob], *arguments: Any) -> _Item:
+    def packed() -> Any:
+        blob = make(*arguments)
+        parts = [[name, list(shape)] for name, shape in blob.parts]
+        return {"kind": blob.kind, "parts": parts, "data": base64.b64encode(blob.data).decode()}
+
+    return "blobs", path, packed
 
 
 def _plain_html(focus: Focus) -> str:

@@ -45,7 +45,7 @@ class Blob(NamedTuple):
 
 def manifest(trace: Trace) -> dict[str, Any]:
     """What a page needs first: under 150 KB for the paper's base model and 64 tokens."""
-    names = [*main_stages(trace), *extra_stages(trace)]
+    names, focus = [*main_stages(trace), *extra_stages(trace)], focus_on(trace, None, None, None)
     return {
         "model": _model_card(trace),
         "text": clean(trace.text),
@@ -55,7 +55,7 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "target": _words(trace.target),
         "answers": _words(trace.answers),
         "given": trace.traced_text.given,
-        "first_look": _default_focus(trace),
+        "first_look": {"source": focus.source_word, "target": focus.target_word},
         "ended": trace.traced_text.ended,
         "steps": [_step(s) for s in trace.steps],
         "beam": _beam(trace),
@@ -67,11 +67,6 @@ def manifest(trace: Trace) -> dict[str, Any]:
         "stages": stage_facts(names, sides(trace.config)),
         "checks": _checks(trace),
     }
-
-
-def _default_focus(trace: Trace) -> dict[str, int]:
-    focus = focus_on(trace, None, None, None)
-    return {"source": focus.source_word, "target": focus.target_word}
 
 
 def as_json(facts: dict[str, Any]) -> str:
@@ -135,12 +130,9 @@ def _beam(trace: Trace) -> list[list[list[Any]]]:
 def _classes(trace: Trace) -> list[list[Any]]:
     if not trace.config.classes:
         return []
-    probabilities = trace.logits.double().softmax(dim=-1).tolist()
-    rows = zip(trace.trained.classes, probabilities, trace.logits.tolist(), strict=True)
-    return [
-        [name, _round_significant(probability), _round_significant(logit)]
-        for name, probability, logit in rows
-    ]
+    numbers = torch.stack([trace.logits.double().softmax(dim=-1), trace.logits.double()], dim=1)
+    rows = zip(trace.trained.classes, numbers.tolist(), strict=True)
+    return [[name, *_round_all(pair)] for name, pair in rows]
 
 
 def _tensors(trace: Trace) -> dict[str, Any]:
@@ -158,12 +150,8 @@ def _tensors(trace: Trace) -> dict[str, Any]:
 
 
 def _ranges(summary: Summary) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "min": _round_significant(summary.low, 4),
-        "max": _round_significant(summary.high, 4),
-        "mean": _round_significant(summary.mean, 4),
-        "std": _round_significant(summary.spread, 4),
-    }
+    numbers = _round_all([summary.low, summary.high, summary.mean, summary.spread], 4)
+    found: dict[str, Any] = dict(zip(("min", "max", "mean", "std"), numbers, strict=True))
     flags = {"hidden": summary.hidden, "broken": summary.broken}
     return found | {name: count for name, count in flags.items() if count}
 
@@ -196,7 +184,7 @@ def _round_significant(x: float | None, digits: int = 6) -> float | None:
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e9 else rounded
 
 
-def _round_all(values: Iterable[float], digits: int) -> list[float | None]:
+def _round_all(values: Iterable[float | None], digits: int = 6) -> list[float | None]:
     return [_round_significant(x, digits) for x in values]
 
 

@@ -51,9 +51,11 @@ def introduce(console: Console, trace: Trace) -> None:
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_row(Text("model", "dim"), Text(summary))
-    facts.add_row(Text("reads", "dim"), Text(_reads(trace), "bold"))
+    read = trace.source.labels or trace.target.labels[: trace.traced_text.given + 1]
+    facts.add_row(Text("reads", "dim"), Text(" ".join(read), "bold"))
     if trace.steps:
-        facts.add_row(Text(_verb(trace), "dim"), Text(_writes(trace), "bold green"))
+        verb, output = _output(trace)
+        facts.add_row(Text(verb, "dim"), Text(output, "bold green"))
     facts.add_row(Text("stages", "dim"), Text("  ".join(main_stages(trace))))
     if more := extra_stages(trace):
         facts.add_row(Text("extras", "dim"), Text("  ".join(more)))
@@ -63,21 +65,12 @@ def introduce(console: Console, trace: Trace) -> None:
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
 
 
-def _reads(trace: Trace) -> str:
-    given = trace.source or trace.target
-    labels = given.labels if trace.source else given.labels[: trace.traced_text.given + 1]
-    return " ".join(labels)
-
-
-def _verb(trace: Trace) -> str:
-    if trace.trained.family == "encoder-only":
-        return "fills"
-    return "given" if trace.traced_text.mode == "given" else "generates"
-
-
-def _writes(trace: Trace) -> str:
+def _output(trace: Trace) -> tuple[str, str]:
     pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
-    return " ".join(visible(piece) for piece in pieces)
+    verb = "given" if trace.traced_text.mode == "given" else "generates"
+    if trace.trained.family == "encoder-only":
+        verb = "fills"
+    return verb, " ".join(visible(piece) for piece in pieces)
 
 
 def _map_lines(trace: Trace, stage: Stage) -> Text:
@@ -98,9 +91,8 @@ def show_stage(console: Console, trace: Trace, stage: Stage) -> None:
     order = main_stages(trace)
     count = f"{order.index(stage.name) + 1}/{len(order)}" if stage.name in order else "extra"
     console.print()
-    console.rule(
-        Text(f"{count}  {stage.title}", "bold"), align="left", characters="─", style="cyan"
-    )
+    title = Text(f"{count}  {stage.title}", "bold")
+    console.rule(title, align="left", characters="─", style="cyan")
     if stage.name in order:
         console.print(_map_lines(trace, stage))
     location = f"{stage.location}; " if stage.location else ""
@@ -127,9 +119,8 @@ def _check_line(check: Check) -> Text:
     if check.passed:
         off = "exactly" if check.error == 0 else f"off by {check.error:.0e}"
         return Text.assemble(("✓ ", "green"), check.claim, (f": {off}", "dim"))
-    return Text.assemble(
-        ("✗ ", "bold red"), check.claim, (f": off by {number(check.error)}", "red")
-    )
+    off = f": off by {number(check.error)}"
+    return Text.assemble(("✗ ", "bold red"), check.claim, (off, "red"))
 
 
 @dataclass(frozen=True)
@@ -167,9 +158,8 @@ def _fit(grid: Heatmap, width: int) -> _Layout:
     matrix = grid.axes[1] != "number"  # of a vector, the first few numbers are enough
     modes = [3, *([2] if matrix else []), *([0] if matrix and grid.scale == "share" else [])]
     for digits in modes:
-        cell = 1 + max(
-            2, *(len(_value(x, digits)) for x in grid.values[list(rows)].flatten().tolist())
-        )
+        values = grid.values[list(rows)].flatten().tolist()
+        cell = 1 + max(2, *(len(_value(x, digits)) for x in values))
         if cell * len(every) <= available:
             widest = 1 + max(map(cell_len, grid.columns)) if digits else cell
             cell = max(cell, min(widest, available // len(every), 9))
@@ -191,10 +181,8 @@ def _value(x: float, digits: int) -> str:
 def _title_line(grid: Heatmap, layout: _Layout) -> Text:
     notes = []
     if grid.axes[0] == "query":
-        rows = "each row is a query"
-        notes.append(
-            f"{rows}{' (reads → next)' if ' → ' in grid.rows[0] else ''}, each column a key"
-        )
+        arrow = " (reads → next)" if " → " in grid.rows[0] else ""
+        notes.append(f"each row is a query{arrow}, each column a key")
     if not layout.digits:
         notes.append("in percent")
     if len(layout.columns) < len(grid.columns):
@@ -229,10 +217,8 @@ def _grid_row(grid: Heatmap, i: int, layout: _Layout, largest: float) -> Text:
     line = Text().append(label, "bold yellow" if focused else "")
     for j in layout.columns:
         x = grid.values[i, j].item()
-        line.append(" ")
-        line.append(
-            f"{_value(x, layout.digits):>{layout.cell - 1}}", _cell_style(x, grid.scale, largest)
-        )
+        shown = f"{_value(x, layout.digits):>{layout.cell - 1}}"
+        line.append(" ").append(shown, _cell_style(x, grid.scale, largest))
     if grid.sums:
         line.append(f"{number(grid.values[i].sum().item()):>7}", "dim")
     return line

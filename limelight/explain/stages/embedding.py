@@ -66,6 +66,7 @@ def embedding(focus: Focus) -> Stage:
     """A row of the embedding table for each piece (section 3.4)."""
     side, words = focus.side, focus.words(focus.side)
     table = focus.weight(f"{'source' if side == 'encoder' else 'target'}.tokens.weight")
+    again = table[list(words.ids)]
     return Stage(
         title="Each piece is looked up in the embedding table",
         what=f"The embedding table has {table.size(0):,} rows of {table.size(1)} numbers, one row "
@@ -75,9 +76,7 @@ def embedding(focus: Focus) -> Stage:
             focus.all_words(side, f"{side}.embedding", "embeddings"),
             _neighbour_table(focus, table, words.ids[focus.word(side)]),
         ],
-        checks=[
-            focus.check("rows of the table, by id", f"{side}.embedding", table[list(words.ids)])
-        ],
+        checks=[focus.check("rows of the table, by id", f"{side}.embedding", again)],
     )
 
 
@@ -88,14 +87,10 @@ def _row_formulas(focus: Focus, found: Tensor) -> list[Formula]:
     )
     formulas = [Formula(row, f"{vector(found)}, {len(found)} numbers", {"first": first})]
     if scale != 1:
-        formulas.append(
-            Formula(
-                "multiplied by sqrt(d_model), as in the paper",
-                f"{number(first)} x sqrt({len(found)}) = {number(first)} x {number(scale)} = "
-                f"{number(first * scale)}",
-                {"scale": scale, "scaled": first * scale},
-            )
-        )
+        product = f"{number(first)} x {number(scale)} = {number(first * scale)}"
+        filled = f"{number(first)} x sqrt({len(found)}) = {product}"
+        numbers = {"scale": scale, "scaled": first * scale}
+        formulas.append(Formula("multiplied by sqrt(d_model), as in the paper", filled, numbers))
     return formulas
 
 
@@ -123,7 +118,7 @@ def _neighbour_table(focus: Focus, table: Tensor, token: int) -> TableFigure:
         [visible(pieces_of(tokenizer, [other])[0]), str(other), cosine] for other, cosine in nearest
     ]
     label = visible(pieces_of(tokenizer, [token])[0])
-    title = f"nearest to {label} in the table (cosine: 1 is the same direction)"
+    title = f"nearest to {label} in the table (cosine 1: same direction)"
     return TableFigure(title, ["piece", "id", "cosine"], rows, names=("neighbours",))
 
 
@@ -204,11 +199,12 @@ def recompute_input(focus: Focus, side: str) -> tuple[Tensor, str]:
 def _sum_formula(focus: Focus, side: str, i: int, how: str) -> Formula:
     parts = {"embedding": focus.tensor(f"{side}.embedding")[i, 0].item() * _scale_of(focus)}
     parts["place"] = focus.tensor(f"{side}.positions")[i, 0].item()
-    if focus.trace.config.family == "encoder-only":
+    bert = focus.trace.config.family == "encoder-only"
+    if bert:
         parts["segment"] = focus.tensor(f"{side}.segments")[i, 0].item()
     result = focus.tensor(f"{side}.input")[i, 0].item()
     filled = " + ".join(number(x) for x in parts.values())
-    if focus.trace.config.family == "encoder-only":
+    if bert:
         filled = f"norm({filled}), with all {focus.trace.config.d_model} numbers,"
     text = f"the first number of {focus.label(side, i)}: {how}"
     return Formula(text, f"{filled} = {number(result)}", {**parts, "input": result})

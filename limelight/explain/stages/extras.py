@@ -50,7 +50,10 @@ def teacher(focus: Focus) -> Stage:
     trace, given = focus.trace, focus.trace.traced_text.given
     logits, targets = trace.logits[given : len(trace.answers)], trace.answers.ids[given:]
     forced = teacher_forcing(logits, targets, trace.smoothing)
-    again = F.cross_entropy(logits.double(), torch.tensor(targets))
+    mean, again = (
+        forced.losses.mean()[None],
+        F.cross_entropy(logits.double(), torch.tensor(targets)),
+    )
     return Stage(
         title="Teacher forcing: all positions at once, given the true tokens",
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
@@ -58,14 +61,8 @@ def teacher(focus: Focus) -> Stage:
         "position. The loss is the mean negative log-likelihood of the true tokens.",
         formulas=_loss_formulas(forced, trace.smoothing),
         figures=[_loss_table(trace, forced.losses)],
-        checks=[
-            focus.check(
-                "the mean is torch's cross-entropy", forced.losses.mean()[None], again[None]
-            )
-        ],
-        notes=[
-            "The mean is over the real tokens of all sentences in a batch; padding does not count."
-        ],
+        checks=[focus.check("the mean is torch's cross-entropy", mean, again[None])],
+        notes=["The mean is over the real tokens of all texts in a batch; padding does not count."],
     )
 
 
@@ -78,17 +75,13 @@ def _loss_formulas(forced: TeacherForcing, smoothing: float) -> list[Formula]:
     )
     if not smoothing:
         return [mean]
+    numbers = {"share": smoothing, "plain": forced.mean, "spread": forced.uniform}
     smoothed = Formula(
         f"with label smoothing e = {smoothing:g}, as in this model's training: (1 - e) x loss + e "
         "x the mean over all tokens",
         f"{number(1 - smoothing)} x {number(forced.mean)} + {number(smoothing)} x "
         f"{number(forced.uniform)} = {number(forced.smoothed)}",
-        {
-            "share": smoothing,
-            "plain": forced.mean,
-            "spread": forced.uniform,
-            "smoothed": forced.smoothed,
-        },
+        numbers | {"smoothed": forced.smoothed},
     )
     return [mean, smoothed]
 
@@ -166,7 +159,7 @@ def _winner(trace: Trace) -> set[tuple[int, int]]:
 
 def follow(focus: Focus) -> Stage:
     """The tokens that each generated token attended to most."""
-    trace, rows = focus.trace, list[list[Cell]]()
+    trace, rows, heads = focus.trace, list[list[Cell]](), ["reads → generates", "", ""]
     layer, head = (None if index is None else index + 1 for index in focus.asked)
     attended = {"in the target": (trace.mean_attention("decoder", layer, head), trace.target)}
     if len(trace.source):
@@ -183,9 +176,7 @@ def follow(focus: Focus) -> Stage:
         title="What it attended to while generating",
         what="For each generated token: the five most likely candidates, and the tokens that it "
         f"attended to most, by attention weights of {_averaged(focus)}.",
-        figures=[
-            TableFigure("token by token", ["reads → generates", "", ""], rows, names=("follow",))
-        ],
+        figures=[TableFigure("token by token", heads, rows, names=("follow",))],
         notes=[_NOT_AN_EXPLANATION],
     )
 

@@ -128,16 +128,13 @@ def loop(focus: Focus) -> Stage:
     trace, traced_text = focus.trace, focus.trace.traced_text
     heads = ["step", "reads", "chosen", "probability", "next best"]
     rows = [_loop_row(n, step) for n, step in enumerate(trace.steps)]
-    ended = (
-        "The loop stopped at the end token."
-        if traced_text.ended
-        else f"No end token came: the loop stopped after {len(rows)} tokens."
-    )
+    ended = "The loop stopped at the end token."
+    if not traced_text.ended:
+        ended = f"No end token came: the loop stopped after {len(rows)} tokens."
     return Stage(
         title="The chosen token is read next, until the end",
         what="The chosen token is appended to the decoder's input, and everything is repeated for "
-        f"the next one. Here {_ENDINGS.get(traced_text.mode, 'nothing could be chosen')}. "
-        f"{ended}",
+        f"the next one. Here {_ENDINGS.get(traced_text.mode, 'nothing could be chosen')}. {ended}",
         figures=[TableFigure("token by token", heads, rows, share=3, names=("steps",))],
         checks=_loop_checks(focus),
         notes=[
