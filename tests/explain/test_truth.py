@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,10 +23,12 @@ TEXTS = {"bert": "Hi how ___ you", "bert-classifies": "Hi how are you"}
 WHERE = [(None, None, None), (2, 3, "how")]  # layer, head, word
 
 
-def traced(kind, **settings):
-    return explain(trained(kind), TEXTS.get(kind, "Hi how are you"), **settings)
+@cache
+def traced(kind):
+    return explain(trained(kind), TEXTS.get(kind, "Hi how are you"))
 
 
+@cache
 def by_hand(trace):
     return ByHand(trace.trained.model, trace.traced_text.source, trace.traced_text.target)
 
