@@ -17,7 +17,7 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.explain.explanation import Explanation, explain
 from limelight.explain.render import serialize
-from limelight.explain.stages import stages
+from limelight.explain.stages import main_stages
 from limelight.model import ModelConfig, build
 from limelight.tasks.text_model import TextModel
 
@@ -61,7 +61,7 @@ def main() -> None:
     beam = DecodeConfig(beam=4, max_tokens=TOKENS)
     ways = {
         "a given target": lambda: explain(trained, source, target),
-        "greedy writing": lambda: explain(trained, source, config=greedy),
+        "greedy decoding": lambda: explain(trained, source, config=greedy),
         "a beam of 4": lambda: explain(trained, source, config=beam),
     }
     print(f"base model, 6+6 layers, {TOKENS}+{TOKENS} tokens, {torch.get_num_threads()} threads")
@@ -69,23 +69,21 @@ def main() -> None:
         seconds, trace = timed(work)
         text = serialize.as_json(serialize.manifest(trace)).encode()
         numbers = sum(value.numel() for value in trace.values.values())
-        told = "   OVER BUDGET" if len(text) >= LARGEST or seconds >= LONGEST else ""
+        verdict = "   OVER BUDGET" if len(text) >= LARGEST or seconds >= LONGEST else ""
         print(
             f"  {name:16} {len(trace.source)}+{len(trace.target)} tokens   {seconds:5.2f} s   "
             f"{numbers / 1e6:.1f}M numbers   manifest {len(text) / 1000:.0f} KB "
-            f"({len(gzip.compress(text)) / 1000:.0f} KB compressed){told}"
+            f"({len(gzip.compress(text)) / 1000:.0f} KB compressed){verdict}"
         )
     seconds, _ = timed(lambda: serialize.manifest(trace))
     print(f"  making the manifest  {seconds:.2f} s")
-    seconds, stops = timed(trace.walk)
-    print(f"  all {len(stops)} stops         {seconds:.2f} s ({len(stages(trace))} and asides)")
-    thumbs, focus = (
-        serialize.thumbnails(trace),
-        serialize.attention_head(trace, "decoder.2.cross", 3),
-    )
+    seconds, stages = timed(trace.walk)
     print(
-        f"  thumbnails {len(thumbs.data) / 1000:.0f} KB, one head {len(focus.data) / 1000:.0f} KB"
+        f"  all {len(stages)} stages        {seconds:.2f} s ({len(main_stages(trace))} and extras)"
     )
+    thumbnails = len(serialize.thumbnails(trace).data)
+    head = len(serialize.attention_head(trace, "decoder.2.cross", 3).data)
+    print(f"  thumbnails {thumbnails / 1000:.0f} KB, one head {head / 1000:.0f} KB")
 
 
 if __name__ == "__main__":

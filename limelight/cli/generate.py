@@ -380,7 +380,7 @@ def explain_text(
     from limelight.explain.explanation import explain
     from limelight.explain.focus import focus_on
     from limelight.explain.render import figures, serialize, terminal
-    from limelight.explain.stages import stop_at
+    from limelight.explain.stages import stage_at
 
     refuse_others(changes)
     loaded = opened(run)  # and left where it is, in full precision: this is for looking
@@ -401,7 +401,7 @@ def explain_text(
     if as_json:
         print(serialize.as_json(serialize.manifest(trace)))
     elif stop:
-        terminal.show(console, trace, [stop_at(trace, stop, view)])
+        terminal.show(console, trace, [stage_at(trace, stop, view)])
     elif sys.stdin.isatty() and console.is_terminal:
         terminal.step_through(console, trace, trace.walk(**(place or {})), ask)
     else:

@@ -1,8 +1,13 @@
-"""One text through your own model, station by station; every number is the model's.
+"""One text through your own model, stage by stage; every number is the model's. Read in this order:
 
-Read in this order: `words` (tokens as people meet them), `passage` (the model writes), `trace` (all
-of it once more, with every value), `origins` (what each value is made of), `stop` (a station as
-data), `view` (where somebody looks), then the stations: `entering`, `attending`, `layering`,
-`writing`, `aside`; `walk` puts them in order. `terminal`, `figures` and `manifest` only draw and
-carry what is there.
+tokens       tokens in a form that people can read
+traced_text  the text, and what the model generates after it
+dataflow     which values each value of the forward pass is computed from
+trace        the forward pass once more, with every value recorded
+stage_table  the stages of the walk: names, titles, families, and what each depends on
+stage        one stage as data: a sentence, formulas, figures and checks
+focus        the chosen layer, head and word, and the values there
+stages       the stages themselves
+render       terminal, JSON, HTML and figures
+explanation  the result of `limelight.load(RUN).explain(TEXT)`
 """

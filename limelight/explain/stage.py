@@ -1,7 +1,7 @@
-"""A stop of the walk, as data: one sentence, a formula with true numbers, pictures, and a check.
+"""One stage of the walk as data: a sentence, formulas with true numbers, figures, and checks.
 
-Terminal, page and figures only draw what is here. So a number that is shown is a number that is
-here, and every one of them says which value of the model it is.
+Terminal, page and figures only render it, so every number they show is here, with the name of the
+value of the model that it belongs to.
 """
 
 import math
@@ -19,8 +19,8 @@ Scale = Literal["share", "signed", "size"]  # 0 to 1; around 0; from 0 up
 class Heatmap:
     """Numbers in rows and columns, each with a label.
 
-    `names` has the value that all rows are from, or one for each row; `head` counts from 0, and
-    `at` is the word whose row was taken, where a value has a row for each word.
+    `names` holds the value that all rows are from, or one value per row; `head` counts from 0, and
+    `at` is the token whose row is shown, where a value has a row per token.
     """
 
     title: str
@@ -33,12 +33,12 @@ class Heatmap:
     head: int | None = None
     at: int | None = None
     focus: tuple[int | None, int | None] = (None, None)
-    sums: bool = False  # a last column that says what each row sums to
+    sums: bool = False  # add a last column with the sum of each row
 
 
 @dataclass(frozen=True)
 class TableFigure:
-    """Rows of words and numbers under headings. `share` is a column that is drawn as bars."""
+    """Rows of words and numbers under headings. `share` is the column that is drawn as bars."""
 
     title: str
     heads: Sequence[str]
@@ -50,7 +50,7 @@ class TableFigure:
 
 @dataclass(frozen=True)
 class Formula:
-    """An equation twice: in letters, and with this model's numbers, which `numbers` has in full."""
+    """An equation in letters and with this model's numbers; `numbers` holds them unrounded."""
 
     letters: str
     filled: str
@@ -59,7 +59,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Check:
-    """A value computed a second time, from what it is made of: how far apart the two are."""
+    """The difference between a value and the same value recomputed from its inputs."""
 
     claim: str
     error: float
@@ -67,27 +67,27 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether they are the same, but for rounding; a NaN is not."""
+        """Whether the two agree up to rounding; NaN never does."""
         return self.error <= self.within
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One station: what happens here, with which numbers, and whether they are true."""
+    """What happens at one stage, with which numbers, and whether they are true."""
 
-    name: str
     title: str
     what: str
-    section: str  # of "Attention Is All You Need": where to read more
     formulas: Sequence[Formula] = ()
     figures: Sequence[Heatmap | TableFigure] = ()
     checks: Sequence[Check] = ()
     notes: Sequence[str] = ()
-    place: str = ""  # layer and head, where that matters
+    location: str = ""  # layer and head, where they matter
+    name: str = ""  # as in `stage_table`
+    section: str = ""  # of "Attention Is All You Need"
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as it is printed everywhere."""
+    """A number in the format used by all renderers."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -103,6 +103,6 @@ def factor(value: float) -> str:
 
 
 def vector(values: Tensor, most: int = 4) -> str:
-    """The first few numbers of many."""
+    """The first `most` numbers of a vector."""
     shown = " ".join(number(x) for x in values[:most].tolist())
     return f"[{shown}{' ...' if len(values) > most else ''}]"

@@ -1,4 +1,4 @@
-"""Every stage of the walk in one table: its names, its place on the map, and what it depends on.
+"""Every stage of the walk in one table: its names, its section of the map, and what it depends on.
 
 Terminal, page and exported file read it from here; the page gets it with the manifest of a trace.
 """
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-ENCODER_DECODER, DECODER_ONLY, ENCODER_ONLY = "encoder-decoder", "decoder-only", "encoder-only"
-GENERATING = (ENCODER_DECODER, DECODER_ONLY)
-EVERY = (*GENERATING, ENCODER_ONLY)
+_ENCODER_DECODER, _DECODER_ONLY, _ENCODER_ONLY = "encoder-decoder", "decoder-only", "encoder-only"
+_GENERATING = (_ENCODER_DECODER, _DECODER_ONLY)
+_EVERY = (*_GENERATING, _ENCODER_ONLY)
 
 
 @dataclass(frozen=True)
-class StageEntry:
+class _Entry:
     """A row of the table.
 
     `scope` names what a stage's numbers depend on (layer, head, word); `words` stands for a view of
@@ -25,49 +25,47 @@ class StageEntry:
     section: str  # of the map
     label: str  # on the page's map
     scope: tuple[str, ...] = ()
-    families: tuple[str, ...] = EVERY
+    families: tuple[str, ...] = _EVERY
     first: bool = True
-    extra: bool = False  # beside the walk
+    extra: bool = False  # not part of the walk
 
     def side(self, sides: tuple[str, ...]) -> str:
         """Which of a model's stacks the stage is about."""
         return sides[0 if self.first else -1]
 
 
-WORD = ("word", "words")
-LAYER = ("layer", *WORD)
-HEAD = ("layer", "head", *WORD)
-DECODER: dict[str, Any] = {"families": (ENCODER_DECODER,), "first": False}
-EXTRA: dict[str, Any] = {"families": GENERATING, "first": False, "extra": True}
+_WORD = ("word", "words")
+_LAYER = ("layer", *_WORD)
+_HEAD = ("layer", "head", *_WORD)
+_DECODER: dict[str, Any] = {"families": (_ENCODER_DECODER,), "first": False}
+_EXTRA: dict[str, Any] = {"families": _GENERATING, "first": False, "extra": True}
 
 STAGES = {
     entry.name: entry
     for entry in (
-        StageEntry("pieces", "Text to pieces", "pieces", "pieces"),
-        StageEntry("embedding", "Embedding", "vectors", "embedding", WORD),
-        StageEntry("positions", "Positions", "vectors", "+ positions", WORD),
-        StageEntry("queries", "Query, key, value", "attention", "q, k, v", HEAD),
-        StageEntry("scores", "Attention scores", "attention", "q · k", HEAD),
-        StageEntry("scaling", "Scaling by √d", "attention", "÷ √d", HEAD),
-        StageEntry("mask", "Mask", "attention", "mask", HEAD),
-        StageEntry("softmax", "Softmax", "attention", "softmax", HEAD),
-        StageEntry("sum", "Weighted sum of values", "attention", "Σ w v", HEAD),
-        StageEntry("heads", "Multiple heads", "attention", "heads", ("layer", "head", "word")),
-        StageEntry("add-norm", "Add & norm", "add & norm", "add & norm", LAYER),
-        StageEntry("feed-forward", "Feed-forward", "feed-forward", "feed-forward", LAYER),
-        StageEntry("stack", "Stack of layers", "layers", "layer output", ("word",)),
-        StageEntry("start", "Decoder input", "start", "⟨start⟩, shifted", WORD, **DECODER),
-        StageEntry(
-            "masked", "Masked attention", "masked attention", "masked attention", HEAD, **DECODER
+        _Entry("pieces", "Text to pieces", "pieces", "pieces"),
+        _Entry("embedding", "Embedding", "vectors", "embedding", _WORD),
+        _Entry("positions", "Positions", "vectors", "+ positions", _WORD),
+        _Entry("queries", "Query, key, value", "attention", "q, k, v", _HEAD),
+        _Entry("scores", "Attention scores", "attention", "q · k", _HEAD),
+        _Entry("scaling", "Scaling by √d", "attention", "÷ √d", _HEAD),
+        _Entry("mask", "Mask", "attention", "mask", _HEAD),
+        _Entry("softmax", "Softmax", "attention", "softmax", _HEAD),
+        _Entry("sum", "Weighted sum of values", "attention", "Σ w v", _HEAD),
+        _Entry("heads", "Multiple heads", "attention", "heads", ("layer", "head", "word")),
+        _Entry("add-norm", "Add & norm", "add & norm", "add & norm", _LAYER),
+        _Entry("feed-forward", "Feed-forward", "feed-forward", "feed-forward", _LAYER),
+        _Entry("stack", "Stack of layers", "layers", "layer output", ("word",)),
+        _Entry("start", "Decoder input", "start", "⟨start⟩, shifted", _WORD, **_DECODER),
+        _Entry(
+            "masked", "Masked attention", "masked attention", "masked attention", _HEAD, **_DECODER
         ),
-        StageEntry(
-            "cross", "Cross-attention", "cross-attention", "cross-attention", HEAD, **DECODER
-        ),
-        StageEntry("classifier", "Output", "output", "linear · softmax", ("word",), first=False),
-        StageEntry("loop", "Loop", "loop", "next token ↺", families=GENERATING, first=False),
-        StageEntry("follow", "Extra: attention while generating", "", "", **EXTRA),
-        StageEntry("teacher", "Extra: teacher forcing", "", "", **EXTRA),
-        StageEntry("beam", "Extra: beam search", "", "", **EXTRA),
+        _Entry("cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_DECODER),
+        _Entry("classifier", "Output", "output", "linear · softmax", ("word",), first=False),
+        _Entry("loop", "Loop", "loop", "next token ↺", families=_GENERATING, first=False),
+        _Entry("follow", "Extra: attention while generating", "", "", **_EXTRA),
+        _Entry("teacher", "Extra: teacher forcing", "", "", **_EXTRA),
+        _Entry("beam", "Extra: beam search", "", "", **_EXTRA),
     )
 }
 
@@ -79,15 +77,9 @@ def walk_of(family: str) -> list[str]:
 
 def stage_facts(names: Iterable[str], sides: tuple[str, ...]) -> list[dict[str, Any]]:
     """These rows of the table as data, for a page."""
+    fields = ("name", "title", "section", "label", "extra")
     return [
-        {
-            "name": name,
-            "title": entry.title,
-            "section": entry.section,
-            "label": entry.label,
-            "scope": list(entry.scope),
-            "side": entry.side(sides),
-            "extra": entry.extra,
-        }
-        for name, entry in ((name, STAGES[name]) for name in names)
+        {field: getattr(entry, field) for field in fields}
+        | {"scope": list(entry.scope), "side": entry.side(sides)}
+        for entry in map(STAGES.__getitem__, names)
     ]

@@ -1,4 +1,4 @@
-"""Tokens as a person meets them: every piece readable, whatever it holds."""
+"""Tokens in a form that people can read, whatever bytes they hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.tasks.fill import BLANK
 
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-_Span = tuple[int, int]  # from this character of the text, up to that one
+_Span = tuple[int, int]  # first character of the text, and one past the last
 
 
 @dataclass(frozen=True)
 class Words:
-    """The tokens that one side of a model reads, and where in the text they come from."""
+    """The tokens that one stack of a model reads, and their positions in the text."""
 
     ids: tuple[int, ...] = ()
-    pieces: tuple[str, ...] = ()  # text, a special name, or the bytes of half a character
-    labels: tuple[str, ...] = ()  # the same with nothing invisible in it
+    pieces: tuple[str, ...] = ()  # text, a special name, or bytes of a partial character
+    labels: tuple[str, ...] = ()  # pieces with visible marks for white space and control characters
     spans: tuple[_Span | None, ...] = ()
     special: tuple[bool, ...] = ()
 
@@ -25,27 +25,27 @@ class Words:
 
 
 def pieces_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Tokens as a person can read them; a model may have room for more than the tokenizer has."""
+    """Readable pieces; a model may have more ids than its tokenizer."""
     known = len(tokenizer)
     return [tokenizer.pieces([i])[0] if i < known else f"⟨unused {i}⟩" for i in ids]
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Words:
-    """Tokens, as far as they are the text's with their places in it."""
+    """Tokens with their labels, and their spans in `text` where they come from it."""
     pieces = pieces_of(tokenizer, ids)
     return Words(
         tuple(ids),
         tuple(pieces),
         tuple(visible(piece) for piece in pieces),
-        tuple(_places(tokenizer, ids, valid_unicode(text))),
+        tuple(_spans(tokenizer, ids, valid_unicode(text))),
         tuple(i < tokenizer.first_text_id for i in ids),
     )
 
 
 def visible(piece: str) -> str:
-    """A piece with marks for spaces and line ends, and codes for what would not show or worse.
+    """A piece with marks for white space, and codes for all other unprintable characters.
 
-    Control characters could move a terminal's cursor, and marks of direction turn the line around.
+    Control characters could move a terminal's cursor, and direction marks reverse the line.
     """
     return "".join(
         _MARKS.get(
@@ -55,20 +55,20 @@ def visible(piece: str) -> str:
     )
 
 
-def _places(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[_Span | None]:
-    """Where each token stands in the text, in characters; half a character is all of it.
+def _spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[_Span | None]:
+    """The span of each token in characters; a partial character counts as all of it.
 
-    The tokens of a text follow each other; only blanks, and a space before one, lie between them.
+    Tokens follow each other in the text; only blanks, and a space before one, lie between them.
     """
     characters = [c.lower() if tokenizer.uncased else c for c in text]
     data = "".join(characters).encode()
-    character = [i for i, c in enumerate(characters) for _ in c.encode()]  # each byte's
+    character = [i for i, c in enumerate(characters) for _ in c.encode()]  # of each byte
     found: list[_Span | None] = []
     offset = 0
     for i in ids:
         raw = b"" if i >= len(tokenizer) else tokenizer.token_bytes(i)
         raw = BLANK.encode() if i == tokenizer.mask else raw
-        raw = raw.removeprefix(b" ") if tokenizer.uncased else raw  # there may have been none
+        raw = raw.removeprefix(b" ") if tokenizer.uncased else raw  # the text may not have one
         start = data.find(raw, offset) if raw else -1
         if start < 0:
             found.append(None)

@@ -1,4 +1,4 @@
-"""What goes through the model: the text as it reads it, and what it wrote in its fast way."""
+"""The tokens that go through the model: the text, and what it generates in its fast way."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,36 +17,36 @@ from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import request_for
 from limelight.tasks.write import DEFAULT_MAX_TOKENS, encode_prompt
 
-_ENOUGH = 16  # tokens of a continuation, where nobody says how many: a page, not a book
-_How = Literal["read", "given", "greedy", "beam", "drawn", "damaged"]
+_DEFAULT_TOKENS = 16  # of a continuation: enough to look at
+_Mode = Literal["read", "given", "greedy", "beam", "drawn", "damaged"]
 
 
 class TooLongError(UserError):
-    """More tokens than there is room for."""
+    """A text has more tokens than the model can read."""
 
 
 @dataclass(frozen=True)
 class TracedText:
-    """Tokens for one pass: the decoder's row t reads `target[t]`, and `answers[t]` follows."""
+    """Tokens for one pass: row t of the decoder reads `target[t]` and predicts `answers[t]`."""
 
-    source: Sequence[int] = ()  # what an encoder reads
-    target: Sequence[int] = ()  # what a decoder reads
+    source: Sequence[int] = ()  # input of the encoder
+    target: Sequence[int] = ()  # input of the decoder
     answers: Sequence[int] = ()
-    given: int = 0  # so many of the answers were there from the beginning, as a prompt
-    mode: _How = "read"  # where the other answers come from
-    logprobs: Sequence[float] = ()  # of these, as the fast way found them
-    ended: bool = False  # by an end token
-    tree: Tree = field(default_factory=list)  # of a beam
-    seed: int = 1  # of what was drawn
-    limit: int = 0  # on how much was written
-    spaced: bool = False  # a space had to come first
+    given: int = 0  # how many of the answers belong to the prompt
+    mode: _Mode = "read"  # where the other answers come from; "drawn" is sampled
+    logprobs: Sequence[float] = ()  # of the generated answers, as decoding found them
+    ended: bool = False  # with an end token
+    tree: Tree = field(default_factory=list)  # of a beam search
+    seed: int = 1  # of sampling
+    limit: int = 0  # on generated tokens
+    needs_leading_space: bool = False  # of the first generated token
 
 
-def passage_for(
+def traced_text_for(
     trained: TextModel, text: str, target: str | None, config: DecodeConfig, tag: str = ""
 ) -> TracedText:
-    """Read the text as the family reads it, and write what follows, unless `target` says it."""
-    steps = passage_in_steps(trained, text, target, config, tag)
+    """Encode the text as the family reads it, and generate what follows, or use `target`."""
+    steps = traced_text_in_steps(trained, text, target, config, tag)
     with torch.inference_mode():
         while True:
             try:
@@ -56,45 +56,44 @@ def passage_for(
                 return found
 
 
-def passage_in_steps(
+def traced_text_in_steps(
     trained: TextModel, text: str, target: str | None, config: DecodeConfig, tag: str = ""
 ) -> Generator[None, None, TracedText]:
-    """The same token by token, for those who have others to look after in between."""
-    _refuse_what_cannot_be_walked(trained, target)
+    """As `traced_text_for`, one token per `next()`, so that a server can interleave requests."""
+    _check_explainable(trained, target)
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
         plain = bool(trained.classes)
         tokens = add_special_tokens(trained, text) if plain else mask_blanks(trained, text, BLANK)
-        _within(len(tokens), trained.max_len)
+        _check_length(len(tokens), trained.max_len)
         return TracedText(source=tokens)
     request = request_of(trained, text, config, tag)
     if target is not None:
-        return given_passage(trained, request, target)
+        return text_with_target(trained, request, target)
     try:
-        return (yield from _written(trained, request, config))
+        return (yield from _generate(trained, request, config))
     except UserError:
-        if not _damaged(trained, request):
+        if not _is_damaged(trained, request):
             raise
-        # Nothing can be chosen among scores that are no numbers; where they stop being is shown.
+        # No token can be chosen among NaN logits; the trace shows where they first appear.
         prompt = list(request.prompt)
         return TracedText(request.source, prompt, prompt[1:], len(prompt) - 1, "damaged")
 
 
-def given_passage(trained: TextModel, request: Request, target: str) -> TracedText:
-    """As in training: what follows is known."""
+def text_with_target(trained: TextModel, request: Request, target: str) -> TracedText:
+    """As in training: the text that follows is given."""
     wanted = trained.tokenizer.encode(f" {target}" if request.needs_leading_space else target)
-    found = _passage(request, Hypothesis(wanted, [], True, 0.0), "given", trained.tokenizer.end)
-    _within(len(found.target), trained.max_len)
+    found = _traced_text(request, Hypothesis(wanted, [], True, 0.0), "given", trained.tokenizer.end)
+    _check_length(len(found.target), trained.max_len)
     return found
 
 
-def _refuse_what_cannot_be_walked(trained: TextModel, target: str | None) -> None:
-    """There is one model to look into, and it has attention."""
+def _check_explainable(trained: TextModel, target: str | None) -> None:
     kind = str(trained.model.config.family)
     if kind.startswith("recurrent"):
         raise UserError(
-            f"this model is {kind}: it reads one token after another into a state, and has no "
-            "attention layers to walk through; explain is for Transformers"
+            f"this model is {kind} and has no attention layers to walk through: explain is for "
+            "Transformers"
         )
     if trained.ensemble:
         raise UserError("an ensemble is several models: load one of them to explain it")
@@ -103,74 +102,71 @@ def _refuse_what_cannot_be_walked(trained: TextModel, target: str | None) -> Non
 
 
 def request_of(trained: TextModel, text: str, config: DecodeConfig, tag: str) -> Request:
-    """What the model is asked, as `translate`, `chat` and `write` ask it."""
+    """The request that `translate`, `chat` or `write` would make for this text."""
     tokenizer = trained.tokenizer
     if trained.kind == "texts":
         trained.refuse_tag(tag)
-        read, spaced = encode_prompt(trained, text)
-        _within(len(read) + 1, trained.max_len)  # one more is to be written
+        prompt, spaced = encode_prompt(trained, text)
+        _check_length(len(prompt) + 1, trained.max_len)  # one more is generated
         most = config.max_tokens or DEFAULT_MAX_TOKENS
-        limit = max(1, min(most, trained.max_len - len(read)))
-        return Request(read, limit, seed=config.seed, needs_leading_space=spaced)
+        limit = max(1, min(most, trained.max_len - len(prompt)))
+        return Request(prompt, limit, seed=config.seed, needs_leading_space=spaced)
     if not text.strip():
         raise UserError("there is nothing to explain in an empty text: give a sentence")
     source = [*trained.tag(tag), *tokenizer.encode(text)]
-    # A language model reads its start and a separator too, and writes one more at least.
+    # A language model also reads a start and a separator, and generates at least one more.
     added = 1 if trained.family == "encoder-decoder" else 3
-    _within(len(source) + added, trained.max_len)
+    _check_length(len(source) + added, trained.max_len)
     return request_for(trained, source, config)
 
 
-def _within(count: int, longest: int) -> None:
-    """Refuse more tokens than the model has room for."""
+def _check_length(count: int, longest: int) -> None:
     if count > longest:
         raise TooLongError(
             f"the text comes to {count} tokens, and the model has room for {longest}: shorten it"
         )
 
 
-def _written(
+def _generate(
     trained: TextModel, request: Request, config: DecodeConfig
 ) -> Generator[None, None, TracedText]:
-    """What the model writes, with the tree of the search if there is one."""
     model, tokenizer = trained.engine.model, trained.tokenizer
     if not config.temperature and config.beam > 1 and trained.kind != "texts":
         search = BeamSearch(model, [request], config, tokenizer, keep_trees=True)
         while search.step():
             yield
         (best,) = search.best_of(0)
-        return replace(_passage(request, best, "beam", tokenizer.end), tree=search.trees[0])
+        return replace(_traced_text(request, best, "beam", tokenizer.end), tree=search.trees[0])
     events: list[TokenEvent] = []
-    most = config.max_tokens or _ENOUGH if trained.kind == "texts" else 0
-    writing = GenerationBatch(model, [request], replace(config, beam=1, beam_groups=1), tokenizer)
-    while writing.active:
-        events += writing.step()
+    most = config.max_tokens or _DEFAULT_TOKENS if trained.kind == "texts" else 0
+    batch = GenerationBatch(model, [request], replace(config, beam=1, beam_groups=1), tokenizer)
+    while batch.active:
+        events += batch.step()
         if len(events) == most:
-            writing.stop(0)
+            batch.stop(0)
         yield
     found = finalize([e.token for e in events], [e.logprob for e in events], tokenizer.end)
-    return _passage(request, found, "drawn" if config.temperature else "greedy", tokenizer.end)
+    return _traced_text(request, found, "drawn" if config.temperature else "greedy", tokenizer.end)
 
 
-def _passage(request: Request, found: Hypothesis, mode: _How, end: int) -> TracedText:
-    """The prompt and what follows it, for one pass."""
+def _traced_text(request: Request, found: Hypothesis, mode: _Mode, end: int) -> TracedText:
     tokens = [*request.prompt, *found.tokens, *([end] if found.ended else [])]
     return TracedText(
-        request.source,
-        tokens[:-1],
-        tokens[1:],
-        len(request.prompt) - 1,
-        mode,
-        found.logprobs,
-        found.ended,
+        source=request.source,
+        target=tokens[:-1],
+        answers=tokens[1:],
+        given=len(request.prompt) - 1,
+        mode=mode,
+        logprobs=found.logprobs,
+        ended=found.ended,
         seed=request.seed,
         limit=request.limit,
-        spaced=request.needs_leading_space,
+        needs_leading_space=request.needs_leading_space,
     )
 
 
-def _damaged(trained: TextModel, request: Request) -> bool:
-    """Whether a weight of the model, or what it makes of the request, is no number (NaN)."""
+def _is_damaged(trained: TextModel, request: Request) -> bool:
+    """Whether a weight of the model, or a logit for this request, is NaN or infinite."""
     if not all(torch.isfinite(weight).all() for weight in trained.model.parameters()):
         return True
     device = next(trained.model.parameters()).device

@@ -1,11 +1,6 @@
-"""The web page: plain files for a browser, the same in the service and in an exported file.
+"""The web page: the same files for the service and for an exported file, without a build step.
 
-There is no build step: `index.html` loads `js/main.js`, which starts `js/app.js`. The folders of js
-are read in this order, and a module imports only from its own folder and those before it:
+bundle       the page as one file: modules, styles and data inline
 
-    core/       elements, numbers, the selection, the service, the trace
-    charts/     matrices, vectors, bars, curves, diagrams, formulas
-    attention/  heads and their weights
-    stages/     the pictures of Explain, stage by stage
-    tabs/       one module per tab, and what only a tab uses
+`index.html` is the frame and `app.js` its entry point; read on in the order of its imports.
 """

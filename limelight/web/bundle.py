@@ -1,8 +1,8 @@
-"""The page as one file: its modules joined into a script, everything inline, and data in it.
+"""The page as one file: modules joined into one script, with styles and data inline.
 
-Browsers load no modules from a disk, so an exported file has one inline script. The modules keep
-house rules that make joining a matter of lines: imports are single lines at the top and name what
-they take, exports are declarations, and no name at the top of a module is used in another.
+Browsers load no modules from disk, so an exported file has one inline script. Joining works line by
+line because the modules follow rules: imports are single lines that name each import, exports are
+declarations, and no two modules declare the same name at the top level.
 """
 
 import base64
@@ -25,16 +25,16 @@ _DECLARED = re.compile(
 
 
 class RuleError(Exception):
-    """A module that could not be joined; a mistake in the page, never a user's."""
+    """A module breaks the rules for joining: a bug in the page, never a user's mistake."""
 
 
 def source_of(name: str) -> str:
-    """A file of the page."""
+    """The text of a file of the page."""
     return files("limelight.web").joinpath(name).read_text("utf-8")
 
 
 def joined(entry: str = _ENTRY) -> str:
-    """All modules that one needs, each after those it needs itself, as one script."""
+    """The entry module and all that it imports, as one script, in the order of dependency."""
     bodies, known = [], dict[str, str]()
     for name in _in_order(entry, (), {}):
         body = _without_imports(name, source_of(name))
@@ -50,7 +50,7 @@ def joined(entry: str = _ENTRY) -> str:
 
 
 def _in_order(name: str, above: tuple[str, ...], seen: dict[str, None]) -> Iterator[str]:
-    """Depth first: what is imported comes before who imports it."""
+    """Depth first: a module comes after the modules that it imports."""
     if name in above:
         raise RuleError(f"modules import each other in a circle: {' > '.join((*above, name))}")
     if name in seen:
@@ -63,26 +63,25 @@ def _in_order(name: str, above: tuple[str, ...], seen: dict[str, None]) -> Itera
 
 
 def imports(name: str, source: str) -> dict[str, str]:
-    """A module's lines of imports, each with the module it imports from."""
+    """The import lines of a module, each with the path of the imported module."""
     found = {}
     for line in source.splitlines():
         if not re.match(r"import\b|.*\bimport\(", line):
             continue
-        taken = _IMPORT.fullmatch(line)
-        if taken is None:
+        match = _IMPORT.fullmatch(line)
+        if match is None:
             raise RuleError(f'{name}: an import is import {{ a, b }} from "./x.js"; not {line}')
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), taken[2]))
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), match[2]))
         offered = {d["name"] for d in _DECLARED.finditer(source_of(path)) if d["export"]}
-        if missing := [wanted for wanted in taken[1].split(", ") if wanted not in offered]:
+        if missing := [wanted for wanted in match[1].split(", ") if wanted not in offered]:
             raise RuleError(f"{name} imports {missing[0]} from {path}, which does not export it")
         found[line] = path
     return found
 
 
 def _without_imports(name: str, source: str) -> str:
-    """A module's own lines."""
-    taken = imports(name, source)
-    body = "\n".join(line for line in source.splitlines() if line not in taken)
+    imported = imports(name, source)
+    body = "\n".join(line for line in source.splitlines() if line not in imported)
     odd = re.search(r"^export (?!(?:async )?(?:function|class|const|let)\b).*$", body, re.MULTILINE)
     if odd:
         raise RuleError(f"{name}: an export is a declaration, not {odd[0]}")
@@ -90,7 +89,7 @@ def _without_imports(name: str, source: str) -> str:
 
 
 def single_file(title: str, data: dict[str, Any], plain: str) -> str:
-    """The whole page with its data; `plain` is what is read where scripts are off, as HTML."""
+    """The page with its data; `plain` is the HTML shown where scripts are off."""
     script, style = joined(), "\n".join(source_of(name) for name in _STYLES)
     policy = (
         f"default-src 'none'; script-src {_hashed(script)}; style-src {_hashed(style)}; "
@@ -112,11 +111,10 @@ def single_file(title: str, data: dict[str, Any], plain: str) -> str:
 
 
 def _hashed(content: str) -> str:
-    """How a policy names a script or style that may be inline."""
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _in_script(data: str) -> str:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot close the element that contains it."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

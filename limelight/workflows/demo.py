@@ -23,10 +23,9 @@ from limelight.errors import UserError, path_from_option
 from limelight.explain.explanation import Explanation
 from limelight.explain.focus import focus_on
 from limelight.explain.render import terminal
-from limelight.explain.render.figures import weights_of
 from limelight.explain.render.html import as_html
 from limelight.explain.stage import Heatmap
-from limelight.explain.stages import stop_at
+from limelight.explain.stages import stage_at
 from limelight.files import atomic_write, cache_folder
 from limelight.loading import LoadedModel, load
 from limelight.run.atomic import check_disk_space, latest_valid, make_folder
@@ -142,7 +141,7 @@ def _translate(console: Console) -> None:
 def _alignment(explanation: Explanation) -> Heatmap:
     """What each word that was written looked at in the source, in the layer that shows it best."""
     layers = [
-        weights_of(explanation, "decoder.cross", layer + 1, None)[:-1, :-1]  # but for the ends
+        explanation.mean_attention("cross", layer + 1)[:-1, :-1]  # but for the ends
         for layer in range(explanation.config.layers)
     ]
     clearest = max(range(len(layers)), key=lambda layer: _clearness(layers[layer]))
@@ -238,7 +237,7 @@ def _look_inside(console: Console, chatbot: LoadedModel) -> Explanation:
     for name, what in STOPS.items():
         console.print()
         _paragraph(console, what, "italic")
-        terminal.show_stop(console, explanation, stop_at(explanation, name, view))
+        terminal.show_stage(console, explanation, stage_at(explanation, name, view))
     return explanation
 
 

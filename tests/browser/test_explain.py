@@ -23,7 +23,7 @@ def hands(known):
 
     def made(name):
         trace = known[name].explain(TEXTS.get(name, "the cat sat"))
-        model, passage = trace.trained.model, trace.passage
+        model, passage = trace.trained.model, trace.traced_text
         return trace, ByHand(model, passage.source, passage.target)
 
     return {name: made(name) for name in MODELS}

@@ -84,7 +84,9 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
     assert "✗" not in plain
     assert "\x1b[" not in plain
     assert "\x1b[" in coloured
-    assert ("48;" in coloured) == ("each row asks" in plain)  # heat maps have a coloured ground
+    assert ("48;" in coloured) == (
+        "each row is a query" in plain
+    )  # heat maps have a coloured ground
     for text in (coloured, colourless):
         assert re.sub(r"\x1b\[[0-9;]*m", "", text) == plain
     assert "48;" not in colourless
@@ -99,9 +101,9 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--head", "0"], "there is no head 0: this model has heads 1 to 4"),
         (["--head", "5"], "there is no head 5"),
         (["--word", "giraffe"], "there is no word 'giraffe' here, but: Hi"),
-        (["--stop", "scoers"], "there is no stop 'scoers': did you mean 'scores'?"),
+        (["--stop", "scoers"], "there is no stage 'scoers': did you mean 'scores'?"),
         (["--stop", "c"], "'c' could be cross or classifier: write more of the name"),
-        (["--stop", "zz"], "there is no stop 'zz': choose one of"),
+        (["--stop", "zz"], "there is no stage 'zz': choose one of"),
         (["--figure", "picture.gif"], "it should end in .svg or .png or .pdf"),
         (["--model.layers", "3"], "only [decode] can"),
         (["--tag", "de"], "this model learned no tags"),

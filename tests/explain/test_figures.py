@@ -33,13 +33,12 @@ def test_the_same_picture_is_the_same_file(tmp_path):
 def test_means_are_over_what_was_not_chosen(kind):
     trace = traced(kind)
     values = by_hand(trace).values
-    block = "decoder.self" if not len(trace.source) else "encoder.self"
-    side = block.removesuffix(".self")
+    side = "decoder" if not len(trace.source) else "encoder"
     every = torch.tensor([values[f"{side}.{n}.self.weights"].tolist() for n in range(2)]).float()
     for layer, head in [(None, None), (1, None), (None, 2), (2, 4)]:
         own = every if layer is None else every[layer - 1 : layer]
         own = own if head is None else own[:, head - 1 : head]
-        shown = figures.weights_of(trace, block, layer, head)
+        shown = trace.mean_attention(side, layer, head)
         torch.testing.assert_close(shown, own.mean(dim=(0, 1)), atol=1e-5, rtol=1e-4)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from limelight.explain.render import serialize
-from limelight.explain.render.html import ROOM, as_html
+from limelight.explain.render.html import MAX_BYTES, as_html
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_truth import by_hand, traced
 
@@ -36,7 +36,7 @@ def numbers(blob):
 def test_every_number_of_a_file_is_the_one_computed_by_hand(kind):
     trace = traced(kind)
     html = as_html(trace)
-    assert len(html.encode()) <= ROOM
+    assert len(html.encode()) <= MAX_BYTES
     data, hand = held(html), by_hand(trace)
     assert data["manifest"] == json.loads(serialize.as_json(serialize.manifest(trace)))
     seen = set()
@@ -72,8 +72,8 @@ def expected(hand, what, name, asked):
 @pytest.mark.parametrize("kind", ["paper", "gpt", "bert", "bert-classifies"])
 def test_what_is_asked_for_comes_first(kind):
     trace = traced(kind)
-    least = len(as_html(trace, room=0).encode())
-    small = held(as_html(trace, layer=2, head=3, room=least + 120_000))
+    least = len(as_html(trace, max_bytes=0).encode())
+    small = held(as_html(trace, layer=2, head=3, max_bytes=least + 120_000))
     assert small["place"] == {"layer": 2, "head": 3}
     whole = held(as_html(trace, layer=2, head=3))
     assert len(small["facts"]) < len(whole["facts"])
@@ -83,7 +83,7 @@ def test_what_is_asked_for_comes_first(kind):
     assert f"stop/scores?layer=2&head=3&{word}" in small["facts"]
     assert f"focus?at={side}.1.self&head=3" in small["blobs"]
     assert f"token?side={side}&row={row}" in small["blobs"]
-    assert len(as_html(trace, room=least + 120_000).encode()) <= least + 120_000
+    assert len(as_html(trace, max_bytes=least + 120_000).encode()) <= least + 120_000
 
 
 def test_text_without_a_script_is_escaped():

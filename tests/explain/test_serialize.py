@@ -153,7 +153,7 @@ def test_wrong_questions_are_refused(ask):
 def test_stops_travel_as_data(kind):
     trace = traced(kind)
     for stop in trace.walk():
-        told = strict(serialize.as_json(serialize.stop_facts(stop)))
+        told = strict(serialize.as_json(serialize.stage_data(stop)))
         assert all(check["passed"] for check in told["checks"])
         assert told["section"][0] in "3456"
         for exhibit in told["exhibits"]:
@@ -164,7 +164,7 @@ def test_stops_travel_as_data(kind):
 def test_tables_travel_with_all_their_rows(kind):
     trace = traced(kind)
     for stop in trace.walk():
-        told = strict(serialize.as_json(serialize.stop_facts(stop)))
+        told = strict(serialize.as_json(serialize.stage_data(stop)))
         for exhibit, facts in zip(stop.figures, told["exhibits"], strict=True):
             if isinstance(exhibit, Heatmap):
                 assert "rows" not in facts

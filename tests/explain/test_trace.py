@@ -25,7 +25,7 @@ WAYS = {
     "beam": {"beam": 4},
     "drawn": {"temperature": 1.5, "seed": 5},
     "drawn from few": {"temperature": 2.0, "top_k": 4, "seed": 9},
-    "without repeating": {"beam": 1, "no_repeat": 1},
+    "without repeating": {"beam": 1, "no_repeat_ngram": 1},
     "with a penalty": {"beam": 1, "repetition_penalty": 1.7},
 }
 
@@ -40,7 +40,7 @@ def test_the_replay_is_the_writing(kind, way):
     assert trace.checks.traced_difference < 1e-4
     assert trace.checks.row_error < 1e-6
     assert trace.checks.max_future_weight == 0
-    assert len(trace.steps) == len(trace.answers) - trace.passage.given
+    assert len(trace.steps) == len(trace.answers) - trace.traced_text.given
 
 
 @pytest.mark.parametrize("kind", ["paper", "gpt-answers"])
@@ -69,8 +69,8 @@ def test_a_replay_that_chose_other_words_is_told():
     """The negative control: another model's writing."""
     model, other = trained("paper"), trained("paper", steps=1)
     honest = explain(model, "Hi how are you", config=DecodeConfig(beam=1))
-    passage = replace(honest.passage, logprobs=[x - 1 for x in honest.passage.logprobs])
-    forged = type(honest)(other, honest.text, passage, honest.decode)
+    forged_text = replace(honest.traced_text, logprobs=[x - 1 for x in honest.traced_text.logprobs])
+    forged = type(honest)(other, honest.text, forged_text, honest.decode)
     assert not forged.checks.same_words
     assert forged.checks.fast_difference > 0.1
     assert not all(c.passed for stop in forged.stops for c in stop.checks if stop.name == "loop")
@@ -156,7 +156,7 @@ def test_one_token_is_enough(kind):
     trace = explain(model, text)
     assert all(check.passed for stop in trace.walk() for check in stop.checks)
     if kind == "gpt":
-        assert trace.passage.given == 0
+        assert trace.traced_text.given == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,7 +217,7 @@ def test_recurrent_models_and_ensembles_are_refused():
         explain(TextModel(build(config), tokenizer()), "Hi")
     model = trained("paper")
     with pytest.raises(UserError, match="an ensemble is several models"):
-        explain(replace(model, others=[model.model]), "Hi")
+        explain(replace(model, ensemble=[model.model]), "Hi")
 
 
 def test_the_model_is_left_as_it_was():
@@ -320,7 +320,7 @@ def test_damaged_weights_are_reported():
         broken.model.encoder.layers[1].feed_forward.inner.weight[0, 0] = math.nan
     trace = explain(broken, "Hi how are you")
     assert next(iter(trace.checks.broken)) == "encoder.1.feed_forward.inner"
-    assert trace.passage.mode == "damaged"
+    assert trace.traced_text.mode == "damaged"
     assert trace.steps == []
     failed = {stop.name for stop in trace.walk(layer=2) for c in stop.checks if not c.passed}
     assert "feed-forward" in failed
@@ -332,7 +332,7 @@ def test_damaged_weights_are_reported():
 def test_a_model_that_looks_ahead_is_told(kind, monkeypatch):
     """The negative control: a mask that is off by one, and rows that do not sum to 1."""
     monkeypatch.setattr(
-        "limelight.model.attention.look_back",
+        "limelight.model.attention._causal_mask",
         lambda length, device: torch.ones(length, length, dtype=torch.bool).tril(1),
     )
     trace = explain(trained(kind), "Hi how are you", target="I am fine")

@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,12 +23,14 @@ TEXTS = {"bert": "Hi how ___ you", "bert-classifies": "Hi how are you"}
 WHERE = [(None, None, None), (2, 3, "how")]  # layer, head, word
 
 
-def traced(kind, **settings):
-    return explain(trained(kind), TEXTS.get(kind, "Hi how are you"), **settings)
+@cache
+def traced(kind):
+    return explain(trained(kind), TEXTS.get(kind, "Hi how are you"))
 
 
+@cache
 def by_hand(trace):
-    return ByHand(trace.trained.model, trace.passage.source, trace.passage.target)
+    return ByHand(trace.trained.model, trace.traced_text.source, trace.traced_text.target)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,7 +117,7 @@ def test_formulas_have_the_numbers_of_the_pass_by_hand(kind, where):
     ]:
         at, block = grid_of(stops[name]).focus, place.format(layer)
         formulas = {f.letters.split(" ")[0]: f for f in stops[name].formulas}
-        dot = next(f for f in stops[name].formulas if "asks" in f.letters)
+        dot = next(f for f in stops[name].formulas if f.letters.endswith("q . k"))
         assert dot.numbers["total"] == pytest.approx(
             hand.values[f"{block}.scores"][(head, *at)], abs=1e-4
         )
@@ -134,7 +137,7 @@ def test_formulas_have_the_numbers_of_the_pass_by_hand(kind, where):
 
 
 def grid_of(stop):
-    return next(e for e in stop.exhibits if isinstance(e, Heatmap))
+    return next(e for e in stop.figures if isinstance(e, Heatmap))
 
 
 @pytest.mark.parametrize("kind", ["paper", "gpt", "llama", "gpt-answers", "bert"])
@@ -257,7 +260,7 @@ def check_merges(trace, hand, where, stop, listing):
 def check_neighbours(trace, hand, where, stop, listing):
     side = "source" if len(trace.source) else "target"
     table = hand.w[f"{side}.tokens.weight"]
-    ids = trace.passage.source or trace.passage.target
+    ids = trace.traced_text.source or trace.traced_text.target
     own = table[ids[focused(trace, "embedding", where)]]
     cosine = table @ own / np.linalg.norm(table, axis=1) / np.linalg.norm(own)
     near([row[2] for row in listing.rows], [cosine[int(row[1])] for row in listing.rows])
@@ -302,28 +305,28 @@ def check_classes(trace, hand, where, stop, listing):
 
 def check_steps(trace, hand, where, stop, listing):
     chances = softmax(hand.values["logits"])
-    rows = range(trace.passage.given, len(trace.passage.answers))
-    chosen = [chances[row, trace.passage.answers[row]] for row in rows]
+    rows = range(trace.traced_text.given, len(trace.traced_text.answers))
+    chosen = [chances[row, trace.traced_text.answers[row]] for row in rows]
     near([row[3] for row in listing.rows], chosen)
 
 
 def check_teacher(trace, hand, where, stop, listing):
     chances = softmax(hand.values["logits"])
-    rows = range(trace.passage.given, len(trace.passage.answers))
-    wanted = [chances[row, trace.passage.answers[row]] for row in rows]
+    rows = range(trace.traced_text.given, len(trace.traced_text.answers))
+    wanted = [chances[row, trace.traced_text.answers[row]] for row in rows]
     near([row[3] for row in listing.rows], wanted)
     near([row[4] for row in listing.rows], [-math.log(p) for p in wanted])
 
 
 def check_beam(trace, hand, where, stop, listing):
     """Each place of the beam is a text: what follows its beginning, by hand."""
-    prompt = list(trace.passage.target[: trace.passage.given + 1])
+    prompt = list(trace.traced_text.target[: trace.traced_text.given + 1])
     texts, model = {}, trace.trained.model
     rows = iter(listing.rows)
-    for n, nodes in enumerate(trace.passage.tree):
+    for n, nodes in enumerate(trace.traced_text.tree):
         for node in nodes:
             before = texts.get((n - 1, node.parent), [])
-            own = ByHand(model, trace.passage.source, [*prompt, *before])
+            own = ByHand(model, trace.traced_text.source, [*prompt, *before])
             logprobs = np.log(softmax(own.values["logits"][-1]))
             total = texts.get((n - 1, node.parent, "sum"), 0.0) + logprobs[node.token]
             row = next(rows)
@@ -333,7 +336,7 @@ def check_beam(trace, hand, where, stop, listing):
             texts[n, node.place, "sum"] = total
     marked = [row[5] for row in listing.rows if row[5].endswith("*")]
     assert len(marked) == len(trace.steps)
-    assert marked[-1] == "".join(trace.answers.labels[trace.passage.given :]) + "  *"
+    assert marked[-1] == "".join(trace.answers.labels[trace.traced_text.given :]) + "  *"
 
 
 def check_follow(trace, hand, where, stop, listing):
@@ -421,7 +424,7 @@ def test_every_number_inside_a_formula_of_attention_is_the_one_computed_by_hand(
     trace = traced(kind)
     hand, config = by_hand(trace), trace.trained.model.config
     head = (where[1] or 1) - 1
-    group = head * config.key_heads // config.heads
+    group = head * config.num_kv_heads // config.heads
     seen = 0
     for stop, block, (i, j) in places_of(trace, where):
         own = {part: hand.values[f"{block}.{part}"] for part in ("q", "k", "v", "weights")}

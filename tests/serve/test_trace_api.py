@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import limelight
 from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
-from limelight.explain.stages import stop_at
+from limelight.explain.stages import stage_at
 from limelight.explain.traced_text import TooLongError
 from limelight.serve.ipc import unpacked
 from limelight.serve.schemas import Ticket
@@ -85,7 +85,7 @@ def test_a_trace_is_the_one_that_python_makes(inside, models, name, way):
     told = inside.ask("/api/trace", model=name, text=TEXTS[name], **WAYS[way])
     trace = models[name].explain(TEXTS[name], **SAME[way])
     assert told["manifest"] == plain(serialize.manifest(trace))
-    assert told["manifest"]["how"] == trace.passage.how
+    assert told["manifest"]["how"] == trace.traced_text.mode
 
 
 def test_a_given_target_is_taken_for_the_answer(inside, models):
@@ -125,8 +125,8 @@ def test_every_stop_is_the_one_that_python_tells(inside, models, name):
         places = {"layer": 1, "head": 2, "source" if name != "writer" else "target": 1}
         rows = (places.get("source"), places.get("target"))
         answer = inside.client.get(f"{base}/{stop}", params=places)
-        known = stop_at(trace, stop, focus_on(trace, 1, 2, None, rows))
-        assert answer.json() == plain(serialize.stop_facts(known)), stop
+        known = stage_at(trace, stop, focus_on(trace, 1, 2, None, rows))
+        assert answer.json() == plain(serialize.stage_data(known)), stop
         assert all(check["passed"] for check in answer.json()["checks"])
     by_word = inside.client.get(
         f"{base}/softmax",

@@ -1,15 +1,16 @@
-"""What a page, a file or a notebook needs of a trace, in tiers: little at first, more on focus.
+"""A trace as JSON and bytes, for a page, a file or a notebook: little at first, more on request.
 
-The manifest has tokens, steps, the shape and range of every value, and the checks. Numbers in bulk
-travel as bytes: small pictures of all heads, then one head or one word when somebody looks at it.
-Everything else can be recomputed from these, which is the explanation and the proof in one.
+The manifest has tokens, steps, the shape and range of every value, and the checks. Tensors travel
+as bytes: thumbnails of all heads first, then one head or one token on request. The page recomputes
+everything else from these, which explains the number and proves it.
 
-JSON knows no NaN and no infinity. Where a number is none, it is null, and a count beside it says
-how many there are: `hidden` are -inf, as a mask makes them, and `broken` are NaN.
+JSON has no NaN and no infinity. Such a number is null, and a count beside it says how many there
+are: `hidden` counts -inf, as a mask makes it, and `broken` counts NaN.
 """
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,17 +22,21 @@ from limelight.explain.dataflow import axes_of, dataflow, parts_of, sides
 from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
-from limelight.explain.stages import extra_stages, stages
+from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Summary, Trace, in_range
 
-_Kind = Literal["f32", "f16", "u8"]  # digits; colours; thumbnails of weights
-_THUMB = 16  # pixels
-_FOCUS = ("q", "k", "v", "scores", "masked", "weights", "mixed")
+_Kind = Literal["f32", "f16", "u8"]  # for numbers; for colours; for thumbnails
+_THUMBNAIL = 16  # pixels
+_EQUATION = ("q", "k", "v", "scores", "masked", "weights", "mixed")
+_CONFIG_FIELDS = (
+    *("family", "vocab", "layers", "heads", "kv_heads", "d_model", "max_len"),
+    *("norm_order", "norm", "positions", "activation", "tied"),
+)
 
 
 class Blob(NamedTuple):
-    """Numbers as bytes, little-endian, one tensor after the other, and what they are."""
+    """Tensors as little-endian bytes, one after the other, with their names and shapes."""
 
     data: bytes
     kind: _Kind
@@ -39,60 +44,40 @@ class Blob(NamedTuple):
 
 
 def manifest(trace: Trace) -> dict[str, Any]:
-    """What is needed first: under 150 KB for the paper's base model and 64 tokens."""
+    """What a page needs first: under 150 KB for the paper's base model and 64 tokens."""
+    names, focus = [*main_stages(trace), *extra_stages(trace)], focus_on(trace, None, None, None)
     return {
         "model": _model_card(trace),
         "text": clean(trace.text),
-        "how": trace.passage.mode,
-        "seed": trace.passage.seed,
+        "how": trace.traced_text.mode,
+        "seed": trace.traced_text.seed,
         "source": _words(trace.source),
         "target": _words(trace.target),
         "answers": _words(trace.answers),
-        "given": trace.passage.given,
-        "first_look": _default_focus(trace),
-        "ended": trace.passage.ended,
+        "given": trace.traced_text.given,
+        "first_look": {"source": focus.source_word, "target": focus.target_word},
+        "ended": trace.traced_text.ended,
         "steps": [_step(s) for s in trace.steps],
         "beam": _beam(trace),
         "classes": _classes(trace),
         "tensors": _tensors(trace),
         "norms": {side: _norms(trace, side) for side in sides(trace.config)},
         "thumbs": {name: list(shape) for name, shape in thumbnails(trace).parts},
-        "stops": [*stages(trace), *extra_stages(trace)],
-        "stages": stage_facts([*stages(trace), *extra_stages(trace)], sides(trace.config)),
+        "stops": names,
+        "stages": stage_facts(names, sides(trace.config)),
         "checks": _checks(trace),
     }
 
 
-def _default_focus(trace: Trace) -> dict[str, int]:
-    """The words that a walk begins with, where nobody chose any."""
-    view = focus_on(trace, None, None, None)
-    return {"source": view.source_word, "target": view.target_word}
-
-
 def as_json(facts: dict[str, Any]) -> str:
-    """One line, without a space too many; a NaN that slipped through is an error and no JSON."""
+    """Compact JSON; a NaN that slipped through raises."""
     return json.dumps(facts, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _model_card(trace: Trace) -> dict[str, Any]:
-    """Which model this is."""
     config, tokenizer = trace.config, trace.trained.tokenizer
-    fields = (
-        "family",
-        "vocab",
-        "layers",
-        "heads",
-        "kv_heads",
-        "d_model",
-        "max_len",
-        "norm_order",
-        "norm",
-        "positions",
-        "activation",
-        "tied",
-    )
     return {
-        **{name: getattr(config, name) for name in fields},
+        **{name: getattr(config, name) for name in _CONFIG_FIELDS},
         "d_ff": config.ffn_dim,
         "d_head": config.d_head,
         "parameters": sum(p.numel() for p in trace.model.parameters()),
@@ -103,7 +88,6 @@ def _model_card(trace: Trace) -> dict[str, Any]:
 
 
 def _words(given: Words) -> dict[str, Any]:
-    """One side's tokens."""
     return {
         "ids": list(given.ids),
         "pieces": [clean(piece) for piece in given.pieces],
@@ -119,61 +103,39 @@ def clean(piece: str) -> str:
 
 
 def _step(given: DecodingStep) -> dict[str, Any]:
-    """What came next, and what could have: id, piece, probability, score."""
+    chosen = given.chosen
     return {
         "row": given.row,
-        "chosen": [
-            given.chosen.token,
-            clean(given.chosen.piece),
-            _round_significant(given.chosen.probability),
-        ],
+        "chosen": [chosen.token, clean(chosen.piece), _round_significant(chosen.probability)],
         "end": given.end,
         "logsumexp": _round_significant(given.logsumexp, 7),
         "entropy": _round_significant(given.entropy),
         "top": [
-            [
-                c.token,
-                clean(c.piece),
-                _round_significant(c.probability, 4),
-                _round_significant(c.logit, 5),
-            ]
+            [c.token, clean(c.piece), *map(_round_significant, (c.probability, c.logit), (4, 5))]
             for c in given.top
         ],
     }
 
 
 def _beam(trace: Trace) -> list[list[list[Any]]]:
-    """For each step the places of the beam: parent, token, log-probability, score, ended."""
     return [
         [
-            [
-                n.place,
-                n.parent,
-                n.token,
-                _round_significant(n.logprob, 4),
-                _round_significant(n.score, 4),
-                int(n.ended),
-            ]
+            [n.place, n.parent, n.token, *_round_all([n.logprob, n.score], 4), int(n.ended)]
             for n in nodes
         ]
-        for nodes in trace.passage.tree
+        for nodes in trace.traced_text.tree
     ]
 
 
 def _classes(trace: Trace) -> list[list[Any]]:
-    """For a classifier of texts: every class with its probability and score."""
     if not trace.config.classes:
         return []
-    chances = trace.logits.double().softmax(dim=-1).tolist()
-    rows = zip(trace.trained.classes, chances, trace.logits.tolist(), strict=True)
-    return [
-        [name, _round_significant(chance), _round_significant(logit)]
-        for name, chance, logit in rows
-    ]
+    numbers = torch.stack([trace.logits.double().softmax(dim=-1), trace.logits.double()], dim=1)
+    rows = zip(trace.trained.classes, numbers.tolist(), strict=True)
+    return [[name, *_round_all(pair)] for name, pair in rows]
 
 
 def _tensors(trace: Trace) -> dict[str, Any]:
-    """Every value: its shape, axes and range, and what it is made of."""
     made = dataflow(trace.config)
     return {
         name: {
@@ -188,27 +150,20 @@ def _tensors(trace: Trace) -> dict[str, Any]:
 
 
 def _ranges(summary: Summary) -> dict[str, Any]:
-    """The range of those that are numbers, and how many are none."""
-    found: dict[str, Any] = {
-        "min": _round_significant(summary.low, 4),
-        "max": _round_significant(summary.high, 4),
-        "mean": _round_significant(summary.mean, 4),
-        "std": _round_significant(summary.spread, 4),
-    }
+    numbers = _round_all([summary.low, summary.high, summary.mean, summary.spread], 4)
+    found: dict[str, Any] = dict(zip(("min", "max", "mean", "std"), numbers, strict=True))
     flags = {"hidden": summary.hidden, "broken": summary.broken}
     return found | {name: count for name, count in flags.items() if count}
 
 
 def _norms(trace: Trace, side: str) -> list[list[float | None]]:
-    """How long each word's vector is, as it enters and after every layer."""
     last = "norm" if trace.config.norm_order == "post" else "add"
     names = [f"{side}.{n}.feed_forward.{last}" for n in range(trace.config.layers)]
     lengths = trace.collect([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
-    return [[_round_significant(x, 4) for x in length.tolist()] for length in lengths.values()]
+    return [_round_all(length.tolist(), 4) for length in lengths.values()]
 
 
 def _checks(trace: Trace) -> dict[str, Any]:
-    """Whether what is shown is what the model does."""
     found = trace.checks
     return {
         "replay_same_words": found.same_words,
@@ -222,32 +177,32 @@ def _checks(trace: Trace) -> dict[str, Any]:
 
 
 def _round_significant(x: float | None, digits: int = 6) -> float | None:
-    """A number with so many significant digits; null if it is none."""
+    """JSON has no NaN and no infinity: these become null."""
     if x is None or not math.isfinite(x):
         return None
     rounded = float(f"{x:.{digits}g}")
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e9 else rounded
 
 
+def _round_all(values: Iterable[float | None], digits: int = 6) -> list[float | None]:
+    return [_round_significant(x, digits) for x in values]
+
+
 def tensor(
-    trace: Trace,
-    name: str,
-    head: int | None = None,
-    rows: slice | None = None,
-    kind: _Kind = "f32",
+    trace: Trace, name: str, head: int | None = None, rows: slice | None = None, kind: _Kind = "f32"
 ) -> Blob:
-    """A value, or one head or some rows of it; heads are counted from 1."""
+    """A value, or one head (from 1) or some rows of it."""
     return blob({name: trace.tensor(name, head, rows)}, kind)
 
 
 def attention_head(trace: Trace, at: str, head: int) -> Blob:
-    """All of equation 1 at one head: `at` is an attention, such as decoder.2.cross."""
+    """All values of equation 1 at one head of an attention such as decoder.2.cross."""
     known = attentions(trace)
     if at not in known:
         raise unknown_name("attention", at, known)
     asked = in_range("head", head, trace.config.heads)
     shared = asked // (trace.config.heads // trace.config.num_kv_heads) + 1
-    heads = {f"{at}.{name}": shared if name in ("k", "v") else head for name in _FOCUS}
+    heads = {f"{at}.{name}": shared if name in ("k", "v") else head for name in _EQUATION}
     found = trace.collect(list(heads), lambda n, value: trace.part(n, value, heads[n], None))
     return blob({name.rpartition(".")[2]: value for name, value in found.items()}, "f32")
 
@@ -264,13 +219,10 @@ def attentions(trace: Trace) -> list[str]:
 
 
 def thumbnails(trace: Trace) -> Blob:
-    """Small pictures of all heads, H 16 16 for each attention: every pixel is the largest weight.
-
-    A text of fewer words has fewer pixels.
-    """
+    """All heads at 16 x 16 pixels or fewer, H 16 16 per attention: each the largest weight."""
 
     def shrunk(_: str, weights: Tensor) -> Tensor:
-        size = [min(_THUMB, n) for n in weights.shape[1:]]
+        size = [min(_THUMBNAIL, n) for n in weights.shape[1:]]
         return F.adaptive_max_pool2d(weights.float().nan_to_num(0.0), size)
 
     small = trace.collect([f"{name}.weights" for name in attentions(trace)], shrunk)
@@ -278,14 +230,14 @@ def thumbnails(trace: Trace) -> Blob:
 
 
 def logits(trace: Trace, row: int) -> Blob:
-    """The scores of the whole vocabulary at one row, so that any temperature is exact."""
+    """The logits of the whole vocabulary at one row, so that a page can apply any temperature."""
     if trace.config.classes or not 0 <= row < len(trace.logits):
-        raise UserError(f"there is no row {row} of scores: this text has {len(trace.logits)}")
+        raise UserError(f"there is no row {row} of logits: this text has {len(trace.logits)}")
     return blob({"logits": trace.logits[row]}, "f32")
 
 
 def token(trace: Trace, side: str, row: int) -> Blob:
-    """All that one word goes through: its states, what is added to them, and its neurons."""
+    """The states of one token, what is added to them, and its neurons."""
     if side not in sides(trace.config):
         raise unknown_name("side", side, sides(trace.config))
     count = trace.summaries[f"{side}.input"].shape[0]
@@ -301,14 +253,13 @@ def token(trace: Trace, side: str, row: int) -> Blob:
 
 
 def blob(named: dict[str, Tensor], kind: _Kind) -> Blob:
-    """Tensors as bytes. One byte holds a share of 1 in steps of 1/255: for thumbnails only."""
+    """Encode tensors. `u8` holds weights from 0 to 1 in steps of 1/255."""
     parts = [_encode(value, kind) for value in named.values()]
     shapes = ((name, tuple(value.shape)) for name, value in named.items())
     return Blob(b"".join(parts), kind, tuple(shapes))
 
 
 def _encode(value: Tensor, kind: _Kind) -> bytes:
-    """The numbers of a tensor, row after row."""
     if kind == "u8":
         value = (value.float().clamp(0, 1) * 255).round().to(torch.uint8)
     else:
@@ -317,23 +268,23 @@ def _encode(value: Tensor, kind: _Kind) -> bytes:
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
-def stop_facts(stop: Stage) -> dict[str, Any]:
-    """A stop as data: words, formulas, checks and tables; pictures by the names of their values."""
+def stage_data(stage: Stage) -> dict[str, Any]:
+    """A stage as JSON; heatmaps appear by the names of their values."""
     return {
-        "name": stop.name,
-        "title": stop.title,
-        "what": stop.what,
-        "section": stop.section,
-        "place": stop.place,
+        "name": stage.name,
+        "title": stage.title,
+        "what": stage.what,
+        "section": stage.section,
+        "place": stage.location,
         "formulas": [
             {
                 "letters": f.letters,
                 "filled": f.filled,
                 "numbers": {k: _round_significant(v) for k, v in f.numbers.items()},
             }
-            for f in stop.formulas
+            for f in stage.formulas
         ],
-        "exhibits": [_exhibit_facts(exhibit) for exhibit in stop.figures],
+        "exhibits": [_figure_data(figure) for figure in stage.figures],
         "checks": [
             {
                 "claim": c.claim,
@@ -341,24 +292,22 @@ def stop_facts(stop: Stage) -> dict[str, Any]:
                 "error": _round_significant(c.error, 3),
                 "within": _round_significant(c.within, 3),
             }
-            for c in stop.checks
+            for c in stage.checks
         ],
-        "notes": list(stop.notes),
+        "notes": list(stage.notes),
     }
 
 
-def _exhibit_facts(exhibit: Heatmap | TableFigure) -> dict[str, Any]:
-    """A picture's title and the values in it; a table is small, and here with all its rows."""
-    facts: dict[str, Any] = {"title": exhibit.title, "names": list(exhibit.names)}
-    if isinstance(exhibit, Heatmap):
+def _figure_data(figure: Heatmap | TableFigure) -> dict[str, Any]:
+    facts: dict[str, Any] = {"title": figure.title, "names": list(figure.names)}
+    if isinstance(figure, Heatmap):
         return facts
-    rows = [[_cell_facts(cell) for cell in row] for row in exhibit.rows]
-    table = {"heads": list(exhibit.heads), "rows": rows}
-    return facts | table | {"share": exhibit.share, "focus": exhibit.focus}
+    rows = [[_cell_data(cell) for cell in row] for row in figure.rows]
+    table = {"heads": list(figure.heads), "rows": rows}
+    return facts | table | {"share": figure.share, "focus": figure.focus}
 
 
-def _cell_facts(cell: Cell) -> Any:
-    """A word, a number, or several things."""
+def _cell_data(cell: Cell) -> Any:
     if isinstance(cell, str):
         return clean(cell)
     return _round_significant(cell) if isinstance(cell, float) else [clean(thing) for thing in cell]

@@ -1,8 +1,8 @@
-"""The walk at a terminal: the same numbers and words with colour and without.
+"""The walk at a terminal: the same numbers and words with and without colour.
 
-Colour only lies behind numbers that are printed anyway, so a pipe, a file and a screen reader get
-all of it. Nothing is wider than the terminal: what does not fit is cut to a window round the word
-that is looked at, and says so.
+Colour only repeats numbers that are printed anyway, so pipes, files and screen readers get all of
+it. Nothing is wider than the terminal: a larger figure is cut to a window around the chosen word,
+and says so.
 """
 
 import io
@@ -20,166 +20,129 @@ from rich.table import Table
 from rich.text import Text
 
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure, number
-from limelight.explain.stages import extra_stages, stages
+from limelight.explain.stage_table import STAGES
+from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import Trace
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WIDEST = 110  # a wider terminal is not filled: lines get hard to follow
-_LONGEST = 24  # rows of a table; of more, a window is shown
-_LABEL = 18  # of a row, at most so wide
-_BAR = 16  # of a probability of 1
+WIDEST = 110  # columns: longer lines are hard to read
+_LONGEST = 24  # rows: of a longer table, a window is shown
+_LABEL = 18  # columns of a row label
+_BAR = 16  # columns of a probability of 1
 
 
-def show(console: Console, trace: Trace, stops: Sequence[Stage]) -> None:
-    """The whole walk, or some of it."""
+def show(console: Console, trace: Trace, stages: Sequence[Stage]) -> None:
+    """Print the introduction and these stages."""
     introduce(console, trace)
-    for stop in stops:
-        show_stop(console, trace, stop)
+    for stage in stages:
+        show_stage(console, trace, stage)
 
 
 def introduce(console: Console, trace: Trace) -> None:
-    """Which model this is, what it read and what it wrote."""
+    """Print the model, the text, the output and the names of the stages."""
     config = trace.config
     size = sum(p.numel() for p in trace.model.parameters())
-    told = (
+    summary = (
         f"{config.family}, {config.layers} layers, {config.heads} heads, d_model {config.d_model}, "
         f"{config.norm_order}-norm, {config.positions} positions, {size:,} parameters"
     )
     facts = Table.grid(padding=(0, 2))
-    facts.add_row(Text("model", "dim"), Text(told))
-    facts.add_row(Text("reads", "dim"), Text(_reads(trace), "bold"))
+    facts.add_row(Text("model", "dim"), Text(summary))
+    read = trace.source.labels or trace.target.labels[: trace.traced_text.given + 1]
+    facts.add_row(Text("reads", "dim"), Text(" ".join(read), "bold"))
     if trace.steps:
-        facts.add_row(Text(_verb(trace), "dim"), Text(_writes(trace), "bold green"))
-    facts.add_row(Text("stops", "dim"), Text("  ".join(stages(trace))))
+        verb, output = _output(trace)
+        facts.add_row(Text(verb, "dim"), Text(output, "bold green"))
+    facts.add_row(Text("stages", "dim"), Text("  ".join(main_stages(trace))))
     if more := extra_stages(trace):
-        facts.add_row(Text("beside", "dim"), Text("  ".join(more)))
+        facts.add_row(Text("extras", "dim"), Text("  ".join(more)))
     console.print(facts)
     for name, count in list(trace.checks.broken.items())[:1]:
-        warning = f"NaN: {count:,} numbers of {name}, and so of {len(trace.checks.broken)} values, "
-        console.print(Text(f"{warning}are not numbers. The weights are damaged.", "bold red"))
+        warning = f"NaN: {count:,} numbers of {name}, and so in {len(trace.checks.broken)} values. "
+        console.print(Text(f"{warning}The weights are damaged.", "bold red"))
 
 
-def _reads(trace: Trace) -> str:
-    """The pieces that go in, apart."""
-    given = trace.source or trace.target
-    labels = given.labels if trace.source else given.labels[: trace.passage.given + 1]
-    return " ".join(labels)
-
-
-def _verb(trace: Trace) -> str:
-    """What a model does with a text."""
-    if trace.trained.family == "encoder-only":
-        return "fills"
-    return "given" if trace.passage.mode == "given" else "writes"
-
-
-def _writes(trace: Trace) -> str:
-    """What came out: the pieces that were chosen."""
+def _output(trace: Trace) -> tuple[str, str]:
     pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
-    return " ".join(visible(piece) for piece in pieces)
+    verb = "given" if trace.traced_text.mode == "given" else "generates"
+    if trace.trained.family == "encoder-only":
+        verb = "fills"
+    return verb, " ".join(visible(piece) for piece in pieces)
 
 
-_MAP: dict[
-    str, dict[str, tuple[str, ...]]
-] = {  # the parts of Figure 1, side by side, and the stops at which each is looked at
-    "reading": {
-        "pieces": ("pieces",),
-        "vectors": ("embedding", "positions"),
-        "attention": ("queries", "scores", "scaling", "mask", "softmax", "sum", "heads"),
-        "add & norm": ("add-norm",),
-        "feed-forward": ("feed-forward",),
-        "layers": ("stack",),
-    },
-    "answering": {
-        "start": ("start",),
-        "look back": ("masked",),
-        "ask the source": ("cross",),
-        "choose": ("classifier",),
-        "again": ("loop",),
-    },
-}
-
-
-def _map_lines(trace: Trace, stop: Stage) -> Text:
-    """Where in the model this is: the parts in order, the current one lit."""
-    known, lines = stages(trace), []
-    for half, parts in _MAP.items():
+def _map_lines(trace: Trace, stage: Stage) -> Text:
+    lines = []
+    for half, first in (("reading", True), ("answering", False)):
         line = Text(f"{half:9}  ", "dim")
-        there = {p: names for p, names in parts.items() if any(n in known for n in names)}
-        for part, names in there.items():
-            here = stop.name in names
-            line.append("" if part == next(iter(there)) else " > ")
-            line.append(f"[{part}]" if here else part, "bold yellow not dim" if here else "")
+        entries = [STAGES[name] for name in main_stages(trace) if STAGES[name].first is first]
+        for n, section in enumerate(dict.fromkeys(entry.section for entry in entries)):
+            here = section == STAGES[stage.name].section
+            line.append(" > " if n else "")
+            line.append(f"[{section}]" if here else section, "bold yellow not dim" if here else "")
         lines.append(line)
     return Text("\n").join(lines)
 
 
-def show_stop(console: Console, trace: Trace, stop: Stage) -> None:
-    """One station."""
-    order = list(stages(trace))
-    count = f"{order.index(stop.name) + 1}/{len(order)}" if stop.name in order else "beside"
+def show_stage(console: Console, trace: Trace, stage: Stage) -> None:
+    """Print one stage: title, map, text, formulas, figures, notes and checks."""
+    order = main_stages(trace)
+    count = f"{order.index(stage.name) + 1}/{len(order)}" if stage.name in order else "extra"
     console.print()
-    console.rule(Text(f"{count}  {stop.title}", "bold"), align="left", characters="─", style="cyan")
-    if stop.name in order:
-        console.print(_map_lines(trace, stop))
-    where = f"{stop.place}; " if stop.place else ""
-    console.print(Text(f"{stop.name}: {where}section {stop.section} of the paper", "dim"))
-    console.print(Text(stop.what))
-    for formula in stop.formulas:
+    title = Text(f"{count}  {stage.title}", "bold")
+    console.rule(title, align="left", characters="─", style="cyan")
+    if stage.name in order:
+        console.print(_map_lines(trace, stage))
+    location = f"{stage.location}; " if stage.location else ""
+    console.print(Text(f"{stage.name}: {location}section {stage.section} of the paper", "dim"))
+    console.print(Text(stage.what))
+    for formula in stage.formulas:
         console.print()
         console.print(Padding(Text(formula.letters, "cyan"), (0, 0, 0, 2), expand=False))
         console.print(Padding(Text(formula.filled, "bold"), (0, 0, 0, 4), expand=False))
-    for exhibit in stop.figures:
+    width = min(console.width, WIDEST)
+    for figure in stage.figures:
         console.print()
-        drawn = heat_map if isinstance(exhibit, Heatmap) else _listing
-        console.print(drawn(exhibit, min(console.width, WIDEST)))  # type: ignore[arg-type]
+        console.print(
+            heat_map(figure, width) if isinstance(figure, Heatmap) else _table(figure, width)
+        )
     console.print()
-    for note in stop.notes:
+    for note in stage.notes:
         console.print(Text.assemble(("note  ", "yellow"), note))
-    for check in stop.checks:
+    for check in stage.checks:
         console.print(_check_line(check))
 
 
 def _check_line(check: Check) -> Text:
-    """A check, with how far apart the two ways were."""
     if check.passed:
         off = "exactly" if check.error == 0 else f"off by {check.error:.0e}"
         return Text.assemble(("✓ ", "green"), check.claim, (f": {off}", "dim"))
-    return Text.assemble(
-        ("✗ ", "bold red"), check.claim, (f": off by {number(check.error)}", "red")
-    )
+    off = f": off by {number(check.error)}"
+    return Text.assemble(("✗ ", "bold red"), check.claim, (off, "red"))
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a grid fits: which columns, how wide, with how many digits."""
+    """The columns and rows that fit, their width and digits."""
 
     columns: range
     rows: range
     cell: int
-    digits: int  # after the point; 0: in percent
+    digits: int  # after the point; 0 means percent
     label: int
 
 
 def heat_map(grid: Heatmap, width: int) -> "RenderableType":
-    """Numbers on a ground that is the stronger the larger they are."""
+    """Numbers on a background that is stronger the larger they are."""
     layout = _fit(grid, width)
     lines = [_title_line(grid, layout)]
-    if layout.digits:
-        lines.append(_header(grid.columns, layout, grid.focus[1], grid.sums))
-    else:
-        numbers = [str(j + 1) for j in range(len(grid.columns))]
-        lines.append(_header(numbers, layout, grid.focus[1], grid.sums))
-    largest = (
-        grid.values[grid.values.isfinite()].abs().max().item()
-        if grid.values.isfinite().any()
-        else 1.0
-    )
-    for i in layout.rows:
-        lines.append(_grid_row(grid, i, layout, largest or 1.0))
+    labels = grid.columns if layout.digits else [str(j + 1) for j in range(len(grid.columns))]
+    lines.append(_header(labels, layout, grid.focus[1], grid.sums))
+    finite = grid.values[grid.values.isfinite()].abs()
+    largest = finite.max().item() if finite.numel() else 1.0
+    lines += [_grid_row(grid, i, layout, largest or 1.0) for i in layout.rows]
     if not layout.digits:
         key = "  ".join(f"{j + 1}\u00a0{grid.columns[j]}" for j in layout.columns)
         lines.append(Text(f"columns: {key}", "dim"))
@@ -187,42 +150,39 @@ def heat_map(grid: Heatmap, width: int) -> "RenderableType":
 
 
 def _fit(grid: Heatmap, width: int) -> _Layout:
-    """All columns with three digits if they fit, else fewer digits, else a window."""
+    """All columns with three digits if they fit, else with fewer digits, else a window."""
     label = min(_LABEL, 2 + max(map(cell_len, grid.rows)))
-    room = width - label - (7 if grid.sums else 0)
+    available = width - label - (7 if grid.sums else 0)
     rows = window(len(grid.rows), _LONGEST, grid.focus[0])
     every = range(len(grid.columns))
-    whole = grid.axes[1] != "number"  # of a vector, the first few say enough
-    modes = [3, *([2] if whole else []), *([0] if whole and grid.scale == "share" else [])]
+    matrix = grid.axes[1] != "number"  # of a vector, the first few numbers are enough
+    modes = [3, *([2] if matrix else []), *([0] if matrix and grid.scale == "share" else [])]
     for digits in modes:
-        cell = 1 + max(
-            2, *(len(_value(x, digits)) for x in grid.values[list(rows)].flatten().tolist())
-        )
-        if cell * len(every) <= room:
+        values = grid.values[list(rows)].flatten().tolist()
+        cell = 1 + max(2, *(len(_value(x, digits)) for x in values))
+        if cell * len(every) <= available:
             widest = 1 + max(map(cell_len, grid.columns)) if digits else cell
-            roomy = max(cell, min(widest, room // len(every), 9))
-            return _Layout(every, rows, roomy, digits, label)
-    return _Layout(window(len(every), room // cell, grid.focus[1]), rows, cell, digits, label)
+            cell = max(cell, min(widest, available // len(every), 9))
+            return _Layout(every, rows, cell, digits, label)
+    return _Layout(window(len(every), available // cell, grid.focus[1]), rows, cell, digits, label)
 
 
 def window(count: int, most: int, focus: int | None) -> range:
-    """As many neighbours of the focus as fit; without one, the first."""
+    """At most `most` of `count` indices around the focus; without one, the first."""
     most = max(1, most)
     first = 0 if focus is None else min(max(0, focus - most // 2), max(0, count - most))
     return range(first, min(count, first + most))
 
 
 def _value(x: float, digits: int) -> str:
-    """A number with so many digits; 0 means in percent."""
     return number(x, digits) if digits or math.isnan(x) else f"{100 * x:.0f}"
 
 
 def _title_line(grid: Heatmap, layout: _Layout) -> Text:
-    """What is shown, and what of it."""
     notes = []
-    if grid.axes[0] == "asks":
-        rows = "each row asks (reads → next)" if " → " in grid.rows[0] else "each row asks"
-        notes.append(f"{rows}, each column answers")
+    if grid.axes[0] == "query":
+        arrow = " (reads → next)" if " → " in grid.rows[0] else ""
+        notes.append(f"each row is a query{arrow}, each column a key")
     if not layout.digits:
         notes.append("in percent")
     if len(layout.columns) < len(grid.columns):
@@ -231,12 +191,11 @@ def _title_line(grid: Heatmap, layout: _Layout) -> Text:
         notes.append(f"{what} {shown} of {len(grid.columns)}")
     if len(layout.rows) < len(grid.rows):
         notes.append(f"rows {layout.rows[0] + 1} to {layout.rows[-1] + 1} of {len(grid.rows)}")
-    told = f" ({'; '.join(notes)})" if notes else ""
-    return Text.assemble((grid.title, "bold underline"), (told, "dim"))
+    suffix = f" ({'; '.join(notes)})" if notes else ""
+    return Text.assemble((grid.title, "bold underline"), (suffix, "dim"))
 
 
 def _header(labels: Sequence[str], layout: _Layout, focus: int | None, sums: bool) -> Text:
-    """The names of the columns."""
     line = Text(" " * layout.label)
     for j in layout.columns:
         style = "bold yellow" if j == focus else "dim"
@@ -245,34 +204,28 @@ def _header(labels: Sequence[str], layout: _Layout, focus: int | None, sums: boo
 
 
 def _clip(text: str, width: int, side: str = "left") -> str:
-    """A text in exactly so many columns, its end cut off with a mark if it must be."""
+    """Exactly `width` columns: padded, or cut off with an ellipsis."""
     if cell_len(text) > width:
         text = set_cell_size(text, max(0, width - 1)) + "…"
-    return (
-        text + " " * (width - cell_len(text))
-        if side == "left"
-        else (" " * (width - cell_len(text)) + text)
-    )
+    padding = " " * (width - cell_len(text))
+    return text + padding if side == "left" else padding + text
 
 
 def _grid_row(grid: Heatmap, i: int, layout: _Layout, largest: float) -> Text:
-    """A row: its name, marked if it is the one that is looked at, and its numbers."""
     focused = i == grid.focus[0]
     label = _clip(("> " if focused else "  ") + grid.rows[i], layout.label)
     line = Text().append(label, "bold yellow" if focused else "")
     for j in layout.columns:
         x = grid.values[i, j].item()
-        line.append(" ")
-        line.append(
-            f"{_value(x, layout.digits):>{layout.cell - 1}}", _cell_style(x, grid.scale, largest)
-        )
+        shown = f"{_value(x, layout.digits):>{layout.cell - 1}}"
+        line.append(" ").append(shown, _cell_style(x, grid.scale, largest))
     if grid.sums:
         line.append(f"{number(grid.values[i].sum().item()):>7}", "dim")
     return line
 
 
 def _cell_style(x: float, scale: str, largest: float) -> Style:
-    """The colour behind a number: blue for shares and below zero, red above, grey for -inf."""
+    """Blue for weights and below zero, red above zero, grey for -inf."""
     if math.isnan(x) or x == math.inf:
         return Style(color="white", bgcolor="red", bold=True)
     if x == -math.inf:
@@ -283,13 +236,11 @@ def _cell_style(x: float, scale: str, largest: float) -> Style:
         high = (20, 125, 85)
     elif scale == "signed" and x > 0:
         high = (190, 60, 45)
-    mixed = (round(a + (b - a) * strength) for a, b in zip(low, high, strict=True))
-    red, green, blue = mixed
+    red, green, blue = (round(a + (b - a) * strength) for a, b in zip(low, high, strict=True))
     return Style(color="white", bgcolor=f"rgb({red},{green},{blue})")
 
 
-def _listing(table: TableFigure, width: int) -> "RenderableType":
-    """A table of words and numbers, with bars for shares."""
+def _table(table: TableFigure, width: int) -> "RenderableType":
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for j, name in enumerate(table.heads):
         numeric = any(isinstance(row[j], float) for row in table.rows)
@@ -302,18 +253,16 @@ def _listing(table: TableFigure, width: int) -> "RenderableType":
             max_width=width if last else 24,
         )
     shown = window(len(table.rows), _LONGEST, table.focus)
-    room = width - 3 * len(table.heads) - sum(map(cell_len, _widest_words(table)))
+    available = width - 3 * len(table.heads) - sum(map(cell_len, _widest_cells(table)))
     for i in shown:
-        cells = [_cell(x, j == table.share, room) for j, x in enumerate(table.rows[i])]
+        cells = [_cell(x, j == table.share, available) for j, x in enumerate(table.rows[i])]
         drawn.add_row(*cells, style="bold yellow" if i == table.focus else "")
-    left = len(table.rows) - len(shown)
-    if left:
+    if len(shown) < len(table.rows):
         drawn.caption = Text(f"rows {shown[0] + 1} to {shown[-1] + 1} of {len(table.rows)}")
     return Group(Text(table.title, "bold underline"), drawn)
 
 
-def _widest_words(table: TableFigure) -> list[str]:
-    """What takes most room in each column, those of several things left out."""
+def _widest_cells(table: TableFigure) -> list[str]:
     columns = zip(*table.rows, strict=True)
     return [
         max(
@@ -325,23 +274,21 @@ def _widest_words(table: TableFigure) -> list[str]:
     ]
 
 
-def _cell(x: Cell, share: bool, room: int = 80) -> Text:
-    """A word, a number, a number with a bar, or several things that break only between them."""
+def _cell(x: Cell, share: bool, width: int = 80) -> Text:
     if isinstance(x, str):
         return Text(x)
     if isinstance(x, tuple):
-        return Text("\n".join(_broken(x, room)))
-    told = Text(number(x, 4 if share else 3))
+        return Text("\n".join(_wrapped(x, width)))
+    cell = Text(number(x, 4 if share else 3))
     if share and not math.isnan(x):
-        told.append(" " + "█" * round(_BAR * min(1.0, max(0.0, x))), "blue")
-    return told
+        cell.append(" " + "█" * round(_BAR * min(1.0, max(0.0, x))), "blue")
+    return cell
 
 
-def _broken(things: Sequence[str], room: int) -> list[str]:
-    """Things in lines of at most so many columns."""
+def _wrapped(things: Sequence[str], width: int) -> list[str]:
     lines: list[str] = []
     for thing in things:
-        if lines and cell_len(lines[-1]) + 2 + cell_len(thing) <= room:
+        if lines and cell_len(lines[-1]) + 2 + cell_len(thing) <= width:
             lines[-1] += "  " + thing
         else:
             lines.append(thing)
@@ -349,14 +296,14 @@ def _broken(things: Sequence[str], room: int) -> list[str]:
 
 
 def step_through(
-    console: Console, trace: Trace, stops: Sequence[Stage], ask: Callable[[str], str]
+    console: Console, trace: Trace, stages: Sequence[Stage], ask: Callable[[str], str]
 ) -> None:
-    """One stop at a time: Enter goes on, b goes back, a name or number goes there, q leaves."""
+    """One stage at a time: Enter is next, b is back, a name or number jumps there, q quits."""
     introduce(console, trace)
-    names, at = [stop.name for stop in stops], 0
-    while 0 <= at < len(stops):
-        show_stop(console, trace, stops[at])
-        answer = ask("\n[Enter] next   b back   q leave   or a stop's name: ").strip().lower()
+    names, at = [stage.name for stage in stages], 0
+    while 0 <= at < len(stages):
+        show_stage(console, trace, stages[at])
+        answer = ask("\n[Enter] next   b back   q quit   or a stage's name: ").strip().lower()
         if answer in ("q", "/quit"):
             return
         found = [i for i, name in enumerate(names) if answer and name.startswith(answer)]
@@ -365,11 +312,8 @@ def step_through(
         at = found[0] if found and answer != "b" else max(0, at - 1) if answer == "b" else at + 1
 
 
-def plain_text(trace: Trace, stops: Sequence[Stage]) -> str:
-    """The same without colour, for a notebook or a log."""
-    console = Console(file=io.StringIO(), width=80, color_system=None, highlight=False)
-    introduce(console, trace)
-    for stop in stops:
-        show_stop(console, trace, stop)
-    written: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in written.splitlines())
+def plain_text(trace: Trace, stages: Sequence[Stage]) -> str:
+    """What `show` prints, without colour, for a notebook or a log."""
+    file = io.StringIO()
+    show(Console(file=file, width=80, color_system=None, highlight=False), trace, stages)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

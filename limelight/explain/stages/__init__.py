@@ -1,70 +1,79 @@
-"""The walk: which stops there are for a model, in which order."""
+"""The stages of the walk, from the text to the next token. Read in this order:
+
+embedding    text becomes token ids, vectors and positions
+attention    equation 1: queries, keys and values, scores, mask, softmax, weighted sum
+layers       add & norm, feed-forward, and the stack of layers
+output       the decoder's input, the probabilities of the next token, and the loop
+extras       teacher forcing, beam search, and attention while generating
+"""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from limelight.errors import UserError, unknown_name
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.stage import Stage
+from limelight.explain.stage_table import walk_of
 from limelight.explain.stages import attention, embedding, extras, layers, output
 from limelight.explain.trace import Trace
 
-_Make = Callable[[Focus], Stage]
-
-_READING: dict[str, _Make] = {
-    "pieces": embedding.pieces,
-    "embedding": embedding.embedding,
-    "positions": embedding.positions,
-    "queries": attention.queries,
-    "scores": attention.scores,
-    "scaling": attention.scaling,
-    "mask": attention.mask,
-    "softmax": attention.softmax,
-    "sum": attention.weighted_sum,
-    "heads": attention.heads,
-    "add-norm": layers.add_norm,
-    "feed-forward": layers.feed_forward,
-    "stack": layers.stack,
+# How each stage of `stage_table` is built, and the section of the paper to read.
+BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
+    "pieces": (embedding.pieces, "5.1"),
+    "embedding": (embedding.embedding, "3.4"),
+    "positions": (embedding.positions, "3.5"),
+    "queries": (attention.queries, "3.2.2"),
+    "scores": (attention.scores, "3.2.1"),
+    "scaling": (attention.scaling, "3.2.1"),
+    "mask": (attention.mask, "3.2.3"),
+    "softmax": (attention.softmax, "3.2.1"),
+    "sum": (attention.weighted_sum, "3.2.1"),
+    "heads": (attention.heads, "3.2.2"),
+    "add-norm": (layers.add_norm, "3.1"),
+    "feed-forward": (layers.feed_forward, "3.3"),
+    "stack": (layers.stack, "3.1"),
+    "start": (output.start, "3.1"),
+    "masked": (attention.masked_self, "3.2.3"),
+    "cross": (attention.cross, "3.2.3"),
+    "classifier": (output.classifier, "3.4"),
+    "loop": (output.loop, "3"),
+    "follow": (extras.follow, "4"),
+    "teacher": (extras.teacher, "5"),
+    "beam": (extras.beam, "6.1"),
 }
-_DECODING: dict[str, _Make] = {
-    "start": output.start,
-    "masked": attention.masked_self,
-    "cross": attention.cross,
-}
-_CHOOSING: dict[str, _Make] = {"classifier": output.classifier}
-_LOOPING: dict[str, _Make] = {"loop": output.loop}
 
 
-def stages(trace: Trace) -> dict[str, _Make]:
-    """The stops of the walk: what the family has, and nothing else."""
-    if trace.trained.family == "encoder-only":
-        return _READING | _CHOOSING
-    if trace.trained.family == "decoder-only":
-        return _READING | _CHOOSING | _LOOPING
-    return _READING | _DECODING | _CHOOSING | _LOOPING
+def main_stages(trace: Trace) -> list[str]:
+    """The names of the stages that the model's family has, in the order of the walk."""
+    return walk_of(trace.trained.family)
 
 
-def extra_stages(trace: Trace) -> dict[str, _Make]:
-    """What can be asked for besides."""
+def extra_stages(trace: Trace) -> list[str]:
+    """The names of the stages that stand outside the walk."""
     if not trace.steps or trace.trained.family == "encoder-only":
-        return {}
-    found: dict[str, _Make] = {"follow": extras.follow, "teacher": extras.teacher}
-    return found | ({"beam": extras.beam} if trace.passage.tree else {})
+        return []
+    return ["follow", "teacher", *(["beam"] if trace.traced_text.tree else [])]
 
 
 def walk(
     trace: Trace, layer: int | None = None, head: int | None = None, word: str | None = None
 ) -> list[Stage]:
-    """All stops for this text, and the asides after them."""
-    view = focus_on(trace, layer, head, word)
-    return [make(view) for make in (stages(trace) | extra_stages(trace)).values()]
+    """Every stage for this text, the extras last."""
+    focus = focus_on(trace, layer, head, word)
+    return [_build(name, focus) for name in (*main_stages(trace), *extra_stages(trace))]
 
 
-def stop_at(trace: Trace, name: str, view: Focus) -> Stage:
-    """One stop, by its name or the beginning of it."""
-    known = stages(trace) | extra_stages(trace)
-    begin_so = [stop for stop in known if name and stop.startswith(name)]
-    if name not in known and len(begin_so) > 1:
-        raise UserError(f"{name!r} could be {' or '.join(begin_so)}: write more of the name")
-    if not begin_so:
-        raise unknown_name("stop", name, known)
-    return known[name if name in known else begin_so[0]](view)
+def stage_at(trace: Trace, name: str, focus: Focus) -> Stage:
+    """One stage, by its name or an unambiguous prefix of it."""
+    known = [*main_stages(trace), *extra_stages(trace)]
+    matches = [stage for stage in known if name and stage.startswith(name)]
+    if name not in known and len(matches) > 1:
+        raise UserError(f"{name!r} could be {' or '.join(matches)}: write more of the name")
+    if not matches:
+        raise unknown_name("stage", name, known)
+    return _build(name if name in known else matches[0], focus)
+
+
+def _build(name: str, focus: Focus) -> Stage:
+    build, section = BUILDERS[name]
+    return replace(build(focus), name=name, section=section)

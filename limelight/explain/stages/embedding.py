@@ -1,6 +1,7 @@
-"""The first three stops: words become pieces, pieces become vectors, vectors know their places."""
+"""Text becomes pieces, pieces become vectors, and vectors get their positions."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,43 +16,39 @@ from limelight.tasks.fill import BLANK
 _NEIGHBOURS = 5
 
 
-def pieces(view: Focus) -> Stage:
-    """The tokenizer."""
-    tokenizer, text = view.trace.trained.tokenizer, view.trace.text
-    stays = tokenizer.decode(tokenizer.encode(text)) == tokenizer.normalize(text)
-    again = "the text again" + (", in small letters and marks apart" if tokenizer.uncased else "")
+def pieces(focus: Focus) -> Stage:
+    """The tokenizer (section 5.1)."""
+    tokenizer, text = focus.trace.trained.tokenizer, focus.trace.text
+    round_trip = tokenizer.decode(tokenizer.encode(text)) == tokenizer.normalize(text)
+    again = "the text" + (", lowercased, punctuation split" if tokenizer.uncased else "")
     return Stage(
-        name="pieces",
-        title="Words become pieces, pieces become numbers",
-        section="5.1",
-        what="The tokenizer cuts the text into pieces that it knows and gives each its number. The "
-        "model never sees letters, only these numbers. (The mark · is a space.)",
-        figures=[_piece_list(view), _merges(view)],
-        checks=[Check(f"the pieces, put together, are {again}", 0.0 if stays else 1.0, 0.0)],
+        title="Text becomes pieces, pieces become ids",
+        what="The tokenizer splits the text into pieces that it knows and gives each its id. The "
+        "model never sees letters, only these ids. (The mark · is a space.)",
+        figures=[_piece_table(focus), _merge_table(focus)],
+        checks=[Check(f"the pieces, joined, are {again}", 0.0 if round_trip else 1.0, 0.0)],
         notes=[
             f"The vocabulary has {len(tokenizer):,} pieces. Those in ⟨⟩ stand for no text: they "
-            "say where something begins, ends or is missing."
+            "mark where something begins, ends or is missing."
         ],
     )
 
 
-def _piece_list(view: Focus) -> TableFigure:
-    """Every piece with its number, and where it comes from."""
-    words, passage = view.words(view.side), view.trace.passage
+def _piece_table(focus: Focus) -> TableFigure:
+    words, traced_text = focus.words(focus.side), focus.trace.traced_text
     rows: list[list[Cell]] = []
     for i, span in enumerate(words.spans):
-        where = "added" if span is None else f"{span[0] + 1} to {span[1]}"
-        if view.side == "decoder" and i > passage.given:
-            where = "given" if passage.mode == "given" else "written"
-        rows.append([str(i), words.labels[i], str(words.ids[i]), where])
+        origin = "added" if span is None else f"{span[0] + 1} to {span[1]}"
+        if focus.side == "decoder" and i > traced_text.given:
+            origin = "given" if traced_text.mode == "given" else "generated"
+        rows.append([str(i), words.labels[i], str(words.ids[i]), origin])
     heads = ["position", "piece", "id", "characters"]
-    return TableFigure("what the model reads", heads, rows, focus=view.word(view.side))
+    return TableFigure("what the model reads", heads, rows, focus=focus.word(focus.side))
 
 
-def _merges(view: Focus) -> TableFigure:
-    """How the tokenizer came to its pieces: for every different word, what was joined when."""
-    tokenizer, text = view.trace.trained.tokenizer, view.trace.text
-    parts = text.split(BLANK) if view.trace.trained.family == "encoder-only" else [text]
+def _merge_table(focus: Focus) -> TableFigure:
+    tokenizer, text = focus.trace.trained.tokenizer, focus.trace.text
+    parts = text.split(BLANK) if focus.trace.trained.family == "encoder-only" else [text]
     work = {
         visible(readable("".join(steps[0]))): steps
         for part in parts
@@ -61,196 +58,186 @@ def _merges(view: Focus) -> TableFigure:
         [word, tuple(" ".join(visible(readable(piece)) for piece in pieces) for pieces in steps)]
         for word, steps in work.items()
     ]
-    title = "how it came to them: the pair that was learned first is joined first"
-    return TableFigure(title, ["word", "its bytes, joined step by step"], rows, names=("merges",))
+    title = "how the pieces are found: the pair learned first is merged first"
+    return TableFigure(title, ["word", "its bytes, merged step by step"], rows, names=("merges",))
 
 
-def embedding(view: Focus) -> Stage:
-    """A row of the table for each piece."""
-    side, words = view.side, view.words(view.side)
-    table = view.weight(f"{'source' if side == 'encoder' else 'target'}.tokens.weight")
-    rows = table[list(words.ids)]
+def embedding(focus: Focus) -> Stage:
+    """A row of the embedding table for each piece (section 3.4)."""
+    side, words = focus.side, focus.words(focus.side)
+    table = focus.weight(f"{'source' if side == 'encoder' else 'target'}.tokens.weight")
+    again = table[list(words.ids)]
     return Stage(
-        name="embedding",
-        title="Each piece is looked up in a learned table",
-        section="3.4",
-        what=f"A table of {table.size(0):,} rows has {table.size(1)} numbers for every piece; "
-        "training moved them until pieces that are used alike have rows that are alike.",
-        formulas=_looked_up(view, view.tensor(f"{side}.embedding")[view.word(side)]),
+        title="Each piece is looked up in the embedding table",
+        what=f"The embedding table has {table.size(0):,} rows of {table.size(1)} numbers, one row "
+        "per piece. Training gave similar rows to pieces that are used alike.",
+        formulas=_row_formulas(focus, focus.tensor(f"{side}.embedding")[focus.word(side)]),
         figures=[
-            view.all_words(side, f"{side}.embedding", "the rows of the table for this text"),
-            _neighbours(view, table, words.ids[view.word(side)]),
+            focus.all_words(side, f"{side}.embedding", "embeddings"),
+            _neighbour_table(focus, table, words.ids[focus.word(side)]),
         ],
-        checks=[view.check("these are the table's rows", f"{side}.embedding", rows)],
+        checks=[focus.check("rows of the table, by id", f"{side}.embedding", again)],
     )
 
 
-def _looked_up(view: Focus, found: Tensor) -> list[Formula]:
-    """The chosen word's row, and what the paper multiplies it by."""
-    i, first, scale = view.word(view.side), found[0].item(), _scale_of(view)
-    row = f"embedding({view.label(view.side)}) = row {view.words(view.side).ids[i]} of the table"
+def _row_formulas(focus: Focus, found: Tensor) -> list[Formula]:
+    i, first, scale = focus.word(focus.side), found[0].item(), _scale_of(focus)
+    row = (
+        f"embedding({focus.label(focus.side)}) = row {focus.words(focus.side).ids[i]} of the table"
+    )
     formulas = [Formula(row, f"{vector(found)}, {len(found)} numbers", {"first": first})]
     if scale != 1:
-        formulas.append(
-            Formula(
-                "made larger by sqrt(d_model), as in the paper",
-                f"{number(first)} x sqrt({len(found)}) = {number(first)} x {number(scale)} = "
-                f"{number(first * scale)}",
-                {"scale": scale, "scaled": first * scale},
-            )
-        )
+        product = f"{number(first)} x {number(scale)} = {number(first * scale)}"
+        filled = f"{number(first)} x sqrt({len(found)}) = {product}"
+        numbers = {"scale": scale, "scaled": first * scale}
+        formulas.append(Formula("multiplied by sqrt(d_model), as in the paper", filled, numbers))
     return formulas
 
 
-def _neighbours(view: Focus, table: Tensor, token: int) -> TableFigure:
-    """The pieces whose rows point the same way."""
-    alike = F.cosine_similarity(table, table[token][None], dim=-1)
-    alike[token] = -math.inf
-    best = alike.nan_to_num(-1.0).topk(min(_NEIGHBOURS, len(alike))).indices.tolist()
-    tokenizer = view.trace.trained.tokenizer
+def nearest_tokens(
+    table: Tensor, tokens: Sequence[int], count: int, first: int = 0
+) -> list[list[tuple[int, float]]]:
+    """For each token, the `count` other tokens with the largest cosine, from an embedding table.
+
+    Tokens with an id below `first` are left out: special tokens have no useful neighbours.
+    """
+    unit = F.normalize(table, dim=1)
+    cosine = unit[list(tokens)] @ unit.T  # T V
+    cosine[:, :first] = -math.inf
+    cosine[range(len(tokens)), list(tokens)] = -math.inf
+    best = cosine.nan_to_num(-1.0).topk(min(count, len(table) - 1)).indices
+    return [
+        [(other, cosine[i, other].item()) for other in row] for i, row in enumerate(best.tolist())
+    ]
+
+
+def _neighbour_table(focus: Focus, table: Tensor, token: int) -> TableFigure:
+    (nearest,) = nearest_tokens(table, [token], _NEIGHBOURS)
+    tokenizer = focus.trace.trained.tokenizer
     rows: list[list[Cell]] = [
-        [visible(piece), str(other), alike[other].item()]
-        for other, piece in zip(best, pieces_of(tokenizer, best), strict=True)
+        [visible(pieces_of(tokenizer, [other])[0]), str(other), cosine] for other, cosine in nearest
     ]
     label = visible(pieces_of(tokenizer, [token])[0])
-    title = f"nearest to {label} in the table (cosine: 1 is the same direction)"
+    title = f"nearest to {label} in the table (cosine 1: same direction)"
     return TableFigure(title, ["piece", "id", "cosine"], rows, names=("neighbours",))
 
 
-def positions(view: Focus) -> Stage:
-    """Where a piece stands."""
-    kind = view.trace.config.positions
-    return _turned(view) if kind == "rotary" else _added(view, kind)
+def positions(focus: Focus) -> Stage:
+    """Positional encoding (section 3.5), by the kind that the model uses."""
+    kind = focus.trace.config.positions
+    return _rotary_stage(focus) if kind == "rotary" else _added_stage(focus, kind)
 
 
-def _added(view: Focus, kind: str) -> Stage:
-    """Sinusoidal and learned positions: a vector for every place, added to the piece's."""
-    side, i = view.side, view.word(view.side)
-    waves = view.tensor(f"{side}.positions")
-    again, how = input_again(view, side)
+def _added_stage(focus: Focus, kind: str) -> Stage:
+    side, i = focus.side, focus.word(focus.side)
+    vectors = focus.tensor(f"{side}.positions")
+    again, how = recompute_input(focus, side)
     sinusoidal = kind == "sinusoidal"
-    made = "made of waves from fast to slow, " if sinusoidal else "learned like a word's, "
-    places = [f"place {place}" for place in range(len(waves))]
+    made = "made of sinusoids from fast to slow" if sinusoidal else "learned like an embedding"
+    labels = [f"position {position}" for position in range(len(vectors))]
+    formula = _sinusoid_formula if sinusoidal else _learned_formula
     return Stage(
-        name="positions",
-        title="Each vector learns where it stands",
-        section="3.5",
-        what="Attention sees a heap of words, in no order. So every place has a vector of its own, "
-        f"{made}that is added to the word's.",
-        formulas=[(_wave if sinusoidal else _learned)(i, waves), _adding(view, side, i, how)],
+        title="Each vector gets its position",
+        what="Attention by itself ignores the order of the tokens. So every position has its own "
+        f"vector, {made}. It is added to the embedding.",
+        formulas=[formula(i, vectors), _sum_formula(focus, side, i, how)],
         figures=[
-            view.all_words(side, f"{side}.positions", "the places", places),
-            view.all_words(side, f"{side}.input", "what enters the first layer"),
+            focus.all_words(side, f"{side}.positions", "the positions", labels),
+            focus.all_words(side, f"{side}.input", "input of the first layer"),
         ],
         checks=[
-            view.check(f"input = {how}", f"{side}.input", again),
-            *(_wave_checks(view, waves) if sinusoidal else []),
+            focus.check(f"input = {how}", f"{side}.input", again),
+            *(_sinusoid_checks(focus, vectors) if sinusoidal else []),
         ],
     )
 
 
-def _wave_checks(view: Focus, waves: Tensor) -> list[Check]:
-    """The paper's formula, and why it was chosen (section 3.5)."""
-    count, d_model = waves.shape
+def _sinusoid_checks(focus: Focus, sinusoids: Tensor) -> list[Check]:
+    """The formula of the paper, and the reason for it (section 3.5)."""
     return [
-        view.check(
-            "the waves are sin and cos of these angles", waves, _sinusoids_again(count, d_model)
-        ),
-        view.check(
-            "two places on is the same turn from everywhere (why they are waves)",
-            waves[2:],
-            _turn(waves[:-2], 2),
+        focus.check("sin and cos of these angles", sinusoids, _sinusoids(*sinusoids.shape)),
+        focus.check(
+            "two positions further is the same rotation everywhere (why sinusoids)",
+            sinusoids[2:],
+            _rotate(sinusoids[:-2], 2),
         ),
     ]
 
 
-def _turned(view: Focus) -> Stage:
-    """Rotary positions: nothing is added here."""
-    side = view.side
-    again, how = input_again(view, side)
+def _rotary_stage(focus: Focus) -> Stage:
+    side = focus.side
+    again, how = recompute_input(focus, side)
     return Stage(
-        name="positions",
-        title="Each vector will be turned by its place",
-        section="3.5",
-        what="This model has rotary positions: nothing is added to the words. Where a word stands "
-        "comes in at the next stop, where its query and key are turned by an angle for its place.",
-        figures=[view.all_words(side, f"{side}.input", "what enters the first layer")],
-        checks=[view.check(f"input = {how}", f"{side}.input", again)],
+        title="Positions enter later, as rotations",
+        what="This model has rotary positions: nothing is added to the embeddings. At the next "
+        "stage, each query and key is rotated by an angle that depends on its position.",
+        figures=[focus.all_words(side, f"{side}.input", "input of the first layer")],
+        checks=[focus.check(f"input = {how}", f"{side}.input", again)],
     )
 
 
-def _scale_of(view: Focus) -> float:
-    """What an embedding is multiplied by: sqrt(d_model) in the paper, nothing in GPT and BERT."""
-    config = view.trace.config
+def _scale_of(focus: Focus) -> float:
+    """The paper multiplies embeddings by sqrt(d_model); GPT and BERT do not."""
+    config = focus.trace.config
     return math.sqrt(config.d_model) if config.family == "encoder-decoder" else 1.0
 
 
-def input_again(view: Focus, side: str) -> tuple[Tensor, str]:
-    """What enters the first layer, computed from its parts, and how that is said."""
-    scale, config = _scale_of(view), view.trace.config
-    total = view.tensor(f"{side}.embedding") * scale
-    said = "embedding" if scale == 1 else f"embedding x {number(scale)}"
+def recompute_input(focus: Focus, side: str) -> tuple[Tensor, str]:
+    """The input of the first layer, computed from its parts, and the formula in words."""
+    scale, config = _scale_of(focus), focus.trace.config
+    total = focus.tensor(f"{side}.embedding") * scale
+    how = "embedding" if scale == 1 else f"embedding x {number(scale)}"
     if config.positions != "rotary":
-        total = total + view.tensor(f"{side}.positions")
-        said += " + place"
+        total = total + focus.tensor(f"{side}.positions")
+        how += " + position"
     if config.family != "encoder-only":
-        return total, said
-    total = total + view.tensor(f"{side}.segments")
-    return view.norm(total, "source.norm"), f"norm({said} + segment)"
+        return total, how
+    total = total + focus.tensor(f"{side}.segments")
+    return focus.norm(total, "source.norm"), f"norm({how} + segment)"
 
 
-def _adding(view: Focus, side: str, i: int, how: str) -> Formula:
-    """The sum for the first number of the chosen word."""
-    parts = {"embedding": view.tensor(f"{side}.embedding")[i, 0].item() * _scale_of(view)}
-    parts["place"] = view.tensor(f"{side}.positions")[i, 0].item()
-    if view.trace.config.family == "encoder-only":
-        parts["segment"] = view.tensor(f"{side}.segments")[i, 0].item()
-    result = view.tensor(f"{side}.input")[i, 0].item()
+def _sum_formula(focus: Focus, side: str, i: int, how: str) -> Formula:
+    parts = {"embedding": focus.tensor(f"{side}.embedding")[i, 0].item() * _scale_of(focus)}
+    parts["place"] = focus.tensor(f"{side}.positions")[i, 0].item()
+    bert = focus.trace.config.family == "encoder-only"
+    if bert:
+        parts["segment"] = focus.tensor(f"{side}.segments")[i, 0].item()
+    result = focus.tensor(f"{side}.input")[i, 0].item()
     filled = " + ".join(number(x) for x in parts.values())
-    if view.trace.config.family == "encoder-only":
-        filled = f"norm({filled}), with all {view.trace.config.d_model} numbers,"
-    text = f"the first number of {view.label(side, i)}: {how}"
+    if bert:
+        filled = f"norm({filled}), with all {focus.trace.config.d_model} numbers,"
+    text = f"the first number of {focus.label(side, i)}: {how}"
     return Formula(text, f"{filled} = {number(result)}", {**parts, "input": result})
 
 
-def _wave(place: int, waves: Tensor) -> Formula:
-    """Two numbers of a sinusoidal position, sine and cosine of one angle."""
-    d_model = waves.size(1)
-    pair = min(2, d_model // 2 - 1)  # the third wave, where it is slow enough to tell
-    angle = place * 10000 ** (-2 * pair / d_model)
+def _sinusoid_formula(position: int, sinusoids: Tensor) -> Formula:
+    d_model = sinusoids.size(1)
+    pair = min(2, d_model // 2 - 1)  # the third sinusoid: slow enough to see it move
+    angle = position * 10000 ** (-2 * pair / d_model)
+    sin, cos = sinusoids[position, 2 * pair : 2 * pair + 2].tolist()
     return Formula(
-        f"PE(place, 2i) = sin(place / 10000^(2i/{d_model})), PE(place, 2i+1) = cos(the same)",
-        f"for place {place} and i = {pair}: sin({number(angle)}) = "
-        f"{number(waves[place, 2 * pair].item())}, cos({number(angle)}) = "
-        f"{number(waves[place, 2 * pair + 1].item())}",
-        {
-            "angle": angle,
-            "sin": waves[place, 2 * pair].item(),
-            "cos": waves[place, 2 * pair + 1].item(),
-        },
+        f"PE(pos, 2i) = sin(pos / 10000^(2i/{d_model})), PE(pos, 2i+1) = cos(pos / ...)",
+        f"for pos = {position} and i = {pair}: sin({number(angle)}) = {number(sin)}, "
+        f"cos({number(angle)}) = {number(cos)}",
+        {"angle": angle, "sin": sin, "cos": cos},
     )
 
 
-def _learned(place: int, table: Tensor) -> Formula:
-    """A learned position is a row of a table, as a piece is."""
-    text = f"position({place}) = row {place} of the table of places"
-    return Formula(text, vector(table[place]), {"first": table[place, 0].item()})
+def _learned_formula(position: int, table: Tensor) -> Formula:
+    text = f"position({position}) = row {position} of the position table"
+    return Formula(text, vector(table[position]), {"first": table[position, 0].item()})
 
 
-def _sinusoids_again(count: int, d_model: int) -> Tensor:
-    """The paper's formula, number by number."""
-    angles = [
-        [place / 10000 ** (2 * (j // 2) / d_model) for j in range(d_model)]
-        for place in range(count)
-    ]
-    rows = [[math.cos(a) if j % 2 else math.sin(a) for j, a in enumerate(row)] for row in angles]
-    return torch.tensor(rows, dtype=torch.float64)
+def _sinusoids(count: int, d_model: int) -> Tensor:
+    pair = torch.arange(d_model, dtype=torch.float64) // 2
+    angles = torch.arange(count)[:, None] / 10000 ** (2 * pair / d_model)
+    return torch.where(torch.arange(d_model) % 2 == 1, angles.cos(), angles.sin())
 
 
-def _turn(waves: Tensor, by: int) -> Tensor:
-    """Places moved on by a linear map that is the same for all: a turn of every pair."""
-    d_model = waves.size(1)
+def _rotate(sinusoids: Tensor, by: int) -> Tensor:
+    """Moves every position by the same linear map: a rotation of each pair of numbers."""
+    d_model = sinusoids.size(1)
     angle = by * 10000 ** (-2 * torch.arange(d_model // 2, dtype=torch.float64) / d_model)
-    sin, cos = waves[:, 0::2], waves[:, 1::2]
+    sin, cos = sinusoids[:, 0::2], sinusoids[:, 1::2]
     moved = [sin * angle.cos() + cos * angle.sin(), cos * angle.cos() - sin * angle.sin()]
     return torch.stack(moved, dim=-1).flatten(1)

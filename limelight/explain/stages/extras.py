@@ -1,7 +1,8 @@
-"""Beside the walk: how the model learned, how a beam searched, what it looked at."""
+"""Outside the walk: how the model was trained, how a beam searched, what it attended to."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,96 +12,109 @@ from limelight.decode.beam import length_penalty
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Formula, Stage, TableFigure, number
 from limelight.explain.tokens import pieces_of, visible
-from limelight.explain.trace import DecodingStep, Trace
+from limelight.explain.trace import Trace
 
 _NOT_AN_EXPLANATION = (
-    "Attention shows where information was taken from, not why: a word can matter without much "
+    "Attention shows where information came from, not why: a token can matter without much "
     "weight, and have weight without mattering."
 )
+_MOST = 3  # tokens that are listed
 
 
-def teacher(view: Focus) -> Stage:
-    """Training asks all positions at once, each given the true words before it."""
-    trace, asked = view.trace, slice(view.trace.passage.given, len(view.trace.answers))
-    logits, wanted = trace.logits[asked].double(), torch.tensor(trace.answers.ids[asked])
-    logprobs = logits.log_softmax(dim=-1)
-    losses = -logprobs.gather(1, wanted[:, None])[:, 0]
-    again = F.cross_entropy(logits, wanted)
-    smooth = [_smoothed(trace, logprobs, losses)] if trace.smoothing else []
+class TeacherForcing(NamedTuple):
+    """The loss of every position, given the true tokens before it; all in nats."""
+
+    losses: Tensor  # T: negative log-likelihood of the true token
+    best: Tensor  # T: the most likely token (argmax)
+    best_logprobs: Tensor  # T
+    mean: float
+    uniform: float  # the mean loss over all tokens of the vocabulary
+    smoothed: float  # the loss with label smoothing
+
+
+def teacher_forcing(logits: Tensor, targets: Sequence[int], smoothing: float) -> TeacherForcing:
+    """Score the true tokens `targets` by the rows of `logits` (T V) that predict them.
+
+    With label smoothing, a small weight is spread over all tokens alike (section 5.4).
+    """
+    logprobs = logits.double().log_softmax(dim=-1).cpu()
+    losses = -logprobs.gather(1, torch.tensor(list(targets))[:, None])[:, 0]
+    best = logprobs.max(dim=-1)
+    mean, uniform = losses.mean().item(), -logprobs.mean().item()
+    smoothed = (1 - smoothing) * mean + smoothing * uniform
+    return TeacherForcing(losses, best.indices, best.values, mean, uniform, smoothed)
+
+
+def teacher(focus: Focus) -> Stage:
+    """Training predicts all positions at once, each from the true tokens before it."""
+    trace, given = focus.trace, focus.trace.traced_text.given
+    logits, targets = trace.logits[given : len(trace.answers)], trace.answers.ids[given:]
+    forced = teacher_forcing(logits, targets, trace.smoothing)
+    mean, again = (
+        forced.losses.mean()[None],
+        F.cross_entropy(logits.double(), torch.tensor(targets)),
+    )
     return Stage(
-        name="teacher",
-        title="How it learned: every position at once, with the true words before it",
-        section="5",
+        title="Teacher forcing: all positions at once, given the true tokens",
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
-        "have said itself (teacher forcing). One parallel pass asks every position for the next "
-        "token; the loss is how surprised the model is, on average.",
-        formulas=[_mean_loss(losses), *smooth],
-        figures=[_loss_table(trace, losses)],
-        checks=[view.check("the mean is torch's cross-entropy", losses.mean()[None], again[None])],
-        notes=[
-            "The mean is over real tokens, of all sentences of a batch together: padding is not "
-            "counted."
-        ],
+        "have predicted (teacher forcing). One parallel pass predicts the next token at every "
+        "position. The loss is the mean negative log-likelihood of the true tokens.",
+        formulas=_loss_formulas(forced, trace.smoothing),
+        figures=[_loss_table(trace, forced.losses)],
+        checks=[focus.check("the mean is torch's cross-entropy", mean, again[None])],
+        notes=["The mean is over the real tokens of all texts in a batch; padding does not count."],
     )
 
 
-def _mean_loss(losses: Tensor) -> Formula:
-    """The sum of all positions' losses, divided once."""
-    total, mean = losses.sum().item(), losses.mean().item()
-    filled = f"{number(total)} / {len(losses)} = {number(mean)}"
-    numbers = {"sum": total, "count": len(losses), "mean": mean}
-    return Formula("loss = mean of -log p(target)", filled, numbers)
+def _loss_formulas(forced: TeacherForcing, smoothing: float) -> list[Formula]:
+    total, count = forced.losses.sum().item(), len(forced.losses)
+    mean = Formula(
+        "loss = mean of -log p(target)",
+        f"{number(total)} / {count} = {number(forced.mean)}",
+        {"sum": total, "count": count, "mean": forced.mean},
+    )
+    if not smoothing:
+        return [mean]
+    numbers = {"share": smoothing, "plain": forced.mean, "spread": forced.uniform}
+    smoothed = Formula(
+        f"with label smoothing e = {smoothing:g}, as in this model's training: (1 - e) x loss + e "
+        "x the mean over all tokens",
+        f"{number(1 - smoothing)} x {number(forced.mean)} + {number(smoothing)} x "
+        f"{number(forced.uniform)} = {number(forced.smoothed)}",
+        numbers | {"smoothed": forced.smoothed},
+    )
+    return [mean, smoothed]
 
 
 def _loss_table(trace: Trace, losses: Tensor) -> TableFigure:
-    """Position by position: what is read, what is wanted, and how surprising that was."""
-    first = trace.passage.given
     rows: list[list[Cell]] = [
         [str(n), trace.target.labels[n], trace.answers.labels[n], math.exp(-loss), loss]
-        for n, loss in enumerate(losses.tolist(), start=first)
+        for n, loss in enumerate(losses.tolist(), start=trace.traced_text.given)
     ]
     heads = ["row", "input", "target", "p(target)", "-log p"]
-    return TableFigure(
-        "input shifted right, target, loss", heads, rows, share=3, names=("teacher",)
-    )
+    title = "input shifted right, target, loss"
+    return TableFigure(title, heads, rows, share=3, names=("teacher",))
 
 
-def _smoothed(trace: Trace, logprobs: Tensor, losses: Tensor) -> Formula:
-    """Label smoothing: a small share of the target goes to all tokens alike (section 5.4)."""
-    share = trace.smoothing
-    spread = -logprobs.mean(dim=-1).mean().item()
-    plain = losses.mean().item()
-    total = (1 - share) * plain + share * spread
-    return Formula(
-        f"with label smoothing e = {share:g}, as this model was trained: (1 - e) x loss + e x the "
-        "mean over all tokens",
-        f"{number(1 - share)} x {number(plain)} + {number(share)} x {number(spread)} = "
-        f"{number(total)}",
-        {"share": share, "plain": plain, "spread": spread, "smoothed": total},
-    )
-
-
-def beam(view: Focus) -> Stage:
+def beam(focus: Focus) -> Stage:
     """The search that found the text (section 6.1)."""
-    trace, size = view.trace, view.trace.decode.beam
-    own = [math.log(step.chosen.probability) for step in trace.steps]
-    total = torch.tensor([sum(trace.passage.logprobs)]).double()
-    again = torch.tensor([sum(own)]).double()
+    trace, size = focus.trace, focus.trace.decode.beam
+    replayed = sum(math.log(step.chosen.probability) for step in trace.steps)
+    total = sum(trace.traced_text.logprobs)
+    found, again = torch.tensor([[total], [replayed]]).double()
     return Stage(
-        name="beam",
-        title=f"The search: {size} texts at a time",
-        section="6.1",
-        what=f"At every step each of {size} texts is extended by every piece, and the best {size} "
-        "of all these go on. In the end the text with the best score wins (*).",
+        title=f"Beam search with {size} hypotheses",
+        what=f"Every step extends each of {size} hypotheses by every piece and keeps the {size} "
+        "best of all. In the end the hypothesis with the best score wins (*).",
         formulas=[_beam_score(trace)],
-        figures=[_places(trace)],
-        checks=[view.check("the winner's log p, added up from this pass", total, again)],
+        figures=[_beam_table(trace)],
+        checks=[focus.check("the winner's log p, summed over this pass", found, again)],
     )
 
 
 def _beam_score(trace: Trace) -> Formula:
-    """The winner's score; the longer a text, the less its many factors count against it."""
-    total, length = sum(trace.passage.logprobs), len(trace.passage.logprobs)
+    """Longer texts have more factors below 1, so the sum is divided by a penalty."""
+    total, length = sum(trace.traced_text.logprobs), len(trace.traced_text.logprobs)
     alpha = trace.decode.length_penalty
     score = total / length_penalty(length, alpha)
     return Formula(
@@ -110,90 +124,70 @@ def _beam_score(trace: Trace) -> Formula:
     )
 
 
-def _places(trace: Trace) -> TableFigure:
-    """Every place of the beam, step by step, with its text so far."""
+def _beam_table(trace: Trace) -> TableFigure:
     best, rows = _winner(trace), list[list[Cell]]()
     texts: dict[int, str] = {}
-    for n, nodes in enumerate(trace.passage.tree):
+    for n, nodes in enumerate(trace.traced_text.tree):
         before = dict(texts)
         for node in nodes:
             piece = visible(pieces_of(trace.trained.tokenizer, [node.token])[0])
             texts[node.place] = before.get(node.parent, "") + piece
             mark = "  *" if (n, node.place) in best else ""
             parent = str(node.parent + 1) if n else "-"
-            where = [str(n + 1), str(node.place + 1), parent]
-            rows.append([*where, node.logprob, node.score, texts[node.place] + mark])
-    heads = ["step", "place", "from", "log p", "score", "text so far"]
-    return TableFigure("the places of the beam, step by step", heads, rows, names=("beam",))
+            cells: list[Cell] = [str(n + 1), str(node.place + 1), parent, node.logprob, node.score]
+            rows.append([*cells, texts[node.place] + mark])
+    heads = ["step", "beam", "from", "log p", "score", "text so far"]
+    return TableFigure("all hypotheses, step by step", heads, rows, names=("beam",))
 
 
 def _winner(trace: Trace) -> set[tuple[int, int]]:
-    """The places of the tree that the text that won went through: (step, place)."""
-    tree, wanted = trace.passage.tree, trace.answers.ids[trace.passage.given :]
+    """The nodes of the tree that the winning hypothesis went through: (step, beam index)."""
+    tree, wanted = trace.traced_text.tree, trace.answers.ids[trace.traced_text.given :]
     last = len(wanted) - 1
     for node in tree[last] if last < len(tree) else []:
-        path, place = [], node.place
+        path, index = [], node.place
         for n in range(last, -1, -1):
-            at = next((x for x in tree[n] if x.place == place), None)
+            at = next((x for x in tree[n] if x.place == index), None)
             if at is None or at.token != wanted[n]:
                 break
-            path.append((n, place))
-            place = at.parent
+            path.append((n, index))
+            index = at.parent
         else:
             return set(path)
     return set()
 
 
-def follow(view: Focus) -> Stage:
-    """Which words were looked at, for each word that was written."""
-    trace = view.trace
-    rows: list[list[Cell]] = []
+def follow(focus: Focus) -> Stage:
+    """The tokens that each generated token attended to most."""
+    trace, rows, heads = focus.trace, list[list[Cell]](), ["reads → generates", "", ""]
+    layer, head = (None if index is None else index + 1 for index in focus.asked)
+    attended = {"in the target": (trace.mean_attention("decoder", layer, head), trace.target)}
+    if len(trace.source):
+        cross = trace.mean_attention("cross", layer, head)
+        attended = {"in the source": (cross, trace.source)} | attended
     for step in trace.steps:
         best = _in_one_line((visible(c.piece), c.probability) for c in step.top[:5])
-        told = f"{visible(step.reads)} → {visible(step.chosen.piece)}"
-        rows.append([told, "best five", best])
-        for use in _uses(trace):
-            rows.append(["", _TOLD[use], _in_one_line(_attended(view, step, use)[:_MOST])])
+        rows.append([f"{visible(step.reads)} → {visible(step.chosen.piece)}", "best five", best])
+        for side, (weights, words) in attended.items():
+            row = weights[step.row].nan_to_num()
+            ranked = row.argsort(descending=True).tolist()[:_MOST]
+            rows.append(["", side, _in_one_line((words.labels[i], row[i].item()) for i in ranked)])
     return Stage(
-        name="follow",
-        title="What it looked at while it wrote",
-        section="4",
-        what="For each word written: the five likeliest candidates, and the words it looked at "
-        f"most, by attention weights of {_averaged(view)}.",
-        figures=[TableFigure("word by word", ["reads → writes", "", ""], rows, names=("follow",))],
+        title="What it attended to while generating",
+        what="For each generated token: the five most likely candidates, and the tokens that it "
+        f"attended to most, by attention weights of {_averaged(focus)}.",
+        figures=[TableFigure("token by token", heads, rows, names=("follow",))],
         notes=[_NOT_AN_EXPLANATION],
     )
 
 
-_MOST = 3  # words that are named
-_TOLD = {"cross": "in the source", "self": "in its own text"}
-
-
 def _in_one_line(weighted: Iterable[tuple[str, float]]) -> tuple[str, ...]:
-    """Words with their numbers, as far as they have any weight."""
-    return tuple(f"{word} {number(share)}" for word, share in weighted if share > 0)
+    return tuple(f"{word} {number(weight)}" for word, weight in weighted if weight > 0)
 
 
-def _uses(trace: Trace) -> tuple[str, ...]:
-    """The attentions through which a decoder sees words."""
-    return ("cross", "self") if len(trace.source) else ("self",)
-
-
-def _averaged(view: Focus) -> str:
-    """Over what a mean is taken: all that nobody chose."""
-    layer, head = view.asked
+def _averaged(focus: Focus) -> str:
+    layer, head = focus.asked
     layers = "all layers" if layer is None else f"layer {layer + 1}"
     heads = "all heads" if head is None else f"head {head + 1}"
     mean = "the mean of " if layer is None or head is None else ""
     return f"{mean}{heads} in {layers}"
-
-
-def _attended(view: Focus, step: DecodingStep, use: str) -> list[tuple[str, float]]:
-    """The words that a row looked at, by their mean weight, most first."""
-    layer, head = view.asked
-    layers = range(view.trace.config.layers) if layer is None else [layer]
-    every = torch.stack([view.tensor(f"decoder.{n}.{use}.weights")[:, step.row] for n in layers])
-    weights = every.mean(dim=(0, 1)) if head is None else every[:, head].mean(dim=0)
-    words = view.trace.source if use == "cross" else view.trace.target
-    ranked = weights.nan_to_num().argsort(descending=True).tolist()
-    return [(words.labels[i], weights[i].item()) for i in ranked]

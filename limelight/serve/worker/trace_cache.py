@@ -24,14 +24,14 @@ from limelight.explain.explanation import Explanation
 from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, clean
-from limelight.explain.stages import stop_at
+from limelight.explain.stages import stage_at
 from limelight.explain.tokens import pieces_of
 from limelight.explain.traced_text import (
     TooLongError,
     TracedText,
-    given_passage,
-    passage_in_steps,
     request_of,
+    text_with_target,
+    traced_text_in_steps,
 )
 from limelight.loading import LoadedModel
 from limelight.serve.ipc import Message
@@ -85,7 +85,7 @@ class TraceCache:
         for side in (text, target or ""):
             self.check(len(loaded.tokenizer.encode(side)))
         config = _config_of(loaded, message["settings"], self.longest)
-        found = yield from passage_in_steps(loaded, text, target, config, message["tag"])
+        found = yield from traced_text_in_steps(loaded, text, target, config, message["tag"])
         self.check(max(len(found.source), len(found.target)))
         return found
 
@@ -109,7 +109,12 @@ class TraceCache:
             config = _config_of(self.loaded, message["settings"], self.longest)
             smoothing = self.loaded.recipe.train.label_smoothing
             self.traces[key] = Explanation(
-                *(self.loaded, message["text"], passage, config, "*", smoothing, self.room)
+                trained=self.loaded,
+                text=message["text"],
+                traced_text=passage,
+                config=config,
+                smoothing=smoothing,
+                max_bytes=self.room,
             )
         self.traces.move_to_end(key)
         while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.room:
@@ -176,7 +181,7 @@ def _told_stop(trace: Explanation, message: Message) -> Message:
     rows = message["source_row"], message["target_row"]
     view = focus_on(trace, message["layer"], message["head"], message["word"], rows)
     trace.prefetch(n for n in trace.names if _needed(n, view.layer, message["name"]))
-    return {"stop": serialize.stop_facts(stop_at(trace, message["name"], view))}
+    return {"stop": serialize.stage_data(stage_at(trace, message["name"], view))}
 
 
 def _needed(name: str, layer: int, stop: str) -> bool:
@@ -211,7 +216,7 @@ _TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
 def teacher(loaded: LoadedModel, message: Message) -> Message:
     """How surprised the model is at each token of a text, given all the true ones before it."""
     request = request_of(loaded, message["source"], loaded.decode, message["tag"])
-    passage = given_passage(loaded, request, message["target"])
+    passage = text_with_target(loaded, request, message["target"])
     device = next(loaded.model.parameters()).device
     sides = [side for side in (passage.source, passage.target) if len(side)]
     logits = loaded.model(*(torch.tensor([list(side)], device=device) for side in sides))[0]
