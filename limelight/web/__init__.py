@@ -1,6 +1,8 @@
-"""The web page: the same files for the service and for an exported file, without a build step.
+"""The web page: plain files for a browser, the same in the service and in an exported file.
 
 bundle       the page as one file: modules, styles and data inline
 
-`index.html` is the frame and `app.js` its entry point; read on in the order of its imports.
+There is no build step: `index.html` loads `js/main.js`, which starts `js/app.js`. The folders of
+js are read in the order core, charts, attention, stages, tabs; a module imports only from its own
+folder and those before it.
 """
