@@ -28,7 +28,7 @@ def test_it_takes_a_fifth_less_than_fits_but_not_less_than_the_smallest(room, si
 
 @pytest.mark.parametrize("room", [255, 256])
 def test_a_machine_with_little_room_is_used_or_refused(tmp_path, monkeypatch, room):
-    monkeypatch.setattr(train, "memory_of_machine", lambda: 2 * (room + 1))
+    monkeypatch.setattr(train, "available_memory", lambda: 2 * (room + 1))
     monkeypatch.setattr(train, "memory_of", lambda _, tokens: tokens)
     recipe = tiny(batch_tokens="auto")
     if room < SMALLEST:

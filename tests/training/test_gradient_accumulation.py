@@ -65,7 +65,12 @@ def parameters_after(folder, parts, learner=LossModule, **settings):
     rows, size = ragged_rows(), ROWS // parts
     batches = [side_by_side(rows[i : i + size]) for i in range(0, ROWS, size)]
     torch.manual_seed(0)
-    usual = {"learning_rate": 0.01, "schedule": "inverse-sqrt", "warmup": 5, "average": 0}
+    usual = {
+        "learning_rate": 0.01,
+        "schedule": "inverse-sqrt",
+        "warmup": 5,
+        "average_checkpoints": 0,
+    }
     usual["eps"] = 1e-6  # a key's bias has a gradient of rounding alone, which Adam would blow up
     config = TrainConfig(
         steps=STEPS, grad_accumulation=parts, precision="float64", **{**usual, **settings}
@@ -88,11 +93,11 @@ def parameters_after(folder, parts, learner=LossModule, **settings):
 
 
 def flat(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.learned])
+    return torch.cat([p.detach().flatten() for p in trainer.trainable])
 
 
 @pytest.mark.parametrize(
-    ("parts", "settings"), [(4, {}), (16, {}), (2, {"clip": 0.5, "weight_decay": 0.1})]
+    ("parts", "settings"), [(4, {}), (16, {}), (2, {"clip_grad_norm": 0.5, "weight_decay": 0.1})]
 )
 def test_accumulated_batches_are_one_batch(tmp_path, parts, settings):
     one = parameters_after(tmp_path / "one", 1, **settings)

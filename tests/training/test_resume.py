@@ -24,12 +24,12 @@ STEPS = 60
 EXACT = {  # every part of the state is in use: an average, a best step, a half-full log line
     "steps": STEPS,
     "learning_rate": 1.0,  # so rough that not every validation is better than all before
-    "accumulate": 3,
+    "grad_accumulation": 3,
     "ema": 0.5,
     "patience": STEPS,
     "validate_every": 7,
     "log_every": 4,
-    "keep": STEPS,
+    "keep_checkpoints": STEPS,
 }
 RESUMED = {"checkpoint_every": STEPS}  # when a resumed run saves changes nothing, and saves time
 
@@ -145,17 +145,19 @@ def leave_at(monkeypatch, steps):
     """Have the process asked to leave during these steps."""
     true_step = loop.train_step
 
-    def take_step(trainer, turn):
+    def train_step(trainer, turn):
         if trainer.state.step + 1 in steps:
             signal.raise_signal(signal.SIGTERM)
         return true_step(trainer, turn)
 
-    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
 
 
 def test_interruptions_leave_no_trace_in_the_average(tmp_path, monkeypatch):
     """Whoever leaves saves, between the regular checkpoints; only those are averaged."""
-    recipe = tiny(steps=20, checkpoint_every=5, average_checkpoints=3, keep=1, validate_every=6)
+    recipe = tiny(
+        steps=20, checkpoint_every=5, average_checkpoints=3, keep_checkpoints=1, validate_every=6
+    )
     train_in(tmp_path / "whole", recipe)
     leave_at(monkeypatch, [7, 12, 13, 17])
     for step in (7, 12, 13, 17):
@@ -173,7 +175,7 @@ def test_interruptions_leave_no_trace_in_the_average(tmp_path, monkeypatch):
 def test_asked_to_leave_before_the_first_step_it_can_still_go_on(tmp_path, monkeypatch):
     recipe = tiny(steps=3)
     train_in(tmp_path / "whole", recipe)
-    monkeypatch.setattr(loop, "interruption", lambda: nullcontext([signal.SIGTERM]))
+    monkeypatch.setattr(loop, "_catch_signals", lambda: nullcontext([signal.SIGTERM]))
     assert train_in(tmp_path / "broken", recipe, expect=signal.SIGTERM).state.step == 0
     monkeypatch.undo()
     train_in(tmp_path / "broken", recipe)
@@ -206,12 +208,12 @@ def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
     most = []
     true_step = loop.train_step
 
-    def take_step(trainer, turn):
+    def train_step(trainer, turn):
         assert trainer.run.path.is_relative_to(tmp_path)
         most.append(len(list(tmp_path.rglob(WEIGHTS))))
         return true_step(trainer, turn)
 
-    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
     assert len(most) == 6 + 6 + 3
     assert max(most) <= 5

@@ -130,7 +130,10 @@ def test_a_change_that_would_make_it_another_run_is_refused(tmp_path, setting):
 
 def test_changes_that_alter_no_step_are_allowed(tmp_path):
     train_in(tmp_path, tiny())
-    train_in(tmp_path, tiny(steps=12, log_every=3, validate_every=4, checkpoint_every=2, keep=3))
+    train_in(
+        tmp_path,
+        tiny(steps=12, log_every=3, validate_every=4, checkpoint_every=2, keep_checkpoints=3),
+    )
     assert load(tmp_path).step == 12
     assert (tmp_path / "recipe.toml").read_text().count("log_every = 3") == 1
 
@@ -547,9 +550,9 @@ def test_evaluation_is_what_one_counts_by_hand(tmp_path, family):
         source, target = (column[i].tolist() for column in store.columns)
         answers = torch.tensor([*target, loaded.tokenizer.end])
         logits = logits_after(loaded, source, target)
-        surprise -= float(logits.log_softmax(-1)[range(len(validation_decoding)), answers].sum())
+        surprise -= float(logits.log_softmax(-1)[range(len(answers)), answers].sum())
         right += int((logits.argmax(-1) == answers).sum())
-        asked += len(validation_decoding)
+        asked += len(answers)
         exact += write_plainly(loaded, source, 8) == target
     assert scores["examples"] == len(store) == 10
     assert scores["loss"] == pytest.approx(surprise / asked, rel=1e-5)
@@ -566,13 +569,13 @@ def test_evaluation_asks_for_every_answer_and_for_few_at_once(tmp_path, monkeypa
     recipe = tiny(data=toy, model={"max_len": 12}, steps=1, batch_tokens=2000)
     asked = []
 
-    def answer(model, tokenizer, sources, limit):
+    def greedy_decode(model, tokenizer, sources, limit):
         """Right for the first 200."""
         before = sum(asked)
         asked.append(len(sources))
         return [s if before + i < 200 else [] for i, s in enumerate(sources)]
 
-    monkeypatch.setattr(validation_decoding, "answer", answer)
+    monkeypatch.setattr(validation_decoding, "_greedy_decode", greedy_decode)
     train_in(tmp_path, recipe)
     assert asked == [100, 100, 3]  # and samples
     assert log_of(tmp_path)[-1]["exact"] == 1

@@ -65,7 +65,7 @@ def test_a_good_run_is_not_suspected(tmp_path, family, seed):
 
 def test_a_break_does_not_hide_a_spike(tmp_path):
     """What is usual is in the checkpoint: the log of a resumed run is that of a whole one."""
-    recipe = tiny(**SETTINGS, checkpoint_every=POISONED[0] - 5, keep=9)
+    recipe = tiny(**SETTINGS, checkpoint_every=POISONED[0] - 5, keep_checkpoints=9)
     for name in ("whole", "broken"):
         train_in(tmp_path / name, recipe, touch=poison)
     for part in (f"checkpoints/{name_of(STEPS)}", "finished"):

@@ -155,17 +155,17 @@ def test_after_a_quick_one_the_whole_tour_learns_on(again):
 def test_interrupted_while_it_learns_it_saves_and_goes_on(start, tmp_path, monkeypatch):
     true_step = loop.train_step
 
-    def take_step(trainer, turn):
+    def train_step(trainer, turn):
         if trainer.state.step == 1:
             signal.raise_signal(signal.SIGINT)
         return true_step(trainer, turn)
 
-    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     code, out, err, made = start(tmp_path)
     assert code == 130
     assert err.splitlines()[-1] == "limelight: saved; go on with the same command"
     assert "It answers" not in out
-    monkeypatch.setattr(loop, "take_step", true_step)
+    monkeypatch.setattr(loop, "train_step", true_step)
     code, out, err, _ = start(tmp_path)
     assert code == 0
     assert "resuming from step 2" in err
@@ -228,8 +228,8 @@ def test_the_bar_has_room_for_what_it_says(width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     report = Report(console=console)
     report.begin(0, 500)
-    told = {"step": 120, "loss": 2.1234, "rate": 0.001, "tokens_per_second": 12_345.6}
-    report.train({**told, "memory": 510_000_000, "seconds": 30}, 500)
+    told = {"step": 120, "loss": 2.1234, "lr": 0.001, "tokens_per_second": 12_345.6}
+    report.train({**told, "peak_memory": 510_000_000, "seconds": 30}, 500)
     report.end()
     shown = console.file.getvalue()
     for part in ("step 120/500", "loss 2.1234", "12,346 tokens/s", "left "):
