@@ -145,11 +145,11 @@ def our_step(
     smoothing = 0.1 if translating else 0.0
     config = TrainConfig(compile=compiled, cuda_graphs=repeat, label_smoothing=smoothing)
     trainer = Trainer(
-        learner=LossModule(build(ModelConfig(**sizes, **family)), config.label_smoothing, compiled),
+        loss_module=LossModule(build(ModelConfig(**sizes, **family)), smoothing, compiled),
         batches=None,  # type: ignore[arg-type]
         config=config,
         run=RunFolder(Path()),
-        workers=World(torch.device(device)),
+        world=World(torch.device(device)),
         report=Report(console=Console(quiet=True)),
         d_model=sizes["d_model"],
         length_range=widths,

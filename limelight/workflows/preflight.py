@@ -22,7 +22,7 @@ from limelight.run.bundled_models import canonical_name, find_run
 from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.training.config import TrainConfig
-from limelight.training.loop import VALIDATION_METRICS
+from limelight.training.evaluate import VALIDATION_METRICS
 
 _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limelight.errors import UserError
-from limelight.evaluate.labels import f1_by_class, score_labels
+from limelight.evaluate.metrics import f1_by_class, score_labels
 
 LABELS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1)
 

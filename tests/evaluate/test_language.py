@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limelight.errors import UserError
-from limelight.evaluate.language import (
+from limelight.evaluate.metrics import (
     accuracy,
     bits_per_byte,
     count_bytes,

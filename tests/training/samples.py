@@ -78,8 +78,8 @@ def train_in(
     With `touch` a test can lay a hand on what is trained.
     """
     run = RunFolder(folder)
-    with init_distributed(recipe.train) as workers, lock_run(run, workers):
-        trainer = build_trainer(recipe, run, workers, Report(silent=True), start_from)
+    with init_distributed(recipe.train) as world, lock_run(run, world):
+        trainer = build_trainer(recipe, run, world, Report(silent=True), start_from)
         touch(trainer)
         assert fit(trainer) == expect
     return trainer

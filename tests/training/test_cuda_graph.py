@@ -100,18 +100,18 @@ def trained(recorded, batches, config):
     torch.manual_seed(3)
     torch._dynamo.reset()
     trainer = Trainer(
-        learner=LossModule(build(ModelConfig(**SIZES)), 0.1, compiled=config.compile),
+        loss_module=LossModule(build(ModelConfig(**SIZES)), 0.1, compiled=config.compile),
         batches=None,
         config=config,
         run=RunFolder("."),
-        workers=GPU,
+        world=GPU,
         report=Report(),
         precision="bfloat16",
     )
     if not recorded:
-        trainer.repeater = None
+        trainer.cuda_graph = None
     numbers = [train_step(trainer, [MicroBatch(batch, 0, 1)]).numbers() for batch in batches]
-    return numbers, [p.detach() for p in trainer.learner.parameters()]
+    return numbers, [p.detach() for p in trainer.loss_module.parameters()]
 
 
 @pytest.mark.gpu

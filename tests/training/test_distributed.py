@@ -200,7 +200,7 @@ def train_with_nan(arguments, spoiled, folder):
 
     def keep(trainer):
         left = fit(trainer)
-        weights = dict(trainer.learner.model.named_parameters())
+        weights = dict(trainer.loss_module.model.named_parameters())
         save_file({name: p.detach() for name, p in weights.items()}, folder / f"{rank}.safetensors")
         return left
 

@@ -202,7 +202,9 @@ def test_the_running_average_is_what_it_says(tmp_path):
     first = {}
 
     def look(trainer):
-        first.update({n: p.detach().clone() for n, p in trainer.learner.model.named_parameters()})
+        first.update(
+            {n: p.detach().clone() for n, p in trainer.loss_module.model.named_parameters()}
+        )
 
     train_in(tmp_path, tiny(checkpoint_every=1, keep_checkpoints=10, ema=0.7), touch=look)
     average = {name: tensor.double() for name, tensor in first.items()}
@@ -228,9 +230,9 @@ def test_what_is_validated_is_what_is_kept(tmp_path, patience):
 @pytest.mark.parametrize(("ema", "warned"), [(0.99, True), (0.9, False), (0.0, False)])
 def test_a_running_average_that_hardly_runs_is_told(tmp_path, capsys, ema, warned):
     recipe = tiny(ema=ema)
-    with init_distributed(recipe.train) as workers:
-        build_trainer(recipe, RunFolder(tmp_path), workers, Report())
-    assert ("what is finished will have learned little" in capsys.readouterr().err) == warned
+    with init_distributed(recipe.train) as world:
+        build_trainer(recipe, RunFolder(tmp_path), world, Report())
+    assert ("the finished weights will have learned little" in capsys.readouterr().err) == warned
 
 
 def test_validating_the_average_leaves_the_weights_alone(tmp_path):
@@ -302,7 +304,9 @@ def test_frozen_parts_keep_every_bit_and_the_others_move(tmp_path, part):
     before = {}
 
     def look(trainer):
-        before.update({n: p.detach().clone() for n, p in trainer.learner.model.named_parameters()})
+        before.update(
+            {n: p.detach().clone() for n, p in trainer.loss_module.model.named_parameters()}
+        )
 
     train_in(tmp_path, recipe, touch=look)
     shared = {"target.tokens": "source.tokens"}.get(part, part)  # one table has one name
@@ -325,7 +329,7 @@ def test_a_part_that_is_none_is_refused(tmp_path):
         train_in(tmp_path, tiny(freeze=("encodr",)))
     with pytest.raises(UserError, match=r"'encoder.layer.0': did you mean 'encoder.layers.0'"):
         train_in(tmp_path, tiny(freeze=("encoder.layer.0",)))
-    with pytest.raises(UserError, match="leaves nothing to learn"):
+    with pytest.raises(UserError, match="leaves nothing to train"):
         train_in(tmp_path, tiny("decoder-only", freeze=("target", "decoder", "classifier")))
     assert not (tmp_path / "run.json").exists()
 

@@ -60,7 +60,7 @@ def side_by_side(rows):
     return Seq2SeqBatch(0, torch.arange(len(rows)), source, target, source_real, target_real)
 
 
-def parameters_after(folder, parts, learner=LossModule, **settings):
+def parameters_after(folder, parts, loss_module=LossModule, **settings):
     """Train on the same rows in so many parts; the weights, one behind the other."""
     rows, size = ragged_rows(), ROWS // parts
     batches = [side_by_side(rows[i : i + size]) for i in range(0, ROWS, size)]
@@ -77,11 +77,11 @@ def parameters_after(folder, parts, learner=LossModule, **settings):
     )
     folder.mkdir()
     trainer = Trainer(
-        learner=learner(small("encoder-decoder", dropout=0.0), 0.1),
+        loss_module=loss_module(small("encoder-decoder", dropout=0.0), 0.1),
         batches=Given(batches),
         config=config,
         run=RunFolder(folder),
-        workers=World(torch.device("cpu")),
+        world=World(torch.device("cpu")),
         report=Report(silent=True),
         precision="float64",
     )
@@ -107,5 +107,5 @@ def test_accumulated_batches_are_one_batch(tmp_path, parts, settings):
 
 def test_a_mean_of_means_would_be_noticed(tmp_path):
     one = parameters_after(tmp_path / "one", 1)
-    slip = parameters_after(tmp_path / "slip", 4, learner=MeanOfMeans)
+    slip = parameters_after(tmp_path / "slip", 4, loss_module=MeanOfMeans)
     assert (one - slip).abs().max() > 1e-6

@@ -187,7 +187,7 @@ def test_of_two_that_are_highest_the_first_is_the_choice():
     logits = torch.tensor([[1.0, 3.0, 0.0, 3.0]] * 3)
     answers = torch.tensor([1, 3, IGNORED])
     for judge in (loss.cross_entropy_chunk, loss.cross_entropy_chunk_functional):
-        sums, _ = judge(logits, answers, smoothing=0.0, learning=False)
+        sums, _ = judge(logits, answers, smoothing=0.0, with_grad=False)
         assert sums[2] == 1
 
 
@@ -226,7 +226,7 @@ def test_disagreement_of_two_passes_equals_the_plain_way(monkeypatch, room, smoo
     plain = plain_agreement(*inputs, answers, smoothing, 5.0)
     slopes = gradients(plain, inputs)
     for judge in (loss.cross_entropy_chunk, loss.cross_entropy_chunk_functional):
-        ours = chunked_cross_entropy(*inputs, answers, smoothing, rdrop_alpha=5.0, judge=judge)
+        ours = chunked_cross_entropy(*inputs, answers, smoothing, rdrop_alpha=5.0, chunk_loss=judge)
         for a, b in zip(ours, plain, strict=True):
             torch.testing.assert_close(a.double(), b.double(), rtol=1e-12, atol=1e-12)
         for a, b in zip(gradients(ours, inputs), slopes, strict=True):

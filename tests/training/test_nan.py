@@ -65,7 +65,7 @@ def scattered(seed):
 def everything(trainer):
     """A copy of all that a step may change."""
     moments = [v for held in trainer.optimizer.state.values() for v in held.values()]
-    tensors = [*trainer.learner.parameters(), *moments, *trainer.ema.values()]
+    tensors = [*trainer.loss_module.parameters(), *moments, *trainer.ema.values()]
     return [tensor.detach().clone() for tensor in tensors]
 
 
@@ -74,12 +74,12 @@ def watch_steps(monkeypatch):
     true_step = loop.train_step
     seen = {}
 
-    def train_step(trainer, turn):
+    def train_step(trainer, micro_batches):
         before = everything(trainer)
-        entry = true_step(trainer, turn)
+        entry = true_step(trainer, micro_batches)
         after = everything(trainer)
         same = len(before) == len(after) and all(map(torch.equal, before, after))
-        met = [i for part in turn for i in part.batch.examples.tolist()]
+        met = [i for part in micro_batches for i in part.batch.examples.tolist()]
         seen[trainer.state.step] = (same, met)
         assert all(p.grad is None for p in trainer.trainable)
         return entry
@@ -167,8 +167,8 @@ def test_what_is_not_finite_is_never_saved(tmp_path, monkeypatch, kind):
     """Should all else fail: a bad number in a weight, however it came there."""
     true_step = loop.train_step
 
-    def train_step(trainer, turn):
-        entry = true_step(trainer, turn)
+    def train_step(trainer, micro_batches):
+        entry = true_step(trainer, micro_batches)
         if trainer.state.step == 7:
             first = trainer.trainable[0]
             bad = {

@@ -145,10 +145,10 @@ def leave_at(monkeypatch, steps):
     """Have the process asked to leave during these steps."""
     true_step = loop.train_step
 
-    def train_step(trainer, turn):
+    def train_step(trainer, micro_batches):
         if trainer.state.step + 1 in steps:
             signal.raise_signal(signal.SIGTERM)
-        return true_step(trainer, turn)
+        return true_step(trainer, micro_batches)
 
     monkeypatch.setattr(loop, "train_step", train_step)
 
@@ -208,10 +208,10 @@ def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
     most = []
     true_step = loop.train_step
 
-    def train_step(trainer, turn):
+    def train_step(trainer, micro_batches):
         assert trainer.run.path.is_relative_to(tmp_path)
         most.append(len(list(tmp_path.rglob(WEIGHTS))))
-        return true_step(trainer, turn)
+        return true_step(trainer, micro_batches)
 
     monkeypatch.setattr(loop, "train_step", train_step)
     assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
@@ -223,7 +223,7 @@ def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
 def test_a_proof_decides_once_how_large_a_batch_is(tmp_path, monkeypatch):
     """What fits is another size whenever one looks."""
     sizes = iter([40, 60, 80])
-    monkeypatch.setattr(train, "fit_batch", lambda *_: next(sizes))
+    monkeypatch.setattr(train, "fit_batch", lambda *_, **__: next(sizes))
     assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
     assert next(sizes) == 60
 

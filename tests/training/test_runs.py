@@ -362,7 +362,7 @@ def test_what_is_finished_last_counts_even_with_fewer_steps(tmp_path, capsys):
     shutil.rmtree(tmp_path / "checkpoints")
     capsys.readouterr()
     train(tiny(steps=4), tmp_path)
-    assert "no checkpoint is left to go on from: beginning again" in capsys.readouterr().err
+    assert "no checkpoint is left to resume from: beginning again" in capsys.readouterr().err
     assert [folder.name for folder in (tmp_path / "finished").iterdir()] == ["step-000004"]
     assert load(tmp_path).step == 4
 
@@ -398,7 +398,7 @@ def test_a_pretrained_encoder_becomes_a_classifier(tmp_path, pretrained):
         tmp_path / "run",
         recipe,
         start_from=pretrained,
-        touch=lambda trainer: begun.update(parameters(trainer.learner.model)),
+        touch=lambda trainer: begun.update(parameters(trainer.loss_module.model)),
     )
     origin, tuned = load(pretrained), load(tmp_path / "run")
     theirs = parameters(origin.model)
@@ -492,7 +492,7 @@ def test_what_is_loaded_is_what_was_trained(tmp_path, family):
     tokens = torch.randint(5, 261, (3, 9))
     inputs = [tokens] if family == "decoder-only" else [tokens, tokens[:, :5]]
     with torch.no_grad():
-        assert torch.equal(loaded.model(*inputs), trainer.learner.model.eval()(*inputs))
+        assert torch.equal(loaded.model(*inputs), trainer.loss_module.model.eval()(*inputs))
     assert not loaded.model.training
     assert loaded.step == 10
     assert loaded.recipe.train == trainer.config
@@ -502,7 +502,7 @@ def test_what_is_loaded_is_what_was_trained(tmp_path, family):
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_a_model_is_loaded_in_the_type_that_it_was_trained_in(tmp_path, precision):
     trainer = train_in(tmp_path, tiny(precision=precision))
-    trained, loaded = parameters(trainer.learner.model), parameters(load(tmp_path).model)
+    trained, loaded = parameters(trainer.loss_module.model), parameters(load(tmp_path).model)
     assert {tensor.dtype for tensor in loaded.values()} == {getattr(torch, precision)}
     assert all(torch.equal(loaded[name], trained[name]) for name in trained)
 

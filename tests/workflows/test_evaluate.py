@@ -210,7 +210,7 @@ def test_a_corpus_can_be_named_instead_and_needs_no_more_than_the_split(runs):
 
 def test_texts_of_another_split_are_not_taken_for_those_asked_for(runs, tmp_path):
     files = put(tmp_path, {"own.txt": "the cat sat.\n"})
-    with pytest.raises(UserError, match="names texts of another split: say --split test"):
+    with pytest.raises(UserError, match="names texts of another split: use --split test"):
         score_run(runs / "writer", "valid", files)
 
 
@@ -371,7 +371,7 @@ def test_where_a_corpus_is_not_to_be_had_your_own_texts_are_proposed(tmp_path, m
     with pytest.raises(UserError) as told:
         score_run("en-de", split)
     assert f"needs everyday/en-de.{split}.tsv" in str(told.value)
-    assert str(told.value).endswith(f"texts of your own instead: --data.{split} FILE ...")
+    assert str(told.value).endswith(f"name your own texts instead: --data.{split} FILE ...")
 
 
 def test_a_run_without_weights_is_refused_before_texts_are_looked_for(runs, tmp_path):
