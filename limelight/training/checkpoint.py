@@ -36,10 +36,6 @@ OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 _Tensors = dict[str, Tensor]
 
 
-class _NotFiniteError(Exception):
-    pass
-
-
 def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
     """Commit a checkpoint, then delete old ones. A full disk ends a run only if it `must` save."""
     state, config, run = trainer.state, trainer.config, trainer.run
@@ -55,8 +51,6 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
             best = [name_of(state.best_step)] if config.patience else []
             spare = [*best, *(folder.name for folder in _checkpoints_to_average(trainer))]
             prune(run.checkpoints, config.keep_checkpoints, spare, trainer.written)
-        except _NotFiniteError as error:
-            raise FailedError(f"{error}; the last good checkpoint is kept") from error
         except OSError as error:
             why = f"{run.path}: {error.strerror or error}"
             sentence = f"step {state.step} could not be saved: {why}"
@@ -83,7 +77,10 @@ def _collect_tensors(trainer: Trainer) -> tuple[_Tensors, _Tensors]:
 def _write(folder: Path, weights: _Tensors, moments: _Tensors, state: TrainState) -> None:
     for name, tensor in (*weights.items(), *moments.items()):
         if not torch.isfinite(tensor).all():
-            raise _NotFiniteError(f"{name} has numbers that are not finite: it is not saved")
+            raise FailedError(
+                f"{name} has numbers that are not finite: it is not saved; the last good "
+                "checkpoint is kept"
+            )
     write_tensors(folder / WEIGHTS, weights)
     write_tensors(folder / OPTIMIZER, moments)
     (folder / STATE).write_text(json.dumps(asdict(state), indent=1), "utf-8")
@@ -127,16 +124,11 @@ def read_state(path: Path) -> TrainState:
 
 def _load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     parameters = dict(model.named_parameters())
-    missing = sorted(parameters.keys() ^ weights.keys())
-    if missing:
-        side = "the model" if missing[0] in parameters else "the file"
-        raise UserError(f"only {side} has {missing[0]}: these weights are of another model")
+    ours, theirs = ({n: tuple(t.shape) for n, t in x.items()} for x in (parameters, weights))
+    for name, _ in sorted(ours.items() ^ theirs.items()):
+        shapes = (shape.get(name, "missing") for shape in (ours, theirs))
+        raise UserError("{} is {} in the model and {} in the file".format(name, *shapes))
     for name, parameter in parameters.items():
-        if parameter.shape != weights[name].shape:
-            raise UserError(
-                f"{name} is {tuple(parameter.shape)} in the model and "
-                f"{tuple(weights[name].shape)} in the file"
-            )
         copy_into(parameter, weights[name])
 
 

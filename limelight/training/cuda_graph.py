@@ -8,12 +8,13 @@ may wait for a number from the GPU.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from limelight.data.datasets import Batch, MaskedLMBatch
+from limelight.training.objectives import to_device
 
 _Shape = tuple[Any, ...]
 
@@ -43,7 +44,7 @@ class CudaGraphStep:
         if shape not in self.inputs:
             # The first time it runs eagerly: that compiles, and chooses and loads the kernels; on a
             # batch that lies in memory like the one which the graph will read.
-            self.inputs[shape] = _static_copy(batch, self.device)
+            self.inputs[shape] = to_device(batch, self.device, copy=True)
             return self.step(self.inputs[shape])
         for static, value in zip(self.inputs[shape], batch, strict=True):
             if isinstance(static, Tensor) and isinstance(value, Tensor):
@@ -59,12 +60,6 @@ class CudaGraphStep:
         with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
             result = self.step(static)
         return CapturedStep(graph, result)
-
-
-def _static_copy(batch: Batch, device: torch.device) -> Batch:
-    kind: Any = type(batch)
-    copies = (x.to(device, copy=True) if isinstance(x, Tensor) else x for x in batch)
-    return cast(Batch, kind(*copies))
 
 
 def shape_of(batch: Batch) -> _Shape:

@@ -33,7 +33,9 @@ def fit(trainer: Trainer) -> int:
     """Train to the last step and return 0; or save when a signal arrives, and return its number."""
     config, state = trainer.config, trainer.state
     _resume(trainer)
-    log = _open_log(trainer)
+    log = None
+    if trainer.world.is_main:
+        log = Log(trainer.run.log, TensorBoardSink(trainer.run.path / "tensorboard", state.step))
     stream = _batch_stream(trainer.batches, state)
     clock = Throughput()
     launched: deque[StepResult] = deque()
@@ -67,13 +69,6 @@ def fit(trainer: Trainer) -> int:
         return interrupted[-1] if interrupted else signal.SIGTERM
     write_final_weights(trainer)
     return 0
-
-
-def _open_log(trainer: Trainer) -> Log | None:
-    if not trainer.world.is_main:
-        return None
-    board = TensorBoardSink(trainer.run.path / "tensorboard", trainer.state.step)
-    return Log(trainer.run.log, board)
 
 
 def _resume(trainer: Trainer) -> None:

@@ -154,16 +154,14 @@ def cross_entropy_chunk(
     correct = (first[:, 0] == labels).sum()
     nll = ((total - logits.gather(1, index))[:, 0] * counts).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1, dtype=kind)) * counts).sum()
-    loss = (1 - smoothing) * nll + smoothing * spread
-    rdrop = _rdrop_kl(logits - total) if rdrop_alpha else None
-    if rdrop is not None:
-        loss = loss + rdrop_alpha * (rdrop[0] * counts[::2]).sum()
+    loss, rdrop = (1 - smoothing) * nll + smoothing * spread, None
+    if rdrop_alpha:
+        kl, rdrop = _rdrop_kl(logits - total)
+        loss = loss + rdrop_alpha * (kl * counts[::2]).sum()
     sums = torch.stack([loss, nll, correct.to(kind)])
     if not with_grad:
         return sums, None
-    grad = p
-    if rdrop is not None:
-        grad.add_(rdrop[1], alpha=rdrop_alpha)
+    grad = p if rdrop is None else p.add_(rdrop, alpha=rdrop_alpha)
     if smoothing:
         grad.sub_(smoothing / logits.size(-1))
     grad.scatter_add_(1, index, torch.full_like(total, smoothing - 1))
@@ -189,17 +187,16 @@ def cross_entropy_chunk_functional(
     correct = ((wanted == top)[:, 0] & ~before & counts).sum()
     nll = ((total - wanted)[:, 0] * counts).sum()
     spread = ((total[:, 0] - logits.mean(dim=-1)) * counts).sum() if smoothing else nll
-    loss = (1 - smoothing) * nll + smoothing * spread
-    rdrop = _rdrop_kl(logits - total) if rdrop_alpha else None
-    if rdrop is not None:
-        loss = loss + rdrop_alpha * (rdrop[0] * counts[::2]).sum()
+    loss, rdrop = (1 - smoothing) * nll + smoothing * spread, None
+    if rdrop_alpha:
+        kl, rdrop = _rdrop_kl(logits - total)
+        loss = loss + rdrop_alpha * (kl * counts[::2]).sum()
     sums = torch.stack([loss, nll, correct.to(kind)])
     if not with_grad:
         return sums, None
     hit = (tokens == index).to(kind)
     grad = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * hit
-    if rdrop is not None:
-        grad = grad + rdrop_alpha * rdrop[1]
+    grad = grad if rdrop is None else grad + rdrop_alpha * rdrop
     return sums, grad.to(given)
 
 

@@ -61,15 +61,9 @@ class LossModule(nn.Module):
         objective: Any = _OBJECTIVES[type(batch)]
         if self.rdrop_alpha and self.training:
             loss = partial(self.loss, rdrop_alpha=self.rdrop_alpha)
-            return objective(self.model, _duplicate_batch(batch), loss)
+            twice = _map_tensors(batch, lambda x: torch.cat([x, x]))  # dropout will differ
+            return objective(self.model, twice, loss)
         return objective(self.model, batch, self.loss)
-
-
-def _duplicate_batch(batch: Batch) -> Batch:
-    """Every text twice, for R-Drop: dropout will treat the copies differently."""
-    kind: Any = type(batch)
-    both = (torch.cat([x, x]) if isinstance(x, Tensor) else x for x in batch)
-    return cast(Batch, kind(*both))
 
 
 def _seq2seq_loss(model: Any, batch: Seq2SeqBatch, loss: _Loss) -> LossSums:
@@ -127,11 +121,14 @@ def prefer_cudnn_attention(batch: Batch) -> AbstractContextManager[Any]:
     return cast(AbstractContextManager[Any], sdpa_kernel(_CUDNN_FIRST, set_priority=True))
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device, copy: bool = False) -> Batch:
     """A batch with all its tensors on a device."""
+    return _map_tensors(batch, lambda x: x.to(device, non_blocking=not copy, copy=copy))
+
+
+def _map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     kind: Any = type(batch)
-    moved = (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in batch)
-    return cast(Batch, kind(*moved))
+    return cast(Batch, kind(*(function(x) if isinstance(x, Tensor) else x for x in batch)))
 
 
 def count_tokens(batch: Batch) -> int:

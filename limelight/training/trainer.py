@@ -182,7 +182,9 @@ def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) 
     no_sync = world.device.type == "cuda" and not config.fsdp
     step = optimizer_step_no_sync if no_sync else optimizer_step
     step(trainer.optimizer, trainer.trainable, mean * clip, moving)
-    _update_ema(trainer, moving)
+    if trainer.ema and moving:
+        weights = [p.detach() for p in trainer.loss_module.model.parameters()]
+        torch._foreach_lerp_(list(trainer.ema.values()), weights, 1 - config.ema)
     trainer.optimizer.zero_grad(set_to_none=True)
     return torch.cat([sums, torch.stack([norm, finite.double()])])
 
@@ -217,12 +219,6 @@ def seed_dropout(device: torch.device, seed: int, step: int, share: int) -> None
         torch.default_generator.manual_seed(number)
     else:
         torch.get_device_module(device).manual_seed(number)
-
-
-def _update_ema(trainer: Trainer, finite: Tensor) -> None:
-    if trainer.ema and finite:
-        weights = [p.detach() for p in trainer.loss_module.model.parameters()]
-        torch._foreach_lerp_(list(trainer.ema.values()), weights, 1 - trainer.config.ema)
 
 
 @contextmanager

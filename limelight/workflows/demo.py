@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -48,6 +49,16 @@ STAGES = {
     "cross": "While it writes: which words of the question does it attend to?",
     "classifier": "And then it chooses: which of all the words it knows comes next?",
 }
+SUGGESTIONS = {
+    "chat with your chatbot": "chat {run}",
+    "see all stages of the explanation": 'explain {run} "what is your name"',
+    "translate": 'translate en-de "Where is the station?"',
+    "continue a story": 'write writer "Once upon a time"',
+    "list the bundled models": "models",
+    "serve models to a browser and programs": "serve en-de {run}",
+    "train on your own pairs of texts": "train text-to-text --run runs/mine --data.train FILE",
+    "everything else": "--help",
+}
 
 
 def tour(console: Console, run: Path, quick: bool = False) -> int:
@@ -55,24 +66,19 @@ def tour(console: Console, run: Path, quick: bool = False) -> int:
     began = time.monotonic()
     torch.set_num_threads(min(torch.get_num_threads(), _THREADS))
     _check_folders(run)
-    minutes = "about a minute" if quick else "a few minutes"
-    console.print(Text("Limelight: the Transformer, whole and in the open.", "bold"))
-    _paragraph(
-        console,
-        f"This is a tour of {minutes}. It ends by itself. Ctrl-C stops it at any time, and the "
-        f"same command resumes it. Its files go into the folder {run}.",
-    )
-    _translate(console)
-    _write(console, tokens=40 if quick else 100)
-    signal = _train(console, run, STEPS_IF_QUICK if quick else STEPS)
+    guide = _Guide(console, run)
+    guide.introduce("about a minute" if quick else "a few minutes")
+    guide.translate()
+    guide.write(tokens=40 if quick else 100)
+    signal = guide.train(STEPS_IF_QUICK if quick else STEPS)
     if signal:
         return signal
     chatbot = load(run)
-    _ask(console, chatbot)
-    explanation = _explain(console, chatbot)
+    guide.ask(chatbot)
+    explanation = guide.explain(chatbot)
     page = run / "explain.html"
     atomic_write(page, as_html(explanation, name=run.name).encode())
-    _suggest(console, run, page, clock(time.monotonic() - began))
+    guide.suggest(page, clock(time.monotonic() - began))
     return 0
 
 
@@ -91,42 +97,120 @@ def _check_folders(run: Path) -> None:
         )
 
 
-def _heading(console: Console, number: int, title: str) -> None:
-    console.print()
-    console.rule(Text(f"{number}  {title}", "bold"), align="left", characters="═", style="magenta")
+@dataclass
+class _Guide:
+    console: Console
+    run: Path
+    part: int = 0
 
+    def heading(self, title: str) -> None:
+        self.part += 1
+        text = Text(f"{self.part}  {title}", "bold")
+        self.console.print()
+        self.console.rule(text, align="left", characters="═", style="magenta")
 
-def _paragraph(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style), width=min(console.width, terminal.WIDEST))
+    def say(self, text: str, style: str = "") -> None:
+        self.console.print(Text(text, style), width=min(self.console.width, terminal.WIDEST))
 
+    def bundled(self, name: str) -> LoadedModel | None:
+        """A bundled model; if it is missing, say so and let the tour go on."""
+        try:
+            return load(name)
+        except UserError as error:
+            self.say(f"(The model {name} is not available here: {error})", "yellow")
+            return None
 
-def _bundled(console: Console, name: str) -> LoadedModel | None:
-    """A bundled model; if it is missing, say so and let the tour go on."""
-    try:
-        return load(name)
-    except UserError as error:
-        _paragraph(console, f"(The model {name} is not available here: {error})", "yellow")
-        return None
+    def introduce(self, minutes: str) -> None:
+        self.say("Limelight: the Transformer, whole and in the open.", "bold")
+        self.say(
+            f"This is a tour of {minutes}. It ends by itself. Ctrl-C stops it at any time, and the "
+            f"same command resumes it. Its files go into the folder {self.run}."
+        )
 
+    def translate(self) -> None:
+        self.heading("It translates")
+        translator = self.bundled("en-de")
+        if translator is None:
+            return
+        done = translator.translate(SENTENCE)
+        size = sum(p.numel() for p in translator.model.parameters()) / 1e6
+        self.say(f"The model en-de ({size:.1f} million parameters) reads English ...\n")
+        self.console.print(Text(f"  {SENTENCE}", "bold cyan"))
+        self.say("\n... and writes German:\n")
+        self.console.print(Text(f"  {done.text}\n", "bold green"))
+        heatmap = _alignment(translator.explain(SENTENCE, done.text))
+        self.console.print(terminal.heat_map(heatmap, min(self.console.width, terminal.WIDEST)))
+        self.say(
+            "\nGerman has another word order. Nobody gave the model pairs of words: from pairs of "
+            "sentences it has learned which words belong together."
+        )
 
-def _translate(console: Console) -> None:
-    _heading(console, 1, "It translates")
-    translator = _bundled(console, "en-de")
-    if translator is None:
-        return
-    done = translator.translate(SENTENCE)
-    size = sum(p.numel() for p in translator.model.parameters()) / 1e6
-    _paragraph(console, f"The model en-de ({size:.1f} million parameters) reads English ...\n")
-    console.print(Text(f"  {SENTENCE}", "bold cyan"))
-    _paragraph(console, "\n... and writes German:\n")
-    console.print(Text(f"  {done.text}\n", "bold green"))
-    heatmap = _alignment(translator.explain(SENTENCE, done.text))
-    console.print(terminal.heat_map(heatmap, min(console.width, terminal.WIDEST)))
-    _paragraph(
-        console,
-        "\nGerman has another word order. Nobody gave the model pairs of words: from pairs of "
-        "sentences it has learned which words belong together.",
-    )
+    def write(self, tokens: int) -> None:
+        self.heading("It writes")
+        writer = self.bundled("writer")
+        if writer is None:
+            return
+        self.say(
+            "The model writer was trained on stories. It continues one, token by token, each "
+            "sampled from its probabilities:\n"
+        )
+        self.console.print(Text(f"  {BEGINNING}", "bold cyan"), end="")
+        pieces = writer.stream(BEGINNING, max_tokens=tokens)
+        flow(self.console, pieces, column=2 + cell_len(BEGINNING))
+
+    def train(self, steps: int) -> int:
+        """Train or resume the chatbot unless it has enough steps; returns what `train` does."""
+        self.heading("It learns")
+        finished, _ = latest_valid(RunFolder(self.run).finished)
+        if finished is not None and step_of(finished) >= steps:
+            self.say(
+                f"{self.run} holds a chatbot from an earlier tour, trained for {step_of(finished)} "
+                "steps. Remove that folder to see it train again."
+            )
+            return 0
+        self.say(
+            "Now one that knows nothing yet. A new Transformer learns to chat from a thousand "
+            "bundled exchanges. It is regularly asked something new: watch its answers get better, "
+            "and its loss fall.\n"
+        )
+        return train(RECIPE, self.run, [f"train.steps={steps}"])
+
+    def ask(self, chatbot: LoadedModel) -> None:
+        self.heading("It answers")
+        self.say("Each question is asked once, and the answers are not picked:\n")
+        talk = Table.grid(padding=(0, 2))
+        for question in (QUESTION, *MORE_QUESTIONS):
+            talk.add_row("  you", Text(question, "bold cyan"))
+            talk.add_row("  it", Text(chatbot.chat().reply(question), "bold green"))
+        self.console.print(talk)
+
+    def explain(self, chatbot: LoadedModel) -> Explanation:
+        self.heading("It explains itself")
+        explanation = chatbot.explain(QUESTION)
+        self.say(
+            f"How did it come to {chatbot.chat().reply(QUESTION)!r}? These are three stages of the "
+            "forward pass, with the numbers that were computed for this answer.\n"
+        )
+        terminal.introduce(self.console, explanation)
+        focus = focus_on(explanation, None, None, None)
+        for name, question in STAGES.items():
+            self.console.print()
+            self.say(question, "italic")
+            terminal.show_stop(self.console, explanation, stop_at(explanation, name, focus))
+        return explanation
+
+    def suggest(self, page: Path, duration: str) -> None:
+        self.heading("What next")
+        self.say(
+            f"That was the tour, in {duration} minutes. All stages of the explanation are in an "
+            "interactive page that needs no network. Open it in a browser:\n"
+        )
+        self.console.print(Text(f"  {page}", "bold"), soft_wrap=True)
+        self.say("\nSome things to try:\n")
+        for what, command in SUGGESTIONS.items():
+            line = f"    {_how_to_call()} {command.format(run=self.run)}"
+            self.console.print(Text(f"  {what}"))
+            self.console.print(Text(line, "bold"), soft_wrap=True)  # in one line, to be copied
 
 
 def _alignment(explanation: Explanation) -> Heatmap:
@@ -148,21 +232,6 @@ def _alignment(explanation: Explanation) -> Heatmap:
     )
 
 
-def _write(console: Console, tokens: int) -> None:
-    _heading(console, 2, "It writes")
-    writer = _bundled(console, "writer")
-    if writer is None:
-        return
-    _paragraph(
-        console,
-        "The model writer was trained on stories. It continues one, token by token, each sampled "
-        "from its probabilities:\n",
-    )
-    console.print(Text(f"  {BEGINNING}", "bold cyan"), end="")
-    pieces = writer.stream(BEGINNING, max_tokens=tokens)
-    flow(console, pieces, column=2 + cell_len(BEGINNING))
-
-
 def flow(console: Console, pieces: Iterable[str], column: int, style: str = "green") -> None:
     """Print a text while it is generated, with line breaks between words."""
     width, pending = min(console.width, terminal.WIDEST), ""
@@ -176,77 +245,6 @@ def flow(console: Console, pieces: Iterable[str], column: int, style: str = "gre
             console.out(f"{blank}{text}", style=style, highlight=False, end="")
             column += len(blank) + cell_len(text)
     console.print()
-
-
-def _train(console: Console, run: Path, steps: int) -> int:
-    """Train or resume the chatbot unless it has enough steps; returns what `train` does."""
-    _heading(console, 3, "It learns")
-    finished, _ = latest_valid(RunFolder(run).finished)
-    if finished is not None and step_of(finished) >= steps:
-        _paragraph(
-            console,
-            f"{run} holds a chatbot from an earlier tour, trained for {step_of(finished)} steps. "
-            "Remove that folder to see it train again.",
-        )
-        return 0
-    _paragraph(
-        console,
-        "Now one that knows nothing yet. A new Transformer learns to chat from a thousand bundled "
-        "exchanges. It is regularly asked something new: watch its answers get better, and its "
-        "loss fall.\n",
-    )
-    return train(RECIPE, run, [f"train.steps={steps}"])
-
-
-def _ask(console: Console, chatbot: LoadedModel) -> None:
-    _heading(console, 4, "It answers")
-    _paragraph(console, "Each question is asked once, and the answers are not picked:\n")
-    talk = Table.grid(padding=(0, 2))
-    for question in (QUESTION, *MORE_QUESTIONS):
-        talk.add_row("  you", Text(question, "bold cyan"))
-        talk.add_row("  it", Text(chatbot.chat().reply(question), "bold green"))
-    console.print(talk)
-
-
-def _explain(console: Console, chatbot: LoadedModel) -> Explanation:
-    _heading(console, 5, "It explains itself")
-    explanation = chatbot.explain(QUESTION)
-    _paragraph(
-        console,
-        f"How did it come to {chatbot.chat().reply(QUESTION)!r}? These are three stages of the "
-        "forward pass, with the numbers that were computed for this answer.\n",
-    )
-    terminal.introduce(console, explanation)
-    focus = focus_on(explanation, None, None, None)
-    for name, question in STAGES.items():
-        console.print()
-        _paragraph(console, question, "italic")
-        terminal.show_stop(console, explanation, stop_at(explanation, name, focus))
-    return explanation
-
-
-def _suggest(console: Console, run: Path, page: Path, duration: str) -> None:
-    _heading(console, 6, "What next")
-    _paragraph(
-        console,
-        f"That was the tour, in {duration} minutes. All stages of the explanation are in an "
-        "interactive page that needs no network. Open it in a browser:\n",
-    )
-    console.print(Text(f"  {page}", "bold"), soft_wrap=True)
-    _paragraph(console, "\nSome things to try:\n")
-    call = _how_to_call()
-    for what, command in {
-        "chat with your chatbot": f"chat {run}",
-        "see all stages of the explanation": f'explain {run} "what is your name"',
-        "translate": 'translate en-de "Where is the station?"',
-        "continue a story": 'write writer "Once upon a time"',
-        "list the bundled models": "models",
-        "serve models to a browser and programs": f"serve en-de {run}",
-        "train on your own pairs of texts": "train text-to-text --run runs/mine --data.train FILE",
-        "everything else": "--help",
-    }.items():
-        console.print(Text(f"  {what}"))
-        console.print(Text(f"    {call} {command}", "bold"), soft_wrap=True)  # in one line, to copy
 
 
 def _how_to_call() -> str:

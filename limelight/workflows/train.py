@@ -31,36 +31,15 @@ from limelight.recipe import Recipe, load_recipe, with_overrides, write_recipe
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
 from limelight.run.folder import RunFolder
 from limelight.run.plots import draw_curves
-from limelight.training.batch_size import (
-    LARGEST,
-    LARGEST_ON_CPU,
-    SMALLEST,
-    available_memory,
-    find_max_batch_tokens,
-    fits_on_gpu,
-)
+from limelight.training import batch_size
 from limelight.training.console import Report
 from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
 from limelight.training.objectives import LossModule, to_device
 from limelight.training.optimizer import freeze
 from limelight.training.trainer import Trainer
-from limelight.workflows import info
+from limelight.workflows import info, preflight
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
-from limelight.workflows.preflight import (
-    check_compiler,
-    check_data,
-    check_init_from,
-    check_plan,
-    check_run_folder,
-    check_same_architecture,
-    check_same_tokenizer,
-    check_steps,
-    check_unvalidated,
-    metrics_of,
-    named_folder,
-    reconcile_with_run,
-)
 from limelight.workflows.validation_decoding import exact_match, sample, validation_bleu
 
 _EXACT_MATCH_SOURCES = 200  # decoded in a validation; `evaluate` decodes all
@@ -77,11 +56,11 @@ def train(
 
     Returns 0 when done. Otherwise a signal stopped it: its number, after everything was saved.
     """
-    folder = named_folder(run)
+    folder = preflight.named_folder(run)
     recipe = (
         load_recipe(recipe, changes) if isinstance(recipe, str) else with_overrides(recipe, changes)
     )
-    check_data(recipe.data)
+    preflight.check_data(recipe.data)
     with init_distributed(recipe.train) as world, lock_run(folder, world):
         report = Report(silent or not world.is_main)
         trainer = build_trainer(recipe, folder, world, report, start_from)
@@ -95,7 +74,7 @@ def train(
 def lock_run(run: RunFolder, world: World) -> Iterator[None]:
     """The main process locks the folder, and removes temporary files of dead processes."""
     if world.is_main:
-        check_run_folder(run)
+        preflight.check_run_folder(run)
         with path_from_option("--run"):
             make_folder(run.path)
     with lock(run.path) if world.is_main else nullcontext():
@@ -117,14 +96,14 @@ def build_trainer(
     precision = choose_precision(recipe.train.precision, world.device)
     many = f", {world.world_size} processes" if world.world_size > 1 else ""
     report.say(f"training {recipe.name} on {describe(world.device)}, {precision}{many}")
-    begun_from = check_init_from(run, start_from)
+    begun_from = preflight.check_init_from(run, start_from)
     origin = load(start_from) if start_from else None
     data = resolve(recipe.data)
-    check_plan(recipe, data)
-    check_steps(recipe, run)
-    check_compiler(recipe.train, world.device)
+    preflight.check_plan(recipe, data)
+    preflight.check_steps(recipe, run)
+    preflight.check_compiler(recipe.train, world.device)
     tokenizer = _find_tokenizer(recipe, data, run, world, origin, report)
-    recipe = reconcile_with_run(recipe, tokenizer, run)
+    recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
     model = _init_model(recipe, origin, report)
     if recipe.train.batch_tokens == "auto":
@@ -181,7 +160,7 @@ def _check_examples(
             f"there is nothing to train on: no example fits the model, whose max_len is {longest}"
         )
     if valid is not None and not len(valid.usable):
-        check_unvalidated(config)
+        preflight.check_unvalidated(config)
         report.warn(f"no validation text can be used, or fits the model's max_len={longest}")
     if config.ema**config.steps > 0.5:
         report.warn(
@@ -205,7 +184,7 @@ def _init_model(recipe: Recipe, origin: LoadedModel | None, report: Report) -> n
 def _add_decoding_metrics(trainer: Trainer, valid: BatchPlan, tokenized: TokenizedData) -> None:
     """Decode some of the validation sources in every validation."""
     trainer.samples = partial(sample, tokenized)
-    if "exact" in metrics_of(tokenized.recipe, tokenized.data):
+    if "exact" in preflight.metrics_of(tokenized.recipe, tokenized.data):
         few = valid.usable[:_EXACT_MATCH_SOURCES]
         trainer.metrics = partial(exact_match, tokenized, "valid", few)
         many = len(tokenized.stores["valid"])
@@ -225,7 +204,7 @@ def _find_tokenizer(
     """The run's own tokenizer, that of the model it starts from, or one trained now."""
     if world.is_main and not run.exists:  # what a failed start left may be of another recipe
         if origin is not None:
-            check_same_tokenizer(recipe, origin)
+            preflight.check_same_tokenizer(recipe, origin)
             tokenizer = origin.tokenizer
         else:
             config, columns = recipe.tokenizer, num_columns(data)
@@ -257,7 +236,7 @@ def _init_from_run(model: nn.Module, origin: LoadedModel, report: Report) -> Non
                 f"{name} is {tuple(parameter.shape)} in this recipe and {shape} in the model to "
                 f"start from ({origin.recipe.name}): [model] must be the same"
             )
-    check_same_architecture(asdict(cast(Any, model).config), origin)
+    preflight.check_same_architecture(asdict(cast(Any, model).config), origin)
     kept = len(dict(model.named_parameters())) - len(fresh)
     new = f"; new: {', '.join(fresh)}" if fresh else ""
     report.say(f"starting from {origin.recipe.name}, step {origin.step}: {kept} tensors{new}")
@@ -270,12 +249,14 @@ def fit_batch(
     if world.device.type == "cuda":
         size = _fit_batch_on_gpu(recipe, model, batches, world, precision)
     else:
-        limit = available_memory() // 2
-        size = find_max_batch_tokens(
-            lambda tokens: memory_of(recipe, tokens) < limit, LARGEST_ON_CPU
+        limit = batch_size.available_memory() // 2
+        size = batch_size.find_max_batch_tokens(
+            lambda tokens: memory_of(recipe, tokens) < limit, batch_size.LARGEST_ON_CPU
         )
-    if size < SMALLEST:
-        raise UserError(f"not even a batch of {SMALLEST} tokens fits here: choose a smaller model")
+    if size < batch_size.SMALLEST:
+        raise UserError(
+            f"not even a batch of {batch_size.SMALLEST} tokens fits here: choose a smaller model"
+        )
     return world.all_reduce_min(size)
 
 
@@ -292,7 +273,9 @@ def _fit_batch_on_gpu(
             sums = loss_module(to_device(batch, world.device))
         torch.autograd.backward(sums.loss)
 
-    size = find_max_batch_tokens(partial(fits_on_gpu, forward_backward, batches), LARGEST)
+    size = batch_size.find_max_batch_tokens(
+        partial(batch_size.fits_on_gpu, forward_backward, batches), batch_size.LARGEST
+    )
     del moments
     loss_module.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()

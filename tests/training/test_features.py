@@ -369,7 +369,7 @@ def test_without_validation_texts_nothing_can_be_asked_of_them(tmp_path, name):
 
 
 def test_without_blanks_there_is_nothing_to_learn(tmp_path):
-    with pytest.raises(UserError, match="mask_rate=0 hides no token, so there is nothing to fill"):
+    with pytest.raises(UserError, match="mask_rate=0 masks no token, so there is nothing to pred"):
         train_in(tmp_path / "run", tiny("encoder-only", texts(tmp_path), mask_rate=0.0))
     classifier = tiny("encoder-only", labelled(tmp_path), {"classes": 2}, mask_rate=0.0)
     train_in(tmp_path / "run", classifier)  # it fills in nothing anyway

@@ -236,7 +236,7 @@ def test_a_proof_that_is_interrupted_proves_nothing(tmp_path, monkeypatch):
 
 def test_a_proof_is_refused_to_many_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="--verify-resume is for one process: say it without torch"):
+    with pytest.raises(UserError, match="--verify-resume is for one process: run it without torch"):
         verify_resume(tiny(), tmp_path)
 
 

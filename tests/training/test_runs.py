@@ -247,7 +247,7 @@ def test_data_without_one_usable_line_is_refused_and_can_be_mended(tmp_path, nam
 
 
 NOT_THERE = {  # the files that are named, and what is said of them
-    "none": ({}, "the recipe names no data to train on: say --data.train FILE ..., or --data.name"),
+    "none": ({}, "the recipe names no data to train on: use --data.train FILE ..., or --data.name"),
     "only to validate with": ({"valid": ["good.tsv"]}, "the recipe names no data to train on"),
     "missing": ({"train": ["nowhere.tsv"]}, "cannot read nowhere.tsv: No such file or directory"),
     "missing on one side": ({"train": ["good.en", "no.de"]}, "cannot read no.de: No such file"),
@@ -313,7 +313,7 @@ def test_patience_needs_a_validation_text_that_can_be_used(tmp_path, capsys):
     (tmp_path / "train.tsv").write_text("a b\tb a\n" * 4)
     (tmp_path / "valid.tsv").write_text("alone\n")
     data = DataConfig(train=(str(tmp_path / "train.tsv"),), valid=(str(tmp_path / "valid.tsv"),))
-    with pytest.raises(UserError, match="patience=2 looks at validation texts"):
+    with pytest.raises(UserError, match="patience=2 needs validation texts"):
         train_in(tmp_path / "run", tiny(data=data, patience=2))
     train(tiny(data=data), tmp_path / "run")
     assert "no validation text can be used" in " ".join(capsys.readouterr().err.split())
@@ -349,7 +349,7 @@ def test_what_a_failed_start_left_is_in_nobodys_way(tmp_path, monkeypatch):
 def test_fewer_steps_than_were_taken_are_refused(tmp_path):
     train_in(tmp_path, tiny(steps=6))
     recipe = (tmp_path / "recipe.toml").read_text()
-    with pytest.raises(UserError, match=r"has taken 6 steps already, and --train\.steps is 5"):
+    with pytest.raises(UserError, match=r"has done 6 steps already, and --train\.steps is 5"):
         train_in(tmp_path, tiny(steps=5))
     assert (tmp_path / "recipe.toml").read_text() == recipe
     assert train_in(tmp_path, tiny(steps=6)).state.step == 6
@@ -464,12 +464,12 @@ def test_a_run_goes_on_from_where_it_came(tmp_path, pretrained):
     run = tmp_path / "run"
     train_in(run, recipe, start_from=pretrained)
     shutil.copytree(pretrained, tmp_path / "other")
-    with pytest.raises(UserError, match=r"was begun from .*bert, and this is from .*other: go on"):
+    with pytest.raises(UserError, match=r"was begun from .*bert, and this is from .*other: resume"):
         train_in(run, change(recipe, steps=12), start_from=tmp_path / "other")
     assert train_in(run, change(recipe, steps=12)).state.step == 12
     assert train_in(run, change(recipe, steps=14), start_from=pretrained).state.step == 14
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match=r"has saved nothing yet: say --from .*bert again"):
+    with pytest.raises(UserError, match=r"has saved nothing yet: use --from .*bert again"):
         train_in(run, recipe)
     train_in(tmp_path / "fresh", recipe)
     with pytest.raises(UserError, match=r"was begun from no other run, and this is from .*bert"):
