@@ -20,7 +20,7 @@ from limelight.workflows import train
 from limelight.workflows.verify_resume import verify_resume
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
-STEPS = 60
+STEPS = 36
 EXACT = {  # every part of the state is in use: an average, a best step, a half-full log line
     "steps": STEPS,
     "learning_rate": 1.0,  # so rough that not every validation is better than all before
@@ -74,7 +74,7 @@ def test_resumed_after_any_step_it_ends_the_same(whole, tmp_path, step):
 
 # What the test above would miss if it did not matter: each part of the state is lost once.
 
-LATE = 49  # a step at which every number of the state has moved on from where it began
+LATE = 29  # a step at which every number of the state has moved on from where it began
 
 
 def lose_number(name):
