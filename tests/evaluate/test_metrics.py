@@ -27,7 +27,7 @@ def test_bytes_are_those_of_utf_8():
 
 
 @given(st.floats(0, 1e6), st.integers(1, 10**6))
-def test_bounds(surprise, text_bytes):
+def test_bits_per_byte_is_never_negative(surprise, text_bytes):
     assert bits_per_byte(surprise, text_bytes) >= 0
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_scored_is_refused():
 
 
 @given(LABELS)
-def test_bounds(pairs):
+def test_f1_is_between_0_and_1(pairs):
     told = scores(*(list(side) for side in zip(*pairs, strict=True)))
     assert all(0 <= value <= 1 for value in told.values())
     each = [value for name, value in told.items() if name.startswith("F1 of")]
