@@ -15,6 +15,7 @@ from limelight.errors import UserError, unknown_name
 COMPILING: dict[str, str | int | bool | Callable[..., Any]] = {
     "triton.coalesce_tiling_analysis": False
 }
+_PRECISIONS = ("auto", "float32", "bfloat16", "float64")
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
 
 
@@ -43,6 +44,8 @@ def describe(device: torch.device) -> str:
 
 def choose_precision(wanted: str, device: torch.device) -> str:
     """float32, or bfloat16 where the device is made for it; never the one that kills a CPU."""
+    if wanted not in _PRECISIONS:
+        raise unknown_name("precision", wanted, _PRECISIONS)
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if fast else "float32"

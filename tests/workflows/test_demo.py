@@ -71,9 +71,10 @@ def first(start, tmp_path_factory):
 
 
 @pytest.fixture
-def again(start, first, tmp_path):
-    """The same once more, where the first one was."""
+def again(start, first, tmp_path, monkeypatch):
+    """Once more, where the first one was. Its page takes longest, and is tested there."""
     shutil.copytree(first.run, tmp_path / "runs" / "demo")
+    monkeypatch.setattr(demo, "as_html", lambda explanation, name: f"<!doctype html>{name}")
     return partial(start, tmp_path)
 
 
@@ -161,6 +162,7 @@ def test_interrupted_while_it_learns_it_saves_and_goes_on(start, tmp_path, monke
         return true_step(trainer, micro_batches)
 
     monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(demo, "as_html", lambda explanation, name: name)  # tested above
     code, out, err, made = start(tmp_path)
     assert code == 130
     assert err.splitlines()[-1] == "limelight: saved; go on with the same command"
