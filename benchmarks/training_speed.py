@@ -127,7 +127,7 @@ def our_step(
     widths: tuple[int, int],
     device: str,
     compiled: bool,
-    repeat: bool = False,
+    cuda_graphs: bool = False,
 ) -> Step:
     """A step of our own loop, as `limelight train` takes it."""
     translating = "max_len" not in sizes
@@ -143,13 +143,13 @@ def our_step(
         }
     )
     smoothing = 0.1 if translating else 0.0
-    config = TrainConfig(compile=compiled, cuda_graphs=repeat, label_smoothing=smoothing)
+    config = TrainConfig(compile=compiled, cuda_graphs=cuda_graphs, label_smoothing=smoothing)
     trainer = Trainer(
-        learner=LossModule(build(ModelConfig(**sizes, **family)), config.label_smoothing, compiled),
+        loss_module=LossModule(build(ModelConfig(**sizes, **family)), smoothing, compiled),
         batches=None,  # type: ignore[arg-type]
         config=config,
         run=RunFolder(Path()),
-        workers=World(torch.device(device)),
+        world=World(torch.device(device)),
         report=Report(console=Console(quiet=True)),
         d_model=sizes["d_model"],
         length_range=widths,
@@ -278,7 +278,10 @@ def ragged_contestants(
         "HF Marian": (their_step(Marian(**sizes), device, False), theirs),
     }
     if "eager" in modes:
-        found["limelight, recorded"] = our_step(sizes, widths, device, False, repeat=True), ours
+        found["limelight, recorded"] = (
+            our_step(sizes, widths, device, False, cuda_graphs=True),
+            ours,
+        )
     if "compiled" in modes:
         found["limelight, compiled"] = our_step(sizes, widths, device, True), ours
     return found, int(lengths.sum())

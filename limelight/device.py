@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from limelight.errors import UserError, unknown_name
 
@@ -14,6 +15,7 @@ from limelight.errors import UserError, unknown_name
 COMPILING: dict[str, str | int | bool | Callable[..., Any]] = {
     "triton.coalesce_tiling_analysis": False
 }
+_PRECISIONS = ("auto", "float32", "bfloat16", "float64")
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
 
 
@@ -42,6 +44,8 @@ def describe(device: torch.device) -> str:
 
 def choose_precision(wanted: str, device: torch.device) -> str:
     """float32, or bfloat16 where the device is made for it; never the one that kills a CPU."""
+    if wanted not in _PRECISIONS:
+        raise unknown_name("precision", wanted, _PRECISIONS)
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if fast else "float32"
@@ -84,3 +88,24 @@ def is_out_of_memory(error: BaseException) -> bool:
 def local_rank() -> int:
     """Which of this machine's processes this is, as `torchrun` says."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def copy_to_host_async(*tensors: Tensor) -> Callable[[], list[Tensor]]:
+    """Start copying these values to the CPU; the function returned waits for the copies.
+
+    A GPU goes on computing meanwhile. Elsewhere the values are copied at once.
+    """
+    if not tensors[0].is_cuda:
+        now = [x.clone() for x in tensors]
+        return lambda: now
+    copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
+    for copy, x in zip(copies, tensors, strict=True):
+        copy.copy_(x, non_blocking=True)
+    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def read() -> list[Tensor]:
+        arrived.synchronize()
+        return copies
+
+    return read

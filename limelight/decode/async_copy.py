@@ -1,28 +1,11 @@
-"""Numbers that are read when they are needed, so that a GPU need not be waited for before."""
-
-from collections.abc import Callable
-from typing import Any
+"""Copies between CPU and GPU that do not make the GPU wait."""
 
 import torch
 from torch import Tensor
 
+from limelight.device import copy_to_host_async
 
-def copy_to_host_async(*tensors: Tensor) -> Callable[[], list[Tensor]]:
-    """These numbers as they are now, once somebody asks; from a GPU they come while it works on."""
-    if not tensors[0].is_cuda:
-        now = [x.clone() for x in tensors]
-        return lambda: now
-    copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
-    for copy, x in zip(copies, tensors, strict=True):
-        copy.copy_(x, non_blocking=True)
-    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-
-    def read() -> list[Tensor]:
-        arrived.synchronize()
-        return copies
-
-    return read
+__all__ = ["copy_to_device_async", "copy_to_host_async"]
 
 
 def copy_to_device_async(values: Tensor, device: torch.device) -> Tensor:

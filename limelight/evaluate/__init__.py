@@ -1,7 +1,7 @@
-"""How good is it? Scores of what a model wrote, and whether one run is better than another.
+"""How good is it? Strings and numbers come in, numbers come out. Read in this order:
 
-There is no model in here: strings and numbers come in, numbers come out. Read in this order:
-`measure` (what a score is), `language` (surprise), `labels` (classes), `translation` (BLEU, chrF,
-TER), `wmt14` (BLEU as the paper counted it), `compare` (two runs), `report` (all of it as data and
-as a table).
+metrics       what a score is; accuracy, F1, bits per byte
+bleu          BLEU, chrF and TER by sacrebleu, and BLEU as the paper counted it
+significance  is one run better than another, or is it chance?
+report        scores and comparisons as JSON and as tables
 """

@@ -1,4 +1,4 @@
-"""What is told of an evaluation: enough to do it again and to hold it against another one."""
+"""An evaluation as JSON and as a table: enough to repeat it and to compare it with another."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -22,16 +22,15 @@ def report_scores(
     scores: Iterable[Measure],
     decoding: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """One run's scores as JSON has them.
+    """One run's scores for JSON.
 
     `columns` is the data: sources and references, texts and labels, or texts alone.
     """
-    told = {score.name: asdict(score) for score in scores}
     return {
         "run": run,
         **_report_data(split, columns),
         "decoding": dict(decoding),
-        "scores": {name: _without(score, "name") for name, score in told.items()},
+        "scores": _by_name(scores),
     }
 
 
@@ -42,18 +41,16 @@ def report_comparison(
     comparisons: Iterable[Comparison],
     decoding: tuple[Mapping[str, Any], Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The same for two runs; each has its own decoding settings."""
-    told = {compared.name: asdict(compared) for compared in comparisons}
+    """The comparison of two runs for JSON; each has its own decoding settings."""
     return {
         "runs": list(runs),
         **_report_data(split, columns),
         "decoding": [dict(settings) for settings in decoding],
-        "comparisons": {name: _without(compared, "name") for name, compared in told.items()},
+        "comparisons": _by_name(comparisons),
     }
 
 
 def _report_data(split: str, columns: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Which lines were scored."""
     lengths = {len(column) for column in columns}
     if len(lengths) != 1:
         counts = " and ".join(f"{len(column):,}" for column in columns) or "no"
@@ -62,7 +59,7 @@ def _report_data(split: str, columns: Sequence[Sequence[str]]) -> dict[str, Any]
 
 
 def hash_lines(columns: Sequence[Sequence[str]]) -> str:
-    """What `cat sources references | sha256sum` says of files with these lines."""
+    """The output of `cat sources references | sha256sum` for files with these lines."""
     digest = sha256()
     for column in columns:
         for line in column:
@@ -70,13 +67,12 @@ def hash_lines(columns: Sequence[Sequence[str]]) -> str:
     return digest.hexdigest()
 
 
-def _without(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """All fields but one."""
-    return {key: value for key, value in fields.items() if key != name}
+def _by_name(items: Iterable[Measure | Comparison]) -> dict[str, Any]:
+    return {item.name: {k: v for k, v in asdict(item).items() if k != "name"} for item in items}
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """The same for people: a table, and below it how the scores were computed."""
+    """Print a table, and below it how the scores were computed."""
     console.print(Text(f"{report['split']}, {report['lines']:,} lines"))
     table = _compared_table(report) if "comparisons" in report else _score_table(report)
     console.print(table)
@@ -87,7 +83,6 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def _score_table(report: dict[str, Any]) -> Table:
-    """A row for every score."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(Text(report["run"]))
     table.add_column("score", justify="right")
@@ -98,7 +93,6 @@ def _score_table(report: dict[str, Any]) -> Table:
 
 
 def _compared_table(report: dict[str, Any]) -> Table:
-    """A row for every score: both runs with their intervals, and which is better if either."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("95% confidence")
     for run in report["runs"]:
@@ -116,20 +110,19 @@ def _compared_table(report: dict[str, Any]) -> Table:
 
 
 def _interval(estimate: dict[str, Any]) -> str:
-    """`27.31 (26.64 to 27.98)`."""
     score, low, high = (_short(estimate[key]) for key in ("score", "low", "high"))
     return f"{score} ({low} to {high})"
 
 
 def _short(number: float) -> str:
-    """As many digits as mean something: 27.31 of a hundred, 0.8642 of one."""
+    """Significant digits only: 27.31 of a hundred, 0.8642 of one."""
     return f"{number:.2f}" if abs(number) >= 10 else f"{number:.4f}"
 
 
 def verdict(fields: dict[str, Any]) -> str:
-    """The better run, if the difference can be relied on."""
+    """The better run, if the difference is significant."""
     if fields["p_value"] >= 0.05:
-        return "cannot be told"
+        return "not significant"
     best = max if fields["better"] == "higher" else min
     better = best(fields["first"], fields["second"], key=lambda estimate: estimate["score"])
     return str(better["run"])

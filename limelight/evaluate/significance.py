@@ -1,8 +1,8 @@
-"""Is one run better than another, or were these just the right sentences for it?
+"""Is one run better than another, or is it chance?
 
-The bootstrap draws test sets of the same size from the one there is, with replacement, and scores
-both runs on each: how far the difference moves is how little it can be relied on. Both are always
-scored on the same drawn lines ("paired"), since what is hard for one is mostly hard for the other.
+The bootstrap resamples the test set with replacement and scores both runs on each sample: the more
+the difference varies, the less it can be relied on. Both are always scored on the same sample
+("paired"), since lines that are hard for one are mostly hard for the other.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A run's score, and where it would lie for 95 of 100 test sets like this one."""
+    """A run's score with its 95% confidence interval."""
 
     run: str
     score: float
@@ -35,7 +35,7 @@ class _Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs under one measure; p says how often chance alone makes such a difference."""
+    """Two runs by one metric; p says how often chance alone makes such a difference."""
 
     name: str
     better: Better
@@ -71,20 +71,14 @@ def compare_translations(
 def _compared(
     name: str, runs: tuple[str, str], results: Sequence["Result"], signature: str
 ) -> Comparison:
-    """What sacrebleu found, in our words."""
     first, second = (
-        _around(run, *(float(number) for number in (r.score, r.mean, r.ci)))
+        _Estimate(run, float(r.score), float(r.mean) - float(r.ci), float(r.mean) + float(r.ci))
         for run, r in zip(runs, cast(Any, results), strict=True)
     )
     # sacrebleu asks how often chance exceeds the difference. Between equal runs it never does,
     # which would be called significant: but no difference at all is no evidence.
     p_value = cast(float, results[1].p_value) if first.score != second.score else 1.0
     return Comparison(name, BETTER[name], first, second, p_value, signature)
-
-
-def _around(run: str, score: float, middle: float, half: float) -> _Estimate:
-    """sacrebleu tells the middle of an interval and half its width."""
-    return _Estimate(run, score, middle - half, middle + half)
 
 
 def compare_examples(
@@ -96,10 +90,10 @@ def compare_examples(
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> Comparison:
-    """The same for what is a mean over examples: of accuracy, each one's 1 or 0.
+    """Compare means over examples: for accuracy, `totals` are 1 or 0 for each.
 
-    Of a loss, `totals` are the surprises of each example and `counts` how many tokens or bytes it
-    has, the same for both runs; then all tokens count the same, and not all examples.
+    For a loss, `totals` are the negative log-likelihoods of the examples and `counts` their tokens
+    or bytes, the same for both runs; then all tokens weigh the same, and not all examples.
     """
     first, second, sizes = _check_examples(totals, counts)
     drawn = _draw_scores(first, second, sizes, _check_samples(samples), seed)
@@ -118,7 +112,6 @@ def compare_examples(
 def _check_examples(
     totals: tuple[Sequence[float], Sequence[float]], counts: Sequence[float] | None
 ) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """As arrays; what cannot be compared is refused."""
     first, second = (np.asarray(values, np.float64) for values in totals)
     sizes = np.ones_like(first) if counts is None else np.asarray(counts, np.float64)
     lengths = len(first), len(second), len(sizes)
@@ -137,9 +130,8 @@ def _check_examples(
 
 
 def _check_samples(samples: int) -> int:
-    """A handful of drawn test sets says nothing."""
     if samples < 100:
-        raise UserError(f"samples={samples} are too few to tell chance from merit: at least 100")
+        raise UserError(f"samples={samples} are too few for a significance test: at least 100")
     return samples
 
 
@@ -158,8 +150,8 @@ def _draw_scores(
 def _chance_of(drawn: _Numbers, difference: float) -> float:
     """How often chance alone moves the difference, either way, by as much as it is.
 
-    What was drawn scatters around the difference that was found as that scatters around the true
-    one. If the true one were zero, all that was found would be such a move.
+    The resampled differences scatter around the measured one as that scatters around the true one.
+    If the true one were zero, the measured one would be such a move.
     """
     moved = np.abs(drawn - difference)
     as_far = int((moved >= abs(difference) * (1 - 1e-9)).sum())  # rounding must not break a tie

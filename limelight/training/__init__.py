@@ -1,7 +1,18 @@
-"""Predictions become good.
+"""Predictions become good. Read in this order:
 
-Read in this order: `config` (the settings), `device` (where it happens), `loss` (how wrong is a
-prediction), `objective` (what each family is asked for), `schedule` and `optimizer` (how weights
-move), `workers` (one process or many), `checkpoint` (what must survive), `fitting` (how
-large a batch may be), `report` (what people see), and last `loop`, which puts them together.
+config       all settings of a training
+loss         cross-entropy with label smoothing, in chunks
+objectives   the loss of each family on its batches
+lr_schedule  the learning rate as a function of the step
+optimizer    AdamW, frozen parts, gradient norm
+dropout      faster dropout on a CPU
+distributed  one process or many: DDP, FSDP, and compilation
+cuda_graph   steps captured and replayed on a GPU
+console      the progress bar and lines on stderr
+trainer      all parts of a training, and one optimizer step
+evaluate     loss, perplexity and accuracy on texts not trained on
+metrics      the log, throughput, loss spikes, NaN steps
+checkpoint   what is saved, restored, averaged and finished
+batch_size   the largest batch that fits
+loop         fit(): steps, validations, checkpoints, signals
 """

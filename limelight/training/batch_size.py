@@ -1,7 +1,7 @@
-"""How large may a batch be? `--train.batch-tokens auto` tries, where trying does no harm.
+"""How large may a batch be? `--train.batch-tokens auto` tries on a GPU, and estimates on a CPU.
 
-A GPU says when it is full, so there batches grow until it does. A CPU shares its memory with
-everything else on the machine and gains little from large batches: there the size is estimated.
+A GPU reports when it is full, so there batches grow until it does. A CPU shares its memory with
+everything else on the machine and gains little from large batches.
 """
 
 import re
@@ -22,7 +22,7 @@ _CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroups
 
 
 def find_max_batch_tokens(fits: Callable[[int], bool], most: int) -> int:
-    """Double until it does not fit; then a fifth less than what did, for what still may come."""
+    """Double until it does not fit; then a fifth less than the last that did, as a reserve."""
     tokens = SMALLEST
     if not fits(tokens):
         return tokens // 2
@@ -32,22 +32,24 @@ def find_max_batch_tokens(fits: Callable[[int], bool], most: int) -> int:
 
 
 def worst_case_batches(batches: BatchPlan, tokens: int) -> list[Batch]:
-    """Of all batches with so many tokens the one with the most, and the one with the longest."""
+    """Of all batches of this size the one with the most tokens, and the one with the longest."""
     batches = replace(batches, batch_tokens=tokens, workers=0)
     plan = batches.plan(0)
     if not plan:
-        return []  # that nothing is there to learn from is told later
+        return []  # that there is nothing to train on is reported later
     widths = [int(batches.examples.lengths[rows].max()) for rows in plan]
     sizes = [len(rows) * width for rows, width in zip(plan, widths, strict=True)]
     made = EpochPlan(batches, 0, plan)
     return [made[int(np.argmax(sizes))], made[int(np.argmax(widths))]]
 
 
-def fits_on_gpu(learn: Callable[[Batch], object], batches: BatchPlan, tokens: int) -> bool:
+def fits_on_gpu(
+    forward_backward: Callable[[Batch], object], batches: BatchPlan, tokens: int
+) -> bool:
     """Try a forward and a backward pass."""
     try:
         for batch in worst_case_batches(batches, tokens):
-            learn(batch)
+            forward_backward(batch)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -58,13 +60,13 @@ def fits_on_gpu(learn: Callable[[Batch], object], batches: BatchPlan, tokens: in
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that programs may still have; where the system does not say, a modest machine's.
+    """Bytes that programs may still allocate; if the system does not say, a modest machine's.
 
-    Files that Linux keeps in memory make room when asked to. A container may have less.
+    The page cache counts as free. A container may have less than the machine.
     """
     try:
-        told = (root / "proc" / "meminfo").read_text("ascii")
-        available = 1024 * int(re.findall(r"MemAvailable: *([0-9]+) kB", told)[0])
+        meminfo = (root / "proc" / "meminfo").read_text("ascii")
+        available = 1024 * int(re.findall(r"MemAvailable: *([0-9]+) kB", meminfo)[0])
     except (OSError, IndexError):
         return 4 * 10**9
     limits = [root / "sys/fs/cgroup" / name for name in _CONTAINER_LIMITS]

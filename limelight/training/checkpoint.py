@@ -1,14 +1,15 @@
-"""What must survive: all that the rest of a training depends on, and nothing else.
+"""What must survive: checkpoints during training, and at its end the weights to be used.
 
-Dropout is not in it: every step draws from a seed made of the run's seed, the step and the rank.
-Nor is the learning rate, a function of the step. What remains are tensors (weights, Adam's
-averages, the running average of weights) and a few numbers.
+A checkpoint holds all that the rest of a training depends on: tensors (weights, Adam's moments,
+the moving average of the weights) and a few numbers. The state of random generators is not in it:
+every step seeds its dropout from the run's seed, the step and the rank. Nor is the learning rate, a
+function of the step.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,152 +18,183 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from limelight.errors import UserError
-from limelight.run.weights import WEIGHTS, read_tensors
+from limelight.errors import FailedError, UserError
+from limelight.run.atomic import (
+    check_disk_space,
+    commit,
+    find_damage,
+    list_checkpoints,
+    prune,
+    remove_atomically,
+)
+from limelight.run.log import Log
+from limelight.run.weights import WEIGHTS, name_of, read_tensors, step_of
 from limelight.training.distributed import copy_into, full_tensor
+from limelight.training.trainer import Trainer, TrainState
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+_Tensors = dict[str, Tensor]
 
 
-@dataclass
-class TrainState:
-    """Where a training stands."""
-
-    step: int = 0
-    epoch: int = 0
-    position: int = 0  # in the plan of the epoch
-    tokens: int = 0  # learned from so far
-    skipped: int = 0  # steps in a row that were not finite
-    smoothed_loss: float = 0.0  # loss of a token, over the last hundred steps or so
-    validated: int = 0  # the last step after which the model was validated
-    metric: str = ""  # what the next three are about
-    best: float = math.inf  # of the metric, lower is better
-    best_step: int = 0
-    validations_without_improvement: int = 0  # validations since then
-    window: list[float] = field(default_factory=lambda: [0.0] * 4)  # scores since the last log line
-
-    def set_metric(self, metric: str) -> bool:
-        """Look for the best by this metric. If it was another before, that best counts no more.
-
-        The last validation is done again, so that where the training stands can be the best.
-        """
-        if metric == self.metric:
-            return False
-        self.metric, self.best, self.best_step, self.validations_without_improvement = (
-            metric,
-            math.inf,
-            0,
-            0,
-        )
-        self.validated = min(self.validated, max(0, self.step - 1))
-        return True
+def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
+    """Commit a checkpoint, then delete old ones. A full disk ends a run only if it `must` save."""
+    state, config, run = trainer.state, trainer.config, trainer.run
+    weights, moments = _collect_tensors(trainer)
+    if trainer.world.is_main and log is not None:
+        try:
+            log.sync()
+            needed = sum(t.nbytes for t in (*weights.values(), *moments.values()))
+            check_disk_space(run.path, needed)
+            last = run.checkpoints / name_of(state.step)
+            commit(last, lambda folder: _write(folder, weights, moments, state))
+            trainer.written.add(last.name)
+            best = [name_of(state.best_step)] if config.patience else []
+            spare = [*best, *(folder.name for folder in _checkpoints_to_average(trainer))]
+            prune(run.checkpoints, config.keep_checkpoints, spare, trainer.written)
+        except OSError as error:
+            why = f"{run.path}: {error.strerror or error}"
+            sentence = f"step {state.step} could not be saved: {why}"
+            if must:
+                raise FailedError(
+                    f"{sentence}; free some space, and run the same command again"
+                ) from error
+            trainer.report.warn(f"{sentence}. Training continues; free some space")
+    trainer.world.barrier()
 
 
-class NotFiniteError(Exception):
-    """A tensor that must not be saved."""
-
-
-def collect_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """All tensors by name, whole and on the CPU: the weights, and what the optimizer keeps."""
-    weights, kept = {}, {}
-    for name, parameter in model.named_parameters():
+def _collect_tensors(trainer: Trainer) -> tuple[_Tensors, _Tensors]:
+    """Full tensors by name, on the CPU: the weights, and the state of optimizer and EMA."""
+    weights, moments = {}, {}
+    for name, parameter in trainer.loss_module.model.named_parameters():
         weights[name] = full_tensor(parameter.detach()).cpu().contiguous()
-        for key, value in optimizer.state.get(parameter, {}).items():
-            kept[f"{key}.{name}"] = full_tensor(value.detach()).cpu().contiguous()
-        if name in average:
-            kept[f"ema.{name}"] = full_tensor(average[name]).cpu().contiguous()
-    return weights, kept
+        for key, value in trainer.optimizer.state.get(parameter, {}).items():
+            moments[f"{key}.{name}"] = full_tensor(value.detach()).cpu().contiguous()
+        if name in trainer.ema:
+            moments[f"ema.{name}"] = full_tensor(trainer.ema[name]).cpu().contiguous()
+    return weights, moments
 
 
-def write(
-    folder: Path, weights: dict[str, Tensor], kept: dict[str, Tensor], state: TrainState
-) -> None:
-    """The files of a checkpoint. A number that is none is never written."""
-    for name, tensor in (*weights.items(), *kept.items()):
+def _write(folder: Path, weights: _Tensors, moments: _Tensors, state: TrainState) -> None:
+    for name, tensor in (*weights.items(), *moments.items()):
         if not torch.isfinite(tensor).all():
-            raise NotFiniteError(f"{name} has numbers that are not finite: it is not saved")
+            raise FailedError(
+                f"{name} has numbers that are not finite: it is not saved; the last good "
+                "checkpoint is kept"
+            )
     write_tensors(folder / WEIGHTS, weights)
-    write_tensors(folder / OPTIMIZER, kept)
+    write_tensors(folder / OPTIMIZER, moments)
     (folder / STATE).write_text(json.dumps(asdict(state), indent=1), "utf-8")
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Tensors as a file of safetensors; what is wrong with the disk is told as by other files."""
+def write_tensors(path: Path, tensors: _Tensors) -> None:
+    """Write a safetensors file; problems with the disk are an OSError as for other files."""
     try:
         save_file(tensors, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
 
 
-def restore(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: dict[str, Tensor],
-) -> TrainState:
-    """Put everything back as it was."""
-    weights, kept = read_tensors(folder / WEIGHTS), read_tensors(folder / OPTIMIZER)
-    _load_weights(model, weights)
-    for name, parameter in model.named_parameters():
-        if name in average:
-            copy_into(average[name], kept[f"ema.{name}"])
-        if f"step.{name}" not in kept:
+def restore(trainer: Trainer, folder: Path) -> None:
+    """Set weights, optimizer, EMA and progress to those of a checkpoint."""
+    weights, moments = read_tensors(folder / WEIGHTS), read_tensors(folder / OPTIMIZER)
+    _load_weights(trainer.loss_module.model, weights)
+    for name, parameter in trainer.loss_module.model.named_parameters():
+        if name in trainer.ema:
+            copy_into(trainer.ema[name], moments[f"ema.{name}"])
+        if f"step.{name}" not in moments:
             continue  # it was never moved: it is frozen, or no step was finite yet
-        held = optimizer.state[parameter]
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            saved = kept[f"{key}.{name}"]
-            if key == "step":
-                held[key] = saved.to(parameter.device)
-            else:
-                held[key] = torch.zeros_like(parameter)
-                copy_into(held[key], saved)
-    return read_state(folder / STATE)
+        state = trainer.optimizer.state[parameter]
+        state["step"] = moments[f"step.{name}"].to(parameter.device)
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = torch.zeros_like(parameter)
+            copy_into(state[key], moments[f"{key}.{name}"])
+    vars(trainer.state).update(vars(read_state(folder / STATE)))
 
 
 def read_state(path: Path) -> TrainState:
-    """The numbers of a checkpoint; unknown or missing ones are refused."""
+    """The numbers of a checkpoint; unknown or missing ones are rejected."""
     try:
-        told: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        if set(told) != {f.name for f in fields(TrainState)}:
+        values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if set(values) != {f.name for f in fields(TrainState)}:
             raise ValueError("it has other entries than it should")
-        return TrainState(**told)
+        return TrainState(**values)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
 def _load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give a model these weights; names and shapes must be the same on both sides."""
     parameters = dict(model.named_parameters())
-    missing = sorted(parameters.keys() ^ weights.keys())
-    if missing:
-        side = "the model" if missing[0] in parameters else "the file"
-        raise UserError(f"only {side} has {missing[0]}: these weights are of another model")
+    ours, theirs = ({n: tuple(t.shape) for n, t in x.items()} for x in (parameters, weights))
+    for name, _ in sorted(ours.items() ^ theirs.items()):
+        shapes = (shape.get(name, "missing") for shape in (ours, theirs))
+        raise UserError("{} is {} in the model and {} in the file".format(name, *shapes))
     for name, parameter in parameters.items():
-        if parameter.shape != weights[name].shape:
-            raise UserError(
-                f"{name} is {tuple(parameter.shape)} in the model and "
-                f"{tuple(weights[name].shape)} in the file"
-            )
         copy_into(parameter, weights[name])
 
 
-def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether two files of tensors would be the same."""
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
+def write_final_weights(trainer: Trainer) -> None:
+    """Write the weights to be used, as the recipe says: an average, the best, or the last."""
+    run, last = trainer.run, trainer.run.finished / name_of(trainer.state.step)
+    weights, moments = _collect_tensors(trainer)
+    if trainer.world.is_main:
+        weights = _select_final_weights(trainer, weights, moments)
+        try:
+            if find_damage(last) is None and not _are_equal(read_tensors(last / WEIGHTS), weights):
+                remove_atomically(last)  # it was made when the recipe asked for something else
+            commit(last, lambda folder: write_tensors(folder / WEIGHTS, weights))
+            for older in list_checkpoints(run.finished):
+                if older != last:  # even one of more steps: a training that was begun again
+                    remove_atomically(older)
+        except OSError as error:
+            raise FailedError(
+                f"training is done, but its weights could not be written: {run.path}: "
+                f"{error.strerror or error}. Free some space, and run the same command again"
+            ) from error
+    trainer.world.barrier()
 
 
-def average_checkpoints(folders: Iterable[Path]) -> dict[str, Tensor]:
+def _select_final_weights(trainer: Trainer, last: _Tensors, moments: _Tensors) -> _Tensors:
+    config, state, checkpoints = trainer.config, trainer.state, trainer.run.checkpoints
+    if config.average_checkpoints and not config.ema:
+        found = _checkpoints_to_average(trainer)
+        wanted = min(config.average_checkpoints, math.ceil(state.step / config.checkpoint_every))
+        if len(found) < wanted:
+            trainer.report.warn(f"of {wanted} checkpoints to average only {len(found)} are left")
+        return average_checkpoints(_valid_checkpoints(trainer, found)) or last
+    if config.patience and state.best_step:
+        for best in _valid_checkpoints(trainer, [checkpoints / name_of(state.best_step)]):
+            last, moments = read_tensors(best / WEIGHTS), read_tensors(best / OPTIMIZER)
+    return {name: moments[f"ema.{name}"] for name in last} if config.ema else last
+
+
+def _checkpoints_to_average(trainer: Trainer) -> list[Path]:
+    """The last of the regular checkpoints; those that an interruption adds must change nothing."""
+    config, last = trainer.config, trainer.run.checkpoints / name_of(trainer.state.step)
+    made = list_checkpoints(trainer.run.checkpoints)
+    regular = [f for f in made if f == last or step_of(f) % config.checkpoint_every == 0]
+    return regular[: config.average_checkpoints]
+
+
+def _valid_checkpoints(trainer: Trainer, folders: list[Path]) -> list[Path]:
+    damage = {folder: find_damage(folder) for folder in folders}
+    for folder, why in damage.items():
+        if why is not None:
+            trainer.report.warn(f"{folder.name} is left out of the finished weights: {why}")
+    return [folder for folder, why in damage.items() if why is None]
+
+
+def average_checkpoints(folders: Sequence[Path]) -> _Tensors:
     """The mean of the weights of several checkpoints (section 6.1); of none, nothing."""
-    total: dict[str, Tensor] = {}
-    kinds: dict[str, torch.dtype] = {}
-    count = 0
+    total: _Tensors = {}
+    dtypes: dict[str, torch.dtype] = {}
     for folder in folders:
         for name, tensor in read_tensors(folder / WEIGHTS).items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
-            kinds[name] = tensor.dtype
-        count += 1
-    return {name: (tensor / count).to(kinds[name]) for name, tensor in total.items()}
+            dtypes[name] = tensor.dtype
+    return {name: (tensor / len(folders)).to(dtypes[name]) for name, tensor in total.items()}
+
+
+def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )

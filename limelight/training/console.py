@@ -1,4 +1,4 @@
-"""What people see while a model learns: a bar on a terminal, plain lines elsewhere.
+"""What people see while a model trains: a bar on a terminal, plain lines elsewhere.
 
 Everything goes to standard error; numbers for programs are in the log.
 """
@@ -17,11 +17,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
-_ROOMY = 120  # columns of a terminal in which the bar has room for all that is known
+_WIDE = 132  # columns of a terminal in which all numbers fit beside the bar
 
 
 class Report:
-    """Tells how training goes. A silent one is for all processes but the first."""
+    """Prints the progress of a training. All processes but the first have a silent one."""
 
     def __init__(self, silent: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, quiet=silent, highlight=False)
@@ -30,68 +30,69 @@ class Report:
         self.task = TaskID(0)
 
     def say(self, text: str, style: str = "") -> None:
-        """A line."""
+        """Print a line."""
         self.console.print(Text(text, style), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """A line that should be noticed."""
+        """Print a warning."""
         self.say(f"warning: {text}", "yellow")
 
     def begin(self, step: int, steps: int) -> None:
-        """Training begins, or goes on from a step."""
+        """Start the bar; a resumed run begins at a later step."""
         self.begun_at = step
         if not self.console.is_terminal:
             return
         self.bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
-            BarColumn(40 if self.console.width >= _ROOMY else 16),
-            TextColumn("{task.fields[told]}"),
+            BarColumn(40 if self.console.width >= _WIDE else 16),
+            TextColumn("{task.fields[numbers]}"),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
         )
-        self.task = self.bar.add_task("", total=steps, completed=step, told="")
+        self.task = self.bar.add_task("", total=steps, completed=step, numbers="")
         self.bar.start()
 
     def step(self, step: int) -> None:
-        """One step further."""
+        """Move the bar."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
 
     def train(self, entry: dict[str, Any], steps: int) -> None:
-        """What was logged."""
+        """Show an entry of the log."""
         loss, speed = f"loss {entry['loss']:.4f}", f"{entry['tokens_per_second']:,.0f} tokens/s"
-        told = f"{loss}  lr {entry['lr']:.2e}  {speed}  {entry['peak_memory'] / 1e9:.1f} GB"
+        memory = f"peak memory {entry['peak_memory'] / 1e9:.1f} GB"
+        numbers = f"{loss}  lr {entry['lr']:.2e}  {speed}  {memory}"
         if self.bar is not None:
-            shown = told if self.console.width >= _ROOMY else f"{loss}  {speed}"
-            self.bar.update(self.task, completed=entry["step"], told=shown)
+            numbers = numbers if self.console.width >= _WIDE else f"{loss}  {speed}"
+            self.bar.update(self.task, completed=entry["step"], numbers=numbers)
         else:
             pace = entry["seconds"] / max(1, entry["step"] - self.begun_at)
             left = (steps - entry["step"]) * pace
-            self.say(f"step {entry['step']}/{steps}  {told}  {clock(left)} left")
+            self.say(f"step {entry['step']}/{steps}  {numbers}  {clock(left)} left")
 
     def validation(self, entry: dict[str, Any], better: bool) -> None:
-        """How the model does on texts that it does not learn from."""
+        """Show a validation entry of the log."""
         scores = {k: v for k, v in entry.items() if isinstance(v, float) and k != "seconds"}
-        told = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        numbers = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         mark = " (the best so far)" if better else ""
-        self.say(f"step {entry['step']}  validation: {told}{mark}", "bold" if better else "")
+        self.say(f"step {entry['step']}  validation: {numbers}{mark}", "bold" if better else "")
 
     def samples(self, lines: Iterable[str]) -> None:
-        """What the model writes by now."""
+        """Show what the model generates now."""
         for line in lines:
             self.say(f"    {line}")
 
     def end(self) -> None:
-        """No more steps."""
+        """Remove the bar."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
 
 def clock(seconds: float) -> str:
-    """A time as people say it."""
+    """Seconds as 1:02:03, or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,19 +1,20 @@
-"""A GPU that is told a step once, and afterwards repeats it by itself.
+"""Training steps captured as CUDA graphs, and replayed.
 
 A step launches a thousand small kernels, and for a small model launching takes longer than
-computing. So a step is recorded as a CUDA graph, one for each shape of batch, and replayed with one
-launch: forward, backward and optimizer. A recording reads and writes fixed places in memory, and
-nothing in it may ask the GPU for a number.
+computing. So a step is captured as a CUDA graph, one for each shape of batch, and replayed with one
+launch: forward, backward and optimizer. A graph reads and writes fixed addresses, and nothing in it
+may wait for a number from the GPU.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from limelight.data.datasets import Batch, MaskedLMBatch
+from limelight.training.objectives import to_device
 
 _Shape = tuple[Any, ...]
 
@@ -27,47 +28,40 @@ class CapturedStep:
 
 
 class CudaGraphStep:
-    """Takes steps, and records those that come again."""
+    """Runs steps, and captures those whose shape comes again."""
 
     def __init__(self, step: Callable[[Batch], Tensor], device: torch.device) -> None:
         self.step, self.device = step, device
-        self.places: dict[_Shape, Batch] = {}  # where recordings read
-        self.recordings: dict[_Shape, CapturedStep] = {}
+        self.inputs: dict[_Shape, Batch] = {}  # the batches that graphs read
+        self.captured: dict[_Shape, CapturedStep] = {}
         self.pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take a step; what it gives is to be read before the next one."""
+        """Run a step; read its result before the next one."""
         if isinstance(batch, MaskedLMBatch):
-            return self.step(batch)  # how many blanks there are differs from batch to batch
+            return self.step(batch)  # the number of masked tokens differs from batch to batch
         shape = shape_of(batch)
-        if shape not in self.places:
-            # Once it is taken as it is: that compiles, and chooses and loads the kernels; for a
-            # batch that lies in memory like the one which the recording will read.
-            self.places[shape] = _static_copy(batch, self.device)
-            return self.step(self.places[shape])
-        for place, value in zip(self.places[shape], batch, strict=True):
-            if isinstance(place, Tensor) and isinstance(value, Tensor):
-                place.copy_(value, non_blocking=True)
-        if shape not in self.recordings:
-            self.recordings[shape] = self.capture(self.places[shape])
-        self.recordings[shape].graph.replay()
-        return self.recordings[shape].result
+        if shape not in self.inputs:
+            # The first time it runs eagerly: that compiles, and chooses and loads the kernels; on a
+            # batch that lies in memory like the one which the graph will read.
+            self.inputs[shape] = to_device(batch, self.device, copy=True)
+            return self.step(self.inputs[shape])
+        for static, value in zip(self.inputs[shape], batch, strict=True):
+            if isinstance(static, Tensor) and isinstance(value, Tensor):
+                static.copy_(value, non_blocking=True)
+        if shape not in self.captured:
+            self.captured[shape] = self.capture(self.inputs[shape])
+        self.captured[shape].graph.replay()
+        return self.captured[shape].result
 
-    def capture(self, place: Batch) -> CapturedStep:
-        """Watch a step without taking it. Steps follow each other, so all use the same memory."""
+    def capture(self, static: Batch) -> CapturedStep:
+        """Capture a step without running it. Steps never overlap, so all graphs share memory."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
-            result = self.step(place)
+            result = self.step(static)
         return CapturedStep(graph, result)
 
 
-def _static_copy(batch: Batch, device: torch.device) -> Batch:
-    """The same numbers in memory of their own."""
-    kind: Any = type(batch)
-    copies = (x.to(device, copy=True) if isinstance(x, Tensor) else x for x in batch)
-    return cast(Batch, kind(*copies))
-
-
 def shape_of(batch: Batch) -> _Shape:
-    """What batches must have in common for one recording."""
+    """What batches must have in common to share a graph."""
     return (type(batch), *(tuple(x.shape) if isinstance(x, Tensor) else None for x in batch))

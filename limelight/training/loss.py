@@ -1,8 +1,8 @@
 """How wrong is a prediction? Cross-entropy with label smoothing (section 5.4), as a sum.
 
 The logits of all positions are the largest thing in training: positions x vocabulary. They are
-never whole in memory here. The classifier and the loss are computed a few thousand positions at a
-time, and the gradient along with them, while the logits are at hand.
+never in memory all at once here. The classifier and the loss are computed a few thousand positions
+at a time, and the gradient along with them, while the logits are at hand.
 """
 
 from collections.abc import Callable
@@ -15,39 +15,40 @@ from torch.nn import functional as F
 
 from limelight.model.topk import fast_argmax
 
-IGNORED = -100  # what a position holds that nothing is asked of
-_Judge = Callable[..., tuple[Tensor, Tensor | None]]
+IGNORED = -100  # the label of a position that does not count
+_ChunkLoss = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 class LossSums(NamedTuple):
-    """What a batch says about a model: sums over what was asked for, and how much that was."""
+    """The loss of a batch: sums over all positions that count, and how many these are."""
 
-    loss: Tensor  # with label smoothing: what is made smaller
-    nll: Tensor  # without: the negative log-probability of the right answers
-    correct: Tensor  # answers that were the model's first choice
-    total: Tensor  # how many answers were wanted
+    loss: Tensor  # with label smoothing: what is minimized
+    nll: Tensor  # without: the negative log-probability of the labels
+    correct: Tensor  # labels that were the most likely token
+    total: Tensor  # positions that count
 
 
 def chunked_cross_entropy(
     states: Tensor,  # ... D
     weight: Tensor,  # V D, of the classifier
     bias: Tensor | None,  # V
-    answers: Tensor,  # ... in 0 to V - 1, or IGNORED
+    labels: Tensor,  # ... in 0 to V - 1, or IGNORED
     smoothing: float = 0.0,
     rdrop_alpha: float = 0.0,
-    judge: _Judge | None = None,  # a compiled one, perhaps
+    chunk_loss: _ChunkLoss | None = None,  # may be compiled
 ) -> LossSums:
-    """How well a classifier on these states gives the answers.
+    """The loss of a classifier on these states.
 
-    With `rdrop_alpha`, both halves of the batch are the same texts: see `disrdrop_alpha`.
+    With `rdrop_alpha`, both halves of the batch are the same texts: see `_rdrop_kl`.
     """
-    states, answers = states.flatten(0, -2), answers.flatten()
+    states, labels = states.flatten(0, -2), labels.flatten()
     if rdrop_alpha:
-        states, answers = _interleave_halves(states), _interleave_halves(answers)
-    judging = partial(judge or cross_entropy_chunk, smoothing=smoothing, rdrop_alpha=rdrop_alpha)
-    learning = torch.is_grad_enabled()  # inside of a Function it never is
-    loss, surprise, right = _chunked_loss(states, weight, bias, answers, judging, learning)
-    return LossSums(loss, surprise, right, (answers != IGNORED).sum())
+        states, labels = _interleave_halves(states), _interleave_halves(labels)
+    chunk_loss = chunk_loss or cross_entropy_chunk
+    chunk_loss = partial(chunk_loss, smoothing=smoothing, rdrop_alpha=rdrop_alpha)
+    with_grad = torch.is_grad_enabled()  # inside of a Function it never is
+    loss, nll, correct = _chunked_loss(states, weight, bias, labels, chunk_loss, with_grad)
+    return LossSums(loss, nll, correct, (labels != IGNORED).sum())
 
 
 def _interleave_halves(both: Tensor) -> Tensor:
@@ -56,22 +57,26 @@ def _interleave_halves(both: Tensor) -> Tensor:
 
 
 def cross_entropy_reference(
-    states: Tensor, weight: Tensor, bias: Tensor | None, answers: Tensor, smoothing: float = 0.0
+    states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0
 ) -> LossSums:
-    """The same in the open: all logits at once, and torch's own loss."""
-    logits, answers = F.linear(states, weight, bias).flatten(0, -2), answers.flatten()
+    """The loss without chunks: all logits at once, and torch's own cross-entropy."""
+    return sum_loss(F.linear(states, weight, bias).flatten(0, -2), labels.flatten(), smoothing)
+
+
+def sum_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> LossSums:
+    """torch's cross-entropy of logits (N V)."""
     total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
-    loss = total(logits, answers, label_smoothing=smoothing)
-    surprise = total(logits.detach(), answers)
-    right = (logits.argmax(dim=-1) == answers).sum()
-    return LossSums(loss, surprise, right, (answers != IGNORED).sum())
+    loss = total(logits, labels, label_smoothing=smoothing)
+    nll = total(logits.detach(), labels)
+    correct = (logits.argmax(dim=-1) == labels).sum()
+    return LossSums(loss, nll, correct, (labels != IGNORED).sum())
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Classifier and loss, some positions at a time; gradients are made on the way forward.
+    """Classifier and loss, some positions at a time; gradients are made in the forward pass.
 
-    Of the loss with respect to the logits the gradient is: softmax - what was wanted. It needs the
-    logits, so it is computed while they are there; going backward only multiplies.
+    The gradient of the loss with respect to the logits is: softmax - label. It needs the logits, so
+    it is computed while they are there; the backward pass only multiplies.
     """
 
     @staticmethod
@@ -80,28 +85,28 @@ class ChunkedLoss(torch.autograd.Function):
         states: Tensor,  # N D
         weight: Tensor,
         bias: Tensor | None,
-        answers: Tensor,  # N
-        judge: _Judge,
-        learning: bool,
+        labels: Tensor,  # N
+        chunk_loss: _ChunkLoss,
+        with_grad: bool,
     ) -> tuple[Tensor, ...]:
-        fewer = _autocast_dtype(states)
-        matrix, shift = weight.to(fewer), None if bias is None else bias.to(fewer)
+        dtype = _autocast_dtype(states)
+        matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         inputs = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         grads = [
-            torch.zeros_like(x) if learning and needed and x is not None else None
+            torch.zeros_like(x) if with_grad and needed and x is not None else None
             for x, needed in inputs
         ]
         sums = []
         rows = chunk_rows(states.size(0), weight.size(0), states.device)
-        rows += rows % 2  # two that are to agree stay together
-        for begin in range(0, max(1, states.size(0)), rows):  # nothing at all is one chunk too
+        rows += rows % 2  # R-Drop's pairs stay together
+        for begin in range(0, max(1, states.size(0)), rows):  # an empty batch is one chunk too
             part = slice(begin, begin + rows)
-            some = states[part].to(fewer)
+            some = states[part].to(dtype)
             logits = F.linear(some, matrix, shift)
-            judged, slope = judge(logits, answers[part], learning=learning)
-            sums.append(judged)
-            if slope is not None:
-                accumulate_grads(grads, part, some, matrix, slope, answers[part] != IGNORED)
+            chunk_sums, grad = chunk_loss(logits, labels[part], with_grad=with_grad)
+            sums.append(chunk_sums)
+            if grad is not None:
+                accumulate_grads(grads, part, some, matrix, grad, labels[part] != IGNORED)
         ctx.save_for_backward(*grads)
         totals = torch.stack(sums).sum(dim=0)
         return tuple(total.clone() for total in totals)  # FSDP warns of views
@@ -113,9 +118,9 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
-    """Positions at a time: as many as there is room for, in chunks of much the same size.
+    """Positions at a time: as many as fit, in chunks of much the same size.
 
-    Multiples of 128, which the matrix units of a GPU like.
+    Multiples of 128 suit the matrix units of a GPU.
     """
     most = max(1, _max_logits(vocab, device) // vocab)
     most -= most % 128 if most > 128 else 0
@@ -124,10 +129,10 @@ def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
 
 
 def _max_logits(vocab: int, device: torch.device) -> int:
-    """How many logits may be there at a time.
+    """How many logits may exist at a time.
 
-    One takes up to ten bytes on its way, so on an NVIDIA GPU they take 4% of the memory. On a CPU
-    they should stay in its cache; but as each chunk reads the whole classifier, it needs some rows.
+    Each takes up to ten bytes, so on an NVIDIA GPU they take 4% of the memory. On a CPU they should
+    stay in its cache; but as each chunk reads the whole classifier, it needs some rows.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 256
@@ -135,82 +140,79 @@ def _max_logits(vocab: int, device: torch.device) -> int:
 
 
 def cross_entropy_chunk(
-    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, rdrop_alpha: float = 0.0
+    logits: Tensor, labels: Tensor, smoothing: float, with_grad: bool, rdrop_alpha: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
-    """Of some positions: loss, surprise and right answers (3), and the slope of the loss (n V).
+    """Of some positions: loss, nll and correct labels (3), and the gradient of the loss (n V).
 
-    The slope of positions that nothing is asked of means nothing.
+    The gradient at ignored positions is undefined.
     """
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    asked, place = answers != IGNORED, answers.clamp(min=0)[:, None]
+    counts, index = labels != IGNORED, labels.clamp(min=0)[:, None]
     p, first = logits.softmax(dim=-1, dtype=kind), fast_argmax(logits)[:, None]
     # log p = logit - total, and the largest p is never so small that its logarithm is inexact
     total = logits.gather(1, first).to(kind) - p.gather(1, first).log()
-    right = (first[:, 0] == answers).sum()
-    surprise = ((total - logits.gather(1, place))[:, 0] * asked).sum()
-    spread = ((total[:, 0] - logits.mean(dim=-1, dtype=kind)) * asked).sum()
-    loss = (1 - smoothing) * surprise + smoothing * spread
-    apart = _rdrop_kl(logits - total) if rdrop_alpha else None
-    if apart is not None:
-        loss = loss + rdrop_alpha * (apart[0] * asked[::2]).sum()
-    sums = torch.stack([loss, surprise, right.to(kind)])
-    if not learning:
+    correct = (first[:, 0] == labels).sum()
+    nll = ((total - logits.gather(1, index))[:, 0] * counts).sum()
+    spread = ((total[:, 0] - logits.mean(dim=-1, dtype=kind)) * counts).sum()
+    loss, rdrop = (1 - smoothing) * nll + smoothing * spread, None
+    if rdrop_alpha:
+        kl, rdrop = _rdrop_kl(logits - total)
+        loss = loss + rdrop_alpha * (kl * counts[::2]).sum()
+    sums = torch.stack([loss, nll, correct.to(kind)])
+    if not with_grad:
         return sums, None
-    slope = p
-    if apart is not None:
-        slope.add_(apart[1], alpha=rdrop_alpha)
+    grad = p if rdrop is None else p.add_(rdrop, alpha=rdrop_alpha)
     if smoothing:
-        slope.sub_(smoothing / logits.size(-1))
-    slope.scatter_add_(1, place, torch.full_like(total, smoothing - 1))
-    return sums, slope.to(logits.dtype)
+        grad.sub_(smoothing / logits.size(-1))
+    grad.scatter_add_(1, index, torch.full_like(total, smoothing - 1))
+    return sums, grad.to(logits.dtype)
 
 
 def cross_entropy_chunk_functional(
-    logits: Tensor, answers: Tensor, smoothing: float, learning: bool, rdrop_alpha: float = 0.0
+    logits: Tensor, labels: Tensor, smoothing: float, with_grad: bool, rdrop_alpha: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
-    """The same without a step in place: a compiler makes two passes over the logits of it.
+    """`cross_entropy_chunk` without in-place operations: compiled, it reads the logits twice.
 
-    An answer is the first choice if it is as high as the highest, and none before it is. That is
-    seen in the second pass; `argmax` would carry places along through the first, which takes long.
+    A label is the most likely token if its logit is the highest, and none before it is as high.
+    That is seen in the second pass; `argmax` would carry indices through the first, which is slow.
     """
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     logits, given = logits.to(kind), logits.dtype
-    asked, place = answers != IGNORED, answers.clamp(min=0)[:, None]
+    counts, index = labels != IGNORED, labels.clamp(min=0)[:, None]
     top = logits.amax(dim=-1, keepdim=True)
     total = (logits - top).exp().sum(dim=-1, keepdim=True).log() + top
-    here = torch.arange(logits.size(-1), device=logits.device)
-    wanted = logits.gather(1, place)
-    before = ((logits == top) & (here < place)).any(dim=-1)
-    right = ((wanted == top)[:, 0] & ~before & asked).sum()
-    surprise = ((total - wanted)[:, 0] * asked).sum()
-    spread = ((total[:, 0] - logits.mean(dim=-1)) * asked).sum() if smoothing else surprise
-    loss = (1 - smoothing) * surprise + smoothing * spread
-    apart = _rdrop_kl(logits - total) if rdrop_alpha else None
-    if apart is not None:
-        loss = loss + rdrop_alpha * (apart[0] * asked[::2]).sum()
-    sums = torch.stack([loss, surprise, right.to(kind)])
-    if not learning:
+    tokens = torch.arange(logits.size(-1), device=logits.device)
+    wanted = logits.gather(1, index)
+    before = ((logits == top) & (tokens < index)).any(dim=-1)
+    correct = ((wanted == top)[:, 0] & ~before & counts).sum()
+    nll = ((total - wanted)[:, 0] * counts).sum()
+    spread = ((total[:, 0] - logits.mean(dim=-1)) * counts).sum() if smoothing else nll
+    loss, rdrop = (1 - smoothing) * nll + smoothing * spread, None
+    if rdrop_alpha:
+        kl, rdrop = _rdrop_kl(logits - total)
+        loss = loss + rdrop_alpha * (kl * counts[::2]).sum()
+    sums = torch.stack([loss, nll, correct.to(kind)])
+    if not with_grad:
         return sums, None
-    hit = (here == place).to(kind)
-    slope = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * hit
-    if apart is not None:
-        slope = slope + rdrop_alpha * apart[1]
-    return sums, slope.to(given)
+    hit = (tokens == index).to(kind)
+    grad = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * hit
+    grad = grad if rdrop is None else grad + rdrop_alpha * rdrop
+    return sums, grad.to(given)
 
 
 def _rdrop_kl(log_p: Tensor) -> tuple[Tensor, Tensor]:
-    """R-Drop (Liang et al. 2021): how far two predictions for one place are apart, and its slope.
+    """R-Drop (Liang et al. 2021): the divergence of two predictions, and its gradient.
 
-    Dropout makes them differ, rows 2i and 2i + 1. The measure is the mean of both ways to compare
-    them, (KL(p, q) + KL(q, p)) / 2, one for each pair; its slope is for all rows, n V.
+    Dropout makes them differ, rows 2i and 2i + 1. It is symmetric, (KL(p, q) + KL(q, p)) / 2, one
+    number for each pair; its gradient is for all rows, n V.
     """
     one, other = log_p[0::2], log_p[1::2]
-    p, q, apart = one.exp(), other.exp(), one - other
-    there, back = (p * apart).sum(dim=-1), -(q * apart).sum(dim=-1)
-    for_one = p * (apart - there[:, None]) + p - q
-    for_other = q * (-apart - back[:, None]) + q - p
-    slope = torch.stack([for_one, for_other], dim=1).flatten(0, 1)
-    return (there + back) / 2, slope / 2
+    p, q, difference = one.exp(), other.exp(), one - other
+    there, back = (p * difference).sum(dim=-1), -(q * difference).sum(dim=-1)
+    for_one = p * (difference - there[:, None]) + p - q
+    for_other = q * (-difference - back[:, None]) + q - p
+    grad = torch.stack([for_one, for_other], dim=1).flatten(0, 1)
+    return (there + back) / 2, grad / 2
 
 
 def accumulate_grads(
@@ -219,19 +221,19 @@ def accumulate_grads(
     states: Tensor,
     weight: Tensor,
     grad: Tensor,
-    asked: Tensor,
+    counts: Tensor,
 ) -> None:
-    """What the slope of some positions' loss means for their states, the weights and the bias."""
+    """Back-propagate the gradient of some logits to their states, the weights and the bias."""
     for_states, for_weight, for_bias = grads
-    asked = asked.to(grad.dtype)
+    counts = counts.to(grad.dtype)
     if for_states is not None:
-        for_states[part] = (grad @ weight) * asked[:, None]
+        for_states[part] = (grad @ weight) * counts[:, None]
     if for_weight is not None and for_weight.dtype == grad.dtype:
-        for_weight.addmm_(grad.T, states * asked[:, None])
+        for_weight.addmm_(grad.T, states * counts[:, None])
     elif for_weight is not None:  # autocast: the weights themselves have more bits
-        for_weight += grad.T @ (states * asked[:, None])
+        for_weight += grad.T @ (states * counts[:, None])
     if for_bias is not None:
-        for_bias += asked @ grad
+        for_bias += counts @ grad
 
 
 # Compiled models leave out this part, in which the number of chunks depends on the batch.
@@ -240,6 +242,5 @@ _chunked_loss: Any = _disable(ChunkedLoss.apply)
 
 
 def _autocast_dtype(tensor: Tensor) -> torch.dtype:
-    """The type that products with such a tensor are computed in: autocast may want fewer bits."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype

@@ -1,6 +1,6 @@
-"""How large a step is, as a function of the number of the step alone: nothing to save, or to lose.
+"""The learning rate as a function of the step alone: nothing to save, or to lose.
 
-All begin with a linear warm-up. `step` counts from 1.
+All schedules begin with a linear warm-up. `step` counts from 1.
 """
 
 import math

@@ -1,16 +1,16 @@
-"""What a training tells while it goes: the log, the terminal, and warnings in time."""
+"""The log of a training, and warnings in time: loss spikes, and steps that are not finite."""
 
-import math
 import time
 
 from limelight.device import peak_memory
 from limelight.errors import FailedError
 from limelight.run.log import Log
+from limelight.training.evaluate import perplexity
 from limelight.training.objectives import count_tokens
 from limelight.training.trainer import StepResult, Trainer
 
-_MAX_NAN_STEPS = 3  # steps in a row that may be skipped
-_LOOKING_BACK = 100  # steps, to know what loss is usual
+_MAX_NAN_STEPS = 3  # skipped in a row
+_SMOOTHING = 100  # steps that the usual loss is averaged over
 _FEW_TOKENS = 30  # whose mean loss says little of a step
 
 
@@ -22,74 +22,71 @@ class Throughput:
         self.tokens = 0
 
     def read(self) -> dict[str, float]:
-        """The time, and how fast it went since this was asked last."""
+        """The time, and the speed since the last call."""
         now = time.monotonic()
         speed = self.tokens / max(1e-9, now - self.last)
         self.last, self.tokens = now, 0
         return {"seconds": round(now - self.began, 3), "tokens_per_second": round(speed, 1)}
 
 
-def log_step(trainer: Trainer, log: Log | None, clock: Throughput, taken: StepResult) -> None:
-    """Remember what a step did, and write it down every few steps, or at once if it failed."""
+def log_step(trainer: Trainer, log: Log | None, clock: Throughput, result: StepResult) -> None:
+    """Add up what a step computed; log it every few steps, or at once if it failed."""
     config, state = trainer.config, trainer.state
-    *sums, norm, finite = taken.numbers()
-    mine = sum(count_tokens(part.batch) for part in taken.turn if part.batch is not None)
-    clock.tokens += mine * trainer.workers.world_size
-    trainer.report.step(taken.step)
+    *sums, norm, finite = result.numbers()
+    mine = sum(count_tokens(part.batch) for part in result.micro_batches if part.batch is not None)
+    clock.tokens += mine * trainer.world.world_size
+    trainer.report.step(result.step)
     state.skipped = 0 if finite else state.skipped + 1
     if finite:
         state.tokens += int(sums[3])
         state.window = [a + b for a, b in zip(state.window, sums, strict=True)]
         if sums[3] >= _FEW_TOKENS:
-            _watch_for_spikes(trainer, log, taken, sums[0] / sums[3])
+            _watch_for_spikes(trainer, log, result, sums[0] / sums[3])
     else:
-        _log_skipped_step(trainer, log, taken)
-    asked = state.window[3]
-    if asked and (taken.step % config.log_every == 0 or taken.step >= config.steps):
-        loss, surprise, right, _ = (value / asked for value in state.window)
+        _log_skipped_step(trainer, log, result)
+    total = state.window[3]
+    if total and (result.step % config.log_every == 0 or result.step >= config.steps):
+        loss, nll, correct, _ = (value / total for value in state.window)
         state.window = [0.0] * 4
-        line = {
-            "step": taken.step,
-            "epoch": taken.turn[-1].epoch,
+        entry = {
+            "step": result.step,
+            "epoch": result.micro_batches[-1].epoch,
             "loss": loss,
-            "perplexity": perplexity(surprise),
-            "accuracy": right,
-            "lr": taken.rate,
+            "perplexity": perplexity(nll),
+            "accuracy": correct,
+            "lr": result.lr,
             "grad_norm": norm,
             "tokens": state.tokens,
             **clock.read(),
-            "peak_memory": peak_memory(trainer.workers.device),
+            "peak_memory": peak_memory(trainer.world.device),
         }
-        trainer.report.train(line, config.steps)
+        trainer.report.train(entry, config.steps)
         if log is not None:
-            log.add(line)
+            log.add(entry)
 
 
-def _watch_for_spikes(trainer: Trainer, log: Log | None, taken: StepResult, loss: float) -> None:
-    """Say when the loss jumps to twice what is usual: bad texts, or the weights running away."""
-    state = trainer.state
-    spike = taken.step > _LOOKING_BACK and loss > max(
-        2 * state.smoothed_loss, state.smoothed_loss + 1
-    )
+def _watch_for_spikes(trainer: Trainer, log: Log | None, result: StepResult, loss: float) -> None:
+    """Warn when the loss jumps to twice the usual: bad texts, or diverging weights."""
+    state, usual = trainer.state, trainer.state.smoothed_loss
+    spike = result.step > _SMOOTHING and loss > max(2 * usual, usual + 1)
     if spike and log is not None:
-        entry = {"loss": loss, "usual": state.smoothed_loss, "examples": _example_ids(taken)}
-        log.add({"step": taken.step, "spike": True, **entry})
-    if spike and not trainer.spiking:  # of several in a row the first is told
+        entry = {"loss": loss, "usual": usual, "examples": _example_ids(result)}
+        log.add({"step": result.step, "spike": True, **entry})
+    if spike and not trainer.spiking:  # only the first of several in a row
         trainer.report.warn(
-            f"step {taken.step} has a loss of {loss:.2f}, and {state.smoothed_loss:.2f} is usual: "
+            f"step {result.step} has a loss of {loss:.2f}, and {usual:.2f} is usual: "
             "bad texts (its examples are in the log), or too large a --train.learning-rate"
         )
     trainer.spiking = spike
-    state.smoothed_loss += (loss - state.smoothed_loss) / min(taken.step, _LOOKING_BACK)
+    state.smoothed_loss += (loss - usual) / min(result.step, _SMOOTHING)
 
 
-def _log_skipped_step(trainer: Trainer, log: Log | None, taken: StepResult) -> None:
-    """A step that was not finite: say which examples it met; three in a row are too many."""
-    examples = _example_ids(taken)
+def _log_skipped_step(trainer: Trainer, log: Log | None, result: StepResult) -> None:
+    examples = _example_ids(result)
     if log is not None:
-        log.add({"step": taken.step, "skipped": True, "examples": examples})
+        log.add({"step": result.step, "skipped": True, "examples": examples})
     trainer.report.warn(
-        f"step {taken.step} was skipped: its loss or gradient is not finite "
+        f"step {result.step} was skipped: its loss or gradient is not finite "
         f"(examples {', '.join(map(str, examples[:5]))}, ... are in the log)"
     )
     if trainer.state.skipped >= _MAX_NAN_STEPS:
@@ -100,12 +97,6 @@ def _log_skipped_step(trainer: Trainer, log: Log | None, taken: StepResult) -> N
         )
 
 
-def _example_ids(taken: StepResult) -> list[int]:
-    """The examples that a step has learned from in this process."""
-    batches = [part.batch for part in taken.turn if part.batch is not None]
+def _example_ids(result: StepResult) -> list[int]:
+    batches = [part.batch for part in result.micro_batches if part.batch is not None]
     return [i for batch in batches for i in batch.examples.tolist() if i >= 0]
-
-
-def perplexity(surprise: float) -> float:
-    """How many tokens the model hesitates between, on average."""
-    return math.exp(min(surprise, 700.0))

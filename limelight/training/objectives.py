@@ -1,7 +1,7 @@
-"""What each family is asked for, and how well it answers.
+"""The training objective of each family.
 
-A `Learner` is a model and its exercise in one module: a batch in, a score out. So whatever is put
-around a module (compilation, many devices) goes around it whole.
+A `LossModule` is a model and its objective in one module: a batch in, a loss out. So wrappers
+(compilation, data parallelism) go around both.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from limelight.data.datasets import Batch, ClassificationBatch, LMBatch, MaskedLMBatch, Seq2SeqBatch
@@ -23,11 +22,12 @@ from limelight.training.loss import (
     chunked_cross_entropy,
     cross_entropy_chunk,
     cross_entropy_chunk_functional,
+    sum_loss,
 )
 
-_Scorer = Callable[..., LossSums]
+_Loss = Callable[..., LossSums]
 SHORT = 64  # tokens
-_BLOCKS_FIRST = [
+_CUDNN_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -36,7 +36,7 @@ _BLOCKS_FIRST = [
 
 
 class LossModule(nn.Module):
-    """A model with its exercise."""
+    """A model with its training objective."""
 
     def __init__(
         self,
@@ -46,66 +46,53 @@ class LossModule(nn.Module):
         rdrop_alpha: float = 0.0,
     ) -> None:
         super().__init__()
-        self.model, self.rdrop_alpha = model, rdrop_alpha
-        judge = (
+        self.model, self.smoothing, self.rdrop_alpha = model, smoothing, rdrop_alpha
+        chunk_loss = (
             torch.compile(cross_entropy_chunk_functional, options=COMPILING)
             if compiled
             else cross_entropy_chunk
         )
-        self.score = partial(chunked_cross_entropy, smoothing=smoothing, judge=judge)
-        self.smoothing = smoothing
+        self.loss = partial(chunked_cross_entropy, smoothing=smoothing, chunk_loss=chunk_loss)
 
     def forward(self, batch: Batch) -> LossSums:
-        """How well the model does on a batch."""
+        """The model's loss on a batch."""
         if isinstance(batch, ClassificationBatch):
             return _classification_loss(self.model, batch, self.smoothing)
-        exercise: Any = _OBJECTIVES[type(batch)]
+        objective: Any = _OBJECTIVES[type(batch)]
         if self.rdrop_alpha and self.training:
-            score = partial(self.score, rdrop_alpha=self.rdrop_alpha)
-            return exercise(self.model, _duplicate_batch(batch), score)
-        return exercise(self.model, batch, self.score)
+            loss = partial(self.loss, rdrop_alpha=self.rdrop_alpha)
+            twice = _map_tensors(batch, lambda x: torch.cat([x, x]))  # dropout will differ
+            return objective(self.model, twice, loss)
+        return objective(self.model, batch, self.loss)
 
 
-def _duplicate_batch(batch: Batch) -> Batch:
-    """The same texts once more below: dropout will treat them differently."""
-    kind: Any = type(batch)
-    both = (torch.cat([x, x]) if isinstance(x, Tensor) else x for x in batch)
-    return cast(Batch, kind(*both))
-
-
-def _seq2seq_loss(model: Any, batch: Seq2SeqBatch, score: _Scorer) -> LossSums:
-    """Teacher forcing: the target is read, and at every position its next token asked for."""
-    answers = batch.target[:, 1:].masked_fill(~batch.target_real[:, 1:], IGNORED)
+def _seq2seq_loss(model: Any, batch: Seq2SeqBatch, loss: _Loss) -> LossSums:
+    """Teacher forcing: read the target, and predict the next token at every position."""
+    labels = batch.target[:, 1:].masked_fill(~batch.target_real[:, 1:], IGNORED)
     memory = model.encode(batch.source, batch.source_real)
     states = model.decode(batch.target[:, :-1], memory, batch.source_real)
-    return score(states, model.classifier.weight, model.classifier.bias, answers)
+    return loss(states, model.classifier.weight, model.classifier.bias, labels)
 
 
-def _causal_lm_loss(model: Any, batch: LMBatch, score: _Scorer) -> LossSums:
-    """A language model: at every position the next token, where it is asked for."""
-    answers = batch.tokens[:, 1:].masked_fill(~batch.loss_mask[:, 1:], IGNORED)
-    states = model.decode(batch.tokens[:, :-1])  # padding is on the right: nobody looks at it
-    return score(states, model.classifier.weight, model.classifier.bias, answers)
+def _causal_lm_loss(model: Any, batch: LMBatch, loss: _Loss) -> LossSums:
+    """Predict the next token wherever the loss mask says so."""
+    labels = batch.tokens[:, 1:].masked_fill(~batch.loss_mask[:, 1:], IGNORED)
+    states = model.decode(batch.tokens[:, :-1])  # padding is on the right: nothing attends to it
+    return loss(states, model.classifier.weight, model.classifier.bias, labels)
 
 
-def _masked_lm_loss(model: Any, batch: MaskedLMBatch, score: _Scorer) -> LossSums:
-    """BERT: what stood at the blanks. Nothing is computed at the other positions."""
+def _masked_lm_loss(model: Any, batch: MaskedLMBatch, loss: _Loss) -> LossSums:
+    """BERT: predict the masked tokens. No logits are computed at the other positions."""
     states, head = model.encode(batch.tokens)[batch.loss_mask], model.masked_head
     classifier = head.classifier
-    answers = batch.labels[batch.loss_mask]
-    return score(head.prepare(states), classifier.weight, classifier.bias, answers)
+    labels = batch.labels[batch.loss_mask]
+    return loss(head.prepare(states), classifier.weight, classifier.bias, labels)
 
 
 def _classification_loss(model: Any, batch: ClassificationBatch, smoothing: float) -> LossSums:
-    """What is this text?"""
     logits = model(batch.tokens, real=batch.real)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    answers = batch.labels.masked_fill(batch.labels < 0, IGNORED)
-    total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
-    loss = total(logits, answers, label_smoothing=smoothing)
-    surprise = total(logits.detach(), answers)
-    right = (logits.argmax(dim=-1) == answers).sum()
-    return LossSums(loss, surprise, right, (answers != IGNORED).sum())
+    return sum_loss(logits, batch.labels.masked_fill(batch.labels < 0, IGNORED), smoothing)
 
 
 _OBJECTIVES = {
@@ -116,9 +103,9 @@ _OBJECTIVES = {
 
 
 def use_explicit_attention(model: nn.Module) -> None:
-    """Let a compiler see attention step by step; for texts of up to `SHORT` tokens that is faster.
+    """Let the compiler fuse attention itself; for texts of up to `SHORT` tokens that is faster.
 
-    A fused kernel works on tiles of 128 positions, which short texts leave empty for the most part.
+    A fused kernel works on tiles of 128 positions, which short texts leave mostly empty.
     """
     for part in model.modules():
         if isinstance(part, Attention):
@@ -126,23 +113,26 @@ def use_explicit_attention(model: nn.Module) -> None:
 
 
 def prefer_cudnn_attention(batch: Batch) -> AbstractContextManager[Any]:
-    """For full blocks of text cuDNN's kernel first, where there is one: it is the faster one."""
+    """Try cuDNN's kernel first for blocks without padding, where it is the fastest."""
     if not isinstance(batch, LMBatch | MaskedLMBatch) or not batch.tokens.is_cuda:
         return nullcontext()
     if isinstance(batch, LMBatch) and batch.real is not None:
         return nullcontext()
-    return cast(AbstractContextManager[Any], sdpa_kernel(_BLOCKS_FIRST, set_priority=True))
+    return cast(AbstractContextManager[Any], sdpa_kernel(_CUDNN_FIRST, set_priority=True))
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The same batch where the model is."""
+def to_device(batch: Batch, device: torch.device, copy: bool = False) -> Batch:
+    """A batch with all its tensors on a device."""
+    return _map_tensors(batch, lambda x: x.to(device, non_blocking=not copy, copy=copy))
+
+
+def _map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     kind: Any = type(batch)
-    moved = (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in batch)
-    return cast(Batch, kind(*moved))
+    return cast(Batch, kind(*(function(x) if isinstance(x, Tensor) else x for x in batch)))
 
 
 def count_tokens(batch: Batch) -> int:
-    """How many real tokens a batch makes a model read."""
+    """Tokens of a batch without padding, on both sides."""
     named = batch._asdict()
     masks = [named[name] for name in ("real", "source_real", "target_real") if name in named]
     if not masks or masks[0] is None:

@@ -1,4 +1,4 @@
-"""How weights move: Adam (section 5.3), with weight decay for matrices where it is asked for."""
+"""How weights move: Adam (section 5.3), with weight decay for matrices if wanted."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -12,40 +12,40 @@ from limelight.training.config import TrainConfig
 
 
 def make_optimizer(
-    model: nn.Module, config: TrainConfig, repeated: bool = False
+    model: nn.Module, config: TrainConfig, capturable: bool = False
 ) -> torch.optim.AdamW:
-    """AdamW over what is to be learned; norms and biases do not decay.
+    """AdamW over the trainable parameters; norms and biases do not decay.
 
-    A step that is repeated reads the rate from the GPU's memory, where `set_rate` writes it.
+    A step that is captured reads the learning rate from GPU memory, where `set_lr` writes it.
     """
-    learned = [p for p in model.parameters() if p.requires_grad]
+    trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in learned if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in learned if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
     ]
     optimizer: Any = torch.optim.AdamW(
         [group for group in groups if group["params"]],
-        lr=torch.zeros((), device=learned[0].device) if repeated else 0.0,
+        lr=torch.zeros((), device=trainable[0].device) if capturable else 0.0,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=True,
-        capturable=repeated,
+        capturable=capturable,
     )
     optimizer._warned_capturable_if_run_uncaptured = True  # the first step of a shape is
     return cast(torch.optim.AdamW, optimizer)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next step."""
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(lr)
         else:
-            group["lr"] = rate
+            group["lr"] = lr
 
 
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:
-    """Let these parts stay as they are."""
+    """Exclude these parts from training."""
     known = {
         name.rsplit(".", dots)[0]
         for name, _ in model.named_parameters(remove_duplicate=False)
@@ -59,11 +59,11 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
         if any(name == part or name.startswith(f"{part}.") for part in parts):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(f"freeze={tuple(parts)} leaves nothing to learn")
+        raise UserError(f"freeze={tuple(parts)} leaves nothing to train: freeze fewer parts")
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The length of all gradients together, over all devices that hold a share of them."""
+    """The norm of all gradients together, over all devices that hold a shard of them."""
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -81,7 +81,7 @@ def optimizer_step(
 def optimizer_step_no_sync(
     optimizer: torch.optim.AdamW, parameters: list[nn.Parameter], factor: Tensor, finite: Tensor
 ) -> None:
-    """The same without looking at a number, so that a GPU need not be waited for.
+    """`optimizer_step` without reading a number from the GPU, which would wait for it.
 
     The fused kernel divides by `grad_scale` and leaves everything as it is where `found_inf` is 1,
     as it does for torch's GradScaler.

@@ -1,9 +1,10 @@
 """One step: the gradients of some batches, and the weights moved by them.
 
-It is a function of the weights, of the optimizer's averages, of the batches and of the number of
-the step, and of nothing else: what is random in it is drawn anew from that number.
+It is a function of the weights, of the optimizer's state, of the batches and of the number of the
+step, and of nothing else: its random numbers are seeded from that number.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,25 +16,17 @@ from torch import Tensor, nn
 
 from limelight.data.batching import BatchPlan
 from limelight.data.datasets import Batch
-from limelight.device import COMPILING, is_out_of_memory
+from limelight.device import copy_to_host_async, is_out_of_memory
 from limelight.errors import FailedError
 from limelight.model.layers import Layer
 from limelight.run.folder import RunFolder
-from limelight.training.checkpoint import TrainState
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import CudaGraphStep
-from limelight.training.distributed import World, grad_sync, parallelize, reshard
-from limelight.training.dropout import use_fast_cpu_dropout
+from limelight.training.distributed import World, grad_sync, prepare_module, reshard
 from limelight.training.loss import LossSums
 from limelight.training.lr_schedule import learning_rate
-from limelight.training.objectives import (
-    SHORT,
-    LossModule,
-    prefer_cudnn_attention,
-    to_device,
-    use_explicit_attention,
-)
+from limelight.training.objectives import LossModule, prefer_cudnn_attention, to_device
 from limelight.training.optimizer import (
     gradient_norm,
     make_optimizer,
@@ -47,14 +40,44 @@ _Samples = Callable[[nn.Module], list[str]]
 
 
 @dataclass
-class Trainer:
-    """All that takes part in a training."""
+class TrainState:
+    """The progress of a training."""
 
-    learner: LossModule
+    step: int = 0
+    epoch: int = 0
+    position: int = 0  # in the plan of the epoch
+    tokens: int = 0  # trained on so far
+    skipped: int = 0  # steps in a row that were not finite
+    smoothed_loss: float = 0.0  # loss of a token, over the last hundred steps or so
+    validated: int = 0  # the last step after which the model was validated
+    metric: str = ""  # of the next three
+    best: float = math.inf  # of the metric, lower is better
+    best_step: int = 0
+    validations_without_improvement: int = 0
+    window: list[float] = field(default_factory=lambda: [0.0] * 4)  # sums since the last log line
+
+    def set_metric(self, metric: str) -> bool:
+        """Find the best by this metric; if it was another before, forget that best.
+
+        The last validation is done again, so that the present weights can be the best.
+        """
+        if metric == self.metric:
+            return False
+        self.metric, self.best, self.best_step = metric, math.inf, 0
+        self.validations_without_improvement = 0
+        self.validated = min(self.validated, max(0, self.step - 1))
+        return True
+
+
+@dataclass
+class Trainer:
+    """Everything that takes part in a training."""
+
+    loss_module: LossModule
     batches: BatchPlan
     config: TrainConfig
     run: RunFolder
-    workers: World
+    world: World
     report: Report
     valid: BatchPlan | None = None
     metrics: _Metrics = lambda _: {}  # the task's own, on top of loss and accuracy
@@ -67,53 +90,36 @@ class Trainer:
     spiking: bool = False  # whether the last step had a loss far above the usual
 
     def __post_init__(self) -> None:
-        kind = torch.float64 if self.precision == "float64" else torch.float32
-        self.learner.to(self.workers.device, kind)
-        if self.workers.device.type == "cpu" and not self.config.compile:
-            use_fast_cpu_dropout(self.learner)
-        self.module: Any = self.compiled(parallelize(self.learner, self.workers, self.config))
-        repeated = can_capture(self.learner, self.workers, self.config)
-        self.optimizer = make_optimizer(self.learner.model, self.config, repeated)
-        self.repeater = (
-            CudaGraphStep(
-                lambda batch: _forward_backward_update(self, [batch]), self.workers.device
-            )
-            if repeated
-            else None
+        self.module: Any = prepare_module(
+            self.loss_module, self.world, self.config, self.precision, self.length_range
         )
-        named = self.learner.model.named_parameters()
+        captured = can_capture(self.loss_module, self.world, self.config)
+        self.optimizer = make_optimizer(self.loss_module.model, self.config, captured)
+        self.cuda_graph: CudaGraphStep | None = None
+        if captured:
+            self.cuda_graph = CudaGraphStep(
+                lambda batch: _forward_backward_update(self, [batch]), self.world.device
+            )
+        named = self.loss_module.model.named_parameters()
         self.ema = {n: p.detach().clone() for n, p in named} if self.config.ema else {}
-        self.trainable = [p for p in self.learner.parameters() if p.requires_grad]
-
-    def compiled(self, module: nn.Module) -> Any:
-        """The learner compiled, if that is wanted: once for all widths, or for the only one."""
-        if not self.config.compile:
-            return module
-        shortest, longest = self.length_range
-        if longest <= SHORT and self.workers.device.type == "cuda":
-            use_explicit_attention(self.learner.model)
-        dynamic = None if shortest == longest else True
-        return torch.compile(module, dynamic=dynamic, options=COMPILING)
+        self.trainable = [p for p in self.loss_module.parameters() if p.requires_grad]
 
 
-def can_capture(learner: LossModule, workers: World, config: TrainConfig) -> bool:
-    """Whether a step is the same to the GPU every time: see the `Repeater`.
+def can_capture(loss_module: LossModule, world: World, config: TrainConfig) -> bool:
+    """Whether a step launches the same kernels every time: see `CudaGraphStep`.
 
-    Recurrent networks look at the lengths of texts, a running average at whether the step counts.
+    Recurrent networks depend on the lengths of texts, an EMA on whether the step was finite.
     """
-    wanted = (config.compile or config.cuda_graphs) and workers.device.type == "cuda"
-    alone = (
-        workers.world_size == 1
-        and not config.fsdp
-        and config.grad_accumulation == 1
-        and not config.ema
-    )
-    return wanted and alone and any(isinstance(part, Layer) for part in learner.modules())
+    wanted = (config.compile or config.cuda_graphs) and world.device.type == "cuda"
+    alone = world.world_size == 1 and not config.fsdp
+    simple = config.grad_accumulation == 1 and not config.ema
+    attends = any(isinstance(part, Layer) for part in loss_module.modules())
+    return wanted and alone and simple and attends
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A batch, or None where this process has nothing to do, and the place in the data after it."""
+    """A batch, or None where this process has nothing to do, and the position after it."""
 
     batch: Batch | None
     epoch: int
@@ -122,85 +128,76 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step that was taken; its numbers may still be on their way from the GPU."""
+    """A step that was launched; its numbers may still be on their way from the GPU."""
 
     step: int
-    rate: float
-    turn: list[MicroBatch]
-    numbers: Callable[[], list[float]]  # loss, surprise, right, asked; norm, and 1 if finite
+    lr: float
+    micro_batches: list[MicroBatch]
+    read: Callable[[], list[Tensor]]
+
+    def numbers(self) -> list[float]:
+        """The four sums of the loss, the gradient norm, and 1 if finite; waits for the GPU."""
+        values: list[float] = self.read()[0].tolist()
+        return values
 
 
-def train_step(trainer: Trainer, turn: list[MicroBatch]) -> StepResult:
-    """One step of the optimizer: the gradients of all batches of all processes, added up.
+def train_step(trainer: Trainer, micro_batches: list[MicroBatch]) -> StepResult:
+    """One optimizer step: the gradients of all batches of all processes, added up.
 
     The loss of every token counts the same, so the sum is divided once, by all tokens. A step whose
     loss or gradient is not finite changes nothing but the count.
     """
-    config, state, workers = trainer.config, trainer.state, trainer.workers
+    config, state, world = trainer.config, trainer.state, trainer.world
     state.step += 1
-    state.epoch, state.position = turn[-1].epoch, turn[-1].position
-    rate = learning_rate(config, trainer.d_model, state.step)
-    set_lr(trainer.optimizer, rate)
+    state.epoch, state.position = micro_batches[-1].epoch, micro_batches[-1].position
+    lr = learning_rate(config, trainer.d_model, state.step)
+    set_lr(trainer.optimizer, lr)
     trainer.module.train()
-    seed_dropout(workers.device, config.seed, state.step, workers.rank)
-    batches = [part.batch for part in turn]
-    if trainer.repeater is not None and batches[0] is not None:
-        numbers = trainer.repeater(batches[0])
+    seed_dropout(world.device, config.seed, state.step, world.rank)
+    batches = [part.batch for part in micro_batches]
+    if trainer.cuda_graph is not None and batches[0] is not None:
+        numbers = trainer.cuda_graph(batches[0])
     else:
         numbers = _forward_backward_update(trainer, batches)
-    return StepResult(state.step, rate, turn, _copy_to_host_async(numbers))
+    return StepResult(state.step, lr, micro_batches, copy_to_host_async(numbers))
 
 
 def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) -> Tensor:
-    """All that a step computes; the numbers that tell of it stay where they are computed."""
-    config, workers = trainer.config, trainer.workers
-    sums = torch.zeros(4, device=workers.device, dtype=torch.float64)
+    """All computation of a step; its numbers stay on the device."""
+    config, world = trainer.config, trainer.world
+    sums = torch.zeros(4, device=world.device, dtype=torch.float64)
     for i, batch in enumerate(batches):
         if i > 0:
-            share = i * workers.world_size + workers.rank
-            seed_dropout(workers.device, config.seed, trainer.state.step, share)
+            share = i * world.world_size + world.rank
+            seed_dropout(world.device, config.seed, trainer.state.step, share)
         with grad_sync(trainer.module, last=i == len(batches) - 1):
-            score = _forward_backward(trainer, batch)
-        sums += torch.stack([value.detach().double() for value in score])
-    loss, _, _, asked = workers.sum(sums)
-    mean = workers.world_size / asked.clamp(min=1)  # processes give the mean of their gradients
+            batch_sums = _forward_backward(trainer, batch)
+        sums += torch.stack([value.detach().double() for value in batch_sums])
+    loss, _, _, total = world.sum(sums)
+    mean = world.world_size / total.clamp(min=1)  # gradients are averaged over processes
     norm = gradient_norm(trainer.trainable).double() * mean
     clip = (config.clip_grad_norm / norm).clamp(max=1) if config.clip_grad_norm else 1.0
     finite = torch.isfinite(loss) & torch.isfinite(norm)
-    moving = finite & (asked > 0)  # a few short texts may have no blank to fill in
-    unseen = workers.device.type == "cuda" and not config.fsdp
-    step = optimizer_step_no_sync if unseen else optimizer_step
+    moving = finite & (total > 0)  # a few short texts may have no masked token
+    no_sync = world.device.type == "cuda" and not config.fsdp
+    step = optimizer_step_no_sync if no_sync else optimizer_step
     step(trainer.optimizer, trainer.trainable, mean * clip, moving)
-    _update_ema(trainer, moving)
+    if trainer.ema and moving:
+        weights = [p.detach() for p in trainer.loss_module.model.parameters()]
+        torch._foreach_lerp_(list(trainer.ema.values()), weights, 1 - config.ema)
     trainer.optimizer.zero_grad(set_to_none=True)
     return torch.cat([sums, torch.stack([norm, finite.double()])])
 
 
-def _copy_to_host_async(numbers: Tensor) -> Callable[[], list[float]]:
-    """Numbers to be read when they are needed; from a GPU they come while it works on."""
-    if numbers.device.type != "cuda":
-        return numbers.tolist
-    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    copy.copy_(numbers, non_blocking=True)
-    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-
-    def read() -> list[float]:
-        arrived.synchronize()
-        return copy.tolist()
-
-    return read
-
-
 def _forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
-    """Forward and backward. Who has no batch goes along with any, and counts it as nothing."""
-    device, count = trainer.workers.device, 0.0 if batch is None else 1.0
+    """A process without a batch takes part with any, which counts nothing."""
+    device, count = trainer.world.device, 0.0 if batch is None else 1.0
     batch = to_device(batch or trainer.batches.any(), device)
     try:
-        half = torch.autocast(device.type, torch.bfloat16, trainer.precision == "bfloat16")
-        with half, prefer_cudnn_attention(batch):
-            score: LossSums = trainer.module(batch)
-        torch.autograd.backward(score.loss * count)
+        autocast = torch.autocast(device.type, torch.bfloat16, trainer.precision == "bfloat16")
+        with autocast, prefer_cudnn_attention(batch):
+            sums: LossSums = trainer.module(batch)
+        torch.autograd.backward(sums.loss * count)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -211,29 +208,22 @@ def _forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
             f"--train.grad-accumulation {trainer.config.grad_accumulation}; "
             "that is the same step in less memory"
         ) from error
-    return LossSums(*(value * count for value in score))
+    return LossSums(*(value * count for value in sums))
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, share: int) -> None:
-    """Random numbers that depend on nothing but the place in the training: nothing to save."""
+    """Seed the random numbers of a step by its number alone, so that none need to be saved."""
     digest = sha256(f"{seed} {step} {share}".encode()).digest()
     number = int.from_bytes(digest[:7])
-    if device.type == "cpu":  # torch.manual_seed would look for all other devices every time
+    if device.type == "cpu":  # torch.manual_seed would search for all other devices every time
         torch.default_generator.manual_seed(number)
     else:
         torch.get_device_module(device).manual_seed(number)
 
 
-def _update_ema(trainer: Trainer, finite: Tensor) -> None:
-    """Move the running average of the weights a little towards them."""
-    if trainer.ema and finite:
-        weights = [p.detach() for p in trainer.learner.model.parameters()]
-        torch._foreach_lerp_(list(trainer.ema.values()), weights, 1 - trainer.config.ema)
-
-
 @contextmanager
 def use_ema_weights(trainer: Trainer) -> Iterator[None]:
-    """The model as it would be kept now: with `ema` its running average takes its place."""
+    """The model as it would be kept now: with `ema`, its averaged weights."""
     _swap_ema(trainer)
     try:
         yield
@@ -242,11 +232,10 @@ def use_ema_weights(trainer: Trainer) -> Iterator[None]:
 
 
 def _swap_ema(trainer: Trainer) -> None:
-    """Weights and their running average change places, tensor by tensor, to the last bit."""
-    reshard(trainer.learner)
-    named = dict(trainer.learner.model.named_parameters())
+    reshard(trainer.loss_module)
+    named = dict(trainer.loss_module.model.named_parameters())
     with torch.no_grad():
         for name, average in trainer.ema.items():
-            held = named[name].detach().clone()
+            before = named[name].detach().clone()
             named[name].copy_(average)
-            average.copy_(held)
+            average.copy_(before)

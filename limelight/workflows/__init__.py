@@ -1,1 +1,11 @@
-"""workflows."""
+"""The parts put together: what the commands do. Read in this order:
+
+info                 parameters, FLOPs and memory of a model, counted without running it
+datasets             texts become tokens, and tokens batches for a family of models
+preflight            checks before anything is made: the recipe, its data, the run folder
+validation_decoding  samples, exact match and BLEU while a model trains
+train                from a recipe to a trained model in a run folder
+verify_resume        the proof that an interruption changes nothing
+evaluate             the scores of a run, and the comparison of two
+demo                 the tour of `limelight demo`
+"""

@@ -1,4 +1,7 @@
-"""What a family of models learns from: texts become tokens, and tokens batches of examples."""
+"""The data of a recipe: texts become tokens, and tokens batches for a family of models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig, corpora_for_split
@@ -21,20 +24,20 @@ from limelight.training.console import Report
 from limelight.training.distributed import World
 
 
-def tokenize_split(
-    data: DataConfig, split: str, tokenizer: Tokenizer, workers: World, report: Report
-) -> TokenStore:
-    """The store of a split; the first process makes it, the others find it."""
-    stores = cache_folder() / "stores"
-    if workers.is_main:
-        with counting(f"tokenising {split}", report.console) as progress:
-            open_or_build(data, split, tokenizer, stores, progress)
-    workers.barrier()
-    return open_or_build(data, split, tokenizer, stores)
+def tokenize_splits(
+    data: DataConfig, splits: Sequence[str], tokenizer: Tokenizer, world: World, report: Report
+) -> dict[str, TokenStore]:
+    """The token stores of some splits; the main process builds them, the others open them."""
+    folder = cache_folder() / "stores"
+    for split in splits if world.is_main else ():
+        with counting(f"tokenizing {split}", report.console) as progress:
+            open_or_build(data, split, tokenizer, folder, progress)
+    world.barrier()
+    return {split: open_or_build(data, split, tokenizer, folder) for split in splits}
 
 
 def class_names(recipe: Recipe, data: DataConfig, store: TokenStore) -> tuple[str, ...]:
-    """The names of the classes, if texts are to be classified."""
+    """The names of the classes, if the model is a classifier."""
     wanted = getattr(recipe.model, "classes", 0)
     if not wanted:
         return ()
@@ -52,55 +55,50 @@ def class_names(recipe: Recipe, data: DataConfig, store: TokenStore) -> tuple[st
     return found
 
 
-def build_batches(
-    recipe: Recipe,
-    store: TokenStore,
-    split: str,
-    data: DataConfig,
-    tokenizer: Tokenizer,
-    classes: tuple[str, ...],
-    workers: World,
-) -> BatchPlan:
-    """A split as this family of models learns from it."""
-    config, longest = recipe.train, recipe.model.max_len
-    weights = [part.weight for part in corpora_for_split(data, split)] if split == "train" else []
-    examples = _build_dataset(recipe, data, tokenizer, classes, store, weights)
-    return BatchPlan(
-        examples,
-        config.batch_tokens if isinstance(config.batch_tokens, int) else SMALLEST,
-        config.seed,
-        pad=tokenizer.pad,
-        longest=longest,
-        bucketed=config.compile or config.cuda_graphs,
-        rank=workers.rank,
-        ranks=workers.world_size,
-        workers=config.data_workers,
-        pinned=workers.device.type == "cuda",
-    )
+@dataclass(frozen=True)
+class TokenizedData:
+    """A recipe with its data as tokens, and what is needed to make batches of them."""
 
+    recipe: Recipe
+    data: DataConfig  # the recipe's, with its files
+    tokenizer: Tokenizer
+    stores: dict[str, TokenStore]  # by split
+    classes: tuple[str, ...]
+    world: World
 
-def _build_dataset(
-    recipe: Recipe,
-    data: DataConfig,
-    tokenizer: Tokenizer,
-    classes: tuple[str, ...],
-    store: TokenStore,
-    weights: list[float],
-) -> Examples:
-    """What this family of models makes of this kind of data."""
-    family, config, length = recipe.model.family, recipe.train, recipe.model.max_len
-    if data.kind in ("pairs", "dialogues"):
-        if family.endswith("encoder-decoder"):
-            return Seq2SeqDataset(store, tokenizer, weights)
-        if family.endswith("decoder-only"):
-            return PromptDataset(store, tokenizer, weights)
-    if data.kind == "texts":
-        if family.endswith("decoder-only"):
-            return CausalLMDataset(store, tokenizer, length, config.seed, weights)
-        if family == "encoder-only" and not classes:
-            rate, whole = config.mask_rate, config.whole_word_masking
-            return MaskedLMDataset(store, tokenizer, length, config.seed, rate, whole, weights)
-    if data.kind == "labelled" and family == "encoder-only" and classes:
-        return ClassificationDataset(store, tokenizer, classes, length, weights)
-    heads = " without model.classes" if family == "encoder-only" and not classes else ""
-    raise UserError(f"a model of family {family!r}{heads} cannot learn from {data.kind}")
+    def batches(self, split: str) -> BatchPlan:
+        """A split in the form that this family of models trains on."""
+        config, size = self.recipe.train, self.recipe.train.batch_tokens
+        return BatchPlan(
+            self._dataset(split),
+            batch_tokens=size if isinstance(size, int) else SMALLEST,
+            seed=config.seed,
+            pad=self.tokenizer.pad,
+            longest=self.recipe.model.max_len,
+            bucketed=config.compile or config.cuda_graphs,
+            rank=self.world.rank,
+            ranks=self.world.world_size,
+            workers=config.data_workers,
+            pinned=self.world.device.type == "cuda",
+        )
+
+    def _dataset(self, split: str) -> Examples:
+        family, kind, config = self.recipe.model.family, self.data.kind, self.recipe.train
+        store, tokenizer, length = self.stores[split], self.tokenizer, self.recipe.model.max_len
+        parts = corpora_for_split(self.data, split) if split == "train" else []
+        weights = [part.weight for part in parts]
+        if kind in ("pairs", "dialogues"):
+            if family.endswith("encoder-decoder"):
+                return Seq2SeqDataset(store, tokenizer, weights)
+            if family.endswith("decoder-only"):
+                return PromptDataset(store, tokenizer, weights)
+        if kind == "texts":
+            if family.endswith("decoder-only"):
+                return CausalLMDataset(store, tokenizer, length, config.seed, weights)
+            if family == "encoder-only" and not self.classes:
+                rate, words = config.mask_rate, config.whole_word_masking
+                return MaskedLMDataset(store, tokenizer, length, config.seed, rate, words, weights)
+        if kind == "labelled" and family == "encoder-only" and self.classes:
+            return ClassificationDataset(store, tokenizer, self.classes, length, weights)
+        heads = " without model.classes" if family == "encoder-only" and not self.classes else ""
+        raise UserError(f"a model of family {family!r}{heads} cannot learn from {kind}")

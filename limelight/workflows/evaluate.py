@@ -1,8 +1,8 @@
 """How good a trained model is at its task, and whether another one is better.
 
-On top of what training measures (loss, perplexity, accuracy): translations are held against their
-references, texts are weighed in bits per byte, labels are compared; all with signatures, so that
-others can do the same.
+On top of what training measures (loss, perplexity, accuracy): BLEU, chrF and TER of translations,
+bits per byte of texts, accuracy and F1 of labels; all with signatures, so that others can compute
+the same.
 """
 
 import math
@@ -23,12 +23,15 @@ from limelight.data.registry import resolve, with_registry_defaults
 from limelight.device import choose_precision
 from limelight.errors import UserError, unknown_name
 from limelight.evaluate import report
-from limelight.evaluate.bleu import score_translations
-from limelight.evaluate.labels import score_labels
-from limelight.evaluate.language import accuracy, bits_per_byte, count_bytes
-from limelight.evaluate.metrics import Measure
+from limelight.evaluate.bleu import is_wmt14, paper_bleu, score_translations
+from limelight.evaluate.metrics import (
+    Measure,
+    accuracy,
+    bits_per_byte,
+    count_bytes,
+    score_labels,
+)
 from limelight.evaluate.significance import Comparison, compare_examples, compare_translations
-from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
 from limelight.loading import LoadedModel, load
 from limelight.recipe import Recipe, as_list, recipe_from_run, with_overrides
 from limelight.run.bundled_models import find_run
@@ -37,64 +40,51 @@ from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import nll_per_text
 from limelight.tasks.translate import Constraints, translate
 from limelight.training.console import Report
-from limelight.training.distributed import init_distributed
-from limelight.training.loop import evaluate
+from limelight.training.distributed import init_distributed, prepare_module
+from limelight.training.evaluate import loss_on
 from limelight.training.objectives import LossModule
-from limelight.training.trainer import Trainer
-from limelight.workflows.datasets import build_batches, tokenize_split
+from limelight.workflows.datasets import TokenizedData, tokenize_splits
 from limelight.workflows.preflight import check_compiler
 from limelight.workflows.validation_decoding import exact_match
 
 _SPLITS = ("train", "valid", "test")
-_COMPUTING = (
-    "batch_tokens",
-    "compile",
-    "device",
-    "precision",
-    "fsdp",
-    "data_workers",
-)  # of the loss
-_HIDING = (
-    "mask_rate",
-    "seed",
-    "whole_word_masking",
-)  # which tokens a model that fills in has to find
+_LOSS_SETTINGS = ("batch_tokens", "compile", "device", "precision", "fsdp", "data_workers")
+_MASKING_SETTINGS = ("mask_rate", "seed", "whole_word_masking")  # for masked language models
 
 
 @dataclass(frozen=True)
 class _EvaluationLines:
-    """A split as it was written: sources and targets, texts and labels, or texts alone."""
+    """A split as text: sources and targets, texts and labels, or texts alone."""
 
     columns: list[list[str]]
-    tags: list[str]  # what is asked of the model for each line, if it learned several things
-    tally: LineStats  # what became of all that was read
+    tags: list[str]  # of each line, for a model of several tasks
+    tally: LineStats  # of all lines that were read
 
     @property
     def counts(self) -> dict[str, Any]:
-        """The tally as `limelight data check` has it."""
+        """The tally in the form of `limelight data check`."""
         reasons = {"rejected": dict(self.tally.rejected), "repaired": dict(self.tally.repaired)}
         return {"read": self.tally.read, "used": self.tally.used, **reasons}
 
-    def tell_unusable(self, report: Report) -> None:
-        """Say how many lines are not scored because something is wrong with them, and what."""
+    def warn_of_unusable(self, silent: bool) -> None:
         if self.tally.unusable:
-            report.warn(f"{self.tally.unusable} and are not scored")
+            Report(silent).warn(f"{self.tally.unusable} and are not scored")
 
 
 def score_run(
     path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
 ) -> dict[str, Any]:
-    """All scores of a run on a split, as one JSON document has them."""
+    """All scores of a run on a split, as the JSON document of `limelight evaluate`."""
     changes = as_list(changes)
     recipe = _evaluation_recipe(path, split, changes)
     find_run(path).weights()  # that there are any is known before a corpus is downloaded
     lines = _read_lines(recipe, split)
-    lines.tell_unusable(Report(silent))
+    lines.warn_of_unusable(silent)
     losses = evaluate_run(path, split, changes, silent)
     scores = _score_task(load(path), recipe, lines, silent)
     settings = asdict(recipe.decode)
-    told = report.report_scores(str(path), split, lines.columns, scores, settings)
-    return {**losses, "tally": lines.counts, **told}
+    reported = report.report_scores(str(path), split, lines.columns, scores, settings)
+    return {**losses, "tally": lines.counts, **reported}
 
 
 def evaluate_run(
@@ -102,64 +92,54 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
-    loaded = load(path)
-    data = _data_of(recipe, split)
-    with init_distributed(recipe.train) as workers:
-        check_compiler(recipe.train, workers.device)
-        telling = Report(silent or not workers.is_main)
-        store = tokenize_split(data, split, loaded.tokenizer, workers, telling)
-        batches = build_batches(
-            recipe, store, split, data, loaded.tokenizer, loaded.classes, workers
-        )
-        trainer = Trainer(
-            learner=LossModule(loaded.model),
-            batches=batches,
-            config=recipe.train,
-            run=find_run(path),
-            workers=workers,
-            report=telling,
-            precision=choose_precision(recipe.train.precision, workers.device),
-        )
-        scores: dict[str, Any] = evaluate(trainer, batches, [])
+    config, loaded, data = recipe.train, load(path), _data_of(recipe, split)
+    with init_distributed(config) as world:
+        check_compiler(config, world.device)
+        console = Report(silent or not world.is_main)
+        stores = tokenize_splits(data, [split], loaded.tokenizer, world, console)
+        tokenized = TokenizedData(recipe, data, loaded.tokenizer, stores, loaded.classes, world)
+        batches = tokenized.batches(split)
+        precision = choose_precision(config.precision, world.device)
+        module = prepare_module(LossModule(loaded.model), world, config, precision)
+        scores: dict[str, Any] = loss_on(module, batches, world, precision)
         if data.toy and scores:
-            model, longest = trainer.learner.model.eval(), recipe.model.max_len
-            scores |= exact_match(loaded.tokenizer, store, batches.usable, longest, model)
+            scores |= exact_match(tokenized, split, batches.usable, loaded.model.eval())
     return {
         "run": str(path),
         "step": loaded.step,
         "split": split,
-        "examples": len(store) - batches.too_long,
+        "examples": len(stores[split]) - batches.too_long,
         "too_long": batches.too_long,
         **scores,
     }
 
 
 def _evaluation_recipe(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
-    """A run's recipe with these changes; texts that they name are read instead of the recipe's."""
+    """A run's recipe with these changes; files that they name replace the recipe's."""
     if split not in _SPLITS:
         raise unknown_name("split", split, _SPLITS)
     changes = as_list(changes)
     named = {change.partition("=")[0].replace("-", "_") for change in changes}
     for other in _SPLITS:
         if other != split and f"data.{other}" in named:
-            raise UserError(f"--data.{other} names texts of another split: say --split {other}")
+            raise UserError(f"--data.{other} names texts of another split: use --split {other}")
     recipe = recipe_from_run(find_run(path))
-    _refuse_others(recipe, changes)
+    _check_changes(recipe, changes)
     if f"data.{split}" in named:
         recipe = replace(recipe, data=_without_sources(with_registry_defaults(recipe.data)))
     elif named & {"data.name", "data.hub", "data.toy"}:
         recipe = replace(recipe, data=_without_sources(recipe.data))
     elif recipe.data.corpora and (files := getattr(recipe.data, split)):  # for all of them together
         recipe = replace(recipe, data=replace(_without_sources(recipe.data), **{split: files}))
-    # What pays in a long training takes longer here than all the rest: only if it is asked for.
+    # Compiling would take longer here than all the rest: only if these changes ask for it.
     recipe = replace(recipe, train=replace(recipe.train, compile=False))
     return with_overrides(recipe, changes)
 
 
-def _refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
-    """A trained model is what it is; a setting that would change nothing is refused."""
-    fills = recipe.model.family == "encoder-only" and not getattr(recipe.model, "classes", 0)
-    usable = (*_COMPUTING, *_HIDING) if fills else _COMPUTING
+def _check_changes(recipe: Recipe, changes: Iterable[str]) -> None:
+    """Reject settings that would have no effect on a trained model."""
+    masked_lm = recipe.model.family == "encoder-only" and not getattr(recipe.model, "classes", 0)
+    usable = (*_LOSS_SETTINGS, *_MASKING_SETTINGS) if masked_lm else _LOSS_SETTINGS
     for change in changes:
         table, _, setting = change.partition("=")[0].replace("-", "_").partition(".")
         useless = table == "train" and setting not in usable
@@ -171,25 +151,23 @@ def _refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
 
 
 def _without_sources(data: DataConfig) -> DataConfig:
-    """How texts are read, without where they come from."""
+    """How texts are read, but not from where."""
     data = replace(data, name="", hub="", toy="", corpora=(), hold_out=0.0, valid_tail=0.0)
     return replace(data, train=(), valid=(), test=())
 
 
 def _data_of(recipe: Recipe, split: str) -> DataConfig:
-    """The data with its files; if there are none to be had, what to do about it."""
     own = f"--data.{split} FILE ..."
     try:
         data = resolve(recipe.data, split)
     except UserError as error:
-        raise UserError(f"{error}. You can give texts of your own instead: {own}") from error
+        raise UserError(f"{error}. You can name your own texts instead: {own}") from error
     if not corpora_for_split(data, split):
-        raise UserError(f"there is no {split} split: say {own}, or --split")
+        raise UserError(f"there is no {split} split: use {own}, or --split")
     return data
 
 
 def _read_lines(recipe: Recipe, split: str) -> _EvaluationLines:
-    """The lines of a split, of one corpus after the other."""
     examples, tags, tally = [], [], LineStats()
     for part in corpora_for_split(_data_of(recipe, split), split):
         read = list(read_split(part, split, tally))
@@ -204,7 +182,6 @@ def _read_lines(recipe: Recipe, split: str) -> _EvaluationLines:
 def _score_task(
     loaded: LoadedModel, recipe: Recipe, lines: _EvaluationLines, silent: bool = False
 ) -> list[Measure]:
-    """The scores of the task that a model was trained for."""
     texts, *rest = lines.columns
     if "translate" in loaded.tasks:
         outputs = _translations_of(loaded, recipe, lines, silent)
@@ -224,20 +201,17 @@ def _score_task(
 
 
 def _score_blanks(ranks: Sequence[int], loaded: LoadedModel) -> list[Measure]:
-    """How often the right token is the first choice for a blank, and one of the first five."""
+    """How often the masked token is the most likely one, and one of the first five."""
     signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
     return [
-        Measure(
-            f"top-{most}", accuracy(sum(r < most for r in ranks), len(ranks)), "higher", signature
-        )
-        for most in (1, 5)
+        Measure(f"top-{k}", accuracy(sum(r < k for r in ranks), len(ranks)), "higher", signature)
+        for k in (1, 5)
     ]
 
 
 def _translations_of(
     loaded: LoadedModel, recipe: Recipe, lines: _EvaluationLines, silent: bool = False
 ) -> list[str]:
-    """What the model makes of the sources, as its recipe says."""
     outputs = []
     loaded.to(precision=recipe.decode.precision)
     sources = zip(lines.tags, lines.columns[0], strict=True)
@@ -251,7 +225,6 @@ def _translations_of(
 
 
 def _labels_of(loaded: LoadedModel, texts: Sequence[str]) -> list[str]:
-    """The likeliest class of each text."""
     return [next(iter(chances)) for chances in classify(loaded, texts)]
 
 
@@ -261,20 +234,20 @@ def compare_runs(
     changes: Iterable[str] = (),
     silent: bool = False,
 ) -> dict[str, Any]:
-    """Two runs on the same texts: both scores, and whether chance explains the difference."""
+    """Both scores on the same texts, and whether chance explains the difference."""
     changes = as_list(changes)
     recipes = [_evaluation_recipe(path, split, changes) for path in paths]
     both = [load(path) for path in paths]
     if both[0].tasks != both[1].tasks:
-        told = [", ".join(loaded.tasks) for loaded in both]
-        raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")
-    lines = [_read_lines(recipe, split) for recipe in recipes]  # each with what is asked of its run
+        tasks = [", ".join(loaded.tasks) for loaded in both]
+        raise UserError(f"{paths[0]} can {tasks[0]}, and {paths[1]} {tasks[1]}: no comparison")
+    lines = [_read_lines(recipe, split) for recipe in recipes]  # each with the tags of its run
     if lines[0].columns != lines[1].columns:
         raise UserError(
             f"{paths[0]} and {paths[1]} have other {split} texts: name the same for both, with "
             f"--data.{split} FILE ..."
         )
-    lines[0].tell_unusable(Report(silent))
+    lines[0].warn_of_unusable(silent)
     names = (str(paths[0]), str(paths[1]))
     found = _compare_task(names, both, recipes, lines, silent)
     settings = (asdict(recipes[0].decode), asdict(recipes[1].decode))
@@ -289,19 +262,19 @@ def _compare_task(
     lines: list[_EvaluationLines],
     silent: bool,
 ) -> list[Comparison]:
-    """The comparison for the task that both were trained for."""
     texts, *rest = lines[0].columns
     if "translate" in both[0].tasks:
         first, second = (
-            _translations_of(*asked, silent) for asked in zip(both, recipes, lines, strict=True)
+            _translations_of(loaded, recipe, own, silent)
+            for loaded, recipe, own in zip(both, recipes, lines, strict=True)
         )
         return compare_translations(names, (first, second), rest[0])
     if "classify" in both[0].tasks:
-        right = [
+        one, other = (
             [float(a == b) for a, b in zip(_labels_of(loaded, texts), rest[0], strict=True)]
             for loaded in both
-        ]
-        return [compare_examples("accuracy", names, (right[0], right[1]))]
+        )
+        return [compare_examples("accuracy", names, (one, other))]
     if "write" in both[0].tasks:
         one, other = (
             [nats / math.log(2) for nats in nll_per_text(loaded, texts)] for loaded in both
@@ -314,11 +287,11 @@ def _compare_task(
 def _compare_blanks(
     names: tuple[str, str], both: list[LoadedModel], texts: Sequence[str]
 ) -> Comparison:
-    """How often the first choice for a blank is right, if the same tokens are hidden from both."""
+    """Top-1 accuracy of both on the same masked tokens."""
     if len({(loaded.tokenizer.hash, loaded.max_len) for loaded in both}) > 1:
         raise UserError(
-            f"{names[0]} and {names[1]} have other tokenizers or another max_len, so that other "
-            "tokens would be hidden from them: no comparison"
+            f"{names[0]} and {names[1]} differ in tokenizer or max_len, so that other "
+            "tokens would be masked: no comparison"
         )
     one, other = (
         [float(rank == 0) for ranks in ranks_of_hidden(loaded, texts) for rank in ranks]
@@ -327,20 +300,15 @@ def _compare_blanks(
     return compare_examples("top-1", names, (one, other))
 
 
-def show(told: dict[str, Any], console: Console) -> None:
+def show(scores: dict[str, Any], console: Console) -> None:
     """Scores, or a comparison, for people."""
-    if "loss" in told:
-        _show_scores(told, console)
-    if told.get("scores") or "comparisons" in told:
-        report.show(told, console)
-
-
-def _show_scores(scores: dict[str, Any], console: Console) -> None:
-    """The same for people."""
-    console.print(f"[bold]{scores['split']}[/]  {scores['examples']:,} examples, ", end="")
-    console.print(f"step {scores['step']:,}")
-    for name in ("loss", "perplexity", "accuracy", "exact"):
-        if name in scores:
-            console.print(f"  {name:>10} {scores[name]:.4f}")
-    if scores["too_long"]:
-        console.print(f"  {scores['too_long']:,} examples were too long for the model")
+    if "loss" in scores:
+        console.print(f"[bold]{scores['split']}[/]  {scores['examples']:,} examples, ", end="")
+        console.print(f"step {scores['step']:,}")
+        for name in ("loss", "perplexity", "accuracy", "exact"):
+            if name in scores:
+                console.print(f"  {name:>10} {scores[name]:.4f}")
+        if scores["too_long"]:
+            console.print(f"  {scores['too_long']:,} examples were too long for the model")
+    if scores.get("scores") or "comparisons" in scores:
+        report.show(scores, console)

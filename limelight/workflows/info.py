@@ -1,8 +1,7 @@
-"""`limelight info`: what a model weighs and what work it does, counted on the model itself.
+"""`limelight info`: parameters, MACs and memory, counted on the model itself.
 
 It is built on torch's meta device, where tensors have shapes and no numbers, so that even GPT-3
-takes no memory. Passes through it count the multiply-adds, and what a backward pass would have to
-keep.
+takes no memory. Forward passes count the MACs, and the activations that a backward pass needs.
 """
 
 from collections.abc import Iterable
@@ -34,7 +33,7 @@ _ADAM = 4 * _FLOAT  # per parameter: its weight, its gradient, and Adam's two av
 
 
 def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[str, Any]:
-    """Everything `limelight info` tells, as plain data."""
+    """Everything `limelight info` shows, as plain data."""
     config = recipe.model
     if not 1 <= devices <= 1_000_000:
         raise UserError(f"--devices {devices} is out of range: 1 to 1000000")
@@ -60,7 +59,6 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
 
 
 def _settled(config: AnyConfig) -> dict[str, Any]:
-    """All settings, those left open with the value they get."""
     values = asdict(config)
     if isinstance(config, ModelConfig):
         values |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
@@ -68,28 +66,26 @@ def _settled(config: AnyConfig) -> dict[str, Any]:
 
 
 def _texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
-    """Tokens for one pass: source and target, or one text."""
     tokens = torch.zeros(rows, length, dtype=torch.long, device="meta")
     return [tokens, tokens] if config.family.endswith("encoder-decoder") else [tokens]
 
 
 def multiply_adds(model: nn.Module, config: AnyConfig) -> dict[str, dict[str, int]]:
-    """For one token of a full-length text, by part: with the weights, and with the other positions.
+    """MACs of one token of a full-length text, by part: with the weights, and between positions.
 
-    The second is what grows with the length. All pairs of positions count, those behind a mask too:
-    a plain kernel computes them. An encoder-decoder reads one source and one target token here.
+    The second grow with the length. All pairs of positions count, masked ones too: a plain kernel
+    computes them. An encoder-decoder reads one source and one target token here.
     """
     long, short = config.max_len, max(1, config.max_len // 2)
-    whole, half = _count_work(model, config, long), _count_work(model, config, short)
+    full, half = _count_work(model, config, long), _count_work(model, config, short)
     by_part = {}
-    for part, work in whole.items():
+    for part, work in full.items():
         grows = (work - half[part]) * long // (long - short) if long > short else 0
         by_part[part] = {"weights": work - grows, "positions": grows}
     return by_part
 
 
 def _count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, int]:
-    """Multiply-adds per token of a text of this length, by the model's parts."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.eval()(*_texts(config, 1, length))
     root, work = type(model).__name__, dict[str, int]()
@@ -100,50 +96,47 @@ def _count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, i
     # Additive attention makes its keys once per source, outside the pass through its module.
     if keys := counter.get_total_flops() - sum(work.values()):
         work["attention"] += keys
-    return {part: flops // (2 * length) for part, flops in work.items()}  # a multiply-add is two
+    return {part: flops // (2 * length) for part, flops in work.items()}  # MACs are FLOPs / 2
 
 
 def _training_memory(
     model: nn.Module, config: AnyConfig, batch_tokens: int, devices: int
 ) -> dict[str, int]:
-    """Bytes per device in float32 with Adam, whose state is shared out over all devices (FSDP)."""
+    """Bytes per device in float32 with Adam, whose state is sharded over all devices (FSDP)."""
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
     units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]
     activations, logits = kept_for_backward(model, _texts(config, rows, config.max_len))
     memory = {
         "weights, gradients, Adam": _ADAM * _size(model) // devices,
-        # While a sharded layer computes it is gathered whole, and the next one is on its way.
+        # While a sharded layer computes it is gathered, and the next one is on its way.
         "gathered layers": 2 * _FLOAT * max(map(_size, units or [model])) if devices > 1 else 0,
         "activations": activations,
-        "logits": 3 * logits,  # the scores, their softmax and their gradient, all at once
+        "logits": 3 * logits,  # the logits, their softmax and their gradient, all at once
     }
     return {"devices": devices, "tokens": tokens, **memory, "total": sum(memory.values())}
 
 
 def _size(module: nn.Module) -> int:
-    """How many parameters a part has."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Stands in for the fused kernel: it keeps its inputs and output, never the T x S weights."""
+    """Saves what the fused kernel saves: inputs and output, never the T x S weights."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Keep what the kernel keeps."""
         output = torch.empty_like(q)
         ctx.save_for_backward(q, k, v, output)
         return output
 
 
 def _keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
-    """`attend`, for what it keeps and not for what it gives."""
     return _FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
 
 
 def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]:
-    """Bytes of all values that a training pass keeps for its backward pass, and of its logits."""
+    """Bytes of the activations saved for the backward pass, and of the logits."""
     kept = {}
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
 
@@ -164,28 +157,26 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
 
 
 def _decoding_memory(model: nn.Module, config: AnyConfig) -> dict[str, int]:
-    """Bytes in float32: the weights, and for each text what a full-length cache holds."""
+    """Bytes in float32: the weights, and a full-length KV cache of one text."""
     memory = {"weights": _FLOAT * _size(model)}
     if isinstance(model, EncoderDecoder | RecurrentEncoderDecoder):
-        memory["cache of one text"] = _weigh(
-            vars(model.start(_texts(config, 1, config.max_len)[0]))
-        )
+        source = _texts(config, 1, config.max_len)[0]
+        memory["cache of one text"] = _count_bytes(vars(model.start(source)))
     elif isinstance(model, DecoderOnly | RecurrentDecoderOnly):
-        memory["cache of one text"] = _weigh(vars(model.start(1)))
+        memory["cache of one text"] = _count_bytes(vars(model.start(1)))
     return memory
 
 
-def _weigh(value: object) -> int:
-    """Bytes of the tensors in a cache."""
+def _count_bytes(value: object) -> int:
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, dict):
         value = list(value.values())
-    return sum(map(_weigh, value)) if isinstance(value, list | tuple) else 0
+    return sum(map(_count_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
-    """The same for people: three tables that fit 80 columns."""
+    """Print the facts as tables that fit 80 columns."""
     console.print(Text(facts["name"], "bold") + Text(f"  {facts['about']}", "not bold"))
     shape = ", ".join(f"{k} {v}" for k, v in facts["model"].items() if not isinstance(v, bool))
     console.print(Text(shape, "dim"))
@@ -198,25 +189,23 @@ def show(facts: dict[str, Any], console: Console) -> None:
     work = dict(facts["multiply_adds_per_token"])
     work["total"] = {kind: sum(v[kind] for v in work.values()) for kind in ("weights", "positions")}
     length = facts["model"]["max_len"]
-    heads = ["multiply-adds per token", "with weights", f"with {length} positions"]
+    heads = ["MACs per token", "with weights", f"with {length} positions"]
     _table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
     _show_memory(facts, console)
 
 
 def _show_trained(trained: dict[str, Any], console: Console) -> None:
-    """How far a run has come."""
     last, best = trained["last"], trained["best_validation"]
     if last is None:
         console.print("not trained yet")
         return
-    told = f"trained for {last['step']:,} steps, {last['tokens']:,} tokens, loss {last['loss']:.4f}"
+    text = f"trained for {last['step']:,} steps, {last['tokens']:,} tokens, loss {last['loss']:.4f}"
     if best is not None:
-        told += f"; best validation {best['loss']:.4f} at step {best['step']:,}"
-    console.print(Text(told))
+        text += f"; best validation {best['loss']:.4f} at step {best['step']:,}"
+    console.print(Text(text))
 
 
 def _show_published(facts: dict[str, Any], console: Console) -> None:
-    """Our count beside the published one, and why they differ."""
     theirs = facts["published"]
     ours, said = short(facts["parameters"]), short(theirs["parameters"])
     console.print(Text(f"counted {ours}, published {said} ({theirs['source']})"))
@@ -225,7 +214,6 @@ def _show_published(facts: dict[str, Any], console: Console) -> None:
 
 
 def _show_memory(facts: dict[str, Any], console: Console) -> None:
-    """What training and decoding take."""
     training, decoding = dict(facts["training_bytes"]), facts["decoding_bytes"]
     devices, tokens = training.pop("devices"), training.pop("tokens")
     where = f"each of {devices} devices" if devices > 1 else "one device"
@@ -235,7 +223,6 @@ def _show_memory(facts: dict[str, Any], console: Console) -> None:
 
 
 def _table(console: Console, heads: list[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """A plain table with numbers to the right."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, head in enumerate(heads):
         drawn.add_column(head, justify="right" if i else "left")

@@ -1,7 +1,6 @@
-"""A plan, looked over before anything is made: what could not be done is refused with a sentence.
+"""Checks before anything is written, each with an error that says what to change.
 
-Whether a recipe can be trained at all, whether it fits the run that it shall go on with, and the
-model that it shall begin from.
+Can a recipe be trained at all? Does it match the run to resume, or the model to start from?
 """
 
 import os
@@ -22,29 +21,29 @@ from limelight.run.bundled_models import canonical_name, find_run
 from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.training.config import TrainConfig
-from limelight.training.loop import VALIDATION_METRICS
+from limelight.training.evaluate import VALIDATION_METRICS
 
 _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
     *("log_every", "average_checkpoints", "data_workers", "device"),
 }
-_NO_DATA = "the recipe names no data to train on: say --data.train FILE ..., or --data.name"
+_NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
 }
 
 
 def named_folder(run: str | Path) -> RunFolder:
-    """The folder of this name; an empty one, as of a variable that is not set, is none."""
+    """The run folder of this name; an empty name, as of an unset variable, is rejected."""
     if not isinstance(run, str | os.PathLike):
         raise UserError(f"run={run!r:.80} is no folder: name it with a str or a Path")
-    if not os.fspath(run):  # the path would be the folder that one is in
+    if not os.fspath(run):  # it would be the current folder
         raise UserError("run is empty: name a folder, or . for this one")
     return RunFolder(Path(run))
 
 
 def check_run_folder(run: RunFolder) -> None:
-    """Refuse a folder with files that a run would write over, and that no run of ours has left."""
+    """Reject a folder with files that a run would overwrite, and that no run has left."""
     if run.exists or was_used_before(run.path):
         return
     if foreign := [name for name in PARTS if (run.path / name).exists()]:
@@ -55,7 +54,7 @@ def check_run_folder(run: RunFolder) -> None:
 
 
 def check_data(data: DataConfig) -> None:
-    """Refuse data that is not there, or empty, before there is a folder for what comes of it."""
+    """Reject missing or empty data before the run folder is created."""
     corpora = data.corpora or (data,)
     elsewhere = any(part.name or part.hub or part.toy for part in corpora)
     train, valid = (
@@ -70,17 +69,17 @@ def check_data(data: DataConfig) -> None:
 
 
 def check_steps(recipe: Recipe, run: RunFolder) -> None:
-    """A run cannot go back to fewer steps than it has taken."""
-    taken = max(map(step_of, list_checkpoints(run.checkpoints)), default=0) if run.exists else 0
-    if taken > recipe.train.steps:
+    """A run cannot go back to fewer steps than it has done."""
+    done = max(map(step_of, list_checkpoints(run.checkpoints)), default=0) if run.exists else 0
+    if done > recipe.train.steps:
         raise UserError(
-            f"{run.path} has taken {taken} steps already, and --train.steps is "
-            f"{recipe.train.steps}: ask for at least {taken}, or choose another folder"
+            f"{run.path} has done {done} steps already, and --train.steps is "
+            f"{recipe.train.steps}: ask for at least {done}, or choose another folder"
         )
 
 
 def check_plan(recipe: Recipe, data: DataConfig) -> None:
-    """Refuse, before anything is made, a training that could not do what its recipe says."""
+    """Reject a training that could not do what its recipe says."""
     config, model = recipe.train, recipe.model
     if not corpora_for_split(data, "train"):  # a dataset of the hub may have none
         raise UserError(_NO_DATA)
@@ -91,29 +90,29 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
         check_unvalidated(config)
     if getattr(model, "sentence_pairs", False):
         raise UserError(
-            "sentence_pairs=true adds a head for pairs of sentences, as published BERTs have it, "
-            "but there is no data here to train it with: set --model.sentence-pairs false"
+            "sentence_pairs=true adds BERT's head for pairs of sentences, but there is no data "
+            "here to train it with: set --model.sentence-pairs false"
         )
     if config.fsdp and config.batch_tokens == "auto":
         raise UserError(
-            "batch_tokens='auto' tries the whole model on one device, and fsdp=true is for those "
+            "batch_tokens='auto' tries the full model on one device, and fsdp=true is for models "
             "that fit on none: set --train.batch-tokens 4096, and more if it fits"
         )
-    fills_blanks = model.family == "encoder-only" and not getattr(model, "classes", 0)
-    if fills_blanks and not config.mask_rate:
+    masked_lm = model.family == "encoder-only" and not getattr(model, "classes", 0)
+    if masked_lm and not config.mask_rate:
         raise UserError(
-            "mask_rate=0 hides no token, so there is nothing to fill in and nothing to learn: "
+            "mask_rate=0 masks no token, so there is nothing to predict and nothing to learn: "
             "set --train.mask-rate 0.15"
         )
 
 
 def check_compiler(config: TrainConfig, device: torch.device) -> None:
-    """On a CPU a compiled model is C++; that nothing here can compile it is known beforehand."""
+    """On a CPU, torch.compile needs a C++ compiler: find out early whether there is one."""
     if not config.compile or device.type != "cpu":
         return
     try:
         from torch._inductor.cpp_builder import get_cpp_compiler
-    except ImportError:  # torch's own affair: where another version has moved it, torch will tell
+    except ImportError:  # another version of torch has moved it, and will report this itself
         return
     try:
         get_cpp_compiler()
@@ -125,42 +124,42 @@ def check_compiler(config: TrainConfig, device: torch.device) -> None:
 
 
 def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
-    """What a validation measures for this task; a model that is shared out cannot write."""
+    """The metrics of a validation for this task; a sharded model cannot decode."""
     if recipe.train.fsdp or num_columns(data) == 1:
         return VALIDATION_METRICS
     return (*VALIDATION_METRICS, "bleu", "chrf2", *(["exact"] if data.toy else []))
 
 
 def check_unvalidated(config: TrainConfig) -> None:
-    """Without validation texts nothing can be seen to improve, or not to."""
+    """Reject settings that need validation texts."""
     for name, usual in (("patience", 0), ("metric", "loss")):
         if getattr(config, name) != usual:
             raise UserError(
-                f"{name}={getattr(config, name)!r} looks at validation texts, and there are none: "
-                f"say --data.valid FILE ... or --data.hold-out 0.01, or set --train.{name} {usual}"
+                f"{name}={getattr(config, name)!r} needs validation texts, and there are none: "
+                f"use --data.valid FILE ... or --data.hold-out 0.01, or set --train.{name} {usual}"
             )
 
 
 def check_init_from(run: RunFolder, start_from: str | Path | None) -> str:
-    """The run that this one began with, or "". One that goes on cannot begin with another."""
-    said = canonical_name(find_run(start_from)) if start_from else ""
+    """The run that this one starts from, or "". A resumed run cannot change it."""
+    given = canonical_name(find_run(start_from)) if start_from else ""
     if not run.exists:
-        return said
-    before = str(run.environment().get("from", said))
-    if said and said != before:
+        return given
+    before = str(run.environment().get("from", given))
+    if given and given != before:
         raise UserError(
-            f"{run.path} was begun from {before or 'no other run'}, and this is from {said}: go on "
-            "without --from, or choose another folder"
+            f"{run.path} was begun from {before or 'no other run'}, and this is from {given}: "
+            "resume without --from, or choose another folder"
         )
-    if before and not said and latest_valid(run.checkpoints)[0] is None:
-        raise UserError(f"{run.path} has saved nothing yet: say --from {before} again")
+    if before and not given and latest_valid(run.checkpoints)[0] is None:
+        raise UserError(f"{run.path} has saved nothing yet: use --from {before} again")
     return before
 
 
 def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
-    """The recipe with as many tokens as the tokenizer has; or as in the run that it goes on with.
+    """The recipe with the tokenizer's vocabulary size, and the batch size of a run to resume.
 
-    A change that would alter the model or the order of the data is refused.
+    Changes that would alter the model or the order of the data are rejected.
     """
     if len(tokenizer) > recipe.model.vocab:
         raise UserError(
@@ -189,7 +188,7 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
 
 
 def check_same_tokenizer(recipe: Recipe, origin: LoadedModel) -> None:
-    """A model goes on with the tokenizer that it learned with."""
+    """A model keeps the tokenizer that it was trained with."""
     ours, theirs = recipe.tokenizer.kind, origin.recipe.tokenizer.kind
     if ours != theirs:
         raise UserError(
@@ -199,7 +198,7 @@ def check_same_tokenizer(recipe: Recipe, origin: LoadedModel) -> None:
 
 
 def check_same_architecture(ours: dict[str, Any], origin: LoadedModel) -> None:
-    """Weights of the same shapes mean something else with other heads, norms or positions."""
+    """Weights of equal shapes mean something else with other heads, norms or positions."""
     theirs = asdict(origin.recipe.model)
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in _FINETUNE_CHANGES and ours.get(name) != theirs.get(name):

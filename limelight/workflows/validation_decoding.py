@@ -1,42 +1,41 @@
-"""What a model answers while it learns: a few samples for people, and how many are right."""
+"""What a model generates during training: a few samples, and scores of its output."""
 
 from dataclasses import replace
 
 from torch import nn
 
-from limelight.data.config import DataConfig, corpora_for_split, tags_of
+from limelight.data.config import corpora_for_split, tags_of
 from limelight.data.corpora import read_split
 from limelight.data.datasets import Rows
 from limelight.data.readers import LineStats
-from limelight.data.token_store import TokenStore
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import write
 from limelight.evaluate.bleu import score_translations
-from limelight.recipe import Recipe
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import request_for, translate
+from limelight.workflows.datasets import TokenizedData
 
-_ANSWERED_AT_ONCE = 100  # sources, to know how many come out right
+_BATCH = 100  # sources decoded at a time
 
 
-def sample(tokenizer: Tokenizer, store: TokenStore, longest: int, model: nn.Module) -> list[str]:
-    """What the model makes of the first few validation sources."""
-    rows = range(min(3, len(store)))
-    room = longest // 2 - 1  # a language model writes its answer behind the source
-    sources = [store.columns[0][i].tolist()[:room] for i in rows]
+def sample(tokenized: TokenizedData, model: nn.Module) -> list[str]:
+    """The first few validation sources with the model's output."""
+    tokenizer, longest = tokenized.tokenizer, tokenized.recipe.model.max_len
+    store = tokenized.stores["valid"]
+    most = longest // 2 - 1  # a language model writes its output behind the source
+    sources = [store.columns[0][i].tolist()[:most] for i in range(min(3, len(store)))]
     limit = min(longest - 1, 2 * max(map(len, sources)) + 10)
-    written = _greedy_decode(model, tokenizer, sources, limit)
-    shown = [
-        (tokenizer.decode(s), tokenizer.decode(w)) for s, w in zip(sources, written, strict=True)
+    outputs = _greedy_decode(model, tokenizer, sources, limit)
+    return [
+        f"{tokenizer.decode(source)!r:.100} -> {tokenizer.decode(output)!r:.100}"
+        for source, output in zip(sources, outputs, strict=True)
     ]
-    return [f"{source!r:.100} -> {answered!r:.100}" for source, answered in shown]
 
 
 def _greedy_decode(
     model: nn.Module, tokenizer: Tokenizer, sources: list[list[int]], limit: int
 ) -> list[list[int]]:
-    """What a model answers to each source, the likeliest token at every step."""
     trained = TextModel(model, tokenizer)
     config = DecodeConfig(beam=1, max_tokens=limit, max_extra_tokens=limit)
     requests = [request_for(trained, source, config) for source in sources]
@@ -44,29 +43,27 @@ def _greedy_decode(
 
 
 def exact_match(
-    tokenizer: Tokenizer, store: TokenStore, rows: Rows, longest: int, model: nn.Module
+    tokenized: TokenizedData, split: str, rows: Rows, model: nn.Module
 ) -> dict[str, float]:
-    """The share of these sources whose answer is right in every token."""
-    right = 0
-    for begin in range(0, len(rows), _ANSWERED_AT_ONCE):
-        part = rows[begin : begin + _ANSWERED_AT_ONCE]
-        sources, targets = ([column[i].tolist() for i in part] for column in store.columns)
+    """The share of these sources whose output is right in every token."""
+    correct, longest = 0, tokenized.recipe.model.max_len
+    for begin in range(0, len(rows), _BATCH):
+        part = rows[begin : begin + _BATCH]
+        columns = tokenized.stores[split].columns
+        sources, targets = ([column[i].tolist() for i in part] for column in columns)
         limit = min(longest - 1, 2 * max(map(len, targets)))
-        written = _greedy_decode(model, tokenizer, sources, limit)
-        right += sum(a == b for a, b in zip(written, targets, strict=True))
-    return {"exact": right / len(rows)}
+        outputs = _greedy_decode(model, tokenized.tokenizer, sources, limit)
+        correct += sum(a == b for a, b in zip(outputs, targets, strict=True))
+    return {"exact": correct / len(rows)}
 
 
-def validation_bleu(
-    recipe: Recipe, data: DataConfig, tokenizer: Tokenizer, model: nn.Module
-) -> dict[str, float]:
-    """BLEU and chrF of what the model makes of the validation sources, a token at a time."""
-    outputs: list[str] = []
-    references: list[str] = []
+def validation_bleu(tokenized: TokenizedData, model: nn.Module) -> dict[str, float]:
+    """BLEU and chrF of the validation sources, decoded greedily."""
+    data, outputs, references = tokenized.data, list[str](), list[str]()
+    greedy = replace(tokenized.recipe.decode, beam=1, beam_groups=1)
     for part in corpora_for_split(data, "valid"):
         sources, targets = zip(*read_split(part, "valid", LineStats()), strict=True)
-        quick = replace(recipe.decode, beam=1, beam_groups=1)
-        trained = TextModel(model, tokenizer, quick, data.kind, tags=tags_of(part))
+        trained = TextModel(model, tokenized.tokenizer, greedy, data.kind, tags=tags_of(part))
         outputs += [done.text for done in translate(trained, sources)]
         references += targets
     scores = score_translations(outputs, references)

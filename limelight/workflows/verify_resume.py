@@ -1,4 +1,4 @@
-"""`limelight train --verify-resume`: the proof that a break in training changes nothing."""
+"""`limelight train --verify-resume`: the proof that an interruption changes nothing."""
 
 import os
 import shutil
@@ -20,24 +20,24 @@ from limelight.workflows.train import train
 def verify_resume(
     recipe: Recipe, run: str | Path, start_from: str | Path | None = None, steps: int = 6
 ) -> int:
-    """Prove on this recipe that resuming changes nothing; a certificate is written into the run.
+    """Prove on this recipe that resuming changes nothing, and write a certificate into the run.
 
     It trains a few steps twice, once without a break and once with one in the middle, and compares
-    every byte of what a checkpoint holds. As with `train`: 0, or the signal that asked to leave.
+    every byte of the checkpoints. Returns 0, or the signal that stopped it, as `train` does.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("--verify-resume is for one process: say it without torchrun")
+        raise UserError("--verify-resume is for one process: run it without torchrun")
     report = Report()
     report.say(f"{steps} steps without a break; then {steps // 2}, a break, {steps - steps // 2}")
     with path_from_option("--run"):
         make_folder(Path(run))
-    place = temp_sibling(Path(run) / "proof")  # beside the run: elsewhere may be less room
+    temporary = temp_sibling(Path(run) / "proof")  # on the same disk as the run
     try:
-        left, hashes = _run_twice(recipe, place, start_from, steps)
+        signal, hashes = _run_twice(recipe, temporary, start_from, steps)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-    if left:
-        return left
+        shutil.rmtree(temporary, ignore_errors=True)
+    if signal:
+        return signal
     same = hashes[0] == hashes[1]
     certificate = {
         "recipe": recipe.name,
@@ -54,14 +54,14 @@ def verify_resume(
         raise FailedError(
             f"a resumed run differs from an uninterrupted one; see {run}/resume-certificate.json"
         )
-    report.say(f"equal to the last bit; {run}/resume-certificate.json says so", "green")
+    report.say(f"equal to the last bit: see {run}/resume-certificate.json", "green")
     return 0
 
 
 def _run_twice(
-    recipe: Recipe, place: Path, start_from: str | Path | None, steps: int
+    recipe: Recipe, folder: Path, start_from: str | Path | None, steps: int
 ) -> tuple[int, list[dict[str, str]]]:
-    """The hashes of the last checkpoint without a break and with one, and what `train` says."""
+    """The hashes of the last checkpoint without a break and with one; or the signal of `train`."""
     short = replace(
         recipe.train,
         steps=steps,
@@ -71,14 +71,14 @@ def _run_twice(
         keep_checkpoints=2,
     )
     recipe = replace(recipe, train=short)
-    whole, broken = (RunFolder(place / name) for name in ("whole", "broken"))
-    for run in (whole, broken, broken):
+    uninterrupted, resumed = (RunFolder(folder / name) for name in ("uninterrupted", "resumed"))
+    for run in (uninterrupted, resumed, resumed):
         if run.finished.is_dir():  # as if it had been killed in the middle
             shutil.rmtree(run.checkpoints / name_of(steps))
             shutil.rmtree(run.finished)
-        left = train(recipe, run.path, start_from=start_from, silent=True)
-        if left:
-            return left, []
+        signal = train(recipe, run.path, start_from=start_from, silent=True)
+        if signal:
+            return signal, []
         recipe = replace(recipe, train=recipe_from_run(run).train)  # "auto" is decided once
-    last = [run.checkpoints / name_of(steps) for run in (whole, broken)]
+    last = [run.checkpoints / name_of(steps) for run in (uninterrupted, resumed)]
     return 0, [{path.name: sha256_of(path) for path in sorted(f.iterdir())} for f in last]

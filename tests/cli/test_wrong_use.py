@@ -182,7 +182,7 @@ def test_an_empty_name_is_not_taken_for_this_folder(limelight, tmp_path, command
 
 def test_a_recipe_without_data_leaves_no_folder(limelight, tmp_path):
     done = limelight("train", "text-to-text", "--run={new}", "--train.steps=6")
-    assert "the recipe names no data to train on: say --data.train" in done.is_one_sentence(2)
+    assert "the recipe names no data to train on: use --data.train" in done.is_one_sentence(2)
     assert list(tmp_path.iterdir()) == []
 
 

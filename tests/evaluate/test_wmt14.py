@@ -5,8 +5,13 @@ import sys
 import pytest
 
 from limelight.errors import UserError
-from limelight.evaluate.bleu import score_translations
-from limelight.evaluate.wmt14 import is_wmt14, paper_bleu, split_compounds, split_words
+from limelight.evaluate.bleu import (
+    is_wmt14,
+    paper_bleu,
+    score_translations,
+    split_compounds,
+    split_words,
+)
 
 DATA = "wmt14-en-de"
 

@@ -24,14 +24,14 @@ WORK = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from limelight.files import replace_file
+from limelight.files import atomic_write
 from limelight.run.atomic import prune
 from tests.run.samples import save
 folder = Path(sys.argv[1])
 os.access("/begin", os.F_OK)  # seen by strace
 save(folder / "checkpoints", 2)
 os.write(1, b"saved ")
-replace_file(folder / "log", b"new")
+atomic_write(folder / "log", b"new")
 os.write(1, b"replaced ")
 prune(folder / "checkpoints", keep=1)
 os.write(1, b"pruned")

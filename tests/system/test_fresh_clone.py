@@ -100,5 +100,5 @@ def test_what_was_built_gives_the_tour_from_anywhere(installed):
     done = run(str(installed / "new" / "bin" / "limelight"), "demo", "--quick", cwd=installed)
     assert done.returncode == 0, done.stderr
     assert "What next" in done.stdout
-    assert "is not to be had here" not in done.stdout  # the models came along
+    assert "is not available here" not in done.stdout  # the models came along
     assert (installed / "runs" / "demo" / "explain.html").is_file()

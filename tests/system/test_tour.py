@@ -20,16 +20,16 @@ PAGE = 4096
 FULL = re.compile(r"No space left on device|bytes are to be written")
 
 
-def short_tour(run: Path, room: int) -> None:
+def short_tour(run: Path, space: int) -> None:
     """In a process of its own, with a tiny chatbot."""
     shorten(pytest.MonkeyPatch())
-    demo.ROOM = room
+    demo.DISK_SPACE = space
     command(["demo", "--quick", f"--run={run}"])
 
 
-def tour(run: Path, said: Path, cache: Path, room: int = 0) -> tuple[int | None, str]:
-    """Its exit code and its words; `room` is what it asks for before it begins."""
-    with process(short_tour, run, room, said=said, LIMELIGHT_CACHE=str(cache)) as child:
+def tour(run: Path, said: Path, cache: Path, space: int = 0) -> tuple[int | None, str]:
+    """Its exit code and its words; `space` is what it asks for before it begins."""
+    with process(short_tour, run, space, said=said, LIMELIGHT_CACHE=str(cache)) as child:
         child.join(2 * SECONDS)
     return child.exitcode, said.read_text()
 
@@ -60,7 +60,7 @@ def pages_of(folder: Path) -> int:
 
 def test_too_small_a_disk_is_told_before_anything_else(tmp_path):
     with small_disk(tmp_path / "disk", 1000) as disk:
-        code, said = tour(disk / "run", tmp_path / "said", tmp_path / "cache", demo.ROOM)
+        code, said = tour(disk / "run", tmp_path / "said", tmp_path / "cache", demo.DISK_SPACE)
     assert code == 1
     assert str(disk) in is_told(said)
     assert len(said.splitlines()) == 1

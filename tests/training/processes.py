@@ -36,9 +36,9 @@ TINY = [  # a model and a corpus to be learned from in a second
     "--train.schedule=paper",
     "--train.learning-rate=0.5",
     "--train.warmup=5",
-    "--train.clip_grad_norm=0",
+    "--train.clip-grad-norm=0",
     "--train.label-smoothing=0.1",
-    "--train.grad_accumulation=1",
+    "--train.grad-accumulation=1",
     "--train.log-every=1",
 ]
 

@@ -31,7 +31,13 @@ def tiny(
     shape: Settings = {"vocab": 261, "layers": 1, "d_model": 8, "max_len": 32}
     if not family.startswith("recurrent"):
         shape |= {"heads": 2, "d_ff": 8}
-    usual = {"steps": 10, "batch_tokens": 40, "warmup": 10, "average": 0, "log_every": 1}
+    usual = {
+        "steps": 10,
+        "batch_tokens": 40,
+        "warmup": 10,
+        "average_checkpoints": 0,
+        "log_every": 1,
+    }
     usual["learning_rate"] = 0.1 if train.get("schedule", "paper") == "paper" else 0.003
     return Recipe(
         "tiny",
@@ -72,8 +78,8 @@ def train_in(
     With `touch` a test can lay a hand on what is trained.
     """
     run = RunFolder(folder)
-    with init_distributed(recipe.train) as workers, lock_run(run, workers):
-        trainer = build_trainer(recipe, run, workers, Report(silent=True), start_from)
+    with init_distributed(recipe.train) as world, lock_run(run, world):
+        trainer = build_trainer(recipe, run, world, Report(silent=True), start_from)
         touch(trainer)
         assert fit(trainer) == expect
     return trainer

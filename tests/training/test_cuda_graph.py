@@ -39,7 +39,7 @@ def pairs(rows, width, seed=0, device="cpu"):
         ("encoder-decoder", CPU, {}, False),
         ("encoder-decoder", World(torch.device("cuda"), 0, 2), {}, False),
         ("encoder-decoder", GPU, {"compile": False}, False),
-        ("encoder-decoder", GPU, {"accumulate": 2}, False),
+        ("encoder-decoder", GPU, {"grad_accumulation": 2}, False),
         ("encoder-decoder", GPU, {"ema": 0.9}, False),
     ],
 )
@@ -52,16 +52,16 @@ def test_what_can_be_repeated(family, workers, settings, can):
 
 @pytest.fixture
 def without_graphs(monkeypatch):
-    """A repeater that tells what it would record."""
+    """A step that reports what it would capture."""
     recorded = []
 
-    def record(self, place):
-        recorded.append(shape_of(place))
-        graph = type("Graph", (), {"replay": lambda _: self.step(place)})()
+    def capture(self, static):
+        recorded.append(shape_of(static))
+        graph = type("Graph", (), {"replay": lambda _: self.step(static)})()
         return cuda_graph.CapturedStep(graph, torch.zeros(1))
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(CudaGraphStep, "record", record)
+    monkeypatch.setattr(CudaGraphStep, "capture", capture)
     return recorded
 
 
@@ -100,18 +100,18 @@ def trained(recorded, batches, config):
     torch.manual_seed(3)
     torch._dynamo.reset()
     trainer = Trainer(
-        learner=LossModule(build(ModelConfig(**SIZES)), 0.1, compiled=config.compile),
+        loss_module=LossModule(build(ModelConfig(**SIZES)), 0.1, compiled=config.compile),
         batches=None,
         config=config,
         run=RunFolder("."),
-        workers=GPU,
+        world=GPU,
         report=Report(),
         precision="bfloat16",
     )
     if not recorded:
-        trainer.repeater = None
+        trainer.cuda_graph = None
     numbers = [train_step(trainer, [MicroBatch(batch, 0, 1)]).numbers() for batch in batches]
-    return numbers, [p.detach() for p in trainer.learner.parameters()]
+    return numbers, [p.detach() for p in trainer.loss_module.parameters()]
 
 
 @pytest.mark.gpu

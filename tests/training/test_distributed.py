@@ -84,14 +84,14 @@ def test_one_process_two_and_two_that_share_the_weights_are_equal(tmp_path, exam
     """Accumulating 4 batches, or 2 in each; where an epoch is odd, one is without a batch."""
     settings = [*EXACT, f"--data.toy-examples={examples}"]
     one, two, shared = (tmp_path / name for name in ("one", "two", "shared"))
-    alone = train_command(one, [*settings, "--train.grad_accumulation=4"])
+    alone = train_command(one, [*settings, "--train.grad-accumulation=4"])
     work = train_with_turns_of_two if odd else command
     cache = str(tmp_path / "cache")
     with process(work, alone, said=said_of(one), LIMELIGHT_CACHE=cache) as child:
         child.join(SECONDS)
         assert child.exitcode == 0, said_of(one).read_text()
-    train_many(two, [*settings, "--train.grad_accumulation=2"])
-    train_many(shared, [*settings, "--train.grad_accumulation=2", "--train.fsdp"])
+    train_many(two, [*settings, "--train.grad-accumulation=2"])
+    train_many(shared, [*settings, "--train.grad-accumulation=2", "--train.fsdp"])
     assert batches_in_an_epoch(one) % 2 == odd
     wanted = weights_of(one)
     for run in (two, shared):
@@ -100,7 +100,7 @@ def test_one_process_two_and_two_that_share_the_weights_are_equal(tmp_path, exam
         for name, weight in found.items():
             assert weight.dtype == torch.float64
             torch.testing.assert_close(weight, wanted[name], rtol=0, atol=1e-10)
-        steps = [entry["step"] for entry in read_log(run / "log.jsonl") if "rate" in entry]
+        steps = [entry["step"] for entry in read_log(run / "log.jsonl") if "lr" in entry]
         assert steps == list(range(1, STEPS + 1))  # written once, by the first
         assert said_of(run, "1").read_text() == ""
         assert len(validations(run)) == 3
@@ -110,7 +110,7 @@ def test_one_process_two_and_two_that_share_the_weights_are_equal(tmp_path, exam
 
 KILLED = [
     f"--train.steps={STEPS}",
-    "--train.grad_accumulation=2",
+    "--train.grad-accumulation=2",
     "--train.checkpoint-every=3",
     "--train.validate-every=7",
 ]
@@ -200,7 +200,7 @@ def train_with_nan(arguments, spoiled, folder):
 
     def keep(trainer):
         left = fit(trainer)
-        weights = dict(trainer.learner.model.named_parameters())
+        weights = dict(trainer.loss_module.model.named_parameters())
         save_file({name: p.detach() for name, p in weights.items()}, folder / f"{rank}.safetensors")
         return left
 

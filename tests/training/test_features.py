@@ -117,13 +117,15 @@ def test_the_time_left_is_told_from_the_steps_taken_here(begun_at):
     told = StringIO()
     report = Report(console=Console(file=told))
     report.begin(begun_at, 100)
-    numbers = {"loss": 1.0, "rate": 0.1, "tokens_per_second": 9.0, "memory": 1e9}
+    numbers = {"loss": 1.0, "lr": 0.1, "tokens_per_second": 9.0, "peak_memory": 1e9}
     report.train({"step": begun_at + 10, "seconds": 20.0, **numbers}, 100)
     assert told.getvalue().strip().endswith("3:00 left" if begun_at == 0 else "1:20 left")
 
 
 def test_the_last_checkpoints_are_averaged(tmp_path):
-    train_in(tmp_path, tiny(steps=11, checkpoint_every=2, average_checkpoints=3, keep=1))
+    train_in(
+        tmp_path, tiny(steps=11, checkpoint_every=2, average_checkpoints=3, keep_checkpoints=1)
+    )
     made = [weights_at(tmp_path, step) for step in (11, 10, 8)]
     mean = {name: sum(w[name].double() for w in made) / 3 for name in made[0]}
     finished = weights_at(tmp_path, 11, "finished")
@@ -140,7 +142,7 @@ def mean_of(folder, steps):
 
 def test_finished_weights_are_what_the_recipe_says_now(tmp_path):
     """A finished run can be asked for another average; what asks for the same changes nothing."""
-    recipe = tiny(checkpoint_every=2, average_checkpoints=3, keep=9)
+    recipe = tiny(checkpoint_every=2, average_checkpoints=3, keep_checkpoints=9)
     for average, steps in ((3, (10, 8, 6)), (0, (10,)), (2, (10, 8)), (2, (10, 8))):
         before = (tmp_path / "finished" / name_of(10)).stat().st_ino if steps != (10, 8, 6) else 0
         train_in(
@@ -158,7 +160,7 @@ def hear(told):
 
 
 def test_a_damaged_checkpoint_is_left_out_of_the_average_and_named(tmp_path):
-    recipe = tiny(checkpoint_every=2, average_checkpoints=3, keep=1)
+    recipe = tiny(checkpoint_every=2, average_checkpoints=3, keep_checkpoints=1)
     train_in(tmp_path, recipe)
     file = tmp_path / "checkpoints" / name_of(8) / WEIGHTS
     file.write_bytes(file.read_bytes()[:-1] + b"!")
@@ -173,20 +175,24 @@ def test_a_save_reads_no_checkpoint_again_that_it_has_written(tmp_path, monkeypa
     read = []
     true_hash = atomic.sha256_of
     monkeypatch.setattr(atomic, "sha256_of", lambda p: read.append(p.parent.name) or true_hash(p))
-    train_in(tmp_path, tiny(steps=6, checkpoint_every=1, keep=2))
+    train_in(tmp_path, tiny(steps=6, checkpoint_every=1, keep_checkpoints=2))
     assert [name for name in read if "tmp" not in name] == []
-    train_in(tmp_path, tiny(steps=8, checkpoint_every=1, keep=3))
+    train_in(tmp_path, tiny(steps=8, checkpoint_every=1, keep_checkpoints=3))
     assert {name for name in read if "tmp" not in name} == {name_of(5), name_of(6)}
 
 
 def test_an_average_of_what_is_gone_says_so(tmp_path):
-    train_in(tmp_path, tiny(checkpoint_every=2, average_checkpoints=2, keep=1))
+    train_in(tmp_path, tiny(checkpoint_every=2, average_checkpoints=2, keep_checkpoints=1))
     told = StringIO()
-    train_in(tmp_path, tiny(checkpoint_every=2, average_checkpoints=4, keep=1), touch=hear(told))
+    train_in(
+        tmp_path,
+        tiny(checkpoint_every=2, average_checkpoints=4, keep_checkpoints=1),
+        touch=hear(told),
+    )
     assert "of 4 checkpoints to average only 2 are left" in told.getvalue()
     train_in(
         tmp_path,
-        tiny(checkpoint_every=2, average_checkpoints=2, keep=1),
+        tiny(checkpoint_every=2, average_checkpoints=2, keep_checkpoints=1),
         touch=hear(told := StringIO()),
     )
     assert "average" not in told.getvalue()
@@ -196,9 +202,11 @@ def test_the_running_average_is_what_it_says(tmp_path):
     first = {}
 
     def look(trainer):
-        first.update({n: p.detach().clone() for n, p in trainer.learner.model.named_parameters()})
+        first.update(
+            {n: p.detach().clone() for n, p in trainer.loss_module.model.named_parameters()}
+        )
 
-    train_in(tmp_path, tiny(checkpoint_every=1, keep=10, ema=0.7), touch=look)
+    train_in(tmp_path, tiny(checkpoint_every=1, keep_checkpoints=10, ema=0.7), touch=look)
     average = {name: tensor.double() for name, tensor in first.items()}
     for step in range(1, 11):
         weights = weights_at(tmp_path, step)
@@ -222,9 +230,9 @@ def test_what_is_validated_is_what_is_kept(tmp_path, patience):
 @pytest.mark.parametrize(("ema", "warned"), [(0.99, True), (0.9, False), (0.0, False)])
 def test_a_running_average_that_hardly_runs_is_told(tmp_path, capsys, ema, warned):
     recipe = tiny(ema=ema)
-    with init_distributed(recipe.train) as workers:
-        build_trainer(recipe, RunFolder(tmp_path), workers, Report())
-    assert ("what is finished will have learned little" in capsys.readouterr().err) == warned
+    with init_distributed(recipe.train) as world:
+        build_trainer(recipe, RunFolder(tmp_path), world, Report())
+    assert ("the finished weights will have learned little" in capsys.readouterr().err) == warned
 
 
 def test_validating_the_average_leaves_the_weights_alone(tmp_path):
@@ -243,14 +251,14 @@ def norms_of(folder, monkeypatch, **settings):
         true_step = trainer.optimizer.step
 
         def step():
-            flat = torch.cat([p.grad.flatten() for p in trainer.learned])
+            flat = torch.cat([p.grad.flatten() for p in trainer.trainable])
             met.append(float(flat.double().norm()))
             return true_step()
 
         monkeypatch.setattr(trainer.optimizer, "step", step)
 
     train_in(folder, tiny(precision="float64", **settings), touch=watch)
-    return [entry["norm"] for entry in log_of(folder) if "rate" in entry], met
+    return [entry["grad_norm"] for entry in log_of(folder) if "lr" in entry], met
 
 
 def test_long_gradients_are_clipped_and_short_ones_are_not(tmp_path, monkeypatch):
@@ -292,11 +300,13 @@ def test_decay_alone_moves_weights_towards_zero():
 
 @pytest.mark.parametrize("part", ["encoder", "decoder.layers.0.cross_attention", "target.tokens"])
 def test_frozen_parts_keep_every_bit_and_the_others_move(tmp_path, part):
-    recipe = tiny(checkpoint_every=1, keep=10, freeze=(part,), ema=0.5)
+    recipe = tiny(checkpoint_every=1, keep_checkpoints=10, freeze=(part,), ema=0.5)
     before = {}
 
     def look(trainer):
-        before.update({n: p.detach().clone() for n, p in trainer.learner.model.named_parameters()})
+        before.update(
+            {n: p.detach().clone() for n, p in trainer.loss_module.model.named_parameters()}
+        )
 
     train_in(tmp_path, recipe, touch=look)
     shared = {"target.tokens": "source.tokens"}.get(part, part)  # one table has one name
@@ -319,7 +329,7 @@ def test_a_part_that_is_none_is_refused(tmp_path):
         train_in(tmp_path, tiny(freeze=("encodr",)))
     with pytest.raises(UserError, match=r"'encoder.layer.0': did you mean 'encoder.layers.0'"):
         train_in(tmp_path, tiny(freeze=("encoder.layer.0",)))
-    with pytest.raises(UserError, match="leaves nothing to learn"):
+    with pytest.raises(UserError, match="leaves nothing to train"):
         train_in(tmp_path, tiny("decoder-only", freeze=("target", "decoder", "classifier")))
     assert not (tmp_path / "run.json").exists()
 
@@ -327,7 +337,7 @@ def test_a_part_that_is_none_is_refused(tmp_path):
 IN_VAIN = {  # what a training could not do, and what is said of it
     "perplexty": ({"metric": "perplexty"}, "no metric 'perplexty': did you mean 'perplexity'?"),
     "f1": ({"metric": "f1"}, "no metric 'f1': choose one of: accuracy, bleu, chrf2, exact, loss"),
-    "shared": ({"metric": "exact", "shard": True}, "no metric 'exact': .* accuracy, loss, perpl"),
+    "shared": ({"metric": "exact", "fsdp": True}, "no metric 'exact': .* accuracy, loss, perpl"),
 }
 
 
@@ -359,7 +369,7 @@ def test_without_validation_texts_nothing_can_be_asked_of_them(tmp_path, name):
 
 
 def test_without_blanks_there_is_nothing_to_learn(tmp_path):
-    with pytest.raises(UserError, match="mask_rate=0 hides no token, so there is nothing to fill"):
+    with pytest.raises(UserError, match="mask_rate=0 masks no token, so there is nothing to pred"):
         train_in(tmp_path / "run", tiny("encoder-only", texts(tmp_path), mask_rate=0.0))
     classifier = tiny("encoder-only", labelled(tmp_path), {"classes": 2}, mask_rate=0.0)
     train_in(tmp_path / "run", classifier)  # it fills in nothing anyway

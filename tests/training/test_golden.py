@@ -25,7 +25,7 @@ FAMILIES = ("encoder-decoder", "decoder-only", "encoder-only", "recurrent-encode
 def start_from_numpy(trainer):
     draw = np.random.default_rng(1)
     with torch.no_grad():
-        for parameter in trainer.learned:
+        for parameter in trainer.trainable:
             if parameter.dim() > 1:
                 parameter.copy_(torch.from_numpy(0.3 * draw.standard_normal(parameter.shape)))
 
@@ -36,10 +36,16 @@ def curve(family, folder, **train):
     train.setdefault(
         "batch_tokens", 128 if family == "encoder-only" else 40
     )  # with a blank or more
-    settings = {"steps": 100, "precision": "float64", "validate_every": 100, "clip": 1.0, **train}
+    settings = {
+        "steps": 100,
+        "precision": "float64",
+        "validate_every": 100,
+        "clip_grad_norm": 1.0,
+        **train,
+    }
     recipe = tiny(family, data, {"dropout": 0.0}, **settings)
     train_in(folder / "run", recipe, touch=start_from_numpy)
-    return [entry["loss"] for entry in log_of(folder / "run") if "rate" in entry]
+    return [entry["loss"] for entry in log_of(folder / "run") if "lr" in entry]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -60,23 +60,28 @@ def side_by_side(rows):
     return Seq2SeqBatch(0, torch.arange(len(rows)), source, target, source_real, target_real)
 
 
-def parameters_after(folder, parts, learner=LossModule, **settings):
+def parameters_after(folder, parts, loss_module=LossModule, **settings):
     """Train on the same rows in so many parts; the weights, one behind the other."""
     rows, size = ragged_rows(), ROWS // parts
     batches = [side_by_side(rows[i : i + size]) for i in range(0, ROWS, size)]
     torch.manual_seed(0)
-    usual = {"learning_rate": 0.01, "schedule": "inverse-sqrt", "warmup": 5, "average": 0}
+    usual = {
+        "learning_rate": 0.01,
+        "schedule": "inverse-sqrt",
+        "warmup": 5,
+        "average_checkpoints": 0,
+    }
     usual["eps"] = 1e-6  # a key's bias has a gradient of rounding alone, which Adam would blow up
     config = TrainConfig(
         steps=STEPS, grad_accumulation=parts, precision="float64", **{**usual, **settings}
     )
     folder.mkdir()
     trainer = Trainer(
-        learner=learner(small("encoder-decoder", dropout=0.0), 0.1),
+        loss_module=loss_module(small("encoder-decoder", dropout=0.0), 0.1),
         batches=Given(batches),
         config=config,
         run=RunFolder(folder),
-        workers=World(torch.device("cpu")),
+        world=World(torch.device("cpu")),
         report=Report(silent=True),
         precision="float64",
     )
@@ -88,11 +93,11 @@ def parameters_after(folder, parts, learner=LossModule, **settings):
 
 
 def flat(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.learned])
+    return torch.cat([p.detach().flatten() for p in trainer.trainable])
 
 
 @pytest.mark.parametrize(
-    ("parts", "settings"), [(4, {}), (16, {}), (2, {"clip": 0.5, "weight_decay": 0.1})]
+    ("parts", "settings"), [(4, {}), (16, {}), (2, {"clip_grad_norm": 0.5, "weight_decay": 0.1})]
 )
 def test_accumulated_batches_are_one_batch(tmp_path, parts, settings):
     one = parameters_after(tmp_path / "one", 1, **settings)
@@ -102,5 +107,5 @@ def test_accumulated_batches_are_one_batch(tmp_path, parts, settings):
 
 def test_a_mean_of_means_would_be_noticed(tmp_path):
     one = parameters_after(tmp_path / "one", 1)
-    slip = parameters_after(tmp_path / "slip", 4, learner=MeanOfMeans)
+    slip = parameters_after(tmp_path / "slip", 4, loss_module=MeanOfMeans)
     assert (one - slip).abs().max() > 1e-6

@@ -24,14 +24,14 @@ from tests.training.processes import (
 STEPS = 24
 KILLED = [  # dropout is on, as in the recipe
     f"--train.steps={STEPS}",
-    "--train.grad_accumulation=3",  # about five epochs, none of them a whole number of steps
+    "--train.grad-accumulation=3",  # about five epochs, none of them a whole number of steps
     "--train.ema=0.9",
     "--train.checkpoint-every=3",
     "--train.validate-every=7",
 ]
 LEFT = [
     f"--train.steps={STEPS}",
-    "--train.grad_accumulation=3",
+    "--train.grad-accumulation=3",
     "--train.checkpoint-every=5",
     "--train.validate-every=4",
     "--train.patience=99",

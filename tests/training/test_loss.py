@@ -41,7 +41,7 @@ def gradients(score, inputs):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
 def test_chunks_equal_the_plain_way(monkeypatch, room, smoothing, biased, ignored):
-    monkeypatch.setattr(loss, "room_for_logits", lambda *_: room)
+    monkeypatch.setattr(loss, "_max_logits", lambda *_: room)
     states, weight, bias, answers = exercise(ignored)
     inputs = (states, weight, bias if biased else None)
     ours, plain = (
@@ -68,7 +68,7 @@ def test_smoothing_is_cross_entropy_with_softened_answers():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_gradients_are_those_of_finite_differences(monkeypatch, smoothing):
-    monkeypatch.setattr(loss, "room_for_logits", lambda *_: ROOMS["four"])
+    monkeypatch.setattr(loss, "_max_logits", lambda *_: ROOMS["four"])
     *inputs, answers = exercise()
     torch.autograd.gradcheck(lambda *x: chunked_cross_entropy(*x, answers, smoothing).loss, inputs)
 
@@ -97,7 +97,7 @@ def test_nothing_asked_is_nothing_lost():
 def test_without_learning_no_gradient_is_computed(monkeypatch):
     *inputs, answers = exercise()
     made = []
-    monkeypatch.setattr(loss, "add_gradients", lambda *x: made.append(x))
+    monkeypatch.setattr(loss, "accumulate_grads", lambda *x: made.append(x))
     with torch.no_grad():
         chunked_cross_entropy(*inputs, answers)
     assert made == []
@@ -176,7 +176,7 @@ def largest(way):
 
 
 def test_the_logits_are_never_whole(monkeypatch):
-    monkeypatch.setattr(loss, "room_for_logits", lambda *_: 100_000)
+    monkeypatch.setattr(loss, "_max_logits", lambda *_: 100_000)
     made, kept = largest(chunked_cross_entropy)
     assert made <= 100_000
     assert kept == 4096 * 8  # the states' own gradient is the largest that waits
@@ -187,7 +187,7 @@ def test_of_two_that_are_highest_the_first_is_the_choice():
     logits = torch.tensor([[1.0, 3.0, 0.0, 3.0]] * 3)
     answers = torch.tensor([1, 3, IGNORED])
     for judge in (loss.cross_entropy_chunk, loss.cross_entropy_chunk_functional):
-        sums, _ = judge(logits, answers, smoothing=0.0, learning=False)
+        sums, _ = judge(logits, answers, smoothing=0.0, with_grad=False)
         assert sums[2] == 1
 
 
@@ -218,7 +218,7 @@ def plain_agreement(states, weight, bias, answers, smoothing, alpha):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
 def test_disagreement_of_two_passes_equals_the_plain_way(monkeypatch, room, smoothing):
-    monkeypatch.setattr(loss, "room_for_logits", lambda *_: room)
+    monkeypatch.setattr(loss, "_max_logits", lambda *_: room)
     states, weight, bias, answers = exercise()
     states = torch.cat([states, states + 0.3 * torch.randn_like(states)])
     states, answers = states.detach().requires_grad_(), torch.cat([answers, answers])
@@ -226,7 +226,7 @@ def test_disagreement_of_two_passes_equals_the_plain_way(monkeypatch, room, smoo
     plain = plain_agreement(*inputs, answers, smoothing, 5.0)
     slopes = gradients(plain, inputs)
     for judge in (loss.cross_entropy_chunk, loss.cross_entropy_chunk_functional):
-        ours = chunked_cross_entropy(*inputs, answers, smoothing, rdrop_alpha=5.0, judge=judge)
+        ours = chunked_cross_entropy(*inputs, answers, smoothing, rdrop_alpha=5.0, chunk_loss=judge)
         for a, b in zip(ours, plain, strict=True):
             torch.testing.assert_close(a.double(), b.double(), rtol=1e-12, atol=1e-12)
         for a, b in zip(gradients(ours, inputs), slopes, strict=True):

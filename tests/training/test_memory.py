@@ -55,7 +55,7 @@ def test_out_of_memory_is_told_with_the_batch_and_what_to_set(train, tmp_path, m
     told = said.splitlines()[-1]
     assert code == 1
     assert told.startswith("limelight: out of memory at step 5, on a batch of (")
-    assert "halve --train.batch-tokens 100 and double --train.grad_accumulation 1" in told
+    assert "halve --train.batch-tokens 100 and double --train.grad-accumulation 1" in told
     assert "Traceback" not in said
     assert limelight.load(tmp_path / "run").step == 4
     assert train()[0] == 0  # there is room now: it goes on

@@ -43,7 +43,7 @@ def poison_gradient(trainer, steps, value):
         gradient.view(-1)[3] = value
         return gradient
 
-    trainer.learned[-2].register_hook(spoil)
+    trainer.trainable[-2].register_hook(spoil)
 
 
 POISONS = {
@@ -65,7 +65,7 @@ def scattered(seed):
 def everything(trainer):
     """A copy of all that a step may change."""
     moments = [v for held in trainer.optimizer.state.values() for v in held.values()]
-    tensors = [*trainer.learner.parameters(), *moments, *trainer.average.values()]
+    tensors = [*trainer.loss_module.parameters(), *moments, *trainer.ema.values()]
     return [tensor.detach().clone() for tensor in tensors]
 
 
@@ -74,17 +74,17 @@ def watch_steps(monkeypatch):
     true_step = loop.train_step
     seen = {}
 
-    def take_step(trainer, turn):
+    def train_step(trainer, micro_batches):
         before = everything(trainer)
-        entry = true_step(trainer, turn)
+        entry = true_step(trainer, micro_batches)
         after = everything(trainer)
         same = len(before) == len(after) and all(map(torch.equal, before, after))
-        met = [i for part in turn for i in part.batch.examples.tolist()]
+        met = [i for part in micro_batches for i in part.batch.examples.tolist()]
         seen[trainer.state.step] = (same, met)
-        assert all(p.grad is None for p in trainer.learned)
+        assert all(p.grad is None for p in trainer.trainable)
         return entry
 
-    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     return seen
 
 
@@ -100,13 +100,13 @@ def test_a_step_that_is_not_finite_changes_nothing(tmp_path, monkeypatch, poison
     told = [entry for entry in log_of(tmp_path) if entry.get("skipped")]
     assert [entry["step"] for entry in told] == bad
     assert all(entry["examples"] == seen[entry["step"]][1] for entry in told)
-    lines = [entry for entry in log_of(tmp_path) if "rate" in entry]
+    lines = [entry for entry in log_of(tmp_path) if "lr" in entry]
     assert all(0 < entry["loss"] < 10 for entry in lines)  # what was skipped is in no average
 
 
 def test_a_bad_first_step_can_be_resumed_from(tmp_path):
     """Adam has no moments yet to be saved or found."""
-    recipe = tiny(steps=6, checkpoint_every=1, keep=9)
+    recipe = tiny(steps=6, checkpoint_every=1, keep_checkpoints=9)
     for name in ("whole", "broken"):
         train_in(tmp_path / name, recipe, touch=lambda t: poison_loss(t, [1], float("nan")))
     for step in range(2, 7):
@@ -167,19 +167,19 @@ def test_what_is_not_finite_is_never_saved(tmp_path, monkeypatch, kind):
     """Should all else fail: a bad number in a weight, however it came there."""
     true_step = loop.train_step
 
-    def take_step(trainer, turn):
-        entry = true_step(trainer, turn)
+    def train_step(trainer, micro_batches):
+        entry = true_step(trainer, micro_batches)
         if trainer.state.step == 7:
-            first = trainer.learned[0]
+            first = trainer.trainable[0]
             bad = {
                 "weight": first.data,
                 "moment": trainer.optimizer.state[first]["exp_avg"],
-                "average": next(iter(trainer.average.values())),
+                "average": next(iter(trainer.ema.values())),
             }[kind]
             bad.view(-1)[5] = float("inf")
         return entry
 
-    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     recipe = tiny(checkpoint_every=7, ema=0.9, validate_every=100)
     with pytest.raises(FailedError, match="numbers that are not finite: it is not saved"):
         train_in(tmp_path / kind, recipe)

@@ -36,13 +36,13 @@ def texts_plainly(model, batch, i):
     real = (
         torch.ones_like(batch.tokens[i], dtype=torch.bool) if batch.real is None else batch.real[i]
     )
-    tokens, asked = cut(batch.tokens[i], real), batch.asked[i][real][1:]
+    tokens, asked = cut(batch.tokens[i], real), batch.loss_mask[i][real][1:]
     return model(tokens[:, :-1])[0][asked], tokens[0, 1:][asked]
 
 
 def masked_plainly(model, batch, i):
-    asked = batch.asked[i]
-    return model(batch.tokens[i][None])[0][asked], batch.answers[i][asked]
+    asked = batch.loss_mask[i]
+    return model(batch.tokens[i][None])[0][asked], batch.labels[i][asked]
 
 
 def labelled_plainly(model, batch, i):
@@ -153,8 +153,8 @@ def test_a_bert_computes_its_scores_only_where_it_is_asked(tmp_path):
     batches = list(BatchPlan(examples, batch_tokens=48, seed=1).epoch(0))
     for batch in batches:
         LossModule(model)(batch)
-    assert seen == [(int(batch.asked.sum()), 16) for batch in batches]
-    assert any(batch.asked.numel() > 4 * batch.asked.sum() > 0 for batch in batches)
+    assert seen == [(int(batch.loss_mask.sum()), 16) for batch in batches]
+    assert any(batch.loss_mask.numel() > 4 * batch.loss_mask.sum() > 0 for batch in batches)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,16 +20,16 @@ from limelight.workflows import train
 from limelight.workflows.verify_resume import verify_resume
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
-STEPS = 60
+STEPS = 36
 EXACT = {  # every part of the state is in use: an average, a best step, a half-full log line
     "steps": STEPS,
     "learning_rate": 1.0,  # so rough that not every validation is better than all before
-    "accumulate": 3,
+    "grad_accumulation": 3,
     "ema": 0.5,
     "patience": STEPS,
     "validate_every": 7,
     "log_every": 4,
-    "keep": STEPS,
+    "keep_checkpoints": STEPS,
 }
 RESUMED = {"checkpoint_every": STEPS}  # when a resumed run saves changes nothing, and saves time
 
@@ -74,7 +74,7 @@ def test_resumed_after_any_step_it_ends_the_same(whole, tmp_path, step):
 
 # What the test above would miss if it did not matter: each part of the state is lost once.
 
-LATE = 49  # a step at which every number of the state has moved on from where it began
+LATE = 29  # a step at which every number of the state has moved on from where it began
 
 
 def lose_number(name):
@@ -145,17 +145,19 @@ def leave_at(monkeypatch, steps):
     """Have the process asked to leave during these steps."""
     true_step = loop.train_step
 
-    def take_step(trainer, turn):
+    def train_step(trainer, micro_batches):
         if trainer.state.step + 1 in steps:
             signal.raise_signal(signal.SIGTERM)
-        return true_step(trainer, turn)
+        return true_step(trainer, micro_batches)
 
-    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
 
 
 def test_interruptions_leave_no_trace_in_the_average(tmp_path, monkeypatch):
     """Whoever leaves saves, between the regular checkpoints; only those are averaged."""
-    recipe = tiny(steps=20, checkpoint_every=5, average_checkpoints=3, keep=1, validate_every=6)
+    recipe = tiny(
+        steps=20, checkpoint_every=5, average_checkpoints=3, keep_checkpoints=1, validate_every=6
+    )
     train_in(tmp_path / "whole", recipe)
     leave_at(monkeypatch, [7, 12, 13, 17])
     for step in (7, 12, 13, 17):
@@ -173,7 +175,7 @@ def test_interruptions_leave_no_trace_in_the_average(tmp_path, monkeypatch):
 def test_asked_to_leave_before_the_first_step_it_can_still_go_on(tmp_path, monkeypatch):
     recipe = tiny(steps=3)
     train_in(tmp_path / "whole", recipe)
-    monkeypatch.setattr(loop, "interruption", lambda: nullcontext([signal.SIGTERM]))
+    monkeypatch.setattr(loop, "_catch_signals", lambda: nullcontext([signal.SIGTERM]))
     assert train_in(tmp_path / "broken", recipe, expect=signal.SIGTERM).state.step == 0
     monkeypatch.undo()
     train_in(tmp_path / "broken", recipe)
@@ -206,12 +208,12 @@ def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
     most = []
     true_step = loop.train_step
 
-    def take_step(trainer, turn):
+    def train_step(trainer, micro_batches):
         assert trainer.run.path.is_relative_to(tmp_path)
         most.append(len(list(tmp_path.rglob(WEIGHTS))))
-        return true_step(trainer, turn)
+        return true_step(trainer, micro_batches)
 
-    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
     assert len(most) == 6 + 6 + 3
     assert max(most) <= 5
@@ -221,7 +223,7 @@ def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
 def test_a_proof_decides_once_how_large_a_batch_is(tmp_path, monkeypatch):
     """What fits is another size whenever one looks."""
     sizes = iter([40, 60, 80])
-    monkeypatch.setattr(train, "fit_batch", lambda *_: next(sizes))
+    monkeypatch.setattr(train, "fit_batch", lambda *_, **__: next(sizes))
     assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
     assert next(sizes) == 60
 
@@ -234,7 +236,7 @@ def test_a_proof_that_is_interrupted_proves_nothing(tmp_path, monkeypatch):
 
 def test_a_proof_is_refused_to_many_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="--verify-resume is for one process: say it without torch"):
+    with pytest.raises(UserError, match="--verify-resume is for one process: run it without torch"):
         verify_resume(tiny(), tmp_path)
 
 

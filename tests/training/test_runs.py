@@ -130,7 +130,10 @@ def test_a_change_that_would_make_it_another_run_is_refused(tmp_path, setting):
 
 def test_changes_that_alter_no_step_are_allowed(tmp_path):
     train_in(tmp_path, tiny())
-    train_in(tmp_path, tiny(steps=12, log_every=3, validate_every=4, checkpoint_every=2, keep=3))
+    train_in(
+        tmp_path,
+        tiny(steps=12, log_every=3, validate_every=4, checkpoint_every=2, keep_checkpoints=3),
+    )
     assert load(tmp_path).step == 12
     assert (tmp_path / "recipe.toml").read_text().count("log_every = 3") == 1
 
@@ -244,7 +247,7 @@ def test_data_without_one_usable_line_is_refused_and_can_be_mended(tmp_path, nam
 
 
 NOT_THERE = {  # the files that are named, and what is said of them
-    "none": ({}, "the recipe names no data to train on: say --data.train FILE ..., or --data.name"),
+    "none": ({}, "the recipe names no data to train on: use --data.train FILE ..., or --data.name"),
     "only to validate with": ({"valid": ["good.tsv"]}, "the recipe names no data to train on"),
     "missing": ({"train": ["nowhere.tsv"]}, "cannot read nowhere.tsv: No such file or directory"),
     "missing on one side": ({"train": ["good.en", "no.de"]}, "cannot read no.de: No such file"),
@@ -310,7 +313,7 @@ def test_patience_needs_a_validation_text_that_can_be_used(tmp_path, capsys):
     (tmp_path / "train.tsv").write_text("a b\tb a\n" * 4)
     (tmp_path / "valid.tsv").write_text("alone\n")
     data = DataConfig(train=(str(tmp_path / "train.tsv"),), valid=(str(tmp_path / "valid.tsv"),))
-    with pytest.raises(UserError, match="patience=2 looks at validation texts"):
+    with pytest.raises(UserError, match="patience=2 needs validation texts"):
         train_in(tmp_path / "run", tiny(data=data, patience=2))
     train(tiny(data=data), tmp_path / "run")
     assert "no validation text can be used" in " ".join(capsys.readouterr().err.split())
@@ -346,7 +349,7 @@ def test_what_a_failed_start_left_is_in_nobodys_way(tmp_path, monkeypatch):
 def test_fewer_steps_than_were_taken_are_refused(tmp_path):
     train_in(tmp_path, tiny(steps=6))
     recipe = (tmp_path / "recipe.toml").read_text()
-    with pytest.raises(UserError, match=r"has taken 6 steps already, and --train\.steps is 5"):
+    with pytest.raises(UserError, match=r"has done 6 steps already, and --train\.steps is 5"):
         train_in(tmp_path, tiny(steps=5))
     assert (tmp_path / "recipe.toml").read_text() == recipe
     assert train_in(tmp_path, tiny(steps=6)).state.step == 6
@@ -359,7 +362,7 @@ def test_what_is_finished_last_counts_even_with_fewer_steps(tmp_path, capsys):
     shutil.rmtree(tmp_path / "checkpoints")
     capsys.readouterr()
     train(tiny(steps=4), tmp_path)
-    assert "no checkpoint is left to go on from: beginning again" in capsys.readouterr().err
+    assert "no checkpoint is left to resume from: beginning again" in capsys.readouterr().err
     assert [folder.name for folder in (tmp_path / "finished").iterdir()] == ["step-000004"]
     assert load(tmp_path).step == 4
 
@@ -395,7 +398,7 @@ def test_a_pretrained_encoder_becomes_a_classifier(tmp_path, pretrained):
         tmp_path / "run",
         recipe,
         start_from=pretrained,
-        touch=lambda trainer: begun.update(parameters(trainer.learner.model)),
+        touch=lambda trainer: begun.update(parameters(trainer.loss_module.model)),
     )
     origin, tuned = load(pretrained), load(tmp_path / "run")
     theirs = parameters(origin.model)
@@ -461,12 +464,12 @@ def test_a_run_goes_on_from_where_it_came(tmp_path, pretrained):
     run = tmp_path / "run"
     train_in(run, recipe, start_from=pretrained)
     shutil.copytree(pretrained, tmp_path / "other")
-    with pytest.raises(UserError, match=r"was begun from .*bert, and this is from .*other: go on"):
+    with pytest.raises(UserError, match=r"was begun from .*bert, and this is from .*other: resume"):
         train_in(run, change(recipe, steps=12), start_from=tmp_path / "other")
     assert train_in(run, change(recipe, steps=12)).state.step == 12
     assert train_in(run, change(recipe, steps=14), start_from=pretrained).state.step == 14
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match=r"has saved nothing yet: say --from .*bert again"):
+    with pytest.raises(UserError, match=r"has saved nothing yet: use --from .*bert again"):
         train_in(run, recipe)
     train_in(tmp_path / "fresh", recipe)
     with pytest.raises(UserError, match=r"was begun from no other run, and this is from .*bert"):
@@ -489,7 +492,7 @@ def test_what_is_loaded_is_what_was_trained(tmp_path, family):
     tokens = torch.randint(5, 261, (3, 9))
     inputs = [tokens] if family == "decoder-only" else [tokens, tokens[:, :5]]
     with torch.no_grad():
-        assert torch.equal(loaded.model(*inputs), trainer.learner.model.eval()(*inputs))
+        assert torch.equal(loaded.model(*inputs), trainer.loss_module.model.eval()(*inputs))
     assert not loaded.model.training
     assert loaded.step == 10
     assert loaded.recipe.train == trainer.config
@@ -499,7 +502,7 @@ def test_what_is_loaded_is_what_was_trained(tmp_path, family):
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_a_model_is_loaded_in_the_type_that_it_was_trained_in(tmp_path, precision):
     trainer = train_in(tmp_path, tiny(precision=precision))
-    trained, loaded = parameters(trainer.learner.model), parameters(load(tmp_path).model)
+    trained, loaded = parameters(trainer.loss_module.model), parameters(load(tmp_path).model)
     assert {tensor.dtype for tensor in loaded.values()} == {getattr(torch, precision)}
     assert all(torch.equal(loaded[name], trained[name]) for name in trained)
 
@@ -547,9 +550,9 @@ def test_evaluation_is_what_one_counts_by_hand(tmp_path, family):
         source, target = (column[i].tolist() for column in store.columns)
         answers = torch.tensor([*target, loaded.tokenizer.end])
         logits = logits_after(loaded, source, target)
-        surprise -= float(logits.log_softmax(-1)[range(len(validation_decoding)), answers].sum())
+        surprise -= float(logits.log_softmax(-1)[range(len(answers)), answers].sum())
         right += int((logits.argmax(-1) == answers).sum())
-        asked += len(validation_decoding)
+        asked += len(answers)
         exact += write_plainly(loaded, source, 8) == target
     assert scores["examples"] == len(store) == 10
     assert scores["loss"] == pytest.approx(surprise / asked, rel=1e-5)
@@ -566,13 +569,13 @@ def test_evaluation_asks_for_every_answer_and_for_few_at_once(tmp_path, monkeypa
     recipe = tiny(data=toy, model={"max_len": 12}, steps=1, batch_tokens=2000)
     asked = []
 
-    def answer(model, tokenizer, sources, limit):
+    def greedy_decode(model, tokenizer, sources, limit):
         """Right for the first 200."""
         before = sum(asked)
         asked.append(len(sources))
         return [s if before + i < 200 else [] for i, s in enumerate(sources)]
 
-    monkeypatch.setattr(validation_decoding, "answer", answer)
+    monkeypatch.setattr(validation_decoding, "_greedy_decode", greedy_decode)
     train_in(tmp_path, recipe)
     assert asked == [100, 100, 3]  # and samples
     assert log_of(tmp_path)[-1]["exact"] == 1

@@ -35,7 +35,7 @@ def everything(run):
 
 def recipe_for(family, place, **train):
     data = texts(place) if family == "encoder-only" else None
-    usual = {"accumulate": 2, "checkpoint_every": 4, "validate_every": 4}
+    usual = {"grad_accumulation": 2, "checkpoint_every": 4, "validate_every": 4}
     return tiny(family, data, **{**usual, **train})
 
 
@@ -53,7 +53,9 @@ def test_the_same_again_is_the_same(tmp_path, family):
 
 def test_who_makes_the_batches_changes_nothing(tmp_path):
     for name, workers in (("one", 0), ("two", 2)):
-        train(recipe_for("decoder-only", tmp_path, workers=workers), tmp_path / name, silent=True)
+        train(
+            recipe_for("decoder-only", tmp_path, data_workers=workers), tmp_path / name, silent=True
+        )
     one, two = (hashes(tmp_path / name) for name in ("one", "two"))
     del one["recipe.toml"], two["recipe.toml"], one["log.jsonl"], two["log.jsonl"]
     assert one == two

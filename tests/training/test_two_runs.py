@@ -66,11 +66,11 @@ def test_loading_while_training_saves_and_prunes(tmp_path, loads, steps):
     """Every load gives the weights of one step, and none of an older step than the one before."""
     kept, run = tmp_path / "kept", tmp_path / "run"
     settings = [f"--train.steps={steps}", *EVERY_STEP]
-    with training(kept, [*settings, "--train.keep_checkpoints=1000"]) as child:
+    with training(kept, [*settings, "--train.keep-checkpoints=1000"]) as child:
         child.join(10 * SECONDS)
     assert child.exitcode == 0
     found = []
-    with training(run, [*settings, "--train.keep_checkpoints=1"]) as child:
+    with training(run, [*settings, "--train.keep-checkpoints=1"]) as child:
         assert wait_until(lambda: list(run.glob("checkpoints/step-??????")), child)
         while len(found) < loads:
             loaded = limelight.load(run)

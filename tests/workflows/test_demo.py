@@ -71,9 +71,10 @@ def first(start, tmp_path_factory):
 
 
 @pytest.fixture
-def again(start, first, tmp_path):
-    """The same once more, where the first one was."""
+def again(start, first, tmp_path, monkeypatch):
+    """Once more, where the first one was. Its page takes longest, and is tested there."""
     shutil.copytree(first.run, tmp_path / "runs" / "demo")
+    monkeypatch.setattr(demo, "as_html", lambda explanation, name: f"<!doctype html>{name}")
     return partial(start, tmp_path)
 
 
@@ -85,8 +86,8 @@ def test_it_shows_everything_and_ends_by_itself(first):
         *("It answers", "It explains itself", "What next"),
     ]
     assert "step 3  validation" in err
-    for stop in demo.STOPS:
-        assert re.search(rf"^{stop}: .*section .* of the paper$", out, re.MULTILINE)
+    for stage in demo.STAGES:
+        assert re.search(rf"^{stage}: .*section .* of the paper$", out, re.MULTILINE)
     assert "✗" not in out
     page = (made / "explain.html").read_text("utf-8")
     assert page.lower().startswith("<!doctype html>")
@@ -137,7 +138,7 @@ def test_colour_says_the_same(again, monkeypatch):
 def test_the_second_time_it_takes_what_is_there(first, again):
     code, out, err, made = again()
     assert code == 0
-    assert "chatbot already, from an earlier tour" in " ".join(out.split())
+    assert "holds a chatbot from an earlier tour" in " ".join(out.split())
     assert err == ""
     assert (made / "log.jsonl").read_bytes() == (first.run / "log.jsonl").read_bytes()
 
@@ -149,23 +150,24 @@ def test_after_a_quick_one_the_whole_tour_learns_on(again):
     assert load(made).step == 5
     code, out, _, _ = again()  # what has learned more is not made to learn less
     assert code == 0
-    assert "learned for 5 steps" in " ".join(out.split())
+    assert "trained for 5 steps" in " ".join(out.split())
 
 
 def test_interrupted_while_it_learns_it_saves_and_goes_on(start, tmp_path, monkeypatch):
     true_step = loop.train_step
 
-    def take_step(trainer, turn):
+    def train_step(trainer, micro_batches):
         if trainer.state.step == 1:
             signal.raise_signal(signal.SIGINT)
-        return true_step(trainer, turn)
+        return true_step(trainer, micro_batches)
 
-    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(demo, "as_html", lambda explanation, name: name)  # tested above
     code, out, err, made = start(tmp_path)
     assert code == 130
     assert err.splitlines()[-1] == "limelight: saved; go on with the same command"
     assert "It answers" not in out
-    monkeypatch.setattr(loop, "take_step", true_step)
+    monkeypatch.setattr(loop, "train_step", true_step)
     code, out, err, _ = start(tmp_path)
     assert code == 0
     assert "resuming from step 2" in err
@@ -184,7 +186,7 @@ def test_another_run_in_its_place_is_left_alone(start, tmp_path):
 
 
 def test_too_small_a_disk_is_told_before_the_tour_begins(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "ROOM", 10**18)
+    monkeypatch.setattr(demo, "DISK_SPACE", 10**18)
     code, out, err, _ = start(tmp_path)
     assert (code, out) == (1, "")
     assert re.search(r"1,000,0.* bytes are to be written and .* are free; make room on this", err)
@@ -199,7 +201,7 @@ def test_without_the_models_that_should_come_along_it_learns_all_the_same(again,
     monkeypatch.setattr(demo, "load", refuse)
     code, out, _, _ = again()
     assert code == 0
-    assert out.count("is not to be had here") == 2
+    assert out.count("is not available here") == 2
     assert "It answers" in out
 
 
@@ -228,8 +230,8 @@ def test_the_bar_has_room_for_what_it_says(width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     report = Report(console=console)
     report.begin(0, 500)
-    told = {"step": 120, "loss": 2.1234, "rate": 0.001, "tokens_per_second": 12_345.6}
-    report.train({**told, "memory": 510_000_000, "seconds": 30}, 500)
+    told = {"step": 120, "loss": 2.1234, "lr": 0.001, "tokens_per_second": 12_345.6}
+    report.train({**told, "peak_memory": 510_000_000, "seconds": 30}, 500)
     report.end()
     shown = console.file.getvalue()
     for part in ("step 120/500", "loss 2.1234", "12,346 tokens/s", "left "):

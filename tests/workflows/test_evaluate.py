@@ -149,7 +149,7 @@ OWN = {  # of each kind of run: files, how they are read, and what else a recipe
     "writer": (
         {"own.txt": "the cat sat.\n\nä b\n"},
         ['kind = "texts"', 'separator = "<|endoftext|>"'],
-        {"name": "stories", "tail": 0.1},
+        {"name": "stories", "valid_tail": 0.1},
     ),
     "judge": (
         {"own.tsv": "text\tlabel\ngood film 7\t1\nbad film 8\t1\n"},
@@ -210,7 +210,7 @@ def test_a_corpus_can_be_named_instead_and_needs_no_more_than_the_split(runs):
 
 def test_texts_of_another_split_are_not_taken_for_those_asked_for(runs, tmp_path):
     files = put(tmp_path, {"own.txt": "the cat sat.\n"})
-    with pytest.raises(UserError, match="names texts of another split: say --split test"):
+    with pytest.raises(UserError, match="names texts of another split: use --split test"):
         score_run(runs / "writer", "valid", files)
 
 
@@ -242,8 +242,8 @@ def test_lines_that_cannot_be_used_are_told_and_counted(runs, tmp_path, capsys, 
     assert said.err.count(TOLD) == 1
     assert said.out == ""
     assert told["lines"] == 1
-    refused = {"not two columns": 2, "invalid UTF-8": 1}
-    assert told["tally"] == {"read": 4, "used": 1, "refused": refused, "mended": {}}
+    rejected = {"not two columns": 2, "invalid UTF-8": 1}
+    assert told["tally"] == {"read": 4, "used": 1, "rejected": rejected, "repaired": {}}
     assert json.loads(json.dumps(told)) == told
     assert told_of(silent=True) == told
     assert capsys.readouterr().err == ""
@@ -253,10 +253,10 @@ def test_of_lines_that_are_as_they_should_be_nothing_is_told(runs, tmp_path, cap
     """The control: a header, and lines that are held out for another split, are no faults."""
     files = put(tmp_path, OWN["judge"][0])
     told = score_run(runs / "judge", changes=[*files, "data.header=true"])
-    assert told["tally"]["refused"] == {"header": 1}
+    assert told["tally"]["rejected"] == {"header": 1}
     parts = [f"train = ['{runs / 'labels.tsv'}']", 'kind = "labelled"', "hold_out = 0.2"]
     told = score_run(with_data(runs / "judge", tmp_path / "parts", *parts))
-    assert told["tally"]["refused"] == {"in another split": 60 - told["lines"]}
+    assert told["tally"]["rejected"] == {"in another split": 60 - told["lines"]}
     assert "cannot be used" not in capsys.readouterr().err
 
 
@@ -371,7 +371,7 @@ def test_where_a_corpus_is_not_to_be_had_your_own_texts_are_proposed(tmp_path, m
     with pytest.raises(UserError) as told:
         score_run("en-de", split)
     assert f"needs everyday/en-de.{split}.tsv" in str(told.value)
-    assert str(told.value).endswith(f"texts of your own instead: --data.{split} FILE ...")
+    assert str(told.value).endswith(f"name your own texts instead: --data.{split} FILE ...")
 
 
 def test_a_run_without_weights_is_refused_before_texts_are_looked_for(runs, tmp_path):

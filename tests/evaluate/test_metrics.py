@@ -1,13 +1,47 @@
-"""Accuracy and F1 as scikit-learn defines them, on cases worked out by hand."""
+"""Bits per byte, accuracy and F1 (as scikit-learn defines it), on cases worked out by hand."""
+
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from limelight.errors import UserError
-from limelight.evaluate.labels import f1_by_class, score_labels
+from limelight.evaluate.metrics import (
+    accuracy,
+    bits_per_byte,
+    count_bytes,
+    f1_by_class,
+    score_labels,
+)
 
 LABELS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1)
+
+
+def test_who_guesses_bytes_needs_eight_bits_for_each():
+    assert bits_per_byte(12 * math.log(256), 12) == pytest.approx(8)
+
+
+def test_bytes_are_those_of_utf_8():
+    assert count_bytes(["ab", "ü", "🙂"]) == 2 + 2 + 4
+
+
+@given(st.floats(0, 1e6), st.integers(1, 10**6))
+def test_bits_per_byte_is_never_negative(surprise, text_bytes):
+    assert bits_per_byte(surprise, text_bytes) >= 0
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000))
+def test_accuracy_is_a_share(right, wrong):
+    assert 0 <= accuracy(right, right + wrong) < 1
+
+
+def test_nothing_has_no_average():
+    for call in (lambda: bits_per_byte(1.0, 0), lambda: accuracy(0, 0)):
+        with pytest.raises(UserError, match="nothing to score: 0"):
+            call()
+    with pytest.raises(UserError, match="3 of 2"):
+        accuracy(3, 2)
 
 
 def scores(outputs, references, **options):
@@ -62,7 +96,7 @@ def test_what_cannot_be_scored_is_refused():
 
 
 @given(LABELS)
-def test_bounds(pairs):
+def test_f1_is_between_0_and_1(pairs):
     told = scores(*(list(side) for side in zip(*pairs, strict=True)))
     assert all(0 <= value <= 1 for value in told.values())
     each = [value for name, value in told.items() if name.startswith("F1 of")]
