@@ -102,7 +102,7 @@ def awake() -> Iterator[Path]:
     """A folder with `limelight` and `python`, both awake."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/socket"
-        script = ROOT / "tests" / "awake.py"
+        script = ROOT / "tests" / "warm_cli.py"
         for program in ("limelight", "python"):
             path = Path(folder) / program
             ask = shlex.join([sys.executable, "-IS", str(script), address, program])

@@ -14,7 +14,6 @@ import torch
 from torch.nn import functional as F
 
 from limelight.cli import COMMANDS, main
-from tests.tasks.conftest import run  # noqa: F401
 from tests.tiny_demo import shorten
 from tests.training.processes import TINY
 
@@ -69,7 +68,7 @@ class Outcome:
 
 
 @pytest.fixture
-def limelight(run, tmp_path, monkeypatch, capsys):  # noqa: F811
+def limelight(run, tmp_path, monkeypatch, capsys):
     """Run a command here, with its names filled in."""
     shorten(monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -136,7 +135,7 @@ def test_an_argument_too_many_or_too_few_is_told(limelight, command):
     """What stands behind a command is either taken or refused, and never left out silently."""
     if command not in MANY_TEXTS:
         too_many = limelight(command, *RIGHT[command], "one", "two").is_one_sentence(2)
-        assert "and nothing else, but there is" in too_many
+        assert ", so one is one too many: " in too_many
     if RIGHT[command] and command != "demo":
         too_few = limelight(command).is_one_sentence(2)
         assert too_few.endswith(f": see limelight {command} --help")
@@ -256,7 +255,7 @@ OUT_OF_MEMORY = {
 
 @pytest.mark.parametrize("command", [*COMPUTE, "train", "demo"])
 @pytest.mark.parametrize("kind", ["of a GPU", "of the machine"])
-def test_too_little_memory_is_told_with_what_to_do(limelight, run, monkeypatch, command, kind):  # noqa: F811
+def test_too_little_memory_is_told_with_what_to_do(limelight, run, monkeypatch, command, kind):
     def no_room(*_, **__):
         raise OUT_OF_MEMORY[kind]
 
