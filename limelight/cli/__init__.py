@@ -1,7 +1,7 @@
 """The command line: a table from names to functions. Read in this order:
 
 parser       arguments from types and docstrings: reading, errors, help, completion
-io           what commands read and print: lines, reports, conversations
+io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
 train        demo, train, evaluate
 generate     translate, chat, write, fill, classify, embed, score
@@ -14,22 +14,13 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 import os
 import sys
 import warnings
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from limelight import __version__
+from limelight.cli import io, parser
 from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
 from limelight.cli.inspect import data, info, models, recipes
-from limelight.cli.io import note, print_columns, terminal
-from limelight.cli.parser import (
-    Argument,
-    Command,
-    completion_script,
-    describe,
-    help_text,
-    read_arguments,
-    split_at_dashes,
-)
 from limelight.cli.serve import serve
 from limelight.cli.train import demo, evaluate, train
 from limelight.errors import (
@@ -43,47 +34,23 @@ from limelight.errors import (
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Argument("SHELL", positional=True)],
+    shell: Annotated[Literal["bash", "zsh", "fish"], parser.Argument("SHELL", positional=True)],
 ) -> None:
     """Print a script that lets your shell complete commands and options with Tab.
 
-    For bash:
-
-    limelight completion bash > ~/.local/share/bash-completion/completions/limelight
-
-    For zsh, where FOLDER is in your $fpath:
-
-    limelight completion zsh > FOLDER/_limelight
-
-    For fish:
-
-    limelight completion fish > ~/.config/fish/completions/limelight.fish
+    For bash, put it into ~/.local/share/bash-completion/completions/limelight; for zsh, into
+    _limelight in a folder of your $fpath; for fish, into
+    ~/.config/fish/completions/limelight.fish.
 
     Args:
         shell: bash, zsh or fish
     """
-    print(completion_script(COMMANDS, shell))
+    print(parser.completion_script(COMMANDS, shell))
 
 
-COMMANDS: dict[str, Command] = {
-    "chat": chat,
-    "classify": classify,
-    "completion": completion,
-    "data": data,
-    "demo": demo,
-    "embed": embed,
-    "evaluate": evaluate,
-    "explain": explain,
-    "fill": fill,
-    "info": info,
-    "models": models,
-    "recipes": recipes,
-    "score": score,
-    "serve": serve,
-    "train": train,
-    "translate": translate,
-    "write": write,
-}
+_BEFORE = (demo, models, recipes, info, data, train, evaluate)
+_AFTER = (translate, chat, write, fill, classify, embed, score, explain, serve, completion)
+COMMANDS: dict[str, parser.Command] = {one.__name__: one for one in (*_BEFORE, *_AFTER)}
 
 
 def run_command(words: list[str]) -> None:
@@ -97,19 +64,21 @@ def run_command(words: list[str]) -> None:
         raise UserError(f"limelight has no option {name}: see limelight --help")
     elif name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
-    elif {"-h", "--help"} & {*split_at_dashes(words)[0]}:
+    elif {"-h", "--help"} & {*parser.split_at_dashes(words)[0]}:
         _print_help(name)
     else:
-        COMMANDS[name](**read_arguments(name, COMMANDS[name], words[1:]))
+        COMMANDS[name](**parser.read_arguments(name, COMMANDS[name], words[1:]))
 
 
 def _print_overview() -> None:
-    console = terminal()
+    console = io.terminal()
     console.print(
         "usage: limelight COMMAND ...\n\n"
         "The Transformer of 'Attention Is All You Need', whole and in the open.\n"
     )
-    print_columns({name: describe(command)[0] for name, command in COMMANDS.items()}, console)
+    io.print_columns(
+        {name: parser.describe(command)[0] for name, command in COMMANDS.items()}, console
+    )
     console.print(
         "\nNew here? Start with limelight demo, a tour of a few minutes. limelight COMMAND --help "
         "describes a command, and limelight completion sets up Tab completion."
@@ -119,9 +88,9 @@ def _print_overview() -> None:
 def _print_help(name: str) -> None:
     from rich.text import Text
 
-    text = Text(help_text(name, COMMANDS[name]).rstrip())
+    text = Text(parser.help_text(name, COMMANDS[name]).rstrip())
     text.highlight_regex(r"(?m)^(usage|[a-z]+ arguments|options):|^  (-h, )?--[\w-]+", "bold")
-    terminal().print(text, soft_wrap=True)
+    io.terminal().print(text, soft_wrap=True)
 
 
 def main() -> None:
@@ -145,7 +114,9 @@ def main() -> None:
     except OSError as error:
         _exit_with(describe_os_error(error), 1)
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        from limelight.device import is_out_of_memory
+
+        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
         _exit_with(_NO_MEMORY, 1)
 
@@ -168,16 +139,9 @@ def _install_warning_format() -> None:
     """Print our own warnings as sentences; those of libraries stay Python's."""
     usual = warnings.formatwarning
 
-    def formatwarning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        line: str | None = None,
-    ) -> str:
-        if issubclass(category, OlderWeightsWarning | RenamedWarning):
-            return f"limelight: {message}\n"
-        return usual(message, category, filename, lineno, line)
+    def formatwarning(message: Any, category: type[Warning], *where: Any, **line: Any) -> str:
+        ours = issubclass(category, OlderWeightsWarning | RenamedWarning)
+        return f"limelight: {message}\n" if ours else usual(message, category, *where, **line)
 
     warnings.formatwarning = formatwarning
 
@@ -187,18 +151,10 @@ def _exit_with(sentence: str, code: int) -> NoReturn:
         sys.stdout.flush()  # so that earlier output comes first
     except OSError:
         _silence_stdout()
-    note(sentence)
+    io.note(sentence)
     sys.exit(code)
 
 
 def _silence_stdout() -> None:
     """Keep Python from flushing to a closed pipe once more when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    from limelight.device import is_out_of_memory
-
-    return is_out_of_memory(error)

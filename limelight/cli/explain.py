@@ -4,19 +4,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from limelight.cli.io import check_overrides, note, prompt_user, terminal, use_utf8
-from limelight.cli.parser import (
-    NO_SETTINGS,
-    Argument,
-    File,
-    OptionalInt,
-    Run,
-    Settings,
-    Switch,
-    Tag,
-    Text,
-    overrides,
-)
+from limelight.cli import io
+from limelight.cli import parser as arg
 from limelight.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def explain(
-    run: Run,
-    text: Text,
-    target: Annotated[str | None, Argument("TEXT")] = None,
-    stage: Annotated[str, Argument("NAME", aliases=("--stop",))] = "",
-    layer: OptionalInt = None,
-    head: OptionalInt = None,
-    word: Annotated[str | None, Argument("WORD")] = None,
-    follow: Switch = False,
-    figure: File = "",
-    html: File = "",
-    tag: Tag = "",
-    json: Switch = False,
-    set: Settings = NO_SETTINGS,
+    run: arg.Run,
+    text: arg.Text,
+    target: Annotated[str | None, arg.Argument("TEXT")] = None,
+    stage: Annotated[str, arg.Argument("NAME", aliases=("--stop",))] = "",
+    layer: arg.OptionalInt = None,
+    head: arg.OptionalInt = None,
+    word: Annotated[str | None, arg.Argument("WORD")] = None,
+    follow: arg.Switch = False,
+    figure: arg.File = "",
+    html: arg.File = "",
+    tag: arg.Tag = "",
+    json: arg.Switch = False,
+    set: arg.DecodeSettings = (),
 ) -> None:
     """Walk through a trained model with your own text; every number is the model's.
 
@@ -53,10 +42,9 @@ def explain(
         figure: draw the attention into this file, .svg, .png or .pdf
         html: write the walk into this file, a self-contained page for a browser
         json: print the manifest: tokens, steps, the shape and range of every value, checks
-        set: change the recipe's [decode]; --decode.beam 1 works as well
     """
-    check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--html": html})
-    check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--figure": figure})
+    _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--html": html})
+    _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--figure": figure})
     focus = {"layer": layer, "head": head, "word": word}
     given = [f"--{name}" for name, value in focus.items() if value is not None]
     if json and given:
@@ -64,31 +52,21 @@ def explain(
     if figure and not html and word is not None:
         raise UserError("--figure draws all words: leave --word out")
 
-    trace = _trace(run, text, target, overrides(set), tag)
+    from limelight.explain.explanation import explain
+
+    loaded, config = io.load_for("explain", run, arg.overrides(set))
+    smoothing = loaded.recipe.train.label_smoothing
+    trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag)
     if figure or html:
         _save(trace, figure, html, Path(run).resolve().name, focus)
     else:
         _print(trace, "follow" if follow else stage, focus, json)
 
 
-def check_exclusive(options: dict[str, object]) -> None:
-    """Refuse two options of which one would be ignored."""
+def _check_exclusive(options: dict[str, object]) -> None:
     given = [option for option, value in options.items() if value]
     if len(given) > 1:
         raise UserError(f"{given[0]} and {given[1]} exclude each other: choose one")
-
-
-def _trace(run: str, text: str, target: str | None, changes: list[str], tag: str) -> "Trace":
-    """The forward pass in full precision, where the model was loaded."""
-    from limelight.explain.explanation import explain
-    from limelight.loading import load
-    from limelight.recipe import with_overrides
-
-    check_overrides(changes)
-    loaded = load(run)
-    use_utf8()
-    config, smoothing = with_overrides(loaded.recipe, changes).decode, loaded.recipe.train
-    return explain(loaded, text, target, config, smoothing=smoothing.label_smoothing, tag=tag)
 
 
 def _save(trace: "Trace", figure: str, html: str, name: str, focus: dict[str, Any]) -> None:
@@ -100,12 +78,12 @@ def _save(trace: "Trace", figure: str, html: str, name: str, focus: dict[str, An
     if figure:
         view = focus_on(trace, **focus)
         figures.save(trace, Path(figure), *(None if x is None else x + 1 for x in view.asked))
-        note(f"drawn into {figure}")
+        io.note(f"drawn into {figure}")
     if html:
         page = as_html(trace, name, **focus)
         with with_filename(Path(html)):
             Path(html).write_text(page, encoding="utf-8")
-        note(f"written into {html}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
+        io.note(f"written into {html}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
 
 
 def _print(trace: "Trace", stage: str, focus: dict[str, Any], as_json: bool) -> None:
@@ -114,12 +92,12 @@ def _print(trace: "Trace", stage: str, focus: dict[str, Any], as_json: bool) -> 
     from limelight.explain.render.terminal import show, step_through
     from limelight.explain.stages import stop_at, walk
 
-    console = terminal()
+    console = io.terminal()
     if as_json:
         print(serialize.as_json(serialize.manifest(trace)))
     elif stage:
         show(console, trace, [stop_at(trace, stage, focus_on(trace, **focus))])
     elif sys.stdin.isatty() and console.is_terminal:
-        step_through(console, trace, walk(trace, **focus), prompt_user)
+        step_through(console, trace, walk(trace, **focus), io.prompt_user)
     else:
         show(console, trace, walk(trace, **focus))

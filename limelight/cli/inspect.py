@@ -4,15 +4,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from limelight.cli.io import print_columns, print_report
-from limelight.cli.parser import NO_SETTINGS, Argument, Int, Json, Recipe, Settings, overrides
+from limelight.cli import io
+from limelight.cli import parser as arg
 from limelight.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def models(json: Json = False) -> None:
+def models(json: arg.Json = False) -> None:
     """List the bundled models; their names work wherever a command takes a RUN.
 
     A run folder of yours with the same name takes precedence.
@@ -22,20 +22,20 @@ def models(json: Json = False) -> None:
     """
     from limelight.run.bundled_models import facts_of, model_names, show
 
-    print_report({"models": [facts_of(name) for name in model_names()]}, show, json)
+    io.print_report({"models": [facts_of(name) for name in model_names()]}, show, json)
 
 
-def recipes(json: Json = False) -> None:
+def recipes(json: arg.Json = False) -> None:
     """List the bundled recipes; their names work wherever a command takes a RECIPE."""
     from limelight.recipe import load_recipe, recipe_names
 
     bundled = [load_recipe(name) for name in recipe_names()]
     facts = [{"name": r.name, "about": r.about, "family": r.model.family} for r in bundled]
-    print_report({"recipes": facts}, _show_recipes, json)
+    io.print_report({"recipes": facts}, _show_recipes, json)
 
 
 def _show_recipes(facts: dict[str, Any], console: "Console") -> None:
-    print_columns({recipe["name"]: recipe["about"] for recipe in facts["recipes"]}, console)
+    io.print_columns({recipe["name"]: recipe["about"] for recipe in facts["recipes"]}, console)
     console.print(
         "\nlimelight info NAME shows the size of the model, "
         "and limelight train NAME --run FOLDER trains it."
@@ -43,11 +43,11 @@ def _show_recipes(facts: dict[str, Any], console: "Console") -> None:
 
 
 def info(
-    recipe: Annotated[str, Argument("RECIPE|RUN", positional=True)],
-    devices: Int = 1,
-    batch_tokens: Int = 0,
-    json: Json = False,
-    set: Settings = NO_SETTINGS,
+    recipe: Annotated[str, arg.Argument("RECIPE|RUN", positional=True)],
+    devices: arg.Int = 1,
+    batch_tokens: arg.Int = 0,
+    json: arg.Json = False,
+    set: arg.Settings = (),
 ) -> None:
     """Show the size of a model: parameters by part, MACs per token, memory. Allocates nothing.
 
@@ -55,7 +55,6 @@ def info(
         recipe: a recipe or a bundled model by name, a TOML file, or a run folder
         devices: shard the training state over this many devices (FSDP)
         batch_tokens: tokens in the batch of each device; 0 for one text of maximum length
-        set: change a setting of the recipe; --model.layers 3 is short for --set model.layers=3
     """
     from limelight.recipe import load_recipe, recipe_from_run, recipe_names
     from limelight.run.bundled_models import find_run, is_run, model_names
@@ -63,39 +62,34 @@ def info(
 
     trained = {}
     if is_run(recipe):
-        run, changes = find_run(recipe), overrides(set)
-        if changes:
+        run = find_run(recipe)
+        if set:
             file = run.path / "recipe.toml"
-            raise UserError(
-                f"{changes[0]!r} cannot be changed in a trained model: try it on {file}"
-            )
+            raise UserError(f"{set[0]!r} cannot be changed in a trained model: try it on {file}")
         loaded, trained = recipe_from_run(run), {"trained": summary(run.log)}
     elif recipe.endswith(".toml") or Path(recipe).is_file() or recipe in recipe_names():
-        loaded = load_recipe(recipe, overrides(set))
+        loaded = load_recipe(recipe, arg.overrides(set))
     else:
         raise unknown_name("recipe or model", recipe, [*recipe_names(), *model_names()])
 
     from limelight.workflows.info import describe, show
 
-    print_report({**describe(loaded, batch_tokens, devices), **trained}, show, json)
+    io.print_report({**describe(loaded, batch_tokens, devices), **trained}, show, json)
 
 
 def data(
-    action: Annotated[Literal["check"], Argument("check", "what to do", positional=True)],
-    recipe: Recipe,
-    json: Json = False,
-    set: Settings = NO_SETTINGS,
+    action: Annotated[Literal["check"], arg.Argument("check", "what to do", positional=True)],
+    recipe: arg.Recipe,
+    json: arg.Json = False,
+    set: arg.Settings = (),
 ) -> None:
     """Check the data of a recipe: counts, lengths, bad lines, duplicates, leaks, alignment.
 
-    Exits with status 1 if a split has no usable examples.
-
-    Args:
-        set: change a setting; --data.train FILE ... is short for --set data.train=FILE ...
+    Exits with status 1 if a split has no usable examples. --data.train FILE ... checks your files.
     """
     from limelight.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides(set))
+    loaded = load_recipe(recipe, arg.overrides(set))
 
     from limelight.data.check import check, show
     from limelight.data.registry import resolve
@@ -103,7 +97,7 @@ def data(
     tokens = loaded.train.batch_tokens
     batch_tokens = tokens if isinstance(tokens, int) else 4096
     report = check(resolve(loaded.data), loaded.tokenizer, batch_tokens, loaded.model.max_len)
-    print_report(report, show, json)
+    io.print_report(report, show, json)
     if not all(facts["tally"]["used"] for facts in report["splits"].values()):
         sys.stdout.flush()
         sys.exit(1)

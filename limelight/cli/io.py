@@ -1,4 +1,4 @@
-"""What commands read and print: lines, reports, conversations.
+"""What commands read and print: models, lines, reports, conversations.
 
 Data goes to stdout, everything else to stderr. A line that cannot be answered gets its own outcome
 and does not stop the others.
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from io import TextIOWrapper
-from itertools import count
 from select import select
 from typing import IO, TYPE_CHECKING, Any
 
@@ -31,33 +30,24 @@ _MAX_WINDOW = 4096  # lines
 def load_for(
     task: str, run: str, changes: Iterable[str] = (), ensemble: Iterable[str] = ()
 ) -> "tuple[LoadedModel, DecodeConfig]":
-    """A model that can do the task, on the best device, and how it decodes."""
+    """A model that can do the task, and how it decodes. To be explained, it stays on the CPU."""
+    for change in changes:
+        if not change.startswith("decode."):
+            name = change.partition("=")[0]
+            raise UserError(f"{name} cannot be changed in a trained model: only [decode] can")
+
     from limelight.loading import load
     from limelight.recipe import with_overrides
 
-    check_overrides(changes)
     loaded = load(run, *ensemble)
-    loaded.require(task)
     config = with_overrides(loaded.recipe, changes).decode
-    use_utf8()
-    return loaded.to(precision=config.precision), config
-
-
-def check_overrides(changes: Iterable[str]) -> None:
-    """Only decoding can change once a model is trained."""
-    for change in changes:
-        if not change.startswith("decode."):
-            raise UserError(f"{change!r} cannot be changed in a trained model: only [decode] can")
-
-
-def use_utf8() -> None:
-    """Read and write text as UTF-8, whatever the locale says."""
-    for stream in (sys.stdin, sys.stdout):
+    for stream in (sys.stdin, sys.stdout):  # text is UTF-8, whatever the locale says
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
-
-
-# Printing
+    if task == "explain":
+        return loaded, config
+    loaded.require(task)
+    return loaded.to(precision=config.precision), config
 
 
 def note(text: str) -> None:
@@ -112,19 +102,25 @@ def print_columns(lines: dict[str, str], console: "Console") -> None:
     console.print(table)
 
 
-# Lines
-
-
 class InputLines:
     """The texts to answer: the arguments, or else stdin line by line."""
 
-    def __init__(self, texts: Iterable[str], stream: IO[bytes]) -> None:
-        self.texts, self.stream = tuple(texts), stream
-        self.problems = 0
+    def __init__(self, texts: Iterable[str], as_json: bool = True) -> None:
+        self.texts, self.as_json = tuple(texts), as_json
+        self.number = self.problems = 0  # of the current line; of lines with a problem
 
-    def __iter__(self) -> "Iterator[str | InvalidLine]":
+    def answered(self, answer: Callable[[Iterable[str]], Iterator[Any]]) -> Iterator[Any]:
+        """The results of `answer`, in order. Exits with status 1 if there were problems."""
         for window in self.windows():
-            yield from window
+            results = answer([line for line in window if isinstance(line, str)])
+            for line in window:
+                self.number += 1
+                if isinstance(line, str):
+                    yield next(results)
+                else:
+                    print_json_line({"problem": line.why}) if self.as_json else print_line("")
+                    self.complain(line.why)
+        self.finish()
 
     def windows(self) -> "Iterator[list[str | InvalidLine]]":
         """Lines to be answered in one batch. A line never waits for a later one to arrive."""
@@ -134,38 +130,34 @@ class InputLines:
         if self.texts:
             yield [valid_unicode(text) for text in self.texts]
             return
-        if self.stream.isatty():
+        stream = sys.stdin.buffer
+        if stream.isatty():
             note("type a text, then Enter; Ctrl-D ends")
-        visible_progress = self.stream.isatty() or sys.stdout.isatty()
-        with nullcontext(_no_progress) if visible_progress else counting("answered") as progress:
+        silent = stream.isatty() or sys.stdout.isatty()  # the answers themselves can be seen
+        with nullcontext(lambda _: None) if silent else counting("answered") as progress:
             window, size = list["str | InvalidLine"](), 0
-            for number, line in enumerate(_raw_lines(self.stream), start=1):
-                window.append(_decode_line(number, line))
+            for number, line in enumerate(_raw_lines(stream), start=1):
+                window.append(_decode_line(line.removeprefix(_BOM) if number == 1 else line))
                 size += len(line)
                 full = len(window) == _MAX_WINDOW or size > _MAX_LINE
-                if full or not _input_ready(self.stream):
+                if full or not _input_ready(stream):
                     yield window
                     progress(len(window))
                     window, size = [], 0
             yield window
 
-    def note(self, number: int, text: str) -> None:
-        """Tell the user something about a line, with its number if there are several."""
+    def note(self, text: str) -> None:
+        """Tell the user something about the current line, with its number if there are several."""
         kind = "text" if self.texts else "line"
-        note(text if len(self.texts) == 1 else f"{kind} {number}: {text}")
+        note(text if len(self.texts) == 1 else f"{kind} {self.number}: {text}")
 
-    def complain(self, number: int, problem: str) -> None:
-        """Report what is wrong with a line, and remember that there was a problem."""
+    def complain(self, problem: str) -> None:
+        """Report a problem with the current line; the others go on."""
         self.problems += 1
-        self.note(number, problem)
-
-    def reject(self, number: int, line: "InvalidLine", as_json: bool) -> None:
-        """Print the outcome of a line that is not text."""
-        print_json_line({"problem": line.why}) if as_json else print_line("")
-        self.complain(number, line.why)
+        self.note(problem)
 
     def finish(self) -> None:
-        """Exit with status 1 if some lines could not be answered."""
+        """Exit with status 1 if there were problems."""
         if self.problems:
             note(f"lines that could not be answered: {self.problems}")
             sys.stdout.flush()
@@ -181,11 +173,9 @@ def _raw_lines(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _decode_line(number: int, line: bytes) -> "str | InvalidLine":
+def _decode_line(line: bytes) -> "str | InvalidLine":
     from limelight.tasks.translate import InvalidLine
 
-    if number == 1:
-        line = line.removeprefix(_BOM)
     line = line.removesuffix(b"\n").removesuffix(b"\r")
     if len(line) > _MAX_LINE:
         return InvalidLine(f"longer than {_MAX_LINE:,} bytes")
@@ -203,32 +193,6 @@ def _input_ready(stream: IO[bytes]) -> bool:
         return True
 
 
-def _no_progress(_: int) -> None:
-    pass
-
-
-def answer_lines(
-    texts: tuple[str, ...],
-    answer: Callable[[Iterable[str]], Iterator[Any]],
-    show: Callable[[Any], str],
-    as_json: bool = True,
-) -> None:
-    """Print one outcome per line: `show` prints a result of `answer` and returns its problem."""
-    lines, numbers = InputLines(texts, sys.stdin.buffer), count(1)
-    for window in lines.windows():
-        answers = answer([line for line in window if isinstance(line, str)])
-        for line in window:
-            number = next(numbers)
-            if not isinstance(line, str):
-                lines.reject(number, line, as_json)
-            elif problem := show(next(answers)):
-                lines.complain(number, problem)
-    lines.finish()
-
-
-# Conversations
-
-
 def converse(
     texts: tuple[str, ...],
     answer: Callable[[str], None],
@@ -238,13 +202,8 @@ def converse(
 ) -> None:
     """Answer the arguments, the lines of a file, or a person at the terminal."""
     if texts or not sys.stdin.isatty():
-        lines = InputLines(texts, sys.stdin.buffer)
-        for number, line in enumerate(lines, start=1):
-            if isinstance(line, str):
-                answer(line)
-            else:
-                lines.reject(number, line, as_json)
-        lines.finish()
+        for _ in InputLines(texts, as_json).answered(lambda lines: map(answer, lines)):
+            pass
         return
     with suppress(ImportError):
         import readline  # noqa: F401  (history with the arrow keys)

@@ -11,11 +11,11 @@ import textwrap
 import warnings
 from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from inspect import Parameter, getdoc, signature
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from limelight.errors import RenamedWarning, UserError, unknown_name
@@ -25,29 +25,26 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True)
 class Argument:
-    """A parameter of a command: a mark in an annotation, completed by `arguments_of`."""
+    """A parameter of a command: written in an annotation, completed by `arguments_of`."""
 
     metavar: str = ""
     help: str = ""
+    _: KW_ONLY
     positional: bool = False
     fallback: str = ""  # shown as the default in place of the parameter's own
     aliases: tuple[str, ...] = ()  # other spellings of an option
     renamed: tuple[str, ...] = ()  # old spellings of an option, accepted with a warning
 
     name: str = ""
-    kind: Any = str  # int, float, str, bool, a Literal, or a Mapping for --set
+    kind: Any = str  # int, float, str, bool or a Literal
     several: bool = False
-    default: Any = Parameter.empty
+    required: bool = False
+    default: Any = None
 
     @property
     def flag(self) -> str:
         """The option, such as --max-tokens; empty for a positional argument."""
         return "" if self.positional else "--" + self.name.rstrip("_").replace("_", "-")
-
-    @property
-    def required(self) -> bool:
-        """Whether the command cannot run without it."""
-        return self.default is Parameter.empty
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -67,33 +64,39 @@ class Argument:
     @property
     def shown_default(self) -> str:
         """The default, where it tells a user something."""
-        obvious = self.required or self.default in (False, None, "", ()) or self.kind is Mapping
-        return self.fallback or ("" if obvious else str(self.default))
+        return self.fallback or str(self.default or "")
 
 
+_RECIPE = "a recipe by name (see `limelight recipes`), or a TOML file"
+_RUN = "a run folder, or a bundled model by name (see `limelight models`)"
 _IN_RECIPE = "the recipe's"
-Recipe = Annotated[
-    str, Argument("RECIPE", "a recipe by name (see `limelight recipes`), or a TOML file", True)
-]
-Run = Annotated[
-    str, Argument("RUN", "a run folder, or a bundled model by name (see `limelight models`)", True)
-]
-Texts = Annotated[tuple[str, ...], Argument("TEXT", positional=True)]
+_SET = "change a setting; --train.steps 500 is short for --set train.steps=500"
+_SET_DECODE = "change the recipe's [decode] table; --decode.top-p 0.9 works as well"
+_TEMPERATURE = "above 0, sample (without a beam), more varied with higher values"
+
+Recipe = Annotated[str, Argument("RECIPE", _RECIPE, positional=True)]
+Run = Annotated[str, Argument("RUN", _RUN, positional=True)]
 Text = Annotated[str, Argument("TEXT", positional=True)]
+Texts = Annotated[
+    tuple[str, ...], Argument("TEXT", "the texts; without any, the lines of stdin", positional=True)
+]
 Switch = Annotated[bool, Argument()]
 Json = Annotated[bool, Argument(help="print one JSON document")]
 JsonLines = Annotated[bool, Argument(help="print one JSON document per line")]
 Int = Annotated[int, Argument("N")]
 OptionalInt = Annotated[int | None, Argument("N")]
-DecodeInt = Annotated[int | None, Argument("N", fallback=_IN_RECIPE)]
-DecodeFloat = Annotated[float | None, Argument("X", fallback=_IN_RECIPE)]
-Seed = Annotated[int | None, Argument("N", "random seed for sampling", fallback=_IN_RECIPE)]
-Tag = Annotated[str, Argument("NAME", "what a model trained on several tasks should do")]
+String = Annotated[str, Argument("TEXT")]
+Phrases = Annotated[tuple[str, ...], Argument("TEXT")]
 Folder = Annotated[str, Argument("FOLDER")]
 File = Annotated[str, Argument("FILE")]
-Phrases = Annotated[tuple[str, ...], Argument("TEXT")]
-Settings = Annotated[Mapping[str, Any], Argument("TABLE.SETTING=VALUE")]
-NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+DecodeInt = Annotated[int | None, Argument("N", fallback=_IN_RECIPE)]
+DecodeFloat = Annotated[float | None, Argument("X", fallback=_IN_RECIPE)]
+Beam = Annotated[int | None, Argument("N", "beam size; 1 is greedy decoding", fallback=_IN_RECIPE)]
+Temperature = Annotated[float | None, Argument("X", _TEMPERATURE, fallback=_IN_RECIPE)]
+Seed = Annotated[int | None, Argument("N", "random seed for sampling", fallback=_IN_RECIPE)]
+Tag = Annotated[str, Argument("NAME", "what a model trained on several tasks should do")]
+Settings = Annotated[tuple[str, ...], Argument("TABLE.SETTING=VALUE", _SET)]
+DecodeSettings = Annotated[tuple[str, ...], Argument("TABLE.SETTING=VALUE", _SET_DECODE)]
 
 
 def arguments_of(command: Command) -> list[Argument]:
@@ -103,22 +106,18 @@ def arguments_of(command: Command) -> list[Argument]:
 
 
 def _argument(parameter: Parameter, meanings: Mapping[str, str]) -> Argument:
-    kind, mark = parameter.annotation, Argument()
-    if get_origin(kind) is Annotated:
-        kind, mark = get_args(kind)
-    several = get_origin(kind) is tuple
+    kind, mark = get_args(parameter.annotation)
+    several, required = get_origin(kind) is tuple, parameter.default is Parameter.empty
     if several or get_origin(kind) is UnionType:
         (kind,) = (part for part in get_args(kind) if part not in (NoneType, ...))
-    if get_origin(kind) not in (None, Literal):
-        kind = Mapping
     return replace(
         mark,
-        metavar=mark.metavar or ("|".join(get_args(kind)) if get_args(kind) else ""),
         help=meanings.get(parameter.name, mark.help),
         name=parameter.name,
         kind=kind,
         several=several,
-        default=parameter.default,
+        required=required,
+        default=None if required else parameter.default,
     )
 
 
@@ -143,14 +142,11 @@ def synopsis(name: str, command: Command) -> str:
 def help_text(name: str, command: Command) -> str:
     """The help of a command, as wide as the terminal."""
     width = shutil.get_terminal_size().columns - 2
-    first, body, _ = describe(command)
-    paragraphs = [first, *(part.replace("\n", " ") for part in body.split("\n\n") if part)]
+    paragraphs = "\n\n".join(describe(command)[:2]).strip().split("\n\n")
+    filled = [textwrap.fill(one, width, break_on_hyphens=False) for one in paragraphs]
     parser = ArgumentParser(
         usage=synopsis(name, command),
-        description="\n\n".join(
-            textwrap.fill(part, width, break_on_hyphens=False).replace("%", "%%")
-            for part in paragraphs
-        ),
+        description="\n\n".join(filled).replace("%", "%%"),
         formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=26, width=width),
     )
     _add_arguments(parser, arguments_of(command))
@@ -164,35 +160,35 @@ def completion_script(commands: Mapping[str, Command], shell: str) -> str:
     parser = ArgumentParser("limelight", description="Train, use and explain Transformers.")
     known = parser.add_subparsers()
     for name, command in commands.items():
-        first = describe(command)[0].replace("%", "%%")
-        _add_arguments(known.add_parser(name, help=first), arguments_of(command))
+        _add_arguments(known.add_parser(name, help=describe(command)[0]), arguments_of(command))
     return str(shtab.complete(parser, shell))
 
 
-def _add_arguments(parser: ArgumentParser, arguments: Iterable[Argument]) -> None:
-    """Values stay text here: `_read_value` converts them, with better errors."""
-    for argument in arguments:
-        default = f" (default: {argument.shown_default})" if argument.shown_default else ""
-        shown: dict[str, Any] = {"help": (argument.help + default).replace("%", "%%")}
-        if argument.kind is bool:
-            dest = argument.name
-            parser.add_argument(argument.flag, action="store_true", dest=dest, **shown)
-            negated = argument.flag.replace("--", "--no-", 1)  # overrules an earlier --json
-            parser.add_argument(negated, action="store_false", dest=dest, help=SUPPRESS)
+def _add_arguments(
+    parser: ArgumentParser, arguments: Iterable[Argument], choices: bool = True
+) -> None:
+    """Values stay text here: `_read_value` checks and converts them, with better errors."""
+    for one in arguments:
+        default = f" (default: {one.shown_default})" if one.shown_default else ""
+        shown: dict[str, Any] = {"help": (one.help + default).replace("%", "%%")}
+        if one.kind is bool:
+            parser.add_argument(one.flag, action="store_true", dest=one.name, **shown)
+            negated = one.flag.replace("--", "--no-", 1)  # overrules an earlier --json
+            parser.add_argument(negated, action="store_false", dest=one.name, help=SUPPRESS)
             continue
-        shown |= {"metavar": argument.metavar, "choices": argument.choices or None}
-        if argument.positional:
-            parser.add_argument(argument.name, nargs="*" if argument.several else None, **shown)
+        shown |= {"metavar": one.metavar, "choices": (choices and one.choices) or None}
+        if one.positional:
+            parser.add_argument(one.name, nargs="*" if one.several else None, **shown)
         else:
-            action = "append" if argument.several else "store"
-            parser.add_argument(argument.flag, action=action, dest=argument.name, **shown)
+            action = "append" if one.several else "store"
+            parser.add_argument(one.flag, action=action, dest=one.name, **shown)
 
 
 # Reading
 
 
 _OPTION = re.compile(r"--?[^\W\d][\w.-]*(=.*)?", re.DOTALL)  # not "-5" nor "- he said"
-_VALUE = "\0"  # begins a word that is not an option: argparse itself would misread "-1e3" and "---"
+_VALUE = "\0"  # marks a word that is not an option: argparse would misread "-1e3" and "---"
 
 
 def read_arguments(name: str, command: Command, words: list[str]) -> dict[str, Any]:
@@ -202,18 +198,18 @@ def read_arguments(name: str, command: Command, words: list[str]) -> dict[str, A
     words, texts = split_at_dashes(words)
     words, changes = split_settings(words)
     if changes and "--set" not in options:
-        change = shortened(changes[0])
-        raise UserError(f"{name} has no settings that --{change} could change: {help_hint(name)}")
+        change = _shortened(changes[0])
+        raise UserError(f"{name} has no settings that --{change} could change: {_help_hint(name)}")
     given, others = _parse_options(options, [_marked(word, options) for word in words])
     for word in others:
         if not word.startswith(_VALUE):
             raise _unknown_option(name, word.partition("=")[0], options)
     standing = [word.removeprefix(_VALUE) for word in others] + texts[1:]
-    given |= {"set": parse_settings(changes)} if changes else {}
     given |= _read_positionals(name, [a for a in known if a.positional], standing)
+    given |= {"set": tuple(changes)} if changes else {}
     missing = [a.typed for a in known if a.required and a.name not in given]
     if missing:
-        raise UserError(f"{name} needs {' and '.join(missing)}: {help_hint(name)}")
+        raise UserError(f"{name} needs {' and '.join(missing)}: {_help_hint(name)}")
     return given
 
 
@@ -221,34 +217,6 @@ def split_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
     """The words before a bare `--`, and those from it on, which are texts."""
     end = words.index("--") if "--" in words else len(words)
     return words[:end], words[end:]
-
-
-def _parse_options(
-    options: Mapping[str, Argument], words: list[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """The values of options, and the words that argparse left over: texts and unknown options."""
-    parser = ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
-    )
-    plain = [o if o.kind is bool else replace(o, kind=str) for o in options.values()]
-    _add_arguments(parser, [option for option in plain if option.name != "set"])
-    try:
-        found, others = parser.parse_known_args(words)
-    except ArgumentError as error:
-        flag = str(error.argument_name)
-        if "expected one argument" in str(error):
-            raise UserError(f"{flag} needs a value: write {options[flag].typed}") from None
-        raise UserError(f"{flag} takes no value: write {flag}, or leave it out") from None
-    given: dict[str, Any] = {}
-    for option in options.values():
-        value = getattr(found, option.name, None)
-        if isinstance(value, bool):
-            given[option.name] = value
-        elif value is not None:
-            texts = value if option.several else [value]
-            read = tuple(_read_value(option, text.removeprefix(_VALUE)) for text in texts)
-            given[option.name] = read if option.several else read[0]
-    return given, others
 
 
 def _marked(word: str, options: Mapping[str, Argument]) -> str:
@@ -259,36 +227,42 @@ def _marked(word: str, options: Mapping[str, Argument]) -> str:
     flag = typed.replace("_", "-")
     for option in options.values():
         if flag in option.renamed:
-            message = f"{flag} is now called {option.flag}"
-            warnings.warn(message, RenamedWarning, stacklevel=2)
+            warnings.warn(f"{flag} is now called {option.flag}", RenamedWarning, stacklevel=2)
         if flag in (*option.aliases, *option.renamed):
             flag = option.flag
     known = flag in options or flag.replace("--no-", "--", 1) in options
     return f"{flag}{equals}{value}" if known else word
 
 
+def _parse_options(
+    options: Mapping[str, Argument], words: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of options, and the words that argparse leaves over: texts, unknown options."""
+    parser = ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
+    )
+    _add_arguments(parser, options.values(), choices=False)
+    try:
+        found, others = parser.parse_known_args(words)
+    except ArgumentError as error:
+        flag = str(error.argument_name)
+        if "expected one argument" in str(error):
+            raise UserError(f"{flag} needs a value: write {options[flag].typed}") from None
+        raise UserError(f"{flag} takes no value: write {flag}, or leave it out") from None
+    given = vars(found)
+    for option in options.values():
+        if option.name in given and option.kind is not bool:
+            texts = given[option.name] if option.several else [given[option.name]]
+            values = tuple(_read_value(option, text.removeprefix(_VALUE)) for text in texts)
+            given[option.name] = values if option.several else values[0]
+    return given, others
+
+
 def _unknown_option(name: str, flag: str, options: Mapping[str, Argument]) -> UserError:
     bare = {known.removeprefix("--"): known for known in [*options, "--help"]}
     near = get_close_matches(flag.replace("_", "-").lstrip("-"), bare, n=1)
-    hint = f"did you mean {bare[near[0]]}?" if near else help_hint(name)
+    hint = f"did you mean {bare[near[0]]}?" if near else _help_hint(name)
     return UserError(f"{name} has no option {flag}: {hint}")
-
-
-def _read_value(argument: Argument, text: str) -> Any:
-    what = argument.flag or argument.metavar
-    if argument.choices:
-        if text not in argument.choices:
-            raise unknown_name(argument.name, text, argument.choices)
-        return text
-    if argument.kind in (int, float):
-        try:
-            return argument.kind(text)
-        except ValueError:
-            wanted = "a whole number" if argument.kind is int else "a number"
-            raise UserError(f"{what} {shortened(text)}: not {wanted}") from None
-    if not text and re.search("RUN|RECIPE", argument.metavar):  # would be the current folder
-        raise UserError(f"{what} is empty: is a variable not set?")
-    return text
 
 
 def _read_positionals(name: str, known: list[Argument], words: list[str]) -> dict[str, Any]:
@@ -303,19 +277,31 @@ def _read_positionals(name: str, known: list[Argument], words: list[str]) -> dic
     if rest:
         takes = " ".join(argument.typed for argument in known) or "no arguments"
         quotes = "put a text of several words in quotes; " if "TEXT" in takes else ""
-        more = f"so {shortened(rest[0])} is one too many"
-        raise UserError(f"{name} takes {takes}, {more}: {quotes}{help_hint(name)}")
+        excess = f"so {_shortened(rest[0])} is one too many"
+        raise UserError(f"{name} takes {takes}, {excess}: {quotes}{_help_hint(name)}")
     return given
 
 
-def shortened(text: str) -> str:
+def _read_value(argument: Argument, text: str) -> Any:
+    what = argument.flag or argument.metavar
+    if argument.choices and text not in argument.choices:
+        raise unknown_name(argument.name, text, argument.choices)
+    if not text and re.search("RUN|RECIPE", argument.metavar):  # would be the current folder
+        raise UserError(f"{what} is empty: is a variable not set?")
+    try:
+        return argument.kind(text) if argument.kind in (int, float) else text
+    except ValueError:
+        wanted = "a whole number" if argument.kind is int else "a number"
+        raise UserError(f"{what} {_shortened(text)}: not {wanted}") from None
+
+
+def _shortened(text: str) -> str:
     """A value in an error: quoted unless it is one plain word."""
     text = text if len(text) <= 40 else f"{text[:37]}..."
     return text if text and text.isprintable() and " " not in text else repr(text)
 
 
-def help_hint(name: str) -> str:
-    """Where to read on after an error."""
+def _help_hint(name: str) -> str:
     return f"see limelight {name} --help"
 
 
@@ -374,23 +360,7 @@ def _check_bare(name: str) -> None:
         raise UserError(f"--{name} needs a value: write --{name} {value}")
 
 
-def parse_settings(changes: Iterable[str]) -> dict[str, Any]:
-    """Settings by name: text as it was typed, or a list of texts. The recipe converts them."""
-    settings: dict[str, Any] = {}
-    for change in changes:
-        typed, equals, value = change.partition("=")
-        name = typed.replace("-", "_")
-        if not equals or "." not in name:
-            raise UserError(f"--set {shortened(change)}: write --set TABLE.SETTING=VALUE")
-        settings[name] = [*settings.get(name, []), value] if name in _LISTS else value
-    return settings
-
-
-def overrides(settings: Mapping[str, Any], **decode: float | None) -> list[str]:
-    """Settings and the given options of [decode], in the form that recipes take."""
-    given = {f"decode.{name}": value for name, value in decode.items() if value is not None}
-    return [
-        f"{name}={one}"
-        for name, value in {**settings, **given}.items()
-        for one in (value if isinstance(value, list) else [value])
-    ]
+def overrides(changes: Iterable[str], **decode: float | None) -> list[str]:
+    """The settings that were given, and the options of [decode], as recipes take them."""
+    given = {name: value for name, value in decode.items() if value is not None}
+    return [*changes, *(f"decode.{name}={value}" for name, value in given.items())]

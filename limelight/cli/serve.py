@@ -2,17 +2,17 @@
 
 from typing import Annotated, Any
 
-from limelight.cli.parser import NO_SETTINGS, Argument, Int, Settings, overrides
+from limelight.cli import parser as arg
 
 
 def serve(
-    runs: Annotated[tuple[str, ...], Argument("RUN", positional=True)],
-    host: Annotated[str, Argument("ADDRESS")] = "127.0.0.1",
-    port: Int = 8000,
-    device: Annotated[str, Argument("DEVICE")] = "auto",
-    allowed_hosts: Annotated[tuple[str, ...], Argument("NAME", renamed=("--hosts",))] = (),
-    allowed_origins: Annotated[tuple[str, ...], Argument("URL", renamed=("--origins",))] = (),
-    set: Settings = NO_SETTINGS,
+    runs: Annotated[tuple[str, ...], arg.Argument("RUN", positional=True)],
+    host: Annotated[str, arg.Argument("ADDRESS")] = "127.0.0.1",
+    port: arg.Int = 8000,
+    device: Annotated[str, arg.Argument("DEVICE")] = "auto",
+    allowed_hosts: Annotated[tuple[str, ...], arg.Argument("NAME", renamed=("--hosts",))] = (),
+    allowed_origins: Annotated[tuple[str, ...], arg.Argument("URL", renamed=("--origins",))] = (),
+    set: arg.Settings = (),
 ) -> None:
     """Serve models over HTTP: a web page and an OpenAI-compatible API.
 
@@ -35,5 +35,5 @@ def serve(
     from limelight.serve.server import serve
 
     chosen: dict[str, Any] = {} if device == "auto" else {"device": device}
-    limits = limits_with(overrides(set))
+    limits = limits_with(set)
     serve(runs, host, port, limits, allowed_hosts, allowed_origins, **chosen)

@@ -4,26 +4,18 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from limelight.cli.io import note, print_report, terminal
-from limelight.cli.parser import (
-    NO_SETTINGS,
-    Argument,
-    Folder,
-    Json,
-    Run,
-    Settings,
-    Switch,
-    overrides,
-)
+from limelight.cli import io
+from limelight.cli import parser as arg
 from limelight.errors import UserError
 
 
 def train(
-    run: Folder,
-    recipe: Annotated[str, Argument("RECIPE", positional=True)] = "",
-    from_: Annotated[str, Argument("RUN")] = "",
-    verify_resume: Switch = False,
-    set: Settings = NO_SETTINGS,
+    recipe: Annotated[str, arg.Argument("RECIPE", positional=True)] = "",
+    *,
+    run: arg.Folder,
+    from_: Annotated[str, arg.Argument("RUN")] = "",
+    verify_resume: arg.Switch = False,
+    set: arg.Settings = (),
 ) -> None:
     """Train the model that a recipe describes, or resume an interrupted run.
 
@@ -31,21 +23,20 @@ def train(
     status 130 and 143. To resume, run the same command again, or leave the recipe out.
 
     Args:
-        run: the folder for everything that training writes
         recipe: a recipe by name (see `limelight recipes`), or a TOML file; without it, resume
+        run: the folder for everything that training writes
         from_: start with the weights and the tokenizer of this run or bundled model
         verify_resume: prove with a few steps that a resumed run equals an uninterrupted one
-        set: change a setting of the recipe; --train.steps 500 is short for --set train.steps=500
     """
     from limelight.recipe import load_recipe, recipe_from_run, with_overrides
 
     _check_folder(run)
     if recipe:
-        loaded = load_recipe(recipe, overrides(set))
+        loaded = load_recipe(recipe, arg.overrides(set))
     else:
         from limelight.run.folder import RunFolder
 
-        loaded = with_overrides(recipe_from_run(RunFolder(Path(run))), overrides(set))
+        loaded = with_overrides(recipe_from_run(RunFolder(Path(run))), arg.overrides(set))
 
     from limelight.workflows.train import train
     from limelight.workflows.verify_resume import verify_resume as verify
@@ -56,7 +47,7 @@ def train(
         signal = train(loaded, run, start_from=from_ or None)
     if signal:
         state = "nothing is verified yet" if verify_resume else "saved"
-        note(f"{state}; run the same command again to continue ({run})")
+        io.note(f"{state}; run the same command again to continue ({run})")
         sys.exit(128 + signal)
 
 
@@ -66,11 +57,11 @@ def _check_folder(run: str) -> None:
 
 
 def evaluate(
-    run: Run,
-    other: Annotated[str, Argument("RUN2", positional=True)] = "",
-    split: Literal["train", "valid", "test"] = "test",
-    json: Json = False,
-    set: Settings = NO_SETTINGS,
+    run: arg.Run,
+    other: Annotated[str, arg.Argument("RUN2", positional=True)] = "",
+    split: Annotated[Literal["train", "valid", "test"], arg.Argument("train|valid|test")] = "test",
+    json: arg.Json = False,
+    set: arg.Settings = (),
 ) -> None:
     """Measure a trained model on held-out texts, or compare two models.
 
@@ -83,18 +74,15 @@ def evaluate(
     Args:
         other: a second run or bundled model to compare with
         split: the texts to use
-        set: change a setting; --data.test FILE ... is short for --set data.test=FILE ...
     """
     from limelight.workflows.evaluate import compare_runs, score_run, show
 
-    if other:
-        report = compare_runs((run, other), split, overrides(set))
-    else:
-        report = score_run(run, split, overrides(set))
-    print_report(report, show, json)
+    changes = arg.overrides(set)
+    report = compare_runs((run, other), split, changes) if other else score_run(run, split, changes)
+    io.print_report(report, show, json)
 
 
-def demo(quick: Switch = False, run: Folder = "runs/demo") -> None:
+def demo(quick: arg.Switch = False, run: arg.Folder = "runs/demo") -> None:
     """Take a tour of a few minutes: translate, write, train a chat model, and look inside it.
 
     After an interruption, run the same command again to continue.
@@ -107,7 +95,7 @@ def demo(quick: Switch = False, run: Folder = "runs/demo") -> None:
 
     from limelight.workflows.demo import tour
 
-    if signal := tour(terminal(), Path(run), quick):
+    if signal := tour(io.terminal(), Path(run), quick):
         sys.stdout.flush()
-        note("saved; run the same command again to continue")
+        io.note("saved; run the same command again to continue")
         sys.exit(128 + signal)

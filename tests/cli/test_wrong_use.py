@@ -135,7 +135,7 @@ def test_an_argument_too_many_or_too_few_is_told(limelight, command):
     """What stands behind a command is either taken or refused, and never left out silently."""
     if command not in MANY_TEXTS:
         too_many = limelight(command, *RIGHT[command], "one", "two").is_one_sentence(2)
-        assert ", so one is one too many: " in too_many
+        assert " is one too many: " in too_many
     if RIGHT[command] and command != "demo":
         too_few = limelight(command).is_one_sentence(2)
         assert too_few.endswith(f": see limelight {command} --help")
