@@ -84,6 +84,7 @@ def test_help_answers_without_torch(arguments):
             r"classify has no settings that --'a\nb' could change",
         ),
         (["train", "reverse"], "train needs --run FOLDER: see limelight train --help"),
+        (["train", "--run", "nowhere"], "nowhere is no run folder"),
         (["train", "reverse", "--run", "x", "--from", ""], "--from is empty: is a variable"),
         (["serve"], "serve needs RUN [RUN ...]: see limelight serve --help"),
         (["serve", "x", "--limits.queue"], "--limits.queue needs a value: write --limits.queue V"),

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from limelight.cli import COMMANDS, main
+from limelight.errors import RenamedWarning
 from tests.tiny_demo import shorten
 from tests.training.processes import TINY
 
@@ -100,6 +101,43 @@ def test_used_rightly_nothing_is_wrong(limelight, command):
     assert done.code == 0, done.err
     assert "limelight: " not in done.err
     assert done.out or command == "train"
+
+
+def test_training_without_a_recipe_resumes(limelight):
+    assert limelight("train", "reverse", "--run={new}", *TINY, "--train.steps=4").code == 0
+    done = limelight("train", "--run={new}", "--train.steps=6")
+    assert done.code == 0
+    assert "resuming from step 4" in done.err
+
+
+def test_the_service_is_started_as_asked(limelight, run, monkeypatch):
+    asked = {}
+
+    def serve(runs, host, port, limits, hosts=(), origins=(), device="auto"):
+        asked.update(host=host, port=port, hosts=hosts, origins=origins, device=device)
+        asked["queue"] = limits.queue
+
+    monkeypatch.setattr("limelight.serve.server.serve", serve)
+    words = [
+        "serve",
+        "{reverse}",
+        "--port=0",
+        "--device",
+        "cpu",
+        "--allowed-hosts",
+        "a",
+        "--hosts=b",
+    ]
+    with pytest.warns(RenamedWarning, match="--hosts is now called --allowed-hosts"):
+        assert limelight(*words, "--allowed-origins", "http://c", "--limits.queue", "5").code == 0
+    assert asked == {
+        "host": "127.0.0.1",
+        "port": 0,
+        "hosts": ("a", "b"),
+        "origins": ("http://c",),
+        "device": "cpu",
+        "queue": 5,
+    }
 
 
 # Names
