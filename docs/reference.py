@@ -259,14 +259,19 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
+def stale_pages() -> dict[str, str]:
+    """The generated pages whose text is out of date, with their new text."""
+    pages = {"recipes.md": recipes_page(), "commands.md": commands_page()}
+    return {name: text for name, text in pages.items() if read(DOCS / name) != text}
+
+
 def main() -> None:
     """Write the pages, or report which are stale."""
-    pages = {"recipes.md": recipes_page(), "commands.md": commands_page()}
-    stale = [name for name, text in pages.items() if read(DOCS / name) != text]
+    stale = stale_pages()
     if "--check" in sys.argv:
         sys.exit(f"`make docs` would change {', '.join(stale)}" if stale else 0)
-    for name in stale:
-        (DOCS / name).write_text(pages[name], encoding="utf-8")
+    for name, text in stale.items():
+        (DOCS / name).write_text(text, encoding="utf-8")
     for path in DOCS.glob("*.md"):
         path.write_text(relinked(read(path)), encoding="utf-8")
 
