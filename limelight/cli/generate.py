@@ -2,7 +2,7 @@
 
 import json as json_format
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from limelight.cli import io
 from limelight.cli import parser as arg
 
 if TYPE_CHECKING:
+    from limelight.tasks.score import Scored
     from limelight.tasks.translate import AlternativeChoice, TokenProbability, Translation
 
 

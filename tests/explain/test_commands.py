@@ -113,7 +113,7 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--json", "--word", "Hi"], "--json covers all layers, heads and words: leave --word"),
         (["--figure", "a.svg", "--word", "Hi"], "--figure draws all words: leave --word out"),
         (["--figure", "a.svg", "--follow"], "--follow and --figure exclude each other"),
-        (["--html", "a.html", "--figure", "a.svg", "--stop", "cross"], "--stage and --html exclude"),
+        (["--html", "a.html", "--figure", "a.svg", "--stop", "cross"], "--stage and --html excl"),
         (["--target", "e" * 3000], "tokens, and the model has room for 64: shorten it"),
     ],
 )
