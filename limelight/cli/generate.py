@@ -233,10 +233,11 @@ def score(run: arg.Run, text: arg.Texts = (), tag: arg.Tag = "", json: arg.Switc
 
     from limelight.tasks.score import score
 
+    def answer(texts: Iterable[str]) -> "Iterator[Scored]":
+        return score(loaded, (tuple(one.split("\t")) for one in texts), tag)
+
     lines = io.InputLines(text, json)
-    for scored in lines.answered(
-        lambda some: score(loaded, (one.split("\t") for one in some), tag)
-    ):
+    for scored in lines.answered(answer):
         if json and not scored.problem:
             tokens = {"tokens": scored.tokens, "logprobs": scored.logprobs}
             io.print_json_line({"score": scored.total, **tokens})
