@@ -35,6 +35,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What of the docs is not run is told, so that nobody takes it for tested."""
     reports = [report for some in terminalreporter.stats.values() for report in some]
     if any("test_docs.py" in getattr(report, "nodeid", "") for report in reports):
-        places = [f"{block.place} ({block.needs})" for block in elsewhere()]
-        terminalreporter.write_line(f"{len(places)} blocks of the docs need other machines:")
-        terminalreporter.write_line("  " + ", ".join(places))
+        locations = [f"{block.location} ({block.needs})" for block in elsewhere()]
+        terminalreporter.write_line(f"{len(locations)} blocks of the docs need other machines:")
+        terminalreporter.write_line("  " + ", ".join(locations))

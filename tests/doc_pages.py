@@ -43,8 +43,8 @@ class Block:
     shown: str | None
 
     @property
-    def place(self) -> str:
-        """Where it stands, for a message."""
+    def location(self) -> str:
+        """The file and the line, for a message."""
         before = self.page.read_text(encoding="utf-8").split(self.text)[0]
         return f"{self.page.relative_to(ROOT)}:{before.count(chr(10)) + 1}"
 
@@ -173,7 +173,7 @@ def rewrite(page: Path, shell: Shell) -> None:
     print(problem, end="")
     for block, output in [*printed.items(), *outputs]:
         if block.shown is not None and not agree(block.shown, output):
-            print(f"{block.place}: written anew")
+            print(f"{block.location}: written anew")
             before = page.read_text(encoding="utf-8")
             head, tail = before.split(f"{block.text}```\n", 1)
             tail = tail.replace(f"```text\n{block.shown}```", f"```text\n{tidy(output)}```", 1)

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from limelight.cli import main
-from limelight.cli.parser import gather_changes
+from limelight.cli.parser import split_settings
 from limelight.data.config import DataConfig
 from limelight.data.tokenizer import TokenizerConfig
 from limelight.errors import UserError
@@ -250,15 +250,15 @@ def test_changes_that_cannot_be_made(change, sentence):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["info", "x"], ["info", "x"]),
-        (["info", "x", "--train.steps", "5"], ["info", "x", "--set", "train.steps=5"]),
-        (["info", "--a.b=1", "--json"], ["info", "--json", "--set", "a.b=1"]),
-        (["i", "--a.b", "-5", "--c", "y"], ["i", "--c", "y", "--set", "a.b=-5"]),
-        (["i", "--a.b", "5", "x"], ["i", "x", "--set", "a.b=5"]),
-        (["i", "--data.train", "x", "y"], ["i", "--set", "data.train=x", "data.train=y"]),
-        (["i", "--a.b", "--c.d"], ["i", "--set", "a.b=true", "c.d=true"]),
-        (["i", "--set", "a.b=1", "--c.d", "2"], ["i", "--set", "a.b=1", "c.d=2"]),
+        (["info", "x"], (["info", "x"], [])),
+        (["info", "x", "--train.steps", "5"], (["info", "x"], ["train.steps=5"])),
+        (["info", "--a.b=1", "--json"], (["info", "--json"], ["a.b=1"])),
+        (["i", "--a.b", "-5", "--c", "y"], (["i", "--c", "y"], ["a.b=-5"])),
+        (["i", "--a.b", "5", "x"], (["i", "x"], ["a.b=5"])),
+        (["i", "--data.train", "x", "y"], (["i"], ["data.train=x", "data.train=y"])),
+        (["i", "--a.b", "--c.d"], (["i"], ["a.b=true", "c.d=true"])),
+        (["i", "--set", "a.b=1", "--c.d", "2"], (["i"], ["a.b=1", "c.d=2"])),
     ],
 )
 def test_settings_on_the_command_line(arguments, expected):
-    assert gather_changes(arguments) == expected
+    assert split_settings(arguments) == expected

@@ -1,105 +1,350 @@
-"""What was typed behind a command, read by the command's own signature.
+"""Commands are functions: their types and docstrings give the options, argparse reads them.
 
-tyro draws the help and the completions from the same signatures. Reading is done here: what is
-wrong is then told in a sentence with the words that were typed, and not in those of Python's types.
+A parameter's annotation, one of the types below, says how the argument is typed and what the help
+shows; the Args of a docstring describe what is particular to that command. Errors quote the words
+that were typed and suggest the nearest valid ones.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+import shutil
+import textwrap
+import warnings
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from difflib import get_close_matches
-from inspect import Parameter, signature
-from types import NoneType
+from functools import partial
+from inspect import Parameter, getdoc, signature
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import tyro
-
-from limelight.errors import UserError, unknown_name
+from limelight.errors import RenamedWarning, UserError, unknown_name
 
 Command = Callable[..., None]
 
 
-def shown(value: str, default: str = "") -> object:
-    """How the help shows an argument: what stands there, and what holds if nothing does."""
-    return tyro.conf.arg(metavar=value, help_behavior_hint=default and f"(default: {default})")
+@dataclass(frozen=True)
+class Argument:
+    """A parameter of a command: written in an annotation, completed by `arguments_of`."""
+
+    metavar: str = ""
+    help: str = ""
+    _: KW_ONLY
+    positional: bool = False
+    fallback: str = ""  # shown as the default in place of the parameter's own
+    aliases: tuple[str, ...] = ()  # other spellings of an option
+    renamed: tuple[str, ...] = ()  # old spellings of an option, accepted with a warning
+
+    name: str = ""
+    kind: Any = str  # int, float, str, bool or a Literal
+    several: bool = False
+    required: bool = False
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        """The option, such as --max-tokens; empty for a positional argument."""
+        return "" if self.positional else "--" + self.name.rstrip("_").replace("_", "-")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it can have, if these are listed."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def typed(self) -> str:
+        """The argument as a user types it: `--beam N`, `RUN [RUN ...]`, `[TEXT ...]`."""
+        if not self.positional:
+            return f"{self.flag} {self.metavar}".strip()
+        more = f"[{self.metavar} ...]"
+        if self.several:
+            return f"{self.metavar} {more}" if self.required else more
+        return self.metavar if self.required else f"[{self.metavar}]"
+
+    @property
+    def shown_default(self) -> str:
+        """The default, where it tells a user something."""
+        return self.fallback or str(self.default or "")
 
 
-def by_place(value: str) -> object:
-    """The same for one that is known by its place; in brackets where it may be left out."""
-    needed = "" if value.startswith("[") else "(required)"
-    return tyro.conf.arg(metavar=value, help_behavior_hint=needed)
+_RECIPE = "a recipe by name (see `limelight recipes`), or a TOML file"
+_RUN = "a run folder, or a bundled model by name (see `limelight models`)"
+_IN_RECIPE = "the recipe's"
+_SET = "change a setting; --train.steps 500 is short for --set train.steps=500"
+_SET_DECODE = "change the recipe's [decode] table; --decode.top-p 0.9 works as well"
+_TEMPERATURE = "above 0, sample (without a beam), more varied with higher values"
+
+Recipe = Annotated[str, Argument("RECIPE", _RECIPE, positional=True)]
+Run = Annotated[str, Argument("RUN", _RUN, positional=True)]
+Text = Annotated[str, Argument("TEXT", positional=True)]
+Texts = Annotated[
+    tuple[str, ...], Argument("TEXT", "the texts; without any, the lines of stdin", positional=True)
+]
+Switch = Annotated[bool, Argument()]
+Json = Annotated[bool, Argument(help="print one JSON document")]
+JsonLines = Annotated[bool, Argument(help="print one JSON document per line")]
+Int = Annotated[int, Argument("N")]
+OptionalInt = Annotated[int | None, Argument("N")]
+String = Annotated[str, Argument("TEXT")]
+Phrases = Annotated[tuple[str, ...], Argument("TEXT")]
+Folder = Annotated[str, Argument("FOLDER")]
+File = Annotated[str, Argument("FILE")]
+DecodeInt = Annotated[int | None, Argument("N", fallback=_IN_RECIPE)]
+DecodeFloat = Annotated[float | None, Argument("X", fallback=_IN_RECIPE)]
+Beam = Annotated[int | None, Argument("N", "beam size; 1 is greedy decoding", fallback=_IN_RECIPE)]
+Temperature = Annotated[float | None, Argument("X", _TEMPERATURE, fallback=_IN_RECIPE)]
+Seed = Annotated[int | None, Argument("N", "random seed for sampling", fallback=_IN_RECIPE)]
+Tag = Annotated[str, Argument("NAME", "what a model trained on several tasks should do")]
+Settings = Annotated[tuple[str, ...], Argument("TABLE.SETTING=VALUE", _SET)]
+DecodeSettings = Annotated[tuple[str, ...], Argument("TABLE.SETTING=VALUE", _SET_DECODE)]
 
 
-RECIPES = "the recipe's"
-Recipe = Annotated[str, tyro.conf.Positional, by_place("RECIPE")]
-Run = Annotated[str, tyro.conf.Positional, by_place("RUN")]
-Texts = Annotated[tuple[str, ...], tyro.conf.Positional, by_place("[TEXT ...]")]
-Text = Annotated[str, tyro.conf.Positional, by_place("TEXT")]
-Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
-Whole = Annotated[int, tyro.conf.arg(metavar="N")]
-WholeOrRecipes = Annotated[int | None, shown("N", RECIPES)]
-NumberOrRecipes = Annotated[float | None, shown("X", RECIPES)]
-Name = Annotated[str, shown("NAME")]
-Folder = Annotated[str, tyro.conf.arg(metavar="FOLDER")]
-Phrases = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, shown("TEXT")]  # one at a time
-Changes = Annotated[tuple[str, ...], shown("TABLE.SETTING=VALUE")]
+def arguments_of(command: Command) -> list[Argument]:
+    """The arguments of a command, in the order of its parameters."""
+    meanings = describe(command)[2]
+    return [_argument(one, meanings) for one in signature(command).parameters.values()]
 
 
-# Settings
+def _argument(parameter: Parameter, meanings: Mapping[str, str]) -> Argument:
+    kind, mark = get_args(parameter.annotation)
+    several, required = get_origin(kind) is tuple, parameter.default is Parameter.empty
+    if several or get_origin(kind) is UnionType:
+        (kind,) = (part for part in get_args(kind) if part not in (NoneType, ...))
+    return replace(
+        mark,
+        help=meanings.get(parameter.name, mark.help),
+        name=parameter.name,
+        kind=kind,
+        several=several,
+        required=required,
+        default=None if required else parameter.default,
+    )
 
 
-LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze")
-OPTION = re.compile(r"--?[^\W\d][\w.-]*(=.*)?", re.DOTALL)  # "-5" and "- he said" are none
-CHANGE = re.compile(r"\w+\.[\w-]+=")
+def describe(command: Command) -> tuple[str, str, dict[str, str]]:
+    """A command's docstring: the first line, the paragraphs below it, and the Args by name."""
+    text, _, listed = (getdoc(command) or "").partition("\nArgs:\n")
+    first, _, body = text.strip().partition("\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+    return first, body.strip(), {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
-def gather_changes(arguments: list[str]) -> list[str]:
-    """`--train.steps 500` becomes `--set train.steps=500`: any setting of a recipe is an option.
+def synopsis(name: str, command: Command) -> str:
+    """How a command is called: `limelight train [RECIPE] --run FOLDER [options]`."""
+    known = arguments_of(command)
+    shown = [argument.typed for argument in known if argument.positional or argument.required]
+    return " ".join(["limelight", name, *shown, *["[options]"] * (len(shown) < len(known))])
 
-    A setting takes one value, a list of files all that follow, and a bare one means true. What
-    follows a bare `--` is text, whatever it looks like.
+
+# Help and completion
+
+
+def help_text(name: str, command: Command) -> str:
+    """The help of a command, as wide as the terminal."""
+    width = shutil.get_terminal_size().columns - 2
+    paragraphs = "\n\n".join(describe(command)[:2]).strip().split("\n\n")
+    filled = [textwrap.fill(one, width, break_on_hyphens=False) for one in paragraphs]
+    parser = ArgumentParser(
+        usage=synopsis(name, command),
+        description="\n\n".join(filled).replace("%", "%%"),
+        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=26, width=width),
+    )
+    _add_arguments(parser, arguments_of(command))
+    return parser.format_help()
+
+
+def completion_script(commands: Mapping[str, Command], shell: str) -> str:
+    """A script with which this shell completes commands, options and choices."""
+    import shtab
+
+    parser = ArgumentParser("limelight", description="Train, use and explain Transformers.")
+    known = parser.add_subparsers()
+    for name, command in commands.items():
+        _add_arguments(known.add_parser(name, help=describe(command)[0]), arguments_of(command))
+    return str(shtab.complete(parser, shell))
+
+
+def _add_arguments(
+    parser: ArgumentParser, arguments: Iterable[Argument], choices: bool = True
+) -> None:
+    """Values stay text here: `_read_value` checks and converts them, with better errors."""
+    for one in arguments:
+        default = f" (default: {one.shown_default})" if one.shown_default else ""
+        shown: dict[str, Any] = {"help": (one.help + default).replace("%", "%%")}
+        if one.kind is bool:
+            parser.add_argument(one.flag, action="store_true", dest=one.name, **shown)
+            negated = one.flag.replace("--", "--no-", 1)  # overrules an earlier --json
+            parser.add_argument(negated, action="store_false", dest=one.name, help=SUPPRESS)
+            continue
+        shown |= {"metavar": one.metavar, "choices": (choices and one.choices) or None}
+        if one.positional:
+            parser.add_argument(one.name, nargs="*" if one.several else None, **shown)
+        else:
+            action = "append" if one.several else "store"
+            parser.add_argument(one.flag, action=action, dest=one.name, **shown)
+
+
+# Reading
+
+
+_OPTION = re.compile(r"--?[^\W\d][\w.-]*(=.*)?", re.DOTALL)  # not "-5" nor "- he said"
+_VALUE = "\0"  # marks a word that is not an option: argparse would misread "-1e3" and "---"
+
+
+def read_arguments(name: str, command: Command, words: list[str]) -> dict[str, Any]:
+    """The words after a command's name as its arguments; only those that were given."""
+    known = arguments_of(command)
+    options = {argument.flag: argument for argument in known if argument.flag}
+    words, texts = split_at_dashes(words)
+    words, changes = split_settings(words)
+    if changes and "--set" not in options:
+        change = _shortened(changes[0])
+        raise UserError(f"{name} has no settings that --{change} could change: {_help_hint(name)}")
+    given, others = _parse_options(options, [_marked(word, options) for word in words])
+    for word in others:
+        if not word.startswith(_VALUE):
+            raise _unknown_option(name, word.partition("=")[0], options)
+    standing = [word.removeprefix(_VALUE) for word in others] + texts[1:]
+    given |= _read_positionals(name, [a for a in known if a.positional], standing)
+    given |= {"set": tuple(changes)} if changes else {}
+    missing = [a.typed for a in known if a.required and a.name not in given]
+    if missing:
+        raise UserError(f"{name} needs {' and '.join(missing)}: {_help_hint(name)}")
+    return given
+
+
+def split_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words before a bare `--`, and those from it on, which are texts."""
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end:]
+
+
+def _marked(word: str, options: Mapping[str, Argument]) -> str:
+    """A word for argparse: marked as a value, or an option under its current name."""
+    if not _OPTION.fullmatch(word):
+        return _VALUE + word
+    typed, equals, value = word.partition("=")
+    flag = typed.replace("_", "-")
+    for option in options.values():
+        if flag in option.renamed:
+            warnings.warn(f"{flag} is now called {option.flag}", RenamedWarning, stacklevel=2)
+        if flag in (*option.aliases, *option.renamed):
+            flag = option.flag
+    known = flag in options or flag.replace("--no-", "--", 1) in options
+    return f"{flag}{equals}{value}" if known else word
+
+
+def _parse_options(
+    options: Mapping[str, Argument], words: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of options, and the words that argparse leaves over: texts, unknown options."""
+    parser = ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
+    )
+    _add_arguments(parser, options.values(), choices=False)
+    try:
+        found, others = parser.parse_known_args(words)
+    except ArgumentError as error:
+        flag = str(error.argument_name)
+        if "expected one argument" in str(error):
+            raise UserError(f"{flag} needs a value: write {options[flag].typed}") from None
+        raise UserError(f"{flag} takes no value: write {flag}, or leave it out") from None
+    given = vars(found)
+    for option in options.values():
+        if option.name in given and option.kind is not bool:
+            texts = given[option.name] if option.several else [given[option.name]]
+            values = tuple(_read_value(option, text.removeprefix(_VALUE)) for text in texts)
+            given[option.name] = values if option.several else values[0]
+    return given, others
+
+
+def _unknown_option(name: str, flag: str, options: Mapping[str, Argument]) -> UserError:
+    bare = {known.removeprefix("--"): known for known in [*options, "--help"]}
+    near = get_close_matches(flag.replace("_", "-").lstrip("-"), bare, n=1)
+    hint = f"did you mean {bare[near[0]]}?" if near else _help_hint(name)
+    return UserError(f"{name} has no option {flag}: {hint}")
+
+
+def _read_positionals(name: str, known: list[Argument], words: list[str]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    rest = list(words)
+    for argument in known:
+        if argument.several and rest:
+            given[argument.name] = tuple(_read_value(argument, text) for text in rest)
+            rest = []
+        elif rest:
+            given[argument.name] = _read_value(argument, rest.pop(0))
+    if rest:
+        takes = " ".join(argument.typed for argument in known) or "no arguments"
+        quotes = "put a text of several words in quotes; " if "TEXT" in takes else ""
+        excess = f"so {_shortened(rest[0])} is one too many"
+        raise UserError(f"{name} takes {takes}, {excess}: {quotes}{_help_hint(name)}")
+    return given
+
+
+def _read_value(argument: Argument, text: str) -> Any:
+    what = argument.flag or argument.metavar
+    if argument.choices and text not in argument.choices:
+        raise unknown_name(argument.name, text, argument.choices)
+    if not text and re.search("RUN|RECIPE", argument.metavar):  # would be the current folder
+        raise UserError(f"{what} is empty: is a variable not set?")
+    try:
+        return argument.kind(text) if argument.kind in (int, float) else text
+    except ValueError:
+        wanted = "a whole number" if argument.kind is int else "a number"
+        raise UserError(f"{what} {_shortened(text)}: not {wanted}") from None
+
+
+def _shortened(text: str) -> str:
+    """A value in an error: quoted unless it is one plain word."""
+    text = text if len(text) <= 40 else f"{text[:37]}..."
+    return text if text and text.isprintable() and " " not in text else repr(text)
+
+
+def _help_hint(name: str) -> str:
+    return f"see limelight {name} --help"
+
+
+# Settings of a recipe: --train.steps 500, or --set train.steps=500
+
+
+_LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze")
+_CHANGE = re.compile(r"\w+\.[\w-]+=")
+
+
+def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
+    """The other words, and the settings as `train.steps=500`.
+
+    A setting takes one value, a list of files all that follow; a bare setting means true.
     """
     others: list[str] = []
     changes: list[str] = []
-    left, texts = before_and_from_dashes(arguments)
+    left = list(words)
     while left:
-        argument = left.pop(0)
-        name, equals, value = argument.removeprefix("--").partition("=")
-        if not is_setting(argument):
-            others.append(argument)
+        word = left.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        is_option = word.startswith("--") and _OPTION.fullmatch(word)
+        if not is_option or ("." not in name and name != "set"):
+            others.append(word)
             continue
         values = [value] if equals else []
-        while not equals and left and belongs(left[0], name, values):
+        while not equals and left and _belongs(left[0], name, values):
             values.append(left.pop(0))
         if not values:
-            check_bare(name)
+            _check_bare(name)
         changes += values if name == "set" else [f"{name}={v}" for v in values or ["true"]]
-    return [*others, *(["--set", *changes] if changes else []), *texts]
+    return others, changes
 
 
-def before_and_from_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before a bare `--`, and those from there on."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:end], arguments[end:]
-
-
-def is_setting(argument: str) -> bool:
-    """Whether it is `--set`, or has the name of a setting, which has a dot in it."""
-    name = argument.partition("=")[0]
-    is_option = argument.startswith("--") and OPTION.fullmatch(argument)
-    return bool(is_option) and ("." in name or name == "--set")
-
-
-def belongs(argument: str, name: str, values: list[str]) -> bool:
-    """Whether an argument is one more value of a setting that has these already."""
-    if argument.startswith("--"):
+def _belongs(word: str, name: str, values: list[str]) -> bool:
+    """Whether a word is one more value of a setting that has these already."""
+    if word.startswith("--"):
         return False
-    further = name in LISTS or (name == "set" and CHANGE.match(argument))
-    return not values or bool(further)
+    return not values or name in _LISTS or (name == "set" and bool(_CHANGE.match(word)))
 
 
-def check_bare(name: str) -> None:
-    """A setting without a value means true, where it is a matter of yes or no."""
+def _check_bare(name: str) -> None:
+    """Refuse a setting without a value, unless it is true or false."""
     if name == "set":
         raise UserError("--set needs a value: write --set TABLE.SETTING=VALUE")
     from limelight.model.config import FAMILIES
@@ -110,168 +355,12 @@ def check_bare(name: str) -> None:
     owners: dict[str, list[Any]] = {key: [owner] for key, owner in TABLES.items()}
     owners |= {"model": list(FAMILIES.values()), "limits": [Limits]}
     kinds = [f.type for owner in owners.get(table, []) for f in fields(owner) if f.name == setting]
-    if kinds and bool not in kinds:  # one that does not exist is answered later
-        value = "FILE ..." if name in LISTS else "VALUE"
+    if kinds and bool not in kinds:  # a setting that does not exist is reported later
+        value = "FILE ..." if name in _LISTS else "VALUE"
         raise UserError(f"--{name} needs a value: write --{name} {value}")
 
 
-# Arguments
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A parameter of a command, as a person gives it."""
-
-    name: str  # of the parameter
-    flag: str  # how it is typed, as --max-tokens; nothing for what is known by its place
-    value: str  # what is given, as the help shows it
-    kind: Any  # int, float, str, bool or a Literal
-    several: bool
-    required: bool
-
-    @property
-    def typed(self) -> str:
-        """How it is given."""
-        return f"{self.flag} {self.value}".strip()
-
-
-def arguments_of(command: Command) -> Iterator[Argument]:
-    """All that a command takes."""
-    for parameter in signature(command).parameters.values():
-        rules = getattr(parameter.annotation, "__metadata__", ())
-        kind = get_args(parameter.annotation)[0] if rules else parameter.annotation
-        several = get_origin(kind) is tuple
-        parts = [part for part in get_args(kind) if part not in (NoneType, ...)]
-        kind = parts[0] if parts and get_origin(kind) is not Literal else kind
-        dashed = rule_of(rules, "name") or parameter.name.replace("_", "-")
-        yield Argument(
-            parameter.name,
-            "" if tyro.conf.Positional in rules else f"--{dashed}",
-            rule_of(rules, "metavar") or usual_value(kind),
-            kind,
-            several,
-            parameter.default is Parameter.empty,
-        )
-
-
-def rule_of(rules: tuple[Any, ...], name: str) -> str:
-    """What an annotation says of an argument, if it says something."""
-    return next((found for rule in rules if (found := getattr(rule, name, ""))), "")
-
-
-def usual_value(kind: Any) -> str:
-    """What stands behind an option of this kind."""
-    if get_origin(kind) is Literal:
-        return "|".join(get_args(kind))
-    return {bool: "", int: "N", float: "X", str: "TEXT"}[kind]
-
-
-# Reading
-
-
-def read_arguments(name: str, command: Command, arguments: list[str]) -> dict[str, Any]:
-    """What to call a command with."""
-    known = list(arguments_of(command))
-    options = {argument.flag: argument for argument in known if argument.flag}
-    left, texts = before_and_from_dashes(gather_changes(arguments))
-    given: dict[str, Any] = {}
-    standing: list[str] = []
-    while left:
-        word = left.pop(0)
-        if not OPTION.fullmatch(word):
-            standing.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        option = find_option(name, flag, options, left)
-        if option.kind is bool:
-            given[option.name] = read_switch(option, flag, equals)
-        elif option.name == "set":
-            given["set"], left = tuple(left), []  # they were gathered at the end
-        else:
-            read = read_value(option, value if equals else next_value(option, left))
-            given[option.name] = (*given.get(option.name, ()), read) if option.several else read
-    places = [argument for argument in known if not argument.flag]
-    given |= read_places(name, places, [*standing, *texts[1:]])
-    missing = [a.typed for a in known if a.required and a.name not in given]
-    if missing:
-        raise UserError(f"{name} needs {' and '.join(missing)}: {see(name)}")
-    return given
-
-
-def find_option(
-    name: str, flag: str, options: Mapping[str, Argument], behind: list[str]
-) -> Argument:
-    """The option that is meant; one that does not exist is answered with the nearest."""
-    dashed = flag.replace("_", "-")
-    option = options.get(dashed) or options.get(dashed.replace("--no-", "--", 1))
-    if option and (dashed == option.flag or option.kind is bool):
-        return option
-    if flag == "--set":
-        raise UserError(
-            f"{name} has no settings that --{shortened(behind[0])} could change: {see(name)}"
-        )
-    bare = {known.removeprefix("--"): known for known in [*options, "--help"]}
-    near = get_close_matches(dashed.lstrip("-"), bare, n=1)
-    hint = f"did you mean {bare[near[0]]}?" if near else see(name)
-    raise UserError(f"{name} has no option {flag}: {hint}")
-
-
-def read_switch(option: Argument, flag: str, equals: str) -> bool:
-    """`--json` or `--no-json`: the last one counts, so that an alias can be overruled."""
-    if equals:
-        raise UserError(f"{option.flag} takes no value: write {option.flag}, or leave it out")
-    return flag.replace("_", "-") == option.flag
-
-
-def next_value(option: Argument, left: list[str]) -> str:
-    """What stands behind an option; another option does not count."""
-    if not left or (left[0].startswith("--") and OPTION.fullmatch(left[0])):
-        raise UserError(f"{option.flag} needs a value: write {option.typed}")
-    return left.pop(0)
-
-
-def read_value(argument: Argument, text: str) -> Any:
-    """A value of the right kind."""
-    what = argument.flag or argument.value.strip("[]").split()[0]
-    if get_origin(argument.kind) is Literal:
-        if text not in get_args(argument.kind):
-            raise unknown_name(argument.name, text, get_args(argument.kind))
-        return text
-    if argument.kind in (int, float):
-        try:
-            return argument.kind(text)
-        except ValueError:
-            wanted = "a whole number" if argument.kind is int else "a number"
-            raise UserError(f"{what} {shortened(text)}: not {wanted}") from None
-    if not text and re.search("RUN|RECIPE", argument.value):  # it would be the folder one is in
-        raise UserError(f"{what} is empty: is it a variable that is not set?")
-    return text
-
-
-def shortened(text: str) -> str:
-    """A value in a sentence."""
-    text = text if len(text) <= 40 else f"{text[:37]}..."
-    return text if text and text.isprintable() and " " not in text else repr(text)
-
-
-def read_places(name: str, places: list[Argument], standing: list[str]) -> dict[str, Any]:
-    """What is known by its place, in the order of the places; the last may take all the rest."""
-    given: dict[str, Any] = {}
-    rest = list(standing)
-    for argument in places:
-        if argument.several and rest:
-            given[argument.name] = tuple(read_value(argument, text) for text in rest)
-            rest = []
-        elif rest:
-            given[argument.name] = read_value(argument, rest.pop(0))
-    if rest:
-        takes = " ".join(argument.value for argument in places) or "options"
-        quotes = "a text of several words stands in quotes; " if "TEXT" in takes else ""
-        more = f"but there is {shortened(rest[0])} too"
-        raise UserError(f"{name} takes {takes} and nothing else, {more}: {quotes}{see(name)}")
-    return given
-
-
-def see(name: str) -> str:
-    """Where all of it is told."""
-    return f"see limelight {name} --help"
+def overrides(changes: Iterable[str], **decode: float | None) -> list[str]:
+    """The settings that were given, and the options of [decode], as recipes take them."""
+    given = {name: value for name, value in decode.items() if value is not None}
+    return [*changes, *(f"decode.{name}={value}" for name, value in given.items())]

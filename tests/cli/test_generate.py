@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from limelight.cli import main
-from limelight.cli.parser import gather_changes
+from limelight.cli.generate import translate
+from limelight.cli.parser import read_arguments
 from limelight.tasks.fill import FillCandidate, FilledText
 
 ROOT = Path(__file__).parent.parent.parent
@@ -156,7 +157,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(limelight, run):
 
 def test_candidates_can_be_seen(limelight, run, monkeypatch):
     filled = FilledText("a", ((FillCandidate("\n", 0.5), FillCandidate("b", 0.25)),))
-    monkeypatch.setattr("limelight.cli.generate.fill", lambda *_: filled)
+    monkeypatch.setattr("limelight.loading.fill", lambda *_: filled)
     assert limelight("fill", run("bert"), "___")[1] == ["a", "  1: '\\n' 50.0%   b 25.0%"]
 
 
@@ -226,13 +227,8 @@ def test_what_looks_like_an_option_can_be_a_text(limelight, run):
     dashes = ("--", "-a", "--b")
     assert limelight("translate", run("reverse"), *dashes)[0] == 0
     assert len(limelight("translate", run("reverse"), "--decode.beam", "2", *dashes)[1]) == 2
-    assert gather_changes(["x", "--a.b", "1", "--", "--c.d"]) == [
-        "x",
-        "--set",
-        "a.b=1",
-        "--",
-        "--c.d",
-    ]
+    read = read_arguments("translate", translate, ["x", "--a.b", "1", "--", "--c.d"])
+    assert read == {"run": "x", "set": ("a.b=1",), "text": ("--c.d",)}
 
 
 # What is impossible
@@ -255,7 +251,7 @@ def test_what_looks_like_an_option_can_be_a_text(limelight, run):
         ("--decode.beam many", "beam='many' must be a whole number"),
         ("--decode.top-p 0", "top_p=0 is out of range"),
         ("--decode.beam_groups 3 --beam 4", "groups=3 does not divide beam=4"),
-        ("--train.steps 3", "'train.steps=3' cannot be changed any more"),
+        ("--train.steps 3", "train.steps cannot be changed in a trained"),
         ("--tag german", "this model learned no tags"),
         ("--include x", "words that must appear need a beam"),
         ("--ensemble nowhere", "nowhere is no run folder"),
@@ -424,7 +420,7 @@ def test_a_conversation_at_the_terminal(run):
     terminal.type("\n")  # nothing is said, nothing is answered
     terminal.wait_for("> ")
     terminal.type("/help\n")
-    assert "there is no /help: /reset forgets all" in terminal.wait_for("\n> ")
+    assert "there is no /help: /reset forgets everything" in terminal.wait_for("\n> ")
     terminal.type(" /RESET \n")
     terminal.wait_for("> ")
     terminal.type("hello\n")

@@ -1,63 +1,65 @@
 """What is typed behind a command is read as its help says."""
 
 import re
-from inspect import Parameter, signature
-from typing import Literal, get_args, get_origin
+from inspect import signature
 
 import pytest
-import tyro
 from hypothesis import given
 from hypothesis import strategies as st
 
 from limelight.cli import COMMANDS, run_command
-from limelight.cli.parser import arguments_of, gather_changes, read_arguments
-from limelight.errors import UserError
+from limelight.cli.parser import arguments_of, read_arguments, split_settings
+from limelight.errors import RenamedWarning, UserError
 
-TYPED = {int: ["-3", "1_000"], float: ["0.5", "-1e3"], str: ["a b", "-", "-5", "é=1"], bool: [""]}
+TYPED = {
+    int: {"-3": -3, "1_000": 1000},
+    float: {"0.5": 0.5, "-1e3": -1000.0},
+    str: {text: text for text in ("a b", "-", "-5", "é=1")},
+}
 
 
-def as_tyro_reads(command, arguments):
-    """The parameters that tyro would call a command with."""
-
-    def take(**values):
-        return values
-
-    take.__signature__, take.__annotations__ = signature(command), command.__annotations__
-    return tyro.cli(take, args=arguments)
+def values_of(argument):
+    """Values as they are typed, and as they are read."""
+    return {one: one for one in argument.choices} or TYPED[argument.kind]
 
 
 def needed(command):
-    """The least that a command is called with."""
+    """The least that a command is called with: as it is typed, and as it is read."""
+    words, read = [], {}
     for argument in arguments_of(command):
         if argument.required:
-            fitting = get_args(argument.kind) if get_origin(argument.kind) is Literal else ["x"]
-            yield from [argument.flag, *fitting[:1]] if argument.flag else fitting[:1]
+            value = argument.choices[0] if argument.choices else "x"
+            words += [argument.flag, value] if argument.flag else [value]
+            read[argument.name] = (value,) if argument.several else value
+    return words, read
 
 
 def ways(argument):
-    """An option as it can be given."""
-    values = get_args(argument.kind) if get_origin(argument.kind) is Literal else None
-    for value in values or TYPED[argument.kind]:
-        if argument.kind is bool:
-            yield from ([argument.flag], [argument.flag.replace("--", "--no-", 1)])
-        else:
-            yield from ([f"{argument.flag}={value}"], [argument.flag, value])
-            yield [argument.flag.replace("-", "_").replace("__", "--"), value]
+    """An option as it can be typed, and as it is read."""
+    if argument.kind is bool:
+        yield [argument.flag], True
+        yield [argument.flag.replace("--", "--no-", 1)], False
+        return
+    for typed, value in values_of(argument).items():
+        value = (value,) if argument.several else value  # noqa: PLW2901
+        for flag in (argument.flag, *argument.aliases):
+            yield [f"{flag}={typed}"], value
+            yield [flag, typed], value
+            yield [flag.replace("-", "_").replace("__", "--"), typed], value
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_read_as_tyro_reads_it_whose_help_people_see(command):
-    call, least = COMMANDS[command], list(needed(COMMANDS[command]))
-    defaults = {
-        name: parameter.default
-        for name, parameter in signature(call).parameters.items()
-        if parameter.default is not Parameter.empty
-    }
-    options = [argument for argument in arguments_of(call) if argument.flag != "--set"]
-    for option in [[], *(way for known in options if known.flag for way in ways(known))]:
-        for arguments in ([*least, *option], [*option, *least]):
-            read = defaults | read_arguments(command, call, arguments)
-            assert read == as_tyro_reads(call, arguments), arguments
+def test_every_option_is_read_as_its_type_says(command):
+    call, (least, expected) = COMMANDS[command], needed(COMMANDS[command])
+    assert read_arguments(command, call, least) == expected
+    for argument in arguments_of(call):
+        if argument.flag not in ("", "--set"):
+            for option, value in ways(argument):
+                given = {argument.name: value}
+                read = read_arguments(command, call, [*least, *option])
+                assert read == expected | given, option
+                read = read_arguments(command, call, [*option, *least])
+                assert read == given | expected, option
 
 
 def several():
@@ -71,7 +73,7 @@ def several():
 def test_these_may_be_repeated():
     assert {(name, argument.flag) for name, argument in several()} == {
         *(("translate", flag) for flag in ("--include", "--exclude", "--ensemble")),
-        *(("serve", flag) for flag in ("--hosts", "--origins")),
+        *(("serve", flag) for flag in ("--allowed-hosts", "--allowed-origins")),
         ("write", "--stop"),
     }
 
@@ -113,16 +115,25 @@ def test_the_last_word_counts():
     "name", ["train.fsdp", "train.whole-word-masking", "model.tied", "data.reverse"]
 )
 def test_a_bare_setting_means_true_where_it_is_yes_or_no(name):
-    assert gather_changes(["x", f"--{name}"]) == ["x", "--set", f"{name}=true"]
+    assert split_settings(["x", f"--{name}"]) == (["x"], [f"{name}=true"])
 
 
 @pytest.mark.parametrize(
     "name", ["train.steps", "data.train", "data.toy", "model.d-model", "tokenizer.vocab"]
 )
-@pytest.mark.parametrize("behind", [[], ["--json"], ["--", "text"]])
+@pytest.mark.parametrize("behind", [[], ["--verify-resume"], ["--", "text"]])
 def test_any_other_needs_its_value(name, behind):
     with pytest.raises(UserError, match=f"--{name} needs a value: write --{name} "):
-        gather_changes(["x", f"--{name}", *behind])
+        read_arguments("train", COMMANDS["train"], ["x", f"--{name}", *behind])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("hosts", "allowed_hosts"), ("origins", "allowed_origins")]
+)
+def test_a_renamed_option_is_read_and_its_new_name_is_told(old, new):
+    with pytest.warns(RenamedWarning, match=f"^--{old} is now called --{new.replace('_', '-')}$"):
+        read = read_arguments("serve", COMMANDS["serve"], ["run", f"--{old}", "x"])
+    assert read == {"runs": ("run",), new: ("x",)}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,103 @@
+"""The command that shows one forward pass, stage by stage."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from limelight.cli import io
+from limelight.cli import parser as arg
+from limelight.errors import UserError
+
+if TYPE_CHECKING:
+    from limelight.explain.trace import Trace
+
+
+def explain(
+    run: arg.Run,
+    text: arg.Text,
+    target: Annotated[str | None, arg.Argument("TEXT")] = None,
+    stage: Annotated[str, arg.Argument("NAME", aliases=("--stop",))] = "",
+    layer: arg.OptionalInt = None,
+    head: arg.OptionalInt = None,
+    word: Annotated[str | None, arg.Argument("WORD")] = None,
+    follow: arg.Switch = False,
+    figure: arg.File = "",
+    html: arg.File = "",
+    tag: arg.Tag = "",
+    json: arg.Switch = False,
+    set: arg.DecodeSettings = (),
+) -> None:
+    """Walk through a trained model with your own text; every number is the model's.
+
+    At a terminal it stops at each stage; into a pipe or a file it prints all of them.
+
+    Args:
+        text: what the model reads; for a model that fills in blanks, write ___ for a missing word
+        target: use this output instead of the one that the model would generate
+        stage: only this stage, such as scores, softmax, cross, loop, teacher or beam (or --stop)
+        layer: show this layer, counted from 1
+        head: show this head, counted from 1
+        word: show this word
+        follow: each generated word with its candidates and what it attended to
+        figure: draw the attention into this file, .svg, .png or .pdf
+        html: write the walk into this file, a self-contained page for a browser
+        json: print the manifest: tokens, steps, the shape and range of every value, checks
+    """
+    _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--html": html})
+    _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--figure": figure})
+    focus = {"layer": layer, "head": head, "word": word}
+    given = [f"--{name}" for name, value in focus.items() if value is not None]
+    if json and given:
+        raise UserError(f"--json covers all layers, heads and words: leave {given[0]} out")
+    if figure and not html and word is not None:
+        raise UserError("--figure draws all words: leave --word out")
+
+    from limelight.explain.explanation import explain
+
+    loaded, config = io.load_for("explain", run, arg.overrides(set))
+    smoothing = loaded.recipe.train.label_smoothing
+    trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag)
+    if figure or html:
+        _save(trace, figure, html, Path(run).resolve().name, focus)
+    else:
+        _print(trace, "follow" if follow else stage, focus, json)
+
+
+def _check_exclusive(options: dict[str, object]) -> None:
+    given = [option for option, value in options.items() if value]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} exclude each other: choose one")
+
+
+def _save(trace: "Trace", figure: str, html: str, name: str, focus: dict[str, Any]) -> None:
+    from limelight.explain.focus import focus_on
+    from limelight.explain.render import figures
+    from limelight.explain.render.html import as_html
+    from limelight.files import with_filename
+
+    if figure:
+        view = focus_on(trace, **focus)
+        figures.save(trace, Path(figure), *(None if x is None else x + 1 for x in view.asked))
+        io.note(f"drawn into {figure}")
+    if html:
+        page = as_html(trace, name, **focus)
+        with with_filename(Path(html)):
+            Path(html).write_text(page, encoding="utf-8")
+        io.note(f"written into {html}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
+
+
+def _print(trace: "Trace", stage: str, focus: dict[str, Any], as_json: bool) -> None:
+    from limelight.explain.focus import focus_on
+    from limelight.explain.render import serialize
+    from limelight.explain.render.terminal import show, step_through
+    from limelight.explain.stages import stage_at, walk
+
+    console = io.terminal()
+    if as_json:
+        print(serialize.as_json(serialize.manifest(trace)))
+    elif stage:
+        show(console, trace, [stage_at(trace, stage, focus_on(trace, **focus))])
+    elif sys.stdin.isatty() and console.is_terminal:
+        step_through(console, trace, walk(trace, **focus), io.prompt_user)
+    else:
+        show(console, trace, walk(trace, **focus))

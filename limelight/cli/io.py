@@ -1,0 +1,235 @@
+"""What commands read and print: models, lines, reports, conversations.
+
+Data goes to stdout, everything else to stderr. A line that cannot be answered gets its own outcome
+and does not stop the others.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
+from io import TextIOWrapper
+from select import select
+from typing import IO, TYPE_CHECKING, Any
+
+from limelight.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from limelight.decode.config import DecodeConfig
+    from limelight.loading import LoadedModel
+    from limelight.tasks.translate import InvalidLine
+
+_BOM = b"\xef\xbb\xbf"
+_MAX_LINE = 1_000_000  # bytes: a book's chapter fits, and little memory is needed
+_MAX_WINDOW = 4096  # lines
+
+
+def load_for(
+    task: str, run: str, changes: Iterable[str] = (), ensemble: Iterable[str] = ()
+) -> "tuple[LoadedModel, DecodeConfig]":
+    """A model that can do the task, and how it decodes. To be explained, it stays on the CPU."""
+    for change in changes:
+        if not change.startswith("decode."):
+            name = change.partition("=")[0]
+            raise UserError(f"{name} cannot be changed in a trained model: only [decode] can")
+
+    from limelight.loading import load
+    from limelight.recipe import with_overrides
+
+    loaded = load(run, *ensemble)
+    config = with_overrides(loaded.recipe, changes).decode
+    for stream in (sys.stdin, sys.stdout):  # text is UTF-8, whatever the locale says
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    if task == "explain":
+        return loaded, config
+    loaded.require(task)
+    return loaded.to(precision=config.precision), config
+
+
+def note(text: str) -> None:
+    """Tell the user something beside the data: on stderr."""
+    print(f"limelight: {text}", file=sys.stderr)
+
+
+def print_line(text: str) -> None:
+    """Print one result, on one line whatever it contains."""
+    print(on_one_line(text), flush=True)
+
+
+def on_one_line(text: str) -> str:
+    """A text with its line breaks turned into spaces."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def print_json_line(facts: dict[str, Any]) -> None:
+    """Print one result as JSON."""
+    print(json.dumps(facts, ensure_ascii=False), flush=True)
+
+
+def print_report(
+    facts: dict[str, Any], show: Callable[[dict[str, Any], "Console"], None], as_json: bool
+) -> None:
+    """Print what a command found out: as one JSON document, or drawn by `show`."""
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(facts, terminal())
+
+
+def terminal() -> "Console":
+    """Stdout for rich."""
+    from rich.console import Console
+
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1; for `main` this is no error
+
+    return Terminal(highlight=False)
+
+
+def print_columns(lines: dict[str, str], console: "Console") -> None:
+    """Print names, each with its description beside it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for name, line in lines.items():
+        table.add_row(Text(f"  {name}", "bold"), Text(line))
+    console.print(table)
+
+
+class InputLines:
+    """The texts to answer: the arguments, or else stdin line by line."""
+
+    def __init__(self, texts: Iterable[str], as_json: bool = True) -> None:
+        self.texts, self.as_json = tuple(texts), as_json
+        self.number = self.problems = 0  # of the current line; of lines with a problem
+
+    def answered(self, answer: Callable[[Iterable[str]], Iterator[Any]]) -> Iterator[Any]:
+        """The results of `answer`, in order. Exits with status 1 if there were problems."""
+        for window in self.windows():
+            results = answer([line for line in window if isinstance(line, str)])
+            for line in window:
+                self.number += 1
+                if isinstance(line, str):
+                    yield next(results)
+                else:
+                    print_json_line({"problem": line.why}) if self.as_json else print_line("")
+                    self.complain(line.why)
+        self.finish()
+
+    def windows(self) -> "Iterator[list[str | InvalidLine]]":
+        """Lines to be answered in one batch. A line never waits for a later one to arrive."""
+        from limelight.data.progress import counting
+        from limelight.data.tokenizer import valid_unicode
+
+        if self.texts:
+            yield [valid_unicode(text) for text in self.texts]
+            return
+        stream = sys.stdin.buffer
+        if stream.isatty():
+            note("type a text, then Enter; Ctrl-D ends")
+        silent = stream.isatty() or sys.stdout.isatty()  # the answers themselves can be seen
+        with nullcontext(lambda _: None) if silent else counting("answered") as progress:
+            window, size = list["str | InvalidLine"](), 0
+            for number, line in enumerate(_raw_lines(stream), start=1):
+                window.append(_decode_line(line.removeprefix(_BOM) if number == 1 else line))
+                size += len(line)
+                full = len(window) == _MAX_WINDOW or size > _MAX_LINE
+                if full or not _input_ready(stream):
+                    yield window
+                    progress(len(window))
+                    window, size = [], 0
+            yield window
+
+    def note(self, text: str) -> None:
+        """Tell the user something about the current line, with its number if there are several."""
+        kind = "text" if self.texts else "line"
+        note(text if len(self.texts) == 1 else f"{kind} {self.number}: {text}")
+
+    def complain(self, problem: str) -> None:
+        """Report a problem with the current line; the others go on."""
+        self.problems += 1
+        self.note(problem)
+
+    def finish(self) -> None:
+        """Exit with status 1 if there were problems."""
+        if self.problems:
+            note(f"lines that could not be answered: {self.problems}")
+            sys.stdout.flush()
+            sys.exit(1)
+
+
+def _raw_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a stream; an overlong line is cut, but stays longer than the maximum."""
+    while line := stream.readline(_MAX_LINE + 1):
+        rest = line
+        while len(rest) > _MAX_LINE and not rest.endswith(b"\n"):
+            rest = stream.readline(_MAX_LINE + 1)
+        yield line
+
+
+def _decode_line(line: bytes) -> "str | InvalidLine":
+    from limelight.tasks.translate import InvalidLine
+
+    line = line.removesuffix(b"\n").removesuffix(b"\r")
+    if len(line) > _MAX_LINE:
+        return InvalidLine(f"longer than {_MAX_LINE:,} bytes")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        return InvalidLine(f"not UTF-8 (byte {error.start + 1})")
+
+
+def _input_ready(stream: IO[bytes]) -> bool:
+    """Whether a read would not block."""
+    try:
+        return bool(select([stream], [], [], 0)[0])
+    except (OSError, ValueError):  # not a file that select can wait for
+        return True
+
+
+def converse(
+    texts: tuple[str, ...],
+    answer: Callable[[str], None],
+    invitation: str,
+    as_json: bool,
+    reset: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer the arguments, the lines of a file, or a person at the terminal."""
+    if texts or not sys.stdin.isatty():
+        for _ in InputLines(texts, as_json).answered(lambda lines: map(answer, lines)):
+            pass
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  (history with the arrow keys)
+    commands = "/reset forgets everything, /quit exits, Ctrl-C stops an answer"
+    note(f"{invitation}; {commands}")
+    while (command := (text := prompt_user()).strip().lower()) not in ("/quit", "/exit"):
+        if command == "/reset":
+            reset()
+        elif re.fullmatch(r"/[a-z]+", command):
+            note(f"there is no {command}: {commands}")
+        elif command:
+            try:
+                answer(text)
+            except KeyboardInterrupt:
+                print(" ...", flush=True)
+
+
+def prompt_user(prompt: str = "> ") -> str:
+    """What a person types next; Ctrl-D means /quit, and Ctrl-C clears the line."""
+    from limelight.data.tokenizer import valid_unicode
+
+    while True:
+        try:
+            return valid_unicode(input(prompt if sys.stdout.isatty() else ""))
+        except EOFError:
+            print()
+            return "/quit"
+        except KeyboardInterrupt:
+            print()

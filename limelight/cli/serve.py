@@ -1,0 +1,39 @@
+"""The command that serves models over HTTP."""
+
+from typing import Annotated, Any
+
+from limelight.cli import parser as arg
+
+
+def serve(
+    runs: Annotated[tuple[str, ...], arg.Argument("RUN", positional=True)],
+    host: Annotated[str, arg.Argument("ADDRESS")] = "127.0.0.1",
+    port: arg.Int = 8000,
+    device: Annotated[str, arg.Argument("DEVICE")] = "auto",
+    allowed_hosts: Annotated[tuple[str, ...], arg.Argument("NAME", renamed=("--hosts",))] = (),
+    allowed_origins: Annotated[tuple[str, ...], arg.Argument("URL", renamed=("--origins",))] = (),
+    set: arg.Settings = (),
+) -> None:
+    """Serve models over HTTP: a web page and an OpenAI-compatible API.
+
+    The API is described at /docs of the running service.
+
+    Only this machine can connect, unless --host says otherwise; then LIMELIGHT_API_KEY must be set
+    in the environment. Ctrl-C and SIGTERM shut the service down in good order. Logs go to stderr.
+
+    Args:
+        runs: run folders, each served as a model named after its folder, or bundled models by name
+        host: the address to listen on
+        port: the port to listen on; 0 for any free port
+        device: where models run: auto, cpu, cuda, cuda:1, ...
+        allowed_hosts: a further host name of the service, such as a proxy's; may be repeated
+        allowed_origins: a web site that may call the API, such as https://example.com; may be
+            repeated
+        set: change a limit; --limits.queue 50 is short for --set limits.queue=50
+    """
+    from limelight.serve.limits import limits_with
+    from limelight.serve.server import serve
+
+    chosen: dict[str, Any] = {} if device == "auto" else {"device": device}
+    limits = limits_with(set)
+    serve(runs, host, port, limits, allowed_hosts, allowed_origins, **chosen)

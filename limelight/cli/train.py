@@ -1,0 +1,101 @@
+"""Commands that train and measure: demo, train, evaluate."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from limelight.cli import io
+from limelight.cli import parser as arg
+from limelight.errors import UserError
+
+
+def train(
+    recipe: Annotated[str, arg.Argument("RECIPE", positional=True)] = "",
+    *,
+    run: arg.Folder,
+    from_: Annotated[str, arg.Argument("RUN")] = "",
+    verify_resume: arg.Switch = False,
+    set: arg.Settings = (),
+) -> None:
+    """Train the model that a recipe describes, or resume an interrupted run.
+
+    Exits with status 0 when training is complete. Ctrl-C and SIGTERM save everything and exit with
+    status 130 and 143. To resume, run the same command again, or leave the recipe out.
+
+    Args:
+        recipe: a recipe by name (see `limelight recipes`), or a TOML file; without it, resume
+        run: the folder for everything that training writes
+        from_: start with the weights and the tokenizer of this run or bundled model
+        verify_resume: prove with a few steps that a resumed run equals an uninterrupted one
+    """
+    from limelight.recipe import load_recipe, recipe_from_run, with_overrides
+
+    _check_folder(run)
+    if recipe:
+        loaded = load_recipe(recipe, arg.overrides(set))
+    else:
+        from limelight.run.folder import RunFolder
+
+        loaded = with_overrides(recipe_from_run(RunFolder(Path(run))), arg.overrides(set))
+
+    from limelight.workflows.train import train
+    from limelight.workflows.verify_resume import verify_resume as verify
+
+    if verify_resume:
+        signal = verify(loaded, run, from_ or None)
+    else:
+        signal = train(loaded, run, start_from=from_ or None)
+    if signal:
+        state = "nothing is verified yet" if verify_resume else "saved"
+        io.note(f"{state}; run the same command again to continue ({run})")
+        sys.exit(128 + signal)
+
+
+def _check_folder(run: str) -> None:
+    if not run:  # a variable that is not set; the path would be the current folder
+        raise UserError("--run is empty: name a folder, or . for the current one")
+
+
+def evaluate(
+    run: arg.Run,
+    other: Annotated[str, arg.Argument("RUN2", positional=True)] = "",
+    split: Annotated[Literal["train", "valid", "test"], arg.Argument("train|valid|test")] = "test",
+    json: arg.Json = False,
+    set: arg.Settings = (),
+) -> None:
+    """Measure a trained model on held-out texts, or compare two models.
+
+    Prints loss, perplexity and accuracy; BLEU, chrF and TER of translations; bits per byte of
+    texts; F1 of classes. For two runs, a paired bootstrap says whether chance explains the
+    difference.
+
+    --data.test FILE ... evaluates your own texts, whatever the model was trained on.
+
+    Args:
+        other: a second run or bundled model to compare with
+        split: the texts to use
+    """
+    from limelight.workflows.evaluate import compare_runs, score_run, show
+
+    changes = arg.overrides(set)
+    report = compare_runs((run, other), split, changes) if other else score_run(run, split, changes)
+    io.print_report(report, show, json)
+
+
+def demo(quick: arg.Switch = False, run: arg.Folder = "runs/demo") -> None:
+    """Take a tour of a few minutes: translate, write, train a chat model, and look inside it.
+
+    After an interruption, run the same command again to continue.
+
+    Args:
+        quick: a tour of about a minute
+        run: the folder for everything that the tour writes
+    """
+    _check_folder(run)
+
+    from limelight.workflows.demo import tour
+
+    if signal := tour(io.terminal(), Path(run), quick):
+        sys.stdout.flush()
+        io.note("saved; run the same command again to continue")
+        sys.exit(128 + signal)
