@@ -22,7 +22,7 @@ FAMILIES = (
 class Letters:
     """As much of a tokenizer as search needs: tokens 0 to 2 are special, 3 is a, 4 is b, ..."""
 
-    pad, start, end, first = PAD, START, END, 3
+    pad, start, end, first_text_id = PAD, START, END, 3
 
     def __init__(self, vocab):
         self.vocab = vocab
@@ -30,11 +30,11 @@ class Letters:
     def __len__(self):
         return self.vocab
 
-    def raw(self, i):
+    def token_bytes(self, i):
         return bytes([ord("a") + i - 3]) if i >= 3 else b""
 
     def decode(self, ids):
-        return b"".join(map(self.raw, ids)).decode()
+        return b"".join(map(self.token_bytes, ids)).decode()
 
     def encode(self, text):
         return [ord(letter) - ord("a") + 3 for letter in text if letter != " "]

@@ -63,7 +63,7 @@ def test_who_cannot_join_changes_nothing(monkeypatch):
             for event in writing.step():
                 texts[event.row] += [event.token] * (event.token != letters.end)
             with monkeypatch.context() as patch:
-                patch.setattr(CpuDecodeState, "put", fails)
+                patch.setattr(CpuDecodeState, "insert_rows", fails)
                 if len(writing.active) == 2:
                     with pytest.raises(MemoryError):
                         writing.add_requests([third], CONFIGS[:1])

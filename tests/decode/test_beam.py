@@ -211,7 +211,7 @@ def test_groups_avoid_what_others_write_and_not_what_nobody_does():
     """The first group has ended; what would be likely behind its end (`_`) is nobody's token."""
     likely = {"b": {"c": 0.9}, "bc": {"$": 0.9}, "_": {"c": 0.9}, "__": {"c": 0.9}}
     table = {"": {"$": 0.9, "b": 0.05}, **likely}
-    settings = {"beam": 2, "groups": 2, "diversity": 5.0}
+    settings = {"beam": 2, "beam_groups": 2, "diversity": 5.0}
     assert [text for text, _ in scripted(table, limit=3, **settings)] == ["", "bc"]
 
 
@@ -307,7 +307,7 @@ def test_a_search_by_ranks_finds_the_same(family, beam, ahead, monkeypatch):
 
     def running_ahead(self, *given):
         made(self, *given)
-        self.runs_ahead = ahead
+        self.async_ahead = ahead
 
     monkeypatch.setattr(DeviceBeamSearch, "__init__", running_ahead)
     for seed in range(5):

@@ -37,7 +37,7 @@ def _whatever_was_in_memory_before(monkeypatch):
     """New memory is full of NaN."""
     for module in ("model", "kv_cache", "huge_pages"):
         monkeypatch.setattr(
-            f"limelight.decode.accel.cpu.{module}.in_large_pages",
+            f"limelight.decode.accel.cpu.{module}.alloc_huge_pages",
             lambda like, count: torch.full((count,), math.nan, dtype=like.dtype),
         )
 
@@ -99,7 +99,7 @@ def newcomers_join(model, fast, state, quick, rows):
     for writer, joined in ((model, state), (fast, quick)):
         other = begin(writer, source, real)
         writer.step(prompt, other)
-        joined.put(other, places)
+        joined.insert_rows(other, places)
     return max(rows, int(places.max()) + 1)
 
 
@@ -129,10 +129,10 @@ def test_a_forgotten_selection_is_noticed(monkeypatch, kept):
     select = CpuDecodeState.select
 
     def forgetful(self, rows):
-        before = self.past.clone(), self.cache.length, self.source
+        before = self.kv.clone(), self.cache.length, self.source
         select(self, rows)
         if kept == "past" and len(rows) <= before[0].size(2):
-            self.past = before[0][:, :, : len(rows)]
+            self.kv = before[0][:, :, : len(rows)]
         if kept == "length" and len(rows) <= len(before[1]):
             self.cache.length = before[1][: len(rows)]
         if kept == "source" and self.source.size(2) <= before[2].size(2):
@@ -154,7 +154,7 @@ def test_beams_share_their_source():
         state.select(torch.tensor(rows))
     assert state.source.data_ptr() == there
     assert state.source.size(2) == 4
-    assert state.shared == 3
+    assert state.rows_per_source == 3
 
 
 @pytest.mark.parametrize("changes", VARIED.values(), ids=VARIED)
@@ -387,7 +387,7 @@ def test_a_state_without_memory_for_newcomers_is_as_it_was(monkeypatch, failing)
     with monkeypatch.context() as patch:
         patch.setattr(CpuDecodeState, "move" if failing == "past" else "sources_with", fails)
         with pytest.raises(MemoryError):
-            quick.put(other, torch.tensor([1, 4, 5]))
+            quick.insert_rows(other, torch.tensor([1, 4, 5]))
     torch.testing.assert_close(fast.step(new, quick), model.step(new, state))
 
 

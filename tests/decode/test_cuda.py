@@ -55,7 +55,7 @@ def test_fixed_steps_are_the_models_own(family, changes, ragged):
 def test_a_row_that_was_not_moved_is_noticed(monkeypatch):
     """The control."""
     model = small("encoder-decoder", torch.float64)
-    monkeypatch.setattr("limelight.decode.accel.cuda.graph_slot.Place.shuffle", lambda *_: None)
+    monkeypatch.setattr("limelight.decode.accel.cuda.graph_slot.GraphSlot.reorder", lambda *_: None)
     assert max(walk(model, CudaGraphModel(model), True, seed) for seed in range(6)) > 1e-3
 
 
@@ -204,7 +204,7 @@ def test_recorded_steps_of_few_kernels_are_the_models_own(
         assert walk(model, writer, ragged, seed) < 1e-11
     places = writer.writer.places
     assert places
-    assert all(type(place).__name__ == "SwiftPlace" and place.graphs for place in places)
+    assert all(type(place).__name__ == "PagedSlot" and place.graphs for place in places)
 
 
 @pytest.mark.gpu

@@ -476,5 +476,5 @@ def test_int8_gives_the_same_alone_and_among_others_until_it_is_taken_back(run):
 
 
 def test_precision_is_of_the_model_and_not_of_one_text(model):
-    with pytest.raises(UserError, match=r"write \.on\(precision='int8'\)"):
+    with pytest.raises(UserError, match=r"write \.to\(precision='int8'\)"):
         model("reverse").translate("a b", precision="int8")
