@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from limelight.errors import UserError, unknown_name
 
@@ -38,6 +39,13 @@ def describe(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     cores = torch.get_num_threads()
     return f"CPU, {cores} threads" if device.type == "cpu" else "Apple GPU (MPS)"
+
+
+def copy_to_device_async(values: Tensor, device: torch.device) -> Tensor:
+    """These values on a device; the caller does not wait for a GPU to fetch them."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:
@@ -84,3 +92,24 @@ def is_out_of_memory(error: BaseException) -> bool:
 def local_rank() -> int:
     """Which of this machine's processes this is, as `torchrun` says."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def copy_to_host_async(*tensors: Tensor) -> Callable[[], list[Tensor]]:
+    """Start copying these values to the CPU; the function returned waits for the copies.
+
+    A GPU goes on computing meanwhile. Elsewhere the values are copied at once.
+    """
+    if not tensors[0].is_cuda:
+        now = [x.clone() for x in tensors]
+        return lambda: now
+    copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
+    for copy, x in zip(copies, tensors, strict=True):
+        copy.copy_(x, non_blocking=True)
+    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def read() -> list[Tensor]:
+        arrived.synchronize()
+        return copies
+
+    return read

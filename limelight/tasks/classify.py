@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.tasks.text_model import TextModel, growing_windows, in_batches
+from limelight.decode.engine import growing_windows
+from limelight.tasks.text_model import TextModel, in_batches
 
 
 def classify(trained: TextModel, texts: Iterable[str]) -> Iterator[dict[str, float]]:

@@ -77,7 +77,7 @@ def test_joining_changes_no_text(name):
     ahead = name.startswith("ahead")
     waiting = list(jobs_for(model, 60, dice, CONFIGS[:2] if ahead else CONFIGS))
     writing, jobs, texts = GenerationBatch(model, [], CONFIGS[0], letters), {}, {}
-    writing.async_ahead = ahead
+    writing.in_flight.ahead = int(ahead)
     with torch.inference_mode():
         while waiting or writing.active:
             while waiting and (not writing.active or dice.random() < 0.3):

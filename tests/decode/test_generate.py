@@ -228,7 +228,9 @@ def test_no_sequence_of_n_tokens_comes_twice(beam, n):
             seen = [tuple(read[i : i + n]) for i in range(len(read) - n + 1)]
             given = len(request.prompt) - n + 1  # what was given may repeat itself
             again = (s in seen[: given + i] for i, s in enumerate(seen[given:]))
-            plain = (min(s) >= tokenizer.first_text_id for s in seen[given:])  # no special token in it
+            plain = (
+                min(s) >= tokenizer.first_text_id for s in seen[given:]
+            )  # no special token in it
             count += sum(map(min, again, plain))
         return count
 
@@ -265,7 +267,7 @@ def test_what_is_read_no_more_is_still_a_repetition(beam):
     config = DecodeConfig(beam=beam, no_repeat_ngram=1)
     request = Request([START, 4], 9)
     (plain,) = texts_of(model, [request], config, tokenizer)
-    gone = next(token for token in plain if token >= tokenizer.first)
+    gone = next(token for token in plain if token >= tokenizer.first_text_id)
     (text,) = texts_of(model, [replace(request, truncated_prompt=[gone])], config, tokenizer)
     assert gone not in text
 
@@ -275,7 +277,15 @@ def test_what_is_read_no_more_is_still_a_repetition(beam):
 
 @given(
     name=st.sampled_from(
-        ["beam", "groups", "top_k", "no_repeat", "max_tokens", "extra_tokens", "seed"]
+        [
+            "beam",
+            "beam_groups",
+            "top_k",
+            "no_repeat_ngram",
+            "max_tokens",
+            "max_extra_tokens",
+            "seed",
+        ]
     ),
     value=st.sampled_from([-1, 10**30, 2.5, "x", None, float("nan"), True]),
 )

@@ -1,4 +1,4 @@
-"""The simple searches are the truth: everything faster finds the same texts and the same numbers."""
+"""The simple searches are the truth: everything faster finds the same texts and numbers."""
 
 import random
 from dataclasses import replace
@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from limelight.decode import simple
-from limelight.decode.accel.cpu.model import CpuModel, for_cpu
-from limelight.decode.beam import beam_search
+from limelight.decode.accel import accelerate
+from limelight.decode.accel.cpu.model import CpuModel
+from limelight.decode.accel.cuda.runner import CudaGraphModel, DeviceSearchModel
 from limelight.decode.config import DecodeConfig
+from limelight.decode.engine import new_search
 from limelight.decode.generate import write
 from limelight.decode.request import Request
 from tests.decode.samples import END, START, Letters
@@ -24,7 +26,9 @@ BEAMS = {  # name: beam, length penalty, nbest
     "wider than the vocabulary": (VOCAB + 2, 1.0, 3),
 }
 writers = pytest.mark.parametrize(
-    ("family", "changes"), WRITERS, ids=[f"{f} {' '.join(map(str, c.values()))}" for f, c in WRITERS]
+    ("family", "changes"),
+    WRITERS,
+    ids=[f"{f} {' '.join(map(str, c.values()))}" for f, c in WRITERS],
 )
 transformers = pytest.mark.parametrize(
     ("family", "changes"),
@@ -74,7 +78,7 @@ def assert_beams(stepper, model, way, within=1e-9):
     beam, alpha, nbest = BEAMS[way]
     requests = list(requests_of(model))
     config = DecodeConfig(beam=beam, length_penalty=alpha)
-    found = beam_search(stepper, requests, config, Letters(VOCAB), nbest)
+    found = new_search(stepper, requests, config, Letters(VOCAB), nbest).run()
     for request, texts in zip(requests, found, strict=True):
         truth = simple.beam_search(model, request, END, beam, alpha, nbest)
         assert len(truth) == nbest
@@ -105,8 +109,32 @@ def test_beam_is_beam_search_whatever_its_settings(way, seed):
 @precisions
 def test_the_cpu_accelerator_finds_the_same(family, changes, dtype, within):
     model = writer(family, changes, dtype)
-    fast = for_cpu(model)
+    fast = accelerate(model)
     assert isinstance(fast, CpuModel)
+    assert_greedy(fast, model, within)
+    for way in ("length penalty", "n best"):
+        assert_beams(fast, model, way, within)
+
+
+@transformers
+@pytest.mark.parametrize("kind", [CudaGraphModel, DeviceSearchModel])
+def test_graph_slots_find_the_same_without_a_gpu(family, changes, kind):
+    """All but the kernels and the capture: the steps, the choices and the beams in fixed memory."""
+    model = writer(family, changes)
+    fast = kind(model)
+    assert_greedy(fast, model)
+    for way in ("length penalty", "n best"):
+        assert_beams(fast, model, way)
+
+
+@pytest.mark.gpu
+@transformers
+@precisions
+@pytest.mark.parametrize("kind", ["graphs", "kernels"])
+def test_the_cuda_accelerators_find_the_same(family, changes, dtype, within, kind):
+    model = writer(family, changes, dtype).cuda()
+    fast = accelerate(model) if kind == "kernels" else CudaGraphModel(model)
+    assert isinstance(fast, DeviceSearchModel) == (kind == "kernels")
     assert_greedy(fast, model, within)
     for way in ("length penalty", "n best"):
         assert_beams(fast, model, way, within)
@@ -136,7 +164,9 @@ def test_an_error_is_noticed(monkeypatch, wrong):
     if wrong == "no length penalty":
         own = simple.beam_search
         monkeypatch.setattr(
-            simple, "beam_search", lambda m, r, end, beam, _, nbest: own(m, r, end, beam, 0.0, nbest)
+            simple,
+            "beam_search",
+            lambda m, r, end, beam, _, nbest: own(m, r, end, beam, 0.0, nbest),
         )
     else:
         with pytest.raises(AssertionError):
