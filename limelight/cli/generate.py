@@ -24,7 +24,8 @@ from limelight.files import with_filename
 from limelight.loading import LoadedModel, load
 from limelight.recipe import with_overrides
 from limelight.tasks.chat import Conversation
-from limelight.tasks.classify import classify, embed
+from limelight.tasks.classify import classify
+from limelight.tasks.embed import embed
 from limelight.tasks.fill import fill
 from limelight.tasks.score import Scored, score
 from limelight.tasks.translate import (
@@ -220,11 +221,15 @@ def translate_lines(
             source = done.source if alternatives and done.outputs and done.parts == 1 else ""
             if as_json:
                 choices = (
-                    alternative_choices(loaded, source, config, wishes=wishes) if source else ()
+                    alternative_choices(loaded, source, config, constraints=wishes)
+                    if source
+                    else ()
                 )
                 show_translation_as_json(done, choices)
             else:
-                pieces = alternative_tokens(loaded, source, config, wishes=wishes) if source else ()
+                pieces = (
+                    alternative_tokens(loaded, source, config, constraints=wishes) if source else ()
+                )
                 show_translation(done, pieces, nbest)
     lines.finish()
 
@@ -383,7 +388,7 @@ def explain_text(
     from limelight.explain.stages import stop_at
 
     refuse_others(changes)
-    loaded = opened(run)  # and left where it is, in full precision: this is for looking
+    loaded = opened(run).full_precision
     config, smoothing = (
         with_overrides(loaded.recipe, changes).decode,
         loaded.recipe.train.label_smoothing,

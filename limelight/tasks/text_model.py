@@ -95,3 +95,13 @@ def in_batches(
     for batch in batch_by_length(sizes, positions):
         tokens, real = pad_batch([rows[i] for i in batch], trained.tokenizer.pad)
         yield batch, tokens.to(device), real.to(device)
+
+
+def add_special_tokens(trained: TextModel, text: str) -> list[int]:
+    """A text as the model reads it, cut to what it can read."""
+    tokenizer = trained.tokenizer
+    tokens = tokenizer.encode(text)[: trained.max_len - 2]
+    if trained.family == "encoder-decoder":
+        return [*tokens, tokenizer.end]
+    texts = trained.family == "decoder-only" and trained.kind == "texts"
+    return [tokenizer.end if texts else tokenizer.start, *tokens, tokenizer.end]

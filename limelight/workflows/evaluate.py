@@ -91,7 +91,7 @@ def score_run(
     lines = _read_lines(recipe, split)
     lines.tell_unusable(Report(silent))
     losses = evaluate_run(path, split, changes, silent)
-    scores = _score_task(load(path), recipe, lines, silent)
+    scores = _score_task(load(path, device="cpu", precision="auto"), recipe, lines, silent)
     settings = asdict(recipe.decode)
     told = report.report_scores(str(path), split, lines.columns, scores, settings)
     return {**losses, "tally": lines.counts, **told}
@@ -102,7 +102,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
-    loaded = load(path)
+    loaded = load(path, device="cpu", precision="auto")
     data = _data_of(recipe, split)
     with init_distributed(recipe.train) as workers:
         check_compiler(recipe.train, workers.device)
@@ -244,7 +244,7 @@ def _translations_of(
     with counting("translating", Console(stderr=True, quiet=silent)) as progress:
         for tag, tagged in groupby(sources, key=itemgetter(0)):
             texts = (source for _, source in tagged)
-            for done in translate(loaded, texts, recipe.decode, wishes=Constraints(tag=tag)):
+            for done in translate(loaded, texts, recipe.decode, constraints=Constraints(tag=tag)):
                 outputs.append(done.text)
                 progress(1)
     return outputs
@@ -264,7 +264,7 @@ def compare_runs(
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
     changes = as_list(changes)
     recipes = [_evaluation_recipe(path, split, changes) for path in paths]
-    both = [load(path) for path in paths]
+    both = [load(path, device="cpu", precision="auto") for path in paths]
     if both[0].tasks != both[1].tasks:
         told = [", ".join(loaded.tasks) for loaded in both]
         raise UserError(f"{paths[0]} can {told[0]}, and {paths[1]} {told[1]}: no comparison")

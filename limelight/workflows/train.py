@@ -119,7 +119,7 @@ def build_trainer(
     many = f", {workers.world_size} processes" if workers.world_size > 1 else ""
     report.say(f"training {recipe.name} on {describe(workers.device)}, {precision}{many}")
     begun_from = check_init_from(run, start_from)
-    origin = load(start_from) if start_from else None
+    origin = load(start_from, device="cpu", precision="auto") if start_from else None
     data = resolve(recipe.data)
     check_plan(recipe, data)
     check_steps(recipe, run)

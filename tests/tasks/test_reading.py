@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from limelight.errors import UserError
-from limelight.tasks.classify import classify, embed
+from limelight.tasks.classify import classify
+from limelight.tasks.embed import embed
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import score
 from limelight.workflows.evaluate import compare_runs, score_run
