@@ -4,15 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from limelight.loading import load
+    from limelight.tasks.translate import Constraints
     from limelight.workflows.train import train
 
 __version__ = "0.1.0"
 
-__all__ = ["load", "train"]
+__all__ = ["Constraints", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """`limelight.train` and `limelight.load`, imported when they are asked for: torch is slow."""
+    """Imports torch only when `load`, `train` or `Constraints` is used: it is slow."""
     if name == "load":
         from limelight.loading import load
 
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from limelight.workflows.train import train
 
         return train
+    if name == "Constraints":
+        from limelight.tasks.translate import Constraints
+
+        return Constraints
     raise AttributeError(f"module 'limelight' has no attribute {name!r}")

@@ -42,6 +42,13 @@ def describe(device: torch.device) -> str:
     return f"CPU, {cores} threads" if device.type == "cpu" else "Apple GPU (MPS)"
 
 
+def copy_to_device_async(values: Tensor, device: torch.device) -> Tensor:
+    """These values on a device; the caller does not wait for a GPU to fetch them."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def choose_precision(wanted: str, device: torch.device) -> str:
     """float32, or bfloat16 where the device is made for it; never the one that kills a CPU."""
     if wanted not in _PRECISIONS:

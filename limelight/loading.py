@@ -4,12 +4,13 @@ model = limelight.load("runs/en-de")
 model.translate("A man sleeps.").text
 """
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -18,19 +19,21 @@ from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig, Precision
+from limelight.decode.request import device_of
 from limelight.device import choose_device, choose_precision
-from limelight.errors import OlderWeightsWarning, UserError
+from limelight.errors import OlderWeightsWarning, UserError, unknown_name
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_from_run
 from limelight.run.bundled_models import find_run
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS, read_weights, shapes_in, step_of
 from limelight.tasks.chat import Conversation
-from limelight.tasks.classify import classify, embed
+from limelight.tasks.classify import classify
+from limelight.tasks.embed import embed
 from limelight.tasks.fill import FilledText, fill
 from limelight.tasks.score import Scored, score
 from limelight.tasks.text_model import TextModel
-from limelight.tasks.translate import Constraints, Translation, translate
+from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
 
 if TYPE_CHECKING:
@@ -39,123 +42,161 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class LoadedModel(TextModel):
-    """A trained model with all that belongs to it.
+    """A trained model with its tokenizer and recipe.
 
-    Settings that are given (`beam=1`, `temperature=0.8`) take the place of the recipe's.
+    Settings given to its methods (`beam=1`, `temperature=0.8`) override the recipe's.
     """
 
     recipe: Recipe
     step: int = 0
+    originals: Sequence[nn.Module] = field(default=(), repr=False)  # if `to` has rounded weights
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return device_of(self.model)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in: float32, bfloat16, float64 or int8."""
+        dtype = next(self.model.parameters()).dtype
+        return "int8" if self.int8 else str(dtype).removeprefix("torch.")
+
+    @cached_property
+    def full_precision(self) -> "LoadedModel":
+        """Itself; if its weights were rounded, the model as it was loaded, on the CPU.
+
+        `to` keeps the original weights for this, 4 bytes for each parameter of a float32 model.
+        """
+        if not self.originals and not self.int8:
+            return self
+        model, *ensemble = self.originals or (self.model, *self.ensemble)
+        return replace(self, model=model, ensemble=ensemble, originals=(), int8=False)
 
     def settings(self, **changes: Any) -> DecodeConfig:
-        """How to write: the recipe's settings with these changes."""
+        """The recipe's [decode] settings with these changes."""
         for name in changes.keys() & Constraints.__dataclass_fields__.keys():
-            raise UserError(f"{name} is no setting: write wishes=Wishes({name}={changes[name]!r})")
-        if "precision" in changes:  # of the model, and not of one text
+            wanted = f"constraints=Constraints({name}={changes[name]!r})"
+            raise UserError(f"{name} is not a setting: write {wanted}")
+        if "precision" in changes:
             wanted = changes["precision"]
-            raise UserError(f"precision is no setting of one text: write .to(precision={wanted!r})")
+            raise UserError(
+                f"precision belongs to the model, not to one text: write .to(precision={wanted!r})"
+            )
         return replace(self.decode, **changes)
 
     def to(self, device: str = "auto", precision: Precision = "auto") -> "LoadedModel":
-        """Move to a device: the best there is, and in bfloat16 if it is a GPU made for that.
+        """Move to a device; `auto` is a GPU in bfloat16 if there is one, else as it was trained.
 
-        With int8 it stays on the CPU, and writes with weights rounded to bytes.
+        With int8 it computes on the CPU, with weights rounded to bytes.
         """
-        int8 = precision == "int8"
-        place = choose_device("cpu" if int8 else device)
-        plain: Any = "float32" if int8 else precision
-        kind = getattr(torch, choose_precision(plain, place))
-        # Now that all is known to be there: a refusal leaves it as it was.
-        moves = place.type != "cpu" or precision != "auto"
-        if moves or int8 != self.int8:
-            vars(self).pop("engine", None)  # it was made for how the model was before
+        if precision not in get_args(Precision):
+            raise unknown_name("precision", precision, get_args(Precision))
+        int8, before = precision == "int8", (self.device, self.precision)
+        target = choose_device("cpu" if int8 else device)
+        dtype = getattr(torch, choose_precision("float32" if int8 else precision, target))
+        # Nothing has changed so far: a device or precision that is rejected leaves it as it was.
+        models = self.originals or (self.model, *self.ensemble)
+        trained = [next(model.parameters()).dtype for model in models]
+        as_trained = target.type == "cpu" and precision == "auto"
+        dtypes = trained if as_trained else [dtype] * len(models)
+        both = zip(dtypes, trained, strict=True)
+        rounds = any(torch.finfo(new).eps > torch.finfo(old).eps for new, old in both)
+        made = zip(copy.deepcopy(models) if rounds else models, dtypes, strict=True)
+        self.model, *self.ensemble = (model.to(target, kind) for model, kind in made)
+        self.originals = models if rounds else ()
         self.int8 = int8
-        for model in (self.model, *self.ensemble) if moves else ():
-            model.to(place, kind)
+        if before != (self.device, self.precision):
+            for made_for_before in ("engine", "full_precision"):
+                vars(self).pop(made_for_before, None)
         return self
 
     def translate(
-        self, text: str, nbest: int = 1, wishes: Constraints | None = None, **settings: Any
+        self, text: str, nbest: int = 1, constraints: Constraints | None = None, **settings: Any
     ) -> Translation:
-        """A text's translation, with its score; with a larger `nbest` the next best too."""
-        return _raise_if_problem(next(self.translate_all([text], nbest, wishes, **settings)))
+        """Translate a text; with a larger `nbest`, `outputs` has the next best translations too."""
+        return _raise_if_problem(next(self.translate_all([text], nbest, constraints, **settings)))
 
     def translate_all(
         self,
         texts: Iterable[str],
         nbest: int = 1,
-        wishes: Constraints | None = None,
+        constraints: Constraints | None = None,
         **settings: Any,
     ) -> Iterator[Translation]:
-        """The same for any number of texts, in order."""
-        return translate(self, texts, self.settings(**settings), nbest, wishes or Constraints())
+        """Translate any number of texts, in order, as they are read."""
+        constraints = constraints or NO_CONSTRAINTS
+        return translate(self, texts, self.settings(**settings), nbest, constraints)
 
     def chat(self, tag: str = "", **settings: Any) -> Conversation:
         """A conversation: `.reply("Hi how are you")`."""
         return Conversation(self, self.settings(**settings), tag)
 
     def write(self, prompt: str = "", stops: Sequence[str] = (), **settings: Any) -> str:
-        """How a text goes on."""
+        """Continue a text."""
         return "".join(self.stream(prompt, stops, **settings))
 
     def stream(self, prompt: str = "", stops: Sequence[str] = (), **settings: Any) -> Iterator[str]:
-        """The same piece by piece, as it is written."""
+        """Continue a text, piece by piece as it is written."""
         refuse_beam(settings.get("beam"))
         return write(self, prompt, self.settings(**settings), stops)
 
     def fill(self, text: str, count: int = 5) -> FilledText:
-        """A text with its blanks (___) filled in, and what else could stand there."""
+        """Fill in the blanks (___) of a text, with `count` candidates for each."""
         return fill(self, text, count)
 
     def classify(self, text: str) -> dict[str, float]:
-        """The probability of every class, the likeliest first."""
+        """The probability of every class, the most likely first."""
         return next(classify(self, [text]))
 
     def embed(self, text: str) -> list[float]:
-        """A vector of length 1; the sum of the products of two says how alike their texts are."""
+        """A unit vector; the dot product of two says how similar their texts are."""
         return next(embed(self, [text]))
 
     def score(self, *text: str, tag: str = "") -> Scored:
-        """How likely a text is; of a source and a target, the target."""
+        """The log-probability of a text, or of a target given a source."""
         return _raise_if_problem(next(score(self, [text], tag)))
 
     def explain(
         self, text: str, target: str | None = None, tag: str = "", **settings: Any
     ) -> "Explanation":
-        """What happens to a text inside the model, step by step; see `limelight.explain`."""
+        """Trace a text through the model in full precision; see `limelight.explain`."""
         from limelight.explain.explanation import explain
 
         smoothing = self.recipe.train.label_smoothing
         config = self.settings(**settings)
-        return explain(self, text, target, config, smoothing=smoothing, tag=tag)
+        model = self.full_precision
+        return explain(model, text, target, config, smoothing=smoothing, tag=tag)
 
 
 Outcome = TypeVar("Outcome", Translation, Scored)
 
 
 def _raise_if_problem(outcome: Outcome) -> Outcome:
-    """What came of a single text, if something did."""
     if outcome.problem:
         raise UserError(outcome.problem)
     return outcome
 
 
-def load(path: str | Path, *others: str | Path) -> LoadedModel:
-    """The model of a run folder, or a bundled one by its name. Nothing in it is ever executed.
+def load(
+    path: str | Path, *others: str | Path, device: str = "auto", precision: Precision | None = None
+) -> LoadedModel:
+    """Load a run folder, or a bundled model by its name. Nothing in a folder is ever executed.
 
-    Several folders are an ensemble: they write together, if they have the same tokenizer.
+    Several folders with the same tokenizer become an ensemble. The model computes on the best
+    device there is, in `precision`, or else as its recipe's `decode.precision` says.
     """
     run = find_run(path)
     recipe = recipe_from_run(run)
     tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
     classes = _read_classes(run, recipe.model)
     model, step = _newest_model(recipe.model, run)
-    companions = [load(other) for other in others]
+    companions = [load(other, device="cpu", precision="auto") for other in others]
     for other, name in zip(companions, others, strict=True):
         if other.tokenizer.hash != tokenizer.hash:
             raise UserError(f"{name} has another tokenizer than {path}: no ensemble can be made")
     data = with_registry_defaults(recipe.data)
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model.eval(),
         tokenizer=tokenizer,
         decode=recipe.decode,
@@ -168,10 +209,11 @@ def load(path: str | Path, *others: str | Path) -> LoadedModel:
         recipe=recipe,
         step=step,
     )
+    return loaded.to(device, precision or recipe.decode.precision)
 
 
 def _newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
-    """The model as it is now, and its step. What a trainer prunes meanwhile is asked for again."""
+    """The newest weights, and their step; a trainer may prune what was just found."""
     while True:
         folder, passed_over = run.weights()
         try:
@@ -182,8 +224,8 @@ def _newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
         else:
             if passed_over:
                 used = f"{folder.parent.name}/{folder.name} is used"
-                told = "; ".join([f"{run.path}: {passed_over[0]}", *passed_over[1:], used])
-                warnings.warn(told, OlderWeightsWarning, stacklevel=1)  # once for each run
+                warning = "; ".join([f"{run.path}: {passed_over[0]}", *passed_over[1:], used])
+                warnings.warn(warning, OlderWeightsWarning, stacklevel=1)  # once for each run
             return model, step_of(folder)
 
 
@@ -210,7 +252,6 @@ def _build_from(config: AnyConfig, path: Path) -> nn.Module:
 
 
 def _read_classes(run: RunFolder, config: AnyConfig) -> tuple[str, ...]:
-    """The names of a classifier's classes."""
     wanted = getattr(config, "classes", 0)
     if not wanted:
         return ()

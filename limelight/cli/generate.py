@@ -49,10 +49,11 @@ def translate(
 
     from limelight.tasks import translate as task
 
-    config, wishes = task.widen_beam(config, nbest), task.Constraints(tag, prefix, include, exclude)
+    config = task.widen_beam(config, nbest)
+    constraints = task.Constraints(tag, prefix, include, exclude)
     lines = io.InputLines(text)
     for window in lines.windows():
-        for done in task.translate(loaded, window, config, nbest, wishes):
+        for done in task.translate(loaded, window, config, nbest, constraints):
             lines.number += 1
             if done.problem:
                 lines.complain(done.problem)
@@ -61,10 +62,14 @@ def translate(
                 lines.note(f"too long for the model, so translated in {done.parts} parts{without}")
             source = done.source if alternatives and done.outputs and done.parts == 1 else ""
             if json:
-                choices = source and task.alternative_choices(loaded, source, config, wishes=wishes)
+                choices = source and task.alternative_choices(
+                    loaded, source, config, constraints=constraints
+                )
                 _print_translation_as_json(done, choices or ())
             else:
-                tokens = source and task.alternative_tokens(loaded, source, config, wishes=wishes)
+                tokens = source and task.alternative_tokens(
+                    loaded, source, config, constraints=constraints
+                )
                 _print_translation(done, tokens or (), nbest)
     lines.finish()
 
@@ -217,7 +222,7 @@ def embed(run: arg.Run, text: arg.Texts = ()) -> None:
     """Print a unit vector for each text, one JSON list per line: similar texts, similar vectors."""
     loaded, _ = io.load_for("embed", run)
 
-    from limelight.tasks.classify import embed
+    from limelight.tasks.embed import embed
 
     for vector in io.InputLines(text).answered(partial(embed, loaded)):
         io.print_line(json_format.dumps([round(value, 6) for value in vector]))

@@ -39,7 +39,7 @@ def load_for(
     from limelight.loading import load
     from limelight.recipe import with_overrides
 
-    loaded = load(run, *ensemble)
+    loaded = load(run, *ensemble, device="cpu", precision="auto")
     config = with_overrides(loaded.recipe, changes).decode
     for stream in (sys.stdin, sys.stdout):  # text is UTF-8, whatever the locale says
         if isinstance(stream, TextIOWrapper):

@@ -1,26 +1,23 @@
-"""Beam search (section 6.1): several texts at once, of which the best is taken in the end.
+"""Beam search (section 6.1): several texts at once, of which the best is chosen in the end.
 
-A beam has K places. At every step all its texts are extended by all tokens, and the best take the
-places; a text that has ended keeps its place, so a beam of one is what greedy writing gives. Texts
-of different lengths are compared by their log-probability over the length penalty of Wu et al.
-(2016), and the search stops only when nothing that is still being written could become better.
+A beam has K slots. At every step all its texts are extended by all tokens, and the best fill the
+slots; a text that has ended keeps its slot, so a beam of one is greedy search. Texts of different
+lengths are compared by their log-probability over the length penalty of Wu et al. (2016), and the
+search stops only when no unfinished text could still become better.
 
-A GPU is not waited for: it begins with the next step before this side has looked at what the last
-one found.
+While Python reads what one step found, a GPU already computes the next step.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.async_copy import copy_to_device_async, copy_to_host_async
 from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import BannedPhrases, RequiredPhrases
 from limelight.decode.request import (
@@ -28,30 +25,32 @@ from limelight.decode.request import (
     Hypothesis,
     Request,
     StepModel,
+    StepQueue,
     device_of,
     pad_histories,
     prefill,
     should_evict,
 )
 from limelight.decode.sampling import NEG_INF, apply_repetition_penalty
+from limelight.device import copy_to_device_async, copy_to_host_async
 from limelight.errors import UserError
 from limelight.model.topk import fast_topk, log_softmax_inplace
 
 
 @dataclass(frozen=True)
 class _BeamNode:
-    """A place of a beam after a step, for those who want to see the search."""
+    """A slot of a beam after a step; a tree of them shows the search."""
 
     place: int
-    parent: int  # the place of the step before that was extended
+    parent: int  # the slot that was extended, in the step before
     token: int
     logprob: float
     score: float  # of the text so far, over the length penalty
     ended: bool
 
 
-Tree = list[list[_BeamNode]]  # for each step, the places that were taken
-_WIDEST_RANKED = 8  # places of a beam that a GPU searches by itself
+Tree = list[list[_BeamNode]]  # for each step, the slots that hold a text
+_WIDEST_ON_DEVICE = 8  # slots of a beam that a GPU searches by itself
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -67,33 +66,39 @@ def beam_search(
     nbest: int = 1,
 ) -> list[list[Hypothesis]]:
     """For each request the best texts that were found, the best first."""
-    own: type[BeamSearch] | None = getattr(model, "plain_search", None)  # a faster one, on a GPU
-    search = own if own and is_unconstrained(requests, config) else BeamSearch
-    return search(model, requests, config, tokenizer, nbest).run()
+    return BeamSearch(model, requests, config, tokenizer, nbest).run()
+
+
+@runtime_checkable
+class DeviceBeamModel(StepModel, Protocol):
+    """A model that can search beams on its device, where nothing constrains them."""
+
+    def new_beam_search(
+        self, requests: Sequence[Request], config: DecodeConfig, tokenizer: Tokenizer, nbest: int
+    ) -> "BeamSearch":
+        """A search that finds what `BeamSearch` finds; `is_unconstrained` holds for it."""
 
 
 def is_unconstrained(requests: Sequence[Request], config: DecodeConfig) -> bool:
-    """Whether nothing counts but what the model itself finds likely, and the beam is narrow."""
-    wishes = any(
+    """Whether only the model's own log-probabilities count, in a narrow beam without groups."""
+    phrases = any(
         request.include or request.exclude or request.needs_leading_space for request in requests
     )
-    discouraged = config.repetition_penalty != 1 or config.no_repeat_ngram
-    return (
-        not wishes and not discouraged and config.beam_groups == 1 and config.beam <= _WIDEST_RANKED
-    )
+    penalized = config.repetition_penalty != 1 or config.no_repeat_ngram
+    narrow = config.beam_groups == 1 and config.beam <= _WIDEST_ON_DEVICE
+    return narrow and not phrases and not penalized
 
 
 class PendingStep(NamedTuple):
-    """What a step has found; it may be on its way."""
+    """What a step has found; the values may still be on their way from the GPU."""
 
     rows: list[int]
     length: int  # of all texts
-    # Which texts have ended, all texts, logprobs, and the best of the others:
-    read: Callable[[], list[Tensor]]
+    read: Callable[[], list[Tensor]]  # finished, tokens, logprobs, the best unfinished sums
 
 
 class BeamSearch:
-    """Beams that are extended together: B requests, K places each, N tokens so far."""
+    """Beams that are extended together: B requests, K slots each, N tokens so far."""
 
     def __init__(
         self,
@@ -107,10 +112,12 @@ class BeamSearch:
         if not 1 <= nbest <= config.beam:
             raise UserError(f"nbest={nbest} of a beam of {config.beam}: ask for 1 to {config.beam}")
         if config.beam_groups > 1 and any(request.include for request in requests):
-            raise UserError(f"groups={config.beam_groups} cannot promise words: set groups to 1")
+            raise UserError(
+                f"beam_groups={config.beam_groups} cannot promise words: set beam_groups to 1"
+            )
         self.model, self.requests, self.config = model, requests, config
         self.tokenizer, self.nbest, self.keep_trees = tokenizer, nbest, keep_trees
-        self.rows = list(range(len(requests)))  # which request each beam of the state belongs to
+        self.rows = list(range(len(requests)))  # the request of each beam of the state
         self.found: list[list[Hypothesis]] = [[] for _ in requests]
         self.trees: list[Tree] = [[] for _ in requests]
         self.cancelled: set[int] = set()
@@ -119,17 +126,15 @@ class BeamSearch:
         ]
         self.included = [RequiredPhrases(r.include, tokenizer, r.prompt) for r in requests]
         self.length = 0  # N
-        self.in_flight: deque[PendingStep] = (
-            deque()
-        )  # what steps have found, and nobody has seen yet
-        self.upper_bounds = dict.fromkeys(self.rows, math.inf)  # no text can come to more than this
+        self.in_flight = StepQueue[PendingStep](device_of(model))
+        if keep_trees or any(self.excluded) or any(self.included):
+            self.in_flight.ahead = 0  # the next step depends on the last one's texts
+        self.upper_bounds = dict.fromkeys(self.rows, math.inf)  # of an unfinished text's score
         self.closed_rows: set[int] = set()
-        plain = not keep_trees and not any(self.excluded) and not any(self.included)
-        self.async_ahead = plain and device_of(model).type == "cuda"
         self.prefill()
 
     def prefill(self) -> None:
-        """Read sources and prompts; every beam has an empty text in each of its groups."""
+        """Read sources and prompts; each group of each beam begins with one empty text."""
         requests, config = self.requests, self.config
         logits, self.state = prefill(self.model, requests, self.tokenizer.pad)
         every = torch.arange(len(requests), device=logits.device).repeat_interleave(config.beam)
@@ -137,7 +142,7 @@ class BeamSearch:
         self.logits = logits.index_select(0, every)  # B*K V
         precise = torch.promote_types(logits.dtype, torch.float32)
         shape = (len(requests), config.beam)
-        self.scores = logits.new_full(shape, NEG_INF, dtype=precise)  # B K: BANNED where no text is
+        self.scores = logits.new_full(shape, NEG_INF, dtype=precise)  # B K: -inf in empty slots
         self.size = config.beam // config.beam_groups
         self.scores[:, :: self.size] = 0
         self.open = torch.full((len(requests), config.beam_groups), self.size, device=logits.device)
@@ -157,8 +162,8 @@ class BeamSearch:
         self.extend()
         self.length += 1
         self.mark_finished()
-        behind = 1 if self.async_ahead and not self.at_a_limit() else 0
-        while len(self.in_flight) > behind:
+        at_limit = self.length >= min(self.requests[row].limit for row in self.rows)
+        while len(self.in_flight) > (0 if at_limit else self.in_flight.ahead):
             self.collect(self.in_flight.popleft())
         self.evict_finished()
         if not self.rows:
@@ -166,27 +171,23 @@ class BeamSearch:
         self.advance_model()
         return True
 
-    def at_a_limit(self) -> bool:
-        """Whether a request may not become longer."""
-        return self.length >= min(self.requests[row].limit for row in self.rows)
-
     def advance_model(self) -> None:
         """Let the model read the last tokens."""
         self.state.select(self.origins.flatten())
         self.logits = self.model.step(self.tokens[..., -1].reshape(-1, 1), self.state)
 
     def stop(self, row: int) -> None:
-        """Nobody waits for this request any more."""
+        """Search no longer for this request."""
         self.cancelled.add(row)
 
     def best_of(self, row: int) -> list[Hypothesis]:
-        """The best texts found; those without the words that must appear come last."""
+        """The best texts found; those without the required phrases come last."""
         complete = self.included[row].complete
         ranked = sorted(self.found[row], key=lambda text: (not complete(text.tokens), -text.score))
         return ranked[: self.nbest]
 
     def extend(self) -> None:
-        """All texts by all tokens: the best take the places."""
+        """Extend all texts by all tokens; the best fill the slots."""
         logits = self.logits.to(self.scores.dtype)
         fair = self.penalized_logprobs(logits)  # before the scores are written over
         own = log_softmax_inplace(logits).view(*self.scores.shape, -1)  # B K V
@@ -198,36 +199,36 @@ class BeamSearch:
         chosen = own[beams, parents, tokens]
         self.tokens = torch.cat([self.tokens[beams, parents], tokens[..., None]], dim=-1)
         self.logprobs = torch.cat([self.logprobs[beams, parents], chosen[..., None]], dim=-1)
-        self.origins = beams * self.config.beam + parents  # B K: rows that the state has now
+        self.origins = beams * self.config.beam + parents  # B K: rows of the state
         if self.keep_trees:
             self.record_tree(parents)
 
     def closed(self) -> Tensor:
-        """Which places, B K, belong to texts that have ended: the last ones of each group."""
+        """Which slots, B K, belong to texts that have ended: the last ones of each group."""
         ranks = torch.arange(self.size, device=self.open.device)
         return (ranks >= self.open[..., None]).flatten(1)
 
     def pick(self, judged: Tensor) -> tuple[Tensor, Tensor]:
-        """Which places are extended, and by which tokens, B K each; in each group the best first.
+        """Which slots are extended, and by which tokens, B K each; in each group the best first.
 
         Groups choose one after the other, and avoid the tokens of those before them (Vijayakumar et
         al. 2018).
         """
         beams, _, vocabulary = judged.shape
         several = self.config.beam_groups > 1
-        # How often each token was chosen already: of interest to the next group alone.
-        taken = judged.new_zeros(beams, 1, vocabulary if several else 0)
+        # How often each token was chosen already, for the next group.
+        used = judged.new_zeros(beams, 1, vocabulary if several else 0)
         parents, tokens = [], []
         for first in range(0, self.config.beam, self.size):
             group = slice(first, first + self.size)
-            fair = judged[:, group] - self.config.diversity * taken if first else judged[:, group]
+            fair = judged[:, group] - self.config.diversity * used if first else judged[:, group]
             best, which = self.best_of_group(self.scores[:, group], fair)
             parents.append(best + first)
             tokens.append(which)
             if several:
                 written = self.scores[:, group].gather(1, best) > NEG_INF
                 written &= ~self.closed()[:, group]
-                taken.scatter_add_(2, which[:, None], written.to(taken.dtype)[:, None])
+                used.scatter_add_(2, which[:, None], written.to(used.dtype)[:, None])
         all_parents, all_tokens = torch.cat(parents, dim=1), torch.cat(tokens, dim=1)
         for beam, row in enumerate(self.rows):
             if self.included[row]:
@@ -236,102 +237,99 @@ class BeamSearch:
         return all_parents, all_tokens
 
     def best_of_group(self, scores: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
-        """The best extensions of all texts of a group are among the best few of each of them."""
-        beams, places, vocabulary = judged.shape
+        """The best extensions of a group are among the best few of each of its texts."""
+        beams, slots, vocabulary = judged.shape
         few = min(self.size, vocabulary)
         values, tokens = fast_topk(judged.flatten(0, 1), few)
-        totals = scores[..., None] + values.view(beams, places, few)
+        totals = scores[..., None] + values.view(beams, slots, few)
         best = totals.flatten(1).topk(self.size, dim=1).indices
         return best // few, tokens.view(beams, -1).gather(1, best)
 
     def constrained_candidates(self, beam: int, totals: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for a request with words that must appear (Post and Vilar 2018).
+        """Slots and tokens for a request with required phrases (Post and Vilar 2018).
 
-        Besides each text's best extensions, those that go on with a word are candidates. Those that
-        have the same number of the words' tokens share a bank; the banks take turns in filling the
-        places, the fullest first, so that all stages of the way are in the beam.
+        Besides each text's best extensions, those that continue a phrase are candidates. Those with
+        equally many tokens of the phrases share a bank; the banks fill the slots in turn, the most
+        complete first, so that texts at every stage stay in the beam.
         """
         words, texts = self.included[self.rows[beam]], self.tokens[beam].tolist()
         best = totals.topk(min(self.config.beam, totals.size(-1)), dim=-1).indices.tolist()
-        candidates = {(place, token) for place, tokens in enumerate(best) for token in tokens}
-        for place, text in enumerate(texts):
-            candidates |= {(place, token) for token in words.progress(text)[1]}
+        candidates = {(slot, token) for slot, tokens in enumerate(best) for token in tokens}
+        for slot, text in enumerate(texts):
+            candidates |= {(slot, token) for token in words.progress(text)[1]}
         banks: dict[int, list[tuple[int, int]]] = {}
         impossible = []
-        for place, token in sorted(candidates, key=lambda pair: -totals[pair].item()):
-            if totals[place, token].item() == NEG_INF:
-                impossible.append((place, token))
+        for slot, token in sorted(candidates, key=lambda pair: -totals[pair].item()):
+            if totals[slot, token].item() == NEG_INF:
+                impossible.append((slot, token))
                 continue
-            there, _ = words.progress([*texts[place], token])
-            banks.setdefault(there, []).append((place, token))
-        fullest_first = [banks[there] for there in sorted(banks, reverse=True)]
-        rounds = zip_longest(*fullest_first)
+            progress, _ = words.progress([*texts[slot], token])
+            banks.setdefault(progress, []).append((slot, token))
+        rounds = zip_longest(*(banks[progress] for progress in sorted(banks, reverse=True)))
         chosen = [pair for turn in rounds for pair in turn if pair is not None]
         chosen += impossible  # where nothing else is left
         pairs = torch.tensor(chosen[: self.config.beam], device=totals.device)
         return pairs[:, 0], pairs[:, 1]
 
     def penalized_logprobs(self, logits: Tensor) -> Tensor | None:
-        """Log-probabilities with less for repetitions, B*K V, if that is wanted."""
+        """Log-probabilities after repetition penalties, B*K V, if there are any."""
         if self.config.repetition_penalty == 1 and not self.config.no_repeat_ngram:
             return None
-        read = torch.cat([self.prompts(), self.tokens], dim=-1).flatten(0, 1)
+        history = pad_histories([self.requests[row].history for row in self.rows], logits.device)
+        history = history[:, None].expand(-1, self.config.beam, -1)
+        read = torch.cat([history, self.tokens], dim=-1).flatten(0, 1)
         return apply_repetition_penalty(
             logits, read, self.config, self.tokenizer.first_text_id
         ).log_softmax(dim=-1)
 
     def apply_constraints(self, judged: Tensor) -> Tensor:
-        """The same, B K V, with nothing for what must not be written now."""
-        wished = [i for i, row in enumerate(self.rows) if self.excluded[row] or self.included[row]]
-        judged = judged.clone() if wished else judged
-        for beam in wished:
+        """Log-probabilities, B K V, with -inf for tokens that must not come now."""
+        constrained = [
+            i for i, row in enumerate(self.rows) if self.excluded[row] or self.included[row]
+        ]
+        judged = judged.clone() if constrained else judged
+        for beam in constrained:
             row = self.rows[beam]
-            for place, text in enumerate(self.tokens[beam].tolist()):
-                judged[beam, place, self.excluded[row].banned(text)] = NEG_INF
+            for slot, text in enumerate(self.tokens[beam].tolist()):
+                judged[beam, slot, self.excluded[row].banned(text)] = NEG_INF
                 if not self.included[row].complete(text):
-                    judged[beam, place, self.tokenizer.end] = NEG_INF
+                    judged[beam, slot, self.tokenizer.end] = NEG_INF
         return judged
 
-    def prompts(self) -> Tensor:
-        """What the beams began with, B K P, -1 before the first token."""
-        given = [self.requests[row].history for row in self.rows]
-        read = pad_histories(given, self.tokens.device)
-        return read[:, None].expand(-1, self.config.beam, -1)
-
     def mark_finished(self) -> None:
-        """Texts that have ended, and at the limit all, are found; their places are closed."""
+        """Texts that have ended, and at the limit all, are found; their slots are closed."""
         ended = self.tokens[..., -1] == self.tokenizer.end
-        taken = self.scores > NEG_INF
-        found = taken & (ended | (self.limits <= self.length))
-        self.open = self.open - (taken & ended).view(len(self.rows), -1, self.size).sum(dim=-1)
+        filled = self.scores > NEG_INF
+        found = filled & (ended | (self.limits <= self.length))
+        self.open = self.open - (filled & ended).view(len(self.rows), -1, self.size).sum(dim=-1)
         self.scores = self.scores.masked_fill(found, NEG_INF)
         sums = self.logprobs.sum(dim=-1).masked_fill(self.scores == NEG_INF, NEG_INF)
         read = copy_to_host_async(found, self.tokens, self.logprobs, sums.amax(dim=1))
         self.in_flight.append(PendingStep(self.rows, self.length, read))
 
     def collect(self, step: PendingStep) -> None:
-        """Keep the texts that were found, and note what the others may come to."""
-        found, texts, logprobs, hopes = step.read()
-        if hopes.isnan().any():
+        """Keep the texts that were found, and an upper bound for the others."""
+        found, texts, logprobs, bounds = step.read()
+        if bounds.isnan().any():
             raise UserError(DAMAGED)
         penalty = length_penalty(step.length, self.config.length_penalty)
-        for beam, place in found.nonzero().tolist():
-            text, numbers = texts[beam, place].tolist(), logprobs[beam, place].tolist()
+        for beam, slot in found.nonzero().tolist():
+            text, numbers = texts[beam, slot].tolist(), logprobs[beam, slot].tolist()
             done = text[-1] == self.tokenizer.end
             text, known = (text[:-1] if done else text), self.found[step.rows[beam]]
             if any(text == other.tokens and done == other.ended for other in known):
                 continue  # by another group
             known.append(Hypothesis(text, numbers, done, sum(numbers) / penalty))
-        self.upper_bounds.update(zip(step.rows, hopes.tolist(), strict=True))
+        self.upper_bounds.update(zip(step.rows, bounds.tolist(), strict=True))
 
     def evict_finished(self) -> None:
-        """Let beams go that are done, if it is time."""
+        """Remove finished beams if they are many; until then, close their slots."""
         done = {row for row in self.rows if self.is_done(row, self.upper_bounds[row])}
         if not done:
             return
         active = set(self.rows) - done
         if not should_evict(self.requests, self.rows, active, self.length):
-            if done - self.closed_rows:  # nothing more is wanted of them
+            if done - self.closed_rows:
                 closed = torch.tensor([row in done for row in self.rows])[:, None]
                 self.scores.masked_fill_(copy_to_device_async(closed, self.scores.device), NEG_INF)
                 self.closed_rows |= done
@@ -341,47 +339,42 @@ class BeamSearch:
         self.keep(copy_to_device_async(torch.tensor(keep, dtype=torch.long), self.scores.device))
 
     def keep(self, beams: Tensor) -> None:
-        """Only these beams stay."""
+        """Remove all other beams."""
         for name in ("scores", "open", "limits", "origins", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name)[beams])
 
-    def is_done(self, row: int, hope: float) -> bool:
-        """Whether no text of this request could still become one of the best.
+    def is_done(self, row: int, bound: float) -> bool:
+        """Whether no unfinished text of this request could still become one of the best.
 
-        Log-probabilities only fall; and what falls no further is divided by most at the limit.
+        Sums of log-probabilities only fall, and the length penalty is largest at the limit.
         """
-        if row in self.cancelled or hope == NEG_INF:
+        if row in self.cancelled or bound == NEG_INF:
             return True
         scores = self.scores_of(row)
         if len(scores) < self.nbest:
             return False
         most = length_penalty(self.requests[row].limit, self.config.length_penalty)
-        return sorted(scores, reverse=True)[self.nbest - 1] >= hope / most
+        return sorted(scores, reverse=True)[self.nbest - 1] >= bound / most
 
     def scores_of(self, row: int) -> list[float]:
-        """Of the texts that were found."""
+        """The scores of the texts that were found."""
         return [text.score for text in self.found[row]]
 
     def record_tree(self, parents: Tensor) -> None:
-        """Note what the beams look like now."""
+        """Add this step's slots to the trees."""
         over = length_penalty(self.tokens.size(-1), self.config.length_penalty)
-        sums = (self.logprobs.sum(dim=-1) / over).tolist()
-        told = zip(
-            self.rows,
-            parents.tolist(),
-            self.tokens[..., -1].tolist(),
-            self.logprobs[..., -1].tolist(),
-            sums,
-            (self.scores > NEG_INF).tolist(),
-            strict=True,
-        )
-        for row, *columns in told:
+        sums = self.logprobs.sum(dim=-1) / over
+        newest = (parents, self.tokens[..., -1], self.logprobs[..., -1], sums)
+        columns = [numbers.tolist() for numbers in newest]
+        for row, filled, *values in zip(
+            self.rows, (self.scores > NEG_INF).tolist(), *columns, strict=True
+        ):
             self.trees[row].append(
                 [
-                    _BeamNode(place, parent, token, logprob, score, token == self.tokenizer.end)
-                    for place, (parent, token, logprob, score, taken) in enumerate(
-                        zip(*columns, strict=True)
+                    _BeamNode(slot, parent, token, logprob, score, token == self.tokenizer.end)
+                    for slot, (parent, token, logprob, score) in enumerate(
+                        zip(*values, strict=True)
                     )
-                    if taken
+                    if filled[slot]
                 ]
             )

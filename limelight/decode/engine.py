@@ -1,7 +1,7 @@
-"""Many texts, fast and in order: requests of like length are answered together.
+"""Many requests, fast and in order: those of similar length are decoded together.
 
-Only so many are read ahead as make good batches, so a file of any size takes the same memory, and
-the first answer comes at once.
+Only as many are read ahead as make good batches, so a file of any size needs the same memory, and
+the first result comes at once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,32 +11,29 @@ from typing import Any, TypeVar
 import torch
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.accel.cpu.model import for_cpu
-from limelight.decode.accel.cuda.runner import CudaGraphModel
-from limelight.decode.beam import beam_search
+from limelight.decode.accel import accelerate
+from limelight.decode.beam import BeamSearch, DeviceBeamModel, is_unconstrained
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
-from limelight.decode.generate import Watch, write
+from limelight.decode.generate import GenerationBatch, Watch, write
 from limelight.decode.request import Hypothesis, Request, StepModel
-from limelight.model.config import ModelConfig
 
-_READ_AHEAD = 512  # jobs that are read before the first of them is answered, at most
+_READ_AHEAD = 512  # items that are read before the first of them is answered, at most
 ROWS = 64  # requests in a batch, at most
-MAX_BATCH_POSITIONS = (
-    2**15
-)  # of sources and texts in a batch, at most: so much memory is there everywhere
+MAX_BATCH_POSITIONS = 2**15  # of sources and texts in a batch, at most: fits into any memory
 
 Key = TypeVar("Key")
+Item = TypeVar("Item")
 _Job = tuple[Key, list[Request]]
 _Done = tuple[Key, list[list[Hypothesis]]]
 
 
 class Engine:
-    """A model, or several, ready to answer."""
+    """A model, or an ensemble, behind its accelerators."""
 
     def __init__(self, models: Sequence[Any], tokenizer: Tokenizer, int8: bool = False) -> None:
-        ready: list[StepModel] = [_accelerate(model, int8) for model in models]
-        self.model = ready[0] if len(ready) == 1 else Ensemble(ready)
+        fast = [accelerate(model, int8) for model in models]
+        self.model: StepModel = fast[0] if len(fast) == 1 else Ensemble(fast)
         self.tokenizer = tokenizer
 
     def generate(
@@ -46,20 +43,19 @@ class Engine:
         nbest: int = 1,
         on_token: Watch | None = None,
     ) -> list[list[Hypothesis]]:
-        """For each request the best answers, the best first. `watch` is for writing, not beams."""
+        """For each request the best texts, the best first. A beam calls no `on_token`."""
         with torch.inference_mode():
             if config.temperature or (config.beam == 1 and nbest == 1):
                 on_token = on_token or (lambda _: False)
                 written = write(self.model, requests, config, self.tokenizer, on_token)
                 return [[text] for text in written]
-            return beam_search(self.model, requests, config, self.tokenizer, nbest)
+            return new_search(self.model, requests, config, self.tokenizer, nbest).run()
 
     def generate_stream(
         self, jobs: Iterable[_Job[Key]], config: DecodeConfig, nbest: int = 1
     ) -> Iterator[_Done[Key]]:
         """Jobs of any number of requests each, answered in their order."""
-        left, ahead = iter(jobs), 1
-        while window := list(islice(left, ahead)):
+        for window in growing_windows(jobs):
             requests = [request for _, own in window for request in own]
             answers: list[list[Hypothesis]] = [[] for _ in requests]
             for batch in batches_of(requests, config.beam):
@@ -69,28 +65,53 @@ class Engine:
             ordered = iter(answers)
             for key, own in window:
                 yield key, list(islice(ordered, len(own)))
-            ahead = min(2 * ahead, _READ_AHEAD)
 
 
-def _accelerate(model: Any, int8: bool = False) -> Any:
-    """The fastest way that is known to write with a model: on a GPU, on a CPU, or its own."""
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    if on_gpu and isinstance(model.config, ModelConfig):
-        return CudaGraphModel(model)
-    return for_cpu(model, int8)
+def new_search(
+    model: StepModel,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    tokenizer: Tokenizer,
+    nbest: int = 1,
+    keep_tree: bool = False,
+) -> BeamSearch:
+    """A beam search: on the device, where the model can and nothing constrains the search.
+
+    A search on the device keeps no tree.
+    """
+    if isinstance(model, DeviceBeamModel) and not keep_tree and is_unconstrained(requests, config):
+        return model.new_beam_search(requests, config, tokenizer, nbest)
+    return BeamSearch(model, requests, config, tokenizer, nbest, keep_tree)
+
+
+def new_batch(
+    model: StepModel, requests: Sequence[Request], config: DecodeConfig, tokenizer: Tokenizer
+) -> GenerationBatch:
+    """A batch for greedy search and sampling; tokens are chosen on the device if the model can."""
+    return GenerationBatch(model, requests, config, tokenizer)
+
+
+def growing_windows(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """One item at first, so that its result comes at once; then twice as many each time."""
+    left, ahead = iter(items), 1
+    while window := list(islice(left, ahead)):
+        yield window
+        ahead = min(2 * ahead, _READ_AHEAD)
 
 
 def batches_of(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:
-    """Which requests to answer together: those that are about as long, the longest first."""
+    """Which requests to decode together: at most `ROWS` of similar length."""
+    sizes = [len(r.source) + len(r.prompt) + r.limit for r in requests]
+    return batch_by_length(sizes, MAX_BATCH_POSITIONS // beam, ROWS)
 
-    def length(i: int) -> tuple[int, int]:
-        return len(requests[i].source) + len(requests[i].prompt), requests[i].limit
 
+def batch_by_length(
+    sizes: Sequence[int], max_positions: int, max_rows: int | None = None
+) -> Iterator[list[int]]:
+    """Indices of items of similar size, the largest first, within these bounds after padding."""
     batch: list[int] = []
-    for i in sorted(range(len(requests)), key=length, reverse=True):
-        longest = length(batch[0] if batch else i)
-        full = len(batch) == ROWS or (len(batch) + 1) * beam * sum(longest) > MAX_BATCH_POSITIONS
-        if batch and full:
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if batch and (len(batch) == max_rows or (len(batch) + 1) * sizes[batch[0]] > max_positions):
             yield batch
             batch = []
         batch.append(i)

@@ -1,64 +1,92 @@
-"""What is asked of a model, and what it answers, in tokens; and how a batch of requests begins."""
+"""Requests, hypotheses, a model as search sees it, and how a batch of requests begins."""
 
+from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from limelight.errors import UserError
 
-EVICT_FRACTION = 0.25  # of all rows: so many that are done are worth the moving of the others
+EVICT_FRACTION = 0.25  # finished rows stay in the batch until they are this share of it
 DAMAGED = "the model's scores are not numbers (NaN): its weights are damaged"
 LARGEST_LIMIT = 100_000  # tokens: more than any model writes well, less than would fill a memory
 
 
 class _DecoderState(Protocol):
-    """What a model keeps between two tokens."""
+    """What a model keeps between two tokens: its KV cache, or a recurrent state."""
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may be named again (beams) or not at all."""
+        """Keep these rows, in this order; a row may be repeated (beams) or left out."""
 
-    def insert_rows(self, other: Any, places: Tensor) -> None:
-        """Put the rows of another state into these places: over a row, or behind the last one."""
+    def insert_rows(self, other: Any, rows: Tensor) -> None:
+        """Write another state's rows to these row numbers, which may lie behind the last one."""
 
 
+@runtime_checkable
 class StepModel(Protocol):
-    """A model as search sees it: any family that can write, or several of them."""
+    """All that search knows of a model: any family that writes, an accelerator or an ensemble."""
 
     config: Any
 
     def parameters(self) -> Iterator[Any]:
         """Its weights."""
 
-    def start(self, *given: Any, **room: Any) -> Any:
+    def start(self, *given: Any, **options: Any) -> Any:
         """The state from which `step` writes."""
 
     def step(self, tokens: Tensor, state: Any, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V.
+        """Read the next tokens (B T, padded on the right); return logits of the next ones, B V.
 
-        A search may write over the scores, and the model may at its next step.
+        The caller may overwrite the logits, and so may the model at its next step.
         """
+
+
+@runtime_checkable
+class GreedyStepModel(StepModel, Protocol):
+    """A model that can choose the most likely token on its device."""
+
+    def step_greedy(self, tokens: Tensor, state: Any) -> tuple[Tensor, Tensor]:
+        """Read a token in each row, B; return the next ones with their log-probabilities, and them.
+
+        The first result, 2 B or wider, is valid until the next step; the second, B, may be passed
+        to it as it is.
+        """
+
+
+Step = TypeVar("Step")
+
+
+class StepQueue(deque[Step]):
+    """Steps that were launched and whose results were not read yet.
+
+    A GPU computes the next step while Python reads the last one, so it may be one step ahead.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.ahead = 1 if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True)
 class Request:
     """One text to be written."""
 
-    prompt: Sequence[int]  # what the decoder begins with: a start token, and what is given already
-    limit: int  # at most so many tokens more
+    prompt: Sequence[int]  # what the decoder reads first: a start token and whatever is given
+    limit: int  # new tokens, at most
     source: Sequence[int] = ()  # what an encoder reads, with its end token
-    seed: int = 1  # for sampling: the same request is the same text, alone or among others
-    include: tuple[str, ...] = ()  # words that must appear (beam search)
-    exclude: tuple[str, ...] = ()  # words that must not
-    top: int = 0  # tell so many of the likeliest tokens at every place (not of beams)
-    truncated_prompt: Sequence[int] = ()  # what stood before the prompt, and is read no more
-    needs_leading_space: bool = False  # what is written begins with a space, or with nothing
+    seed: int = 1  # for sampling; the outcome does not depend on other requests
+    include: tuple[str, ...] = ()  # phrases that must appear (beam search)
+    exclude: tuple[str, ...] = ()  # phrases that must not
+    top: int = 0  # report this many of the most likely tokens at every position (not of beams)
+    truncated_prompt: Sequence[int] = ()  # tokens before the prompt that the model no longer reads
+    needs_leading_space: bool = False  # the text continues with a space, or ends
 
     @property
     def history(self) -> list[int]:
-        """All that is there already, for those who look for repetitions."""
+        """All tokens that count as repetitions when they come again."""
         return [*self.truncated_prompt, *self.prompt]
 
     def __post_init__(self) -> None:
@@ -70,16 +98,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What a model wrote: its own log-probability of every token, the end token's included."""
+    """A text that a model wrote, with the model's log-probability of every token and of the end."""
 
     tokens: list[int]  # without the end token
     logprobs: list[float]
-    ended: bool  # by its own end token, and not by the limit or a stop
+    ended: bool  # with an end token; otherwise the limit or a stop string was reached
     score: float  # the sum of `logprobs`, after a beam divided by the length penalty
 
 
 def prefill(model: StepModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Any]:
-    """Read sources and prompts: scores of each row's next token, B V, and the state."""
+    """Read sources and prompts: logits of each row's next token, B V, and the state."""
     device = device_of(model)
     prompt, real = pad_batch([request.prompt for request in requests], pad)
     state = encode_sources(model, requests, pad)
@@ -92,43 +120,38 @@ def prefill(model: StepModel, requests: Sequence[Request], pad: int) -> tuple[Te
 
 def encode_sources(model: StepModel, requests: Sequence[Request], pad: int) -> Any:
     """The state before the first token of the prompt is read."""
-    room = max_total_length(requests)
-    if not _has_encoder(model):
-        return model.start(len(requests), max_len=room)
+    max_len = max_total_length(requests)
+    if not str(model.config.family).endswith("encoder-decoder"):
+        return model.start(len(requests), max_len=max_len)
     device = device_of(model)
     source, real = pad_batch([request.source for request in requests], pad)
     padded = None if real.all() else real.to(device)
-    return model.start(source.to(device), padded, max_len=room)
+    return model.start(source.to(device), padded, max_len=max_len)
 
 
 def max_total_length(requests: Sequence[Request]) -> int:
-    """How many tokens the longest of them may come to."""
+    """The largest number of prompt and new tokens that one of the requests may reach."""
     return max(len(request.prompt) + request.limit for request in requests)
 
 
 def should_evict(
     requests: Sequence[Request], rows: Sequence[int], active: Container[int], steps: int
 ) -> bool:
-    """Whether to let rows go that are done: if they are many, or one has no room to stay."""
+    """Whether finished rows should leave the batch: many have finished, or a cache row is full."""
     done = [row for row in rows if row not in active]
-    room = max_total_length(requests)
-    full = any(len(requests[row].prompt) + steps >= room for row in done)
+    longest = max_total_length(requests)
+    full = any(len(requests[row].prompt) + steps >= longest for row in done)
     return full or len(done) >= EVICT_FRACTION * len(rows)
 
 
-def _has_encoder(model: StepModel) -> bool:
-    """Whether this is an encoder with a decoder."""
-    return str(model.config.family).endswith("encoder-decoder")
-
-
 def device_of(model: Any) -> torch.device:
-    """Where a model's numbers are."""
+    """The device of the first parameter."""
     device: torch.device = next(model.parameters()).device
     return device
 
 
 def pad_batch(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Rows of tokens as one tensor, padded on the right, and where it is not padding."""
+    """Rows of tokens as one tensor, padded on the right, and a mask of the real ones."""
     width = max(map(len, rows))
     tokens = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
     real = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
@@ -136,6 +159,6 @@ def pad_batch(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 
 def pad_histories(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """What each row has read, B T, the newest last and -1 before the first."""
+    """Rows of tokens as one tensor, B T, padded with -1 on the left."""
     width = max(map(len, rows))
     return torch.tensor([[*[-1] * (width - len(row)), *row] for row in rows], device=device)

@@ -11,9 +11,8 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import GenerationBatch, TokenEvent, finalize
 from limelight.decode.request import Hypothesis, Request
 from limelight.errors import UserError
-from limelight.tasks.classify import add_special_tokens
 from limelight.tasks.fill import BLANK, mask_blanks
-from limelight.tasks.text_model import TextModel
+from limelight.tasks.text_model import TextModel, add_special_tokens
 from limelight.tasks.translate import request_for
 from limelight.tasks.write import DEFAULT_MAX_TOKENS, encode_prompt
 

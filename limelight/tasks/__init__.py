@@ -1,6 +1,12 @@
-"""Text in, text out: what people do with a trained model.
+"""Text in, text out: what people do with a trained model. Read in this order:
 
-Read in this order: `trained` (a model and what it can do), `sentences` (texts that are too long),
-`translate`, `chat`, `write`, and for models that read both ways `fill`, `classify`, `embed`; last
-`score`, how likely a model finds a text.
+text_model      a model with its tokenizer, and the tasks it can do
+sentence_split  long texts become parts of whole sentences
+translate       a text in, its translation out; alternatives for every token
+chat            the turns so far in, the next one out
+write           a text that goes on, piece by piece
+fill            candidates for blanks (BERT)
+classify        the probability of every class
+embed           a text as a unit vector
+score           how likely a text is
 """

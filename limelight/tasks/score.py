@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from limelight.decode.engine import growing_windows
 from limelight.decode.request import pad_batch
 from limelight.errors import UserError
-from limelight.tasks.text_model import TextModel, growing_windows, in_batches
+from limelight.tasks.text_model import TextModel, in_batches
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,18 @@
 """A trained model, its tokenizer, and what people can do with it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, zip_longest
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import Any
 
 from torch import Tensor
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
-from limelight.decode.engine import Engine
+from limelight.decode.engine import Engine, batch_by_length
 from limelight.decode.request import pad_batch
 from limelight.errors import UserError, unknown_name
-
-_AHEAD = 256  # texts that are read before the first of them is answered, at most
 
 
 @dataclass
@@ -82,17 +80,6 @@ class TextModel:
             raise UserError(f"this model learned no tags, so there is no {wanted!r}")
 
 
-Thing = TypeVar("Thing")
-
-
-def growing_windows(things: Iterable[Thing]) -> Iterator[list[Thing]]:
-    """Some at a time: at first one, so that its answer comes at once, then more and more."""
-    left, ahead = iter(things), 1
-    while window := list(islice(left, ahead)):
-        yield window
-        ahead = min(2 * ahead, _AHEAD)
-
-
 def in_batches(
     trained: TextModel,
     rows: Sequence[Sequence[int]],
@@ -105,18 +92,16 @@ def in_batches(
     """
     device = next(trained.model.parameters()).device
     sizes = [sum(map(len, parts)) for parts in zip_longest(rows, sources, fillvalue=())]
-    for batch in _bucket_by_length(sizes, positions):
+    for batch in batch_by_length(sizes, positions):
         tokens, real = pad_batch([rows[i] for i in batch], trained.tokenizer.pad)
         yield batch, tokens.to(device), real.to(device)
 
 
-def _bucket_by_length(sizes: Sequence[int], positions: int) -> Iterator[list[int]]:
-    """Which rows to put side by side, the longest first, in at most so many positions."""
-    batch: list[int] = []
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if batch and (len(batch) + 1) * sizes[batch[0]] > positions:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+def add_special_tokens(trained: TextModel, text: str) -> list[int]:
+    """A text as the model reads it, cut to what it can read."""
+    tokenizer = trained.tokenizer
+    tokens = tokenizer.encode(text)[: trained.max_len - 2]
+    if trained.family == "encoder-decoder":
+        return [*tokens, tokenizer.end]
+    texts = trained.family == "decoder-only" and trained.kind == "texts"
+    return [tokenizer.end if texts else tokenizer.start, *tokens, tokenizer.end]

@@ -78,37 +78,39 @@ def translate(
     texts: Iterable[str | InvalidLine],
     config: DecodeConfig | None = None,
     nbest: int = 1,
-    wishes: Constraints = NO_CONSTRAINTS,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[Translation]:
     """The translations of texts, in order; a line that is no text has its own outcome."""
     trained.require("translate")
     config = widen_beam(config or trained.decode, nbest)
-    _check_wishes(trained, config, wishes)
+    _check_constraints(trained, config, constraints)
     if isinstance(texts, str):
         raise UserError(f"texts={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
-    jobs = (_job_for(trained, text, config, wishes) for text in texts)
+    jobs = (_job_for(trained, text, config, constraints) for text in texts)
     for text, found in trained.engine.generate_stream(jobs, config, nbest):
         if isinstance(text, Translation):
             yield text
         else:
-            yield translation_of(trained, text, found, wishes)
+            yield translation_of(trained, text, found, constraints)
 
 
-def _check_wishes(trained: TextModel, config: DecodeConfig, wishes: Constraints) -> None:
+def _check_constraints(trained: TextModel, config: DecodeConfig, constraints: Constraints) -> None:
     """What no text could be given is refused before the first one."""
-    if not isinstance(wishes, Constraints):
-        raise UserError(f"wishes={wishes!r:.80} are none: write Wishes(prefix='...')")
-    trained.tag(wishes.tag)
-    request_for(trained, [], config, wishes)  # which has room for a prefix, or none
+    if not isinstance(constraints, Constraints):
+        raise UserError(f"constraints={constraints!r:.80} must be Constraints(prefix='...', ...)")
+    trained.tag(constraints.tag)
+    request_for(trained, [], config, constraints)  # which has room for a prefix, or none
 
 
 def translation_of(
-    trained: TextModel, text: str, found: list[list[Hypothesis]], wishes: Constraints
+    trained: TextModel, text: str, found: list[list[Hypothesis]], constraints: Constraints
 ) -> Translation:
     """What was found for the parts of a text, as its translations."""
     ways = zip(*found, strict=False)
-    outputs = tuple(_join(trained, way, wishes.prefix) for way in ways)
-    missing = [word for word in wishes.include if outputs and word.strip() not in outputs[0].text]
+    outputs = tuple(_join(trained, way, constraints.prefix) for way in ways)
+    missing = [
+        word for word in constraints.include if outputs and word.strip() not in outputs[0].text
+    ]
     problem = f"no translation with {missing[0]!r} was found" if missing else ""
     return Translation(text, outputs, max(1, len(found)), problem)
 
@@ -130,35 +132,35 @@ def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
 
 
 def _job_for(
-    trained: TextModel, text: str | InvalidLine, config: DecodeConfig, wishes: Constraints
+    trained: TextModel, text: str | InvalidLine, config: DecodeConfig, constraints: Constraints
 ) -> tuple[str | Translation, list[Request]]:
     """A text and what the model is asked for it; what cannot be asked does not stop the others."""
     if isinstance(text, InvalidLine):
         return Translation("", problem=text.why), []
     text = valid_unicode(text)
     try:
-        return text, requests_for(trained, text, config, wishes)
+        return text, requests_for(trained, text, config, constraints)
     except UserError as error:
         return Translation(text, problem=str(error)), []
 
 
 def requests_for(
-    trained: TextModel, text: str, config: DecodeConfig, wishes: Constraints
+    trained: TextModel, text: str, config: DecodeConfig, constraints: Constraints
 ) -> list[Request]:
     """What the model is asked for a text: nothing for an empty one, several things for a long."""
     if not text.strip():
         return []
-    tag, encode = trained.tag(wishes.tag), trained.tokenizer.encode
+    tag, encode = trained.tag(constraints.tag), trained.tokenizer.encode
     longest = longest_source(trained) - len(tag)
     parts = in_parts(text, lambda part: len(encode(part)), longest)
-    if len(parts) > 1 and wishes.include:
+    if len(parts) > 1 and constraints.include:
         raise UserError(
             f"a text in {len(parts)} parts, being too long for the model, cannot be promised words"
         )
     sources = [[*tag, *encode(part)[:longest]] for part in parts]
-    later = replace(wishes, prefix="")
+    later = replace(constraints, prefix="")
     return [
-        request_for(trained, source, config, later if i else wishes)
+        request_for(trained, source, config, later if i else constraints)
         for i, source in enumerate(sources)
     ]
 
@@ -174,11 +176,11 @@ def request_for(
     trained: TextModel,
     source: list[int],
     config: DecodeConfig,
-    wishes: Constraints = NO_CONSTRAINTS,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> Request:
     """An encoder reads the source; a language model has it before it, and a separator."""
     tokenizer = trained.tokenizer
-    begun, spaced = encode_prefix(tokenizer, wishes.prefix)
+    begun, spaced = encode_prefix(tokenizer, constraints.prefix)
     two_sided = trained.family == "encoder-decoder"
     prompt = [tokenizer.start, *begun]
     if not two_sided:
@@ -194,8 +196,8 @@ def request_for(
         limit=max(1, limit),
         source=[*source, tokenizer.end] if two_sided else (),
         seed=config.seed,
-        include=wishes.include,
-        exclude=wishes.exclude,
+        include=constraints.include,
+        exclude=constraints.exclude,
         needs_leading_space=spaced,
     )
 
@@ -230,7 +232,9 @@ class AlternativeChoice:
     piece: str
     probability: float
     text: str  # the whole translation, had this been chosen
-    begin: str  # up to this piece, and a whole character: as `Wishes.prefix` it makes the choice
+    begin: (
+        str  # up to this piece, and a whole character: as `Constraints.prefix` it makes the choice
+    )
 
 
 def alternative_choices(
@@ -238,10 +242,10 @@ def alternative_choices(
     text: str,
     config: DecodeConfig | None = None,
     count: int = 3,
-    wishes: Constraints = NO_CONSTRAINTS,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[list[AlternativeChoice]]:
     """For every token of a translation, and for its end: what else could have come here."""
-    request, written = _translate_single(trained, text, config or trained.decode, wishes)
+    request, written = _translate_single(trained, text, config or trained.decode, constraints)
     return choices_along(trained, request, written, count)
 
 
@@ -250,10 +254,10 @@ def alternative_tokens(
     text: str,
     config: DecodeConfig | None = None,
     count: int = 3,
-    wishes: Constraints = NO_CONSTRAINTS,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[list[TokenProbability]]:
     """The same in a fraction of the time: nobody asks where it would have led."""
-    request, written = _translate_single(trained, text, config or trained.decode, wishes)
+    request, written = _translate_single(trained, text, config or trained.decode, constraints)
     tokenizer, model = trained.tokenizer, trained.engine.model
     for some in _places_of(written):
         for found in top_tokens_at(model, request, written, some, count, tokenizer):
@@ -263,11 +267,11 @@ def alternative_tokens(
 
 
 def _translate_single(
-    trained: TextModel, text: str, config: DecodeConfig, wishes: Constraints
+    trained: TextModel, text: str, config: DecodeConfig, constraints: Constraints
 ) -> tuple[Request, list[int]]:
     """The translation of a text that the model reads at once, its end among the tokens."""
     trained.require("translate")
-    requests = requests_for(trained, text, config, wishes)
+    requests = requests_for(trained, text, config, constraints)
     if len(requests) != 1:
         raise UserError("alternatives are for a text that the model can read at once")
     ((written, *_),) = trained.engine.generate(requests, config)

@@ -81,7 +81,7 @@ def score_run(
     lines = _read_lines(recipe, split)
     lines.warn_of_unusable(silent)
     losses = evaluate_run(path, split, changes, silent)
-    scores = _score_task(load(path), recipe, lines, silent)
+    scores = _score_task(load(path, device="cpu", precision="auto"), recipe, lines, silent)
     settings = asdict(recipe.decode)
     reported = report.report_scores(str(path), split, lines.columns, scores, settings)
     return {**losses, "tally": lines.counts, **reported}
@@ -92,7 +92,11 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
-    config, loaded, data = recipe.train, load(path), _data_of(recipe, split)
+    config, loaded, data = (
+        recipe.train,
+        load(path, device="cpu", precision="auto"),
+        _data_of(recipe, split),
+    )
     with init_distributed(config) as world:
         check_compiler(config, world.device)
         console = Report(silent or not world.is_main)
@@ -218,7 +222,7 @@ def _translations_of(
     with counting("translating", Console(stderr=True, quiet=silent)) as progress:
         for tag, tagged in groupby(sources, key=itemgetter(0)):
             texts = (source for _, source in tagged)
-            for done in translate(loaded, texts, recipe.decode, wishes=Constraints(tag=tag)):
+            for done in translate(loaded, texts, recipe.decode, constraints=Constraints(tag=tag)):
                 outputs.append(done.text)
                 progress(1)
     return outputs
@@ -237,7 +241,7 @@ def compare_runs(
     """Both scores on the same texts, and whether chance explains the difference."""
     changes = as_list(changes)
     recipes = [_evaluation_recipe(path, split, changes) for path in paths]
-    both = [load(path) for path in paths]
+    both = [load(path, device="cpu", precision="auto") for path in paths]
     if both[0].tasks != both[1].tasks:
         tasks = [", ".join(loaded.tasks) for loaded in both]
         raise UserError(f"{paths[0]} can {tasks[0]}, and {paths[1]} {tasks[1]}: no comparison")

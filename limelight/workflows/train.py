@@ -97,7 +97,7 @@ def build_trainer(
     many = f", {world.world_size} processes" if world.world_size > 1 else ""
     report.say(f"training {recipe.name} on {describe(world.device)}, {precision}{many}")
     begun_from = preflight.check_init_from(run, start_from)
-    origin = load(start_from) if start_from else None
+    origin = load(start_from, device="cpu", precision="auto") if start_from else None
     data = resolve(recipe.data)
     preflight.check_plan(recipe, data)
     preflight.check_steps(recipe, run)

@@ -22,7 +22,7 @@ FAMILIES = (
 class Letters:
     """As much of a tokenizer as search needs: tokens 0 to 2 are special, 3 is a, 4 is b, ..."""
 
-    pad, start, end, first = PAD, START, END, 3
+    pad, start, end, first_text_id = PAD, START, END, 3
 
     def __init__(self, vocab):
         self.vocab = vocab
@@ -30,11 +30,11 @@ class Letters:
     def __len__(self):
         return self.vocab
 
-    def raw(self, i):
+    def token_bytes(self, i):
         return bytes([ord("a") + i - 3]) if i >= 3 else b""
 
     def decode(self, ids):
-        return b"".join(map(self.raw, ids)).decode()
+        return b"".join(map(self.token_bytes, ids)).decode()
 
     def encode(self, text):
         return [ord(letter) - ord("a") + 3 for letter in text if letter != " "]
@@ -55,17 +55,13 @@ def tiny(family, seed, vocab=4, d_model=8, sharp=3.0, dtype=torch.float64, **set
 
 
 class Ranking:
-    """A model that tells the likeliest tokens itself, as one on a GPU does."""
-
-    ranks, plain_search = True, DeviceBeamSearch
+    """A model that chooses tokens and searches beams itself, as one on a GPU does."""
 
     def __init__(self, model):
         self.model, self.config = model, model.config
+        self.start, self.step, self.parameters = model.start, model.step, model.parameters
 
-    def __getattr__(self, name):
-        return getattr(self.model, name)
-
-    def step_likeliest(self, tokens, state):
+    def step_greedy(self, tokens, state):
         best = self.model.step(tokens[:, None], state).log_softmax(dim=-1).max(dim=1)
         return torch.stack([best.indices.to(best.values.dtype), best.values]), best.indices
 
@@ -73,6 +69,9 @@ class Ranking:
         logprobs = self.model.step(beams.newest.view(-1, 1), state).log_softmax(dim=-1)
         state.select(beams.extend(*logprobs.topk(min(8, logprobs.size(1)), dim=1)))
         return beams
+
+    def new_beam_search(self, requests, config, tokenizer, nbest):
+        return DeviceBeamSearch(self, requests, config, tokenizer, nbest)
 
 
 def requests_for(model, count, limit, seed=0, **settings):

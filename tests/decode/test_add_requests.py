@@ -63,7 +63,7 @@ def test_who_cannot_join_changes_nothing(monkeypatch):
             for event in writing.step():
                 texts[event.row] += [event.token] * (event.token != letters.end)
             with monkeypatch.context() as patch:
-                patch.setattr(CpuDecodeState, "put", fails)
+                patch.setattr(CpuDecodeState, "insert_rows", fails)
                 if len(writing.active) == 2:
                     with pytest.raises(MemoryError):
                         writing.add_requests([third], CONFIGS[:1])
@@ -77,7 +77,7 @@ def test_joining_changes_no_text(name):
     ahead = name.startswith("ahead")
     waiting = list(jobs_for(model, 60, dice, CONFIGS[:2] if ahead else CONFIGS))
     writing, jobs, texts = GenerationBatch(model, [], CONFIGS[0], letters), {}, {}
-    writing.async_ahead = ahead
+    writing.in_flight.ahead = int(ahead)
     with torch.inference_mode():
         while waiting or writing.active:
             while waiting and (not writing.active or dice.random() < 0.3):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from limelight.decode.accel.cuda.device_beam import DeviceBeamSearch
 from limelight.decode.beam import BeamSearch, beam_search, is_unconstrained, length_penalty
 from limelight.decode.config import DecodeConfig
+from limelight.decode.engine import new_search
 from limelight.decode.generate import write
 from limelight.decode.request import Request
 from limelight.errors import UserError
@@ -211,7 +212,7 @@ def test_groups_avoid_what_others_write_and_not_what_nobody_does():
     """The first group has ended; what would be likely behind its end (`_`) is nobody's token."""
     likely = {"b": {"c": 0.9}, "bc": {"$": 0.9}, "_": {"c": 0.9}, "__": {"c": 0.9}}
     table = {"": {"$": 0.9, "b": 0.05}, **likely}
-    settings = {"beam": 2, "groups": 2, "diversity": 5.0}
+    settings = {"beam": 2, "beam_groups": 2, "diversity": 5.0}
     assert [text for text, _ in scripted(table, limit=3, **settings)] == ["", "bc"]
 
 
@@ -307,14 +308,16 @@ def test_a_search_by_ranks_finds_the_same(family, beam, ahead, monkeypatch):
 
     def running_ahead(self, *given):
         made(self, *given)
-        self.runs_ahead = ahead
+        self.in_flight.ahead = int(ahead)
 
     monkeypatch.setattr(DeviceBeamSearch, "__init__", running_ahead)
     for seed in range(5):
         model, tokenizer = tiny(family, seed, vocab=9), Letters(9)
         requests = requests_for(model, 7, limit=3 + seed, seed=seed)
         config = DecodeConfig(beam=beam)
-        found = beam_search(Ranking(model), requests, config, tokenizer, nbest=beam)
+        search = new_search(Ranking(model), requests, config, tokenizer, nbest=beam)
+        assert isinstance(search, DeviceBeamSearch)
+        found = search.run()
         wanted = beam_search(model, requests, config, tokenizer, nbest=beam)
         for own, texts in zip(found, wanted, strict=True):
             assert [text.tokens for text in own] == [text.tokens for text in texts]
@@ -330,3 +333,13 @@ def test_what_needs_more_than_ranks_is_not_searched_by_them():
     assert not is_unconstrained([request], DecodeConfig(no_repeat_ngram=2))
     assert not is_unconstrained([Request([START], 5, exclude=("a",))], DecodeConfig())
     assert not is_unconstrained([request, Request([START], 5, include=("a",))], DecodeConfig())
+
+
+def test_a_tree_is_kept_by_the_plain_search_alone():
+    model = tiny("encoder-decoder", 4, vocab=12)
+    requests, config = requests_for(model, 1, limit=8, seed=4), DecodeConfig(beam=3)
+    for keep_tree, kind in ((False, DeviceBeamSearch), (True, BeamSearch)):
+        search = new_search(Ranking(model), requests, config, Letters(12), keep_tree=keep_tree)
+        assert type(search) is kind
+        search.run()
+        assert bool(search.trees[0]) == keep_tree

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from limelight.decode.accel.cuda.device_beam import DeviceBeamSearch
-from limelight.decode.accel.cuda.runner import MOST_PLACES, CudaGraphModel, rounded
-from limelight.decode.beam import beam_search
+from limelight.decode.accel import accelerate
+from limelight.decode.accel.cuda.runner import MAX_SLOTS, CudaGraphModel, DeviceSearchModel, rounded
 from limelight.decode.config import DecodeConfig
+from limelight.decode.engine import new_search
 from limelight.decode.generate import write
 from limelight.errors import UserError
 from tests.decode.samples import Letters, requests_for, tiny
@@ -49,13 +49,13 @@ def test_fixed_steps_are_the_models_own(family, changes, ragged):
     writer = CudaGraphModel(model)  # one for all walks, so that places are used again
     for seed in range(4):
         assert walk(model, writer, ragged, seed) < 1e-12
-    assert len(writer.places) < 12
+    assert len(writer.slots) < 12
 
 
 def test_a_row_that_was_not_moved_is_noticed(monkeypatch):
     """The control."""
     model = small("encoder-decoder", torch.float64)
-    monkeypatch.setattr("limelight.decode.accel.cuda.graph_slot.Place.shuffle", lambda *_: None)
+    monkeypatch.setattr("limelight.decode.accel.cuda.graph_slot.GraphSlot.reorder", lambda *_: None)
     assert max(walk(model, CudaGraphModel(model), True, seed) for seed in range(6)) > 1e-3
 
 
@@ -65,19 +65,12 @@ def test_search_finds_the_same(family, beam):
     model, tokenizer = tiny(family, 1, vocab=12), Letters(12)
     requests = requests_for(model, 9, limit=11, seed=1)
     config, writer = DecodeConfig(beam=beam), CudaGraphModel(model)
-    found, wanted = (beam_search(m, requests, config, tokenizer) for m in (writer, model))
+    found, wanted = (new_search(m, requests, config, tokenizer).run() for m in (writer, model))
     assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in wanted]
     if beam == 1:
         found, wanted = (write(m, requests, config, tokenizer) for m in (writer, model))
         assert [text.tokens for text in found] == [text.tokens for text in wanted]
         assert [text.score for text in found] == pytest.approx([text.score for text in wanted])
-
-
-def ranking(model):
-    """A writer that chooses by itself, as on a GPU."""
-    writer = CudaGraphModel(model)
-    writer.ranks, writer.plain_search = True, DeviceBeamSearch
-    return writer
 
 
 def assert_chooses_alike(writer, model, beam):
@@ -88,7 +81,9 @@ def assert_chooses_alike(writer, model, beam):
             replace(request, limit=1 + 3 * i)
             for i, request in enumerate(requests_for(model, 8, limit=1, seed=seed))
         ]
-        found, wanted = (beam_search(m, requests, config, tokenizer, beam) for m in (writer, model))
+        found, wanted = (
+            new_search(m, requests, config, tokenizer, beam).run() for m in (writer, model)
+        )
         for own, texts in zip(found, wanted, strict=True):
             assert [text.tokens for text in own] == [text.tokens for text in texts]
             assert [text.score for text in own] == pytest.approx([t.score for t in texts])
@@ -97,7 +92,7 @@ def assert_chooses_alike(writer, model, beam):
             found, wanted = (write(m, requests, settings, tokenizer) for m in (writer, model))
             assert [text.tokens for text in found] == [text.tokens for text in wanted]
             assert [text.score for text in found] == pytest.approx([t.score for t in wanted])
-        made.append({id(beams) for place in writer.places for beams in place.beams.values()})
+        made.append({id(beams) for slot in writer.slots for beams in slot.beams.values()})
     assert made[0] <= made[1] == made[2]
 
 
@@ -105,7 +100,7 @@ def assert_chooses_alike(writer, model, beam):
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
 def test_what_is_chosen_with_the_step_is_what_search_chooses(family, beam):
     model = tiny(family, 2, vocab=12, sharp=1.0)
-    assert_chooses_alike(ranking(model), model, beam)
+    assert_chooses_alike(DeviceSearchModel(model), model, beam)
 
 
 def test_damaged_weights_are_noticed_by_a_search_that_is_not_watched():
@@ -114,7 +109,7 @@ def test_damaged_weights_are_noticed_by_a_search_that_is_not_watched():
         model.classifier.weight[5] = torch.nan
     requests = requests_for(model, 3, limit=4)
     with pytest.raises(UserError, match="damaged"):
-        beam_search(ranking(model), requests, DecodeConfig(beam=3), Letters(12))
+        new_search(DeviceSearchModel(model), requests, DecodeConfig(beam=3), Letters(12)).run()
 
 
 def test_room_that_a_longer_row_has_left_is_used_again():
@@ -138,11 +133,11 @@ def test_a_place_is_used_again_but_never_by_two():
     one, other = writer.start(2), writer.start(2)
     for state in (one, other):
         writer.step(tokens(2, 1), state)
-    assert len(writer.places) == 2
+    assert len(writer.slots) == 2
     del one, state
     gc.collect()
     writer.step(tokens(2, 1), writer.start(2))
-    assert len(writer.places) == 2
+    assert len(writer.slots) == 2
     writer.step(tokens(2, 1), other)
 
 
@@ -154,8 +149,8 @@ def test_places_that_nobody_has_used_for_long_are_given_up():
         writer.step(tokens(rows, 1), held[-1])
     for rows in (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 4, 40, 48, 56):
         writer.step(tokens(rows, 1), writer.start(rows))
-    sizes = [place.shape[0] for place in writer.places]
-    assert len(sizes) == MOST_PLACES
+    sizes = [slot.shape[0] for slot in writer.slots]
+    assert len(sizes) == MAX_SLOTS
     assert {1, 2, 3, 4, 56} <= set(sizes)  # in use, or used not long ago
     assert 5 not in sizes
     assert 6 not in sizes
@@ -173,7 +168,7 @@ class OnGpu:
     """A writer on a GPU for those who hold their numbers on a CPU."""
 
     def __init__(self, model):
-        self.writer, self.config = CudaGraphModel(model.to("cuda")), model.config
+        self.writer, self.config = accelerate(model.to("cuda")), model.config
 
     def start(self, *given, **room):
         return self.writer.start(*(moved(x) for x in given), **room)
@@ -202,14 +197,14 @@ def test_recorded_steps_of_few_kernels_are_the_models_own(
             own.copy_(its)
     for seed in range(4):
         assert walk(model, writer, ragged, seed) < 1e-11
-    places = writer.writer.places
-    assert places
-    assert all(type(place).__name__ == "SwiftPlace" and place.graphs for place in places)
+    slots = writer.writer.slots
+    assert slots
+    assert all(type(slot).__name__ == "PagedSlot" and slot.graphs for slot in slots)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("beam", [1, 3, 5])
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder-only"])
 def test_a_search_on_a_gpu_finds_what_it_finds_on_a_cpu(family, beam):
-    writer = CudaGraphModel(tiny(family, 2, vocab=12, sharp=1.0).to("cuda"))
+    writer = accelerate(tiny(family, 2, vocab=12, sharp=1.0).to("cuda"))
     assert_chooses_alike(writer, tiny(family, 2, vocab=12, sharp=1.0), beam)

@@ -228,7 +228,9 @@ def test_no_sequence_of_n_tokens_comes_twice(beam, n):
             seen = [tuple(read[i : i + n]) for i in range(len(read) - n + 1)]
             given = len(request.prompt) - n + 1  # what was given may repeat itself
             again = (s in seen[: given + i] for i, s in enumerate(seen[given:]))
-            plain = (min(s) >= tokenizer.first for s in seen[given:])  # no special token in it
+            plain = (
+                min(s) >= tokenizer.first_text_id for s in seen[given:]
+            )  # no special token in it
             count += sum(map(min, again, plain))
         return count
 
@@ -237,7 +239,7 @@ def test_no_sequence_of_n_tokens_comes_twice(beam, n):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.7}, {"no_repeat": 2}])
+@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.7}, {"no_repeat_ngram": 2}])
 def test_repetitions_are_the_same_to_a_beam_of_one(family, settings):
     model = tiny(family, 5, vocab=12, sharp=2.0)
     requests, config = requests_for(model, 20, 8, seed=5), DecodeConfig(beam=1, **settings)
@@ -254,7 +256,7 @@ def test_a_text_may_end_when_nothing_new_is_left(beam):
     model, tokenizer = tiny("decoder-only", 3, vocab=8, sharp=1.0), Letters(8)
     config = DecodeConfig(beam=max(1, beam), temperature=0.0 if beam else 1.0, no_repeat_ngram=1)
     for text in texts_of(model, [Request([END, 4], 40), Request([END], 40)], config, tokenizer):
-        plain = [token for token in text if token >= tokenizer.first]
+        plain = [token for token in text if token >= tokenizer.first_text_id]
         assert len(plain) == len(set(plain))
         assert len(text) < 40
 
@@ -265,8 +267,8 @@ def test_what_is_read_no_more_is_still_a_repetition(beam):
     config = DecodeConfig(beam=beam, no_repeat_ngram=1)
     request = Request([START, 4], 9)
     (plain,) = texts_of(model, [request], config, tokenizer)
-    gone = next(token for token in plain if token >= tokenizer.first)
-    (text,) = texts_of(model, [replace(request, before=[gone])], config, tokenizer)
+    gone = next(token for token in plain if token >= tokenizer.first_text_id)
+    (text,) = texts_of(model, [replace(request, truncated_prompt=[gone])], config, tokenizer)
     assert gone not in text
 
 
@@ -275,7 +277,15 @@ def test_what_is_read_no_more_is_still_a_repetition(beam):
 
 @given(
     name=st.sampled_from(
-        ["beam", "groups", "top_k", "no_repeat", "max_tokens", "extra_tokens", "seed"]
+        [
+            "beam",
+            "beam_groups",
+            "top_k",
+            "no_repeat_ngram",
+            "max_tokens",
+            "max_extra_tokens",
+            "seed",
+        ]
     ),
     value=st.sampled_from([-1, 10**30, 2.5, "x", None, float("nan"), True]),
 )

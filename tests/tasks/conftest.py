@@ -46,7 +46,7 @@ def small(name, data, family, kind="char", steps=150, model=None, **train):
         model_config(family=family, vocab=400, **shape),
         data,
         TokenizerConfig(kind=kind, vocab=400),
-        TrainConfig(**{**usual, "steps": steps, "average": 0, **train}),
+        TrainConfig(**{**usual, "steps": steps, "average_checkpoints": 0, **train}),
     )
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from limelight.errors import UserError
-from limelight.tasks.classify import classify, embed
+from limelight.tasks.classify import classify
+from limelight.tasks.embed import embed
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import score
 from limelight.workflows.evaluate import compare_runs, score_run
@@ -76,7 +77,7 @@ def test_every_blank_has_candidates_in_order(model, name, text, blanks):
 def test_all_candidates_are_all_tokens_of_text(model):
     bert = model("bert")
     ((*candidates,),) = bert.fill("the ___", 1000).blanks
-    assert len(candidates) == min(1000, len(bert.tokenizer) - bert.tokenizer.first)
+    assert len(candidates) == min(1000, len(bert.tokenizer) - bert.tokenizer.first_text_id)
     assert sum(c.probability for c in candidates) == pytest.approx(1, abs=1e-4)
     assert not any(c.text.startswith("⟨") for c in candidates)
 
@@ -187,7 +188,7 @@ def test_a_score_is_made_of_the_probabilities_of_tokens(model, name):
     assert "".join(scored.tokens) == "the cat⟨end⟩"
     assert scored.total == pytest.approx(sum(scored.logprobs))
     assert all(logprob <= 0 for logprob in scored.logprobs)
-    every = [writer.tokenizer.decode([i]) for i in range(writer.tokenizer.first, 128)]
+    every = [writer.tokenizer.decode([i]) for i in range(writer.tokenizer.first_text_id, 128)]
     chances = {piece: scored_first(writer, piece) for piece in every if piece != "�"}
     assert 0.5 < sum(chances.values()) <= 1 + 1e-5  # of the first token; the rest are bytes
 

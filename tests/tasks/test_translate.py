@@ -111,13 +111,13 @@ def test_drawn_translations_have_no_order(model):
         model("reverse").translate("a", nbest=2, temperature=1.0)
 
 
-# Wishes
+# Constraints
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_wishes_are_kept(model, name):
     def wish(beam=4, **wishes):
-        return model(name).translate("a b c", wishes=Constraints(**wishes), beam=beam).text
+        return model(name).translate("a b c", constraints=Constraints(**wishes), beam=beam).text
 
     assert wish(prefix="x y").startswith("x y")
     assert wish(prefix="x y", beam=1).startswith("x y")
@@ -149,21 +149,21 @@ def test_wishes_that_nobody_can_keep_are_refused(wishes, sentence):
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_beginning_is_not_made_a_word_that_is_excluded(model, name, beam):
-    free = model(name).translate("a b c", beam=1, wishes=Constraints(prefix="c")).text
+    free = model(name).translate("a b c", beam=1, constraints=Constraints(prefix="c")).text
     assert len(free) >= 3
     wishes = Constraints(prefix="c", exclude=(free[:3],))
-    assert free[:3] not in model(name).translate("a b c", beam=beam, wishes=wishes).text
+    assert free[:3] not in model(name).translate("a b c", beam=beam, constraints=wishes).text
 
 
 def test_words_of_the_beginning_need_not_come_again(model):
     wishes = Constraints(prefix="x y", include=("y",))
-    assert model("reverse").translate("a b", wishes=wishes, beam=4).text.count("y") == 1
+    assert model("reverse").translate("a b", constraints=wishes, beam=4).text.count("y") == 1
 
 
 def test_a_word_that_is_begun_by_the_beginning_is_gone_on_with():
     """Subwords: `Hund` begins with the `H` that is there, and does not come again behind it."""
     wishes = Constraints(prefix="Der H", include=("Hund",))
-    text = limelight.load("en-de").translate("The dog sleeps on the sofa.", wishes=wishes).text
+    text = limelight.load("en-de").translate("The dog sleeps on the sofa.", constraints=wishes).text
     assert text.startswith("Der Hund")
     assert text.count("Hund") == 1
 
@@ -175,7 +175,7 @@ def test_a_beginning_may_end_with_a_space(beam):
     for begin in ("Der", "Die", "Auf"):
         free, spaced = (
             model.translate(
-                "The dog sleeps on the sofa.", wishes=Constraints(prefix=p), beam=beam
+                "The dog sleeps on the sofa.", constraints=Constraints(prefix=p), beam=beam
             ).text
             for p in (begin, f"{begin} ")
         )
@@ -192,11 +192,11 @@ def test_more_translations_than_a_beam_of_groups_has_places_are_refused(model):
 
 def test_a_promise_that_could_not_be_kept_is_told(model):
     wishes, config = Constraints(include=("x y z",)), DecodeConfig(beam=4, max_tokens=2)
-    (done,) = translate(model("reverse"), ["a b"], config, wishes=wishes)
+    (done,) = translate(model("reverse"), ["a b"], config, constraints=wishes)
     assert done.problem == "no translation with 'x y z' was found"
     with pytest.raises(UserError, match="'x y z'"):
-        model("reverse").translate("a b", wishes=wishes, beam=4, max_tokens=2)
-    (kept,) = translate(model("reverse"), ["a b"], DecodeConfig(beam=4), wishes=wishes)
+        model("reverse").translate("a b", constraints=wishes, beam=4, max_tokens=2)
+    (kept,) = translate(model("reverse"), ["a b"], DecodeConfig(beam=4), constraints=wishes)
     assert (kept.problem, "x y z" in kept.text) == ("", True)
 
 
@@ -230,19 +230,21 @@ def test_a_text_in_the_place_of_a_list_is_refused(model):
     for stops in ("END", None):
         with pytest.raises(UserError, match=f"stops={stops!r} is not a list of texts"):
             model("writer").write("a", stops)
-    with pytest.raises(UserError, match="wishes='x' are none"):
-        model("reverse").translate("a", wishes="x")
+    with pytest.raises(UserError, match="constraints='x' must be Constraints"):
+        model("reverse").translate("a", constraints="x")
 
 
 def test_a_beginning_that_leaves_no_room_is_refused(model):
     with pytest.raises(UserError, match="nothing can follow 65 tokens: the model has room for 64"):
-        model("reverse").translate("a", wishes=Constraints(prefix="x" * 64))
+        model("reverse").translate("a", constraints=Constraints(prefix="x" * 64))
 
 
 def test_unknown_settings_are_refused_with_the_nearest(model):
     with pytest.raises(UserError, match="no setting 'beem': did you mean 'beam'"):
         model("reverse").translate("a", beem=3)
-    with pytest.raises(UserError, match=r"tag is no setting: write wishes=Wishes\(tag='en'\)"):
+    with pytest.raises(
+        UserError, match=r"tag is not a setting: write constraints=Constraints\(tag='en'\)"
+    ):
         model("reverse").translate("a", tag="en")
 
 
@@ -250,7 +252,7 @@ def test_a_model_with_tags_is_told_what_to_do(model):
     tagged = model("tagged")
     assert tagged.tags == ("back", "same")
     for text in ("a", "c d"):
-        done = tagged.translate(text, wishes=Constraints(tag="same"))
+        done = tagged.translate(text, constraints=Constraints(tag="same"))
         assert tagged.score(text, done.text, tag="same").total == pytest.approx(
             sum(done.outputs[0].logprobs), abs=1e-3
         )
@@ -274,7 +276,7 @@ def test_a_model_with_tags_is_told_what_to_do(model):
 )
 def test_wrong_tags_are_refused(model, name, tag, sentence):
     for ask in (
-        lambda: model(name).translate("a", wishes=Constraints(tag=tag)),
+        lambda: model(name).translate("a", constraints=Constraints(tag=tag)),
         lambda: model(name).score("a", "a", tag=tag),
         lambda: model(name).chat(tag=tag),
     ):
@@ -302,18 +304,18 @@ def test_a_long_text_is_translated_in_parts_and_nothing_is_lost(model, name):
 
 def test_wishes_for_a_text_in_parts(model):
     text = "a b. " * 40
-    begun = model("reverse").translate(text, wishes=Constraints(prefix="x y", exclude=("b",)))
+    begun = model("reverse").translate(text, constraints=Constraints(prefix="x y", exclude=("b",)))
     assert begun.parts > 1
     assert begun.text.startswith("x y")
     assert "b" not in begun.text
     assert begun.text.count("x y") == 1
     with pytest.raises(UserError, match="parts, being too long for the model, cannot be promised"):
-        model("reverse").translate(text, wishes=Constraints(include=("x",)), beam=4)
+        model("reverse").translate(text, constraints=Constraints(include=("x",)), beam=4)
 
 
 def test_what_is_no_text_has_its_own_outcome(model):
     given = ["", "a b", InvalidLine("line 3 is not UTF-8"), " \t", "c", "a. " * 60, ""]
-    done = list(translate(model("reverse"), given, wishes=Constraints(prefix="")))
+    done = list(translate(model("reverse"), given, constraints=Constraints(prefix="")))
     assert [one.text for one in done[:5]] == ["", "b a", "", "", "c"]
     assert [one.problem for one in done[:3]] == ["", "", "line 3 is not UTF-8"]
     assert [one.parts > 1 for one in done] == [False] * 5 + [True, False]
@@ -322,7 +324,7 @@ def test_what_is_no_text_has_its_own_outcome(model):
 
 def test_one_text_that_cannot_be_answered_does_not_stop_the_others(model):
     wishes, config = Constraints(include=("a",)), DecodeConfig(beam=2)
-    long, short = translate(model("reverse"), ["b. " * 60, "b"], config, wishes=wishes)
+    long, short = translate(model("reverse"), ["b. " * 60, "b"], config, constraints=wishes)
     assert "cannot be promised words" in long.problem
     assert "a" in short.text
 
@@ -418,7 +420,9 @@ def test_the_beginning_of_a_choice_makes_it(model):
         for choice in place:
             if choice.piece == "⟨end⟩":  # no beginning makes a text end
                 continue
-            (forced,) = translate(learned, ["a b"], config, wishes=Constraints(prefix=choice.begin))
+            (forced,) = translate(
+                learned, ["a b"], config, constraints=Constraints(prefix=choice.begin)
+            )
             assert forced.text == choice.text
 
 
@@ -426,7 +430,7 @@ def test_the_beginning_of_a_choice_makes_it(model):
 def test_what_was_written_is_among_the_choices_and_what_is_excluded_is_not(model, settings):
     learned, wishes = model("reverse"), Constraints(exclude=("b", "c"))
     config = learned.settings(**settings)
-    (done,) = translate(learned, ["a b c"], config, wishes=wishes)
+    (done,) = translate(learned, ["a b c"], config, constraints=wishes)
     places = list(alternative_choices(learned, "a b c", config, 2, wishes))
     for place, piece in zip(places, done.outputs[0].tokens, strict=False):
         assert piece in [choice.piece for choice in place]
@@ -476,5 +480,5 @@ def test_int8_gives_the_same_alone_and_among_others_until_it_is_taken_back(run):
 
 
 def test_precision_is_of_the_model_and_not_of_one_text(model):
-    with pytest.raises(UserError, match=r"write \.on\(precision='int8'\)"):
+    with pytest.raises(UserError, match=r"write \.to\(precision='int8'\)"):
         model("reverse").translate("a b", precision="int8")

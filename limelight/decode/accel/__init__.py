@@ -1,1 +1,54 @@
-"""accel."""
+"""Optional speed: `accelerate(model)` decodes like the model itself, only faster.
+
+cpu   for CPUs: float32, float64, int8
+cuda  for NVIDIA GPUs
+
+Only `decode.engine` and `loading` import this package. An accelerator has a row here, with a
+measured gain of 5% or more, or it is deleted. Gains are from LAB.md and benchmarks/results: model S
+on one CPU thread, the base model and GPT-2 124M on an H200; HF is Hugging Face's `generate`.
+
+accelerator                 device  condition              gain                             test
+cpu model, kv_cache         CPU     float32, float64       1.8 x alone, 1.5 x in batches    simple
+                                                           of 64, 2.0 x with beam 5
+cpu linear, PackedLinear    CPU     as above               15 to 30% of each product        cpu
+cpu linear, Int8Linear      CPU     precision int8         1.1 to 1.6 x, approximate        cpu
+cpu folded_cross_attention  CPU     one short source       5% alone                         cpu
+cpu huge_pages              CPU     Linux, 2 MB or more    5 to 10% alone, 7 to 20% with    cpu
+                                                           beam 5
+cuda runner, graph_slot     CUDA    Transformer            13 x HF alone, 7 x in batches    cuda
+                                                           of 64
+cuda fused_model, kernels   CUDA    Triton                 24 x HF (GPT-2) alone, 12 x in   simple
+                                                           batches of 64
+cuda device_beam            CUDA    Triton, unconstrained, 3.1 x the search in Python       simple
+                                    beam of 8 or fewer
+
+The tests are tests/decode/test_*.py; test_simple holds them equal to `decode.simple`, the others to
+the model's own step.
+"""
+
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from limelight.decode.accel.cpu.model import for_cpu
+from limelight.decode.accel.cuda.runner import CudaGraphModel, DeviceSearchModel
+from limelight.decode.request import StepModel
+from limelight.errors import UserError
+from limelight.model.config import ModelConfig
+
+
+def accelerate(model: Any, int8: bool = False) -> StepModel:
+    """The fastest known way to decode with a model on its device; the model itself, if none is.
+
+    This is a snapshot: after more training, call it again.
+    """
+    if next(model.parameters()).device.type == "cuda" and isinstance(model.config, ModelConfig):
+        if int8:
+            raise UserError("int8 is for CPUs: choose float32 or bfloat16 on a GPU")
+        if find_spec("triton") is None:
+            return CudaGraphModel(model)
+        from limelight.decode.accel.cuda.fused_model import FusedModel, PagedSlot
+
+        return DeviceSearchModel(model, partial(PagedSlot, FusedModel(model)))
+    faster: StepModel = for_cpu(model, int8)
+    return faster

@@ -34,7 +34,8 @@ from limelight.serve.worker.trace_cache import (
     vocabulary,
 )
 from limelight.tasks.chat import Conversation
-from limelight.tasks.classify import classify, embed
+from limelight.tasks.classify import classify
+from limelight.tasks.embed import embed
 from limelight.tasks.fill import fill
 from limelight.tasks.score import score
 from limelight.tasks.translate import (

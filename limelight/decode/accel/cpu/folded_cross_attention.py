@@ -1,11 +1,11 @@
-"""Cross-attention when all rows look at one source: two products and a softmax.
+"""Cross-attention of rows that share one source: two products and a softmax.
 
-Keys depend on nothing but the source, and so does what they are multiplied with the weights of the
-queries; likewise values and the weights of the output. Multiplied once, they leave for every token
+Keys and values depend on the source alone, so the query weights can be multiplied with the keys
+once, and the values with the output weights:
 
     softmax(x Wq K^T) V Wo = softmax(x A) B
 
-which reads less memory than the four matrices on the left, as long as the source is short.
+A and B are smaller than the four matrices on the left, as long as the source is short.
 """
 
 from typing import NamedTuple
@@ -20,31 +20,31 @@ class FoldedCrossAttention(NamedTuple):
     """One layer's A and B, for H heads and a source of S tokens."""
 
     query_key: Tensor  # D HS
-    asking_bias: Tensor  # 1 HS
+    bias: Tensor  # 1 HS
     value_output: Tensor  # HS D
     length: int  # S
 
     def add_into(self, x: Tensor, normed: Tensor) -> Tensor:
-        """M D: what a layer's cross-attention adds to x; it is written over x."""
-        scores = torch.addmm(self.asking_bias, normed, self.query_key)
-        shares = scores.view(-1, self.length).softmax(dim=-1)  # MH S
-        return x.addmm_(shares.view_as(scores), self.value_output)
+        """x plus the layer's cross-attention, M D, written over x."""
+        scores = torch.addmm(self.bias, normed, self.query_key)
+        weights = scores.view(-1, self.length).softmax(dim=-1)  # MH S
+        return x.addmm_(weights.view_as(scores), self.value_output)
 
 
 def fold(
     query: PackedLinear, output: PackedLinear, keys: Tensor, values: Tensor
 ) -> FoldedCrossAttention:
-    """With keys and values of one source, G S K; its queries are already divided by sqrt(d_k)."""
+    """A and B of one source's keys and values, G S K; `query` already divides by sqrt(d_k)."""
     groups, length, d_head = keys.shape
-    keys, values = keys[:, None], values[:, None]  # G 1 S K: the same for all heads of a group
-    asking = query.weight.view(groups, -1, d_head, query.weight.size(1))  # G H/G K D
-    asking_bias = query.bias.view(groups, -1, d_head, 1)
-    answering = output.weight.t().view(asking.shape)
-    heads = groups * asking.size(1)
+    keys, values = keys[:, None], values[:, None]  # G 1 S K: shared by all heads of a group
+    query_weight = query.weight.view(groups, -1, d_head, query.weight.size(1))  # G H/G K D
+    query_bias = query.bias.view(groups, -1, d_head, 1)
+    output_weight = output.weight.t().view(query_weight.shape)
+    heads = groups * query_weight.size(1)
     return FoldedCrossAttention(
-        (keys @ asking).flatten(0, 2).t(),
-        (keys @ asking_bias).view(1, -1),
-        # The shares of a head's tokens sum to one, so together they bring the bias once.
-        (values @ answering).flatten(0, 2) + output.bias / heads,
+        (keys @ query_weight).flatten(0, 2).t(),
+        (keys @ query_bias).view(1, -1),
+        # A head's attention weights sum to one, so each head adds its share of the bias once.
+        (values @ output_weight).flatten(0, 2) + output.bias / heads,
         length,
     )

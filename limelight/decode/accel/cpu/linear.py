@@ -1,4 +1,4 @@
-"""Products of a few rows with a matrix, as fast as this CPU gives them: in float32, or in int8."""
+"""Linear layers for a few rows, as fast as this CPU computes them: in float32, or in int8."""
 
 import math
 import subprocess
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.decode.accel.cpu.huge_pages import SHELF
+from limelight.decode.accel.cpu.huge_pages import WEIGHTS
 from limelight.errors import UserError
 from limelight.model.stack import Classifier
 
-LOUDEST, MIDDLE = 63, 64  # of x in bytes: seven bits, since older processors overflow with eight
-_SILENCE = 1e-30  # a row of nothing has no largest number to be rounded by
-MUCH = 2**18  # numbers: to copy a bias into each row of a result first takes time then
+_LARGEST, _ZERO_POINT = 63, 64  # of x in bytes: seven bits, as older processors overflow with 8
+_TINY = 1e-30  # the scale of a row of zeros
+MANY_OUTPUTS = 2**18  # numbers: from here on, copying a bias into each row first is slow
 PROBE = """
 import torch
 weight, scales = torch.ones(256, 256), torch.ones(256)
@@ -29,9 +29,9 @@ for rows in (1, 64):
 
 
 def _best_kernel() -> Any:
-    """oneDNN's, or None where torch's own is faster: MKL's on Intel's processors, by 15 to 30%."""
-    tell: Any = getattr(torch.cpu, "get_capabilities", dict)  # older versions of torch cannot tell
-    if torch._C.has_mkl and "Intel" in str(tell().get("cpu_name")):
+    """oneDNN's, or None where torch's own is faster: MKL's on Intel processors, by 15 to 30%."""
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)  # missing in older torch
+    if torch._C.has_mkl and "Intel" in str(capabilities().get("cpu_name")):
         return None
     return torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
 
@@ -42,17 +42,16 @@ ONEDNN = _best_kernel()
 class PackedLinear:
     """x W + b, for a few rows x. Linear layers that read the same x become one.
 
-    The layouts that the processor likes are made when they are needed first.
+    Each layout of the weights is made when it is first needed.
     """
 
     def __init__(self, *parts: nn.Linear | Classifier, query_scale_dim: int = 1) -> None:
         weights = [part.weight.detach() for part in parts]
         biases = [part.bias.detach() for part in parts if part.bias is not None]
-        self.weight = (
-            torch.cat(weights) if len(weights) > 1 or query_scale_dim > 1 else weights[0]
-        )  # out in
+        copied = len(weights) > 1 or query_scale_dim > 1
+        self.weight = torch.cat(weights) if copied else weights[0]  # out in
         self.bias = torch.cat(biases) if biases else self.weight.new_zeros(len(self.weight))
-        self.bias_row = self.bias[None]  # as wide as a result, which spares a step
+        self.bias_row = self.bias[None]  # of the shape of a result, which saves an expansion
         outputs, inputs = self.weight.shape
         self.narrowing = outputs < inputs
         self.widening = outputs > inputs
@@ -61,55 +60,55 @@ class PackedLinear:
                 values[: len(weights[0])] /= math.sqrt(query_scale_dim)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The result may be put into `out`, if there is one."""
+        """The result may be written to `out`, if there is one."""
         if x.size(0) == 1:
             return torch.addmm(self.bias_row, x, self.single_row_layout)
         if x.dtype == torch.float32 and ONEDNN is not None:
             return ONEDNN(x, self.packed, self.bias, "none", [], "")
-        if self.widening and x.size(0) * self.bias.size(0) > MUCH:
+        if self.widening and x.size(0) * self.bias.size(0) > MANY_OUTPUTS:
             with_one = torch.cat([x, x.new_ones(x.size(0), 1)], dim=1)
-            return torch.mm(with_one, self.turned_with_bias, out=out)
-        return torch.addmm(self.bias, x, self.turned)
+            return torch.mm(with_one, self.transposed_with_bias, out=out)
+        return torch.addmm(self.bias, x, self.transposed)
 
     def add_into(self, x: Tensor, inner: Tensor) -> Tensor:
-        """x + inner W + b: what a sub-layer adds to what it was given; it is written over x."""
+        """x + inner W + b, written over x: a sub-layer and its residual connection."""
         if x.size(0) == 1:
             return x.add_(self.bias).addmm_(inner, self.single_row_layout)
         if x.dtype == torch.float32 and ONEDNN is not None:
             return x.add_(self(inner))
-        return x.add_(self.bias).addmm_(inner, self.turned)
+        return x.add_(self.bias).addmm_(inner, self.transposed)
 
     @cached_property
     def packed(self) -> Tensor:
-        """In the blocks that oneDNN multiplies: the fastest for several rows."""
+        """In oneDNN's blocks: the fastest for several rows."""
         return torch.ops.mkldnn._reorder_linear_weight(self.weight)
 
     @cached_property
-    def turned_with_bias(self) -> Tensor:
-        """In+1 out: the bias is what an input of 1 is multiplied by."""
+    def transposed_with_bias(self) -> Tensor:
+        """In+1 out: the bias is the weight of an input that is always 1."""
         outputs, inputs = self.weight.shape
-        # A cache line between two rows: 4,096 bytes apart they would drive each other out of it.
-        room = SHELF.place(self.weight, inputs + 1, outputs + 16)[:, :outputs]
-        room[:-1], room[-1] = self.weight.t(), self.bias
-        return room
+        # A cache line between two rows: 4,096 bytes apart they would evict each other.
+        joined = WEIGHTS.empty(self.weight, inputs + 1, outputs + 16)[:, :outputs]
+        joined[:-1], joined[-1] = self.weight.t(), self.bias
+        return joined
 
     @cached_property
-    def turned(self) -> Tensor:
+    def transposed(self) -> Tensor:
         """In out."""
-        return self.turned_with_bias[:-1]
+        return self.transposed_with_bias[:-1]
 
     @cached_property
     def single_row_layout(self) -> Tensor:
-        """In out. A single row waits for memory alone, and that comes faster in long rows."""
+        """In out. A single row is bound by memory, which is read faster in long rows."""
         if not self.narrowing:
-            return self.turned
-        return SHELF.place(self.weight, *self.weight.shape).copy_(self.weight).t()
+            return self.transposed
+        return WEIGHTS.empty(self.weight, *self.weight.shape).copy_(self.weight).t()
 
 
 class Int8Linear(PackedLinear):
-    """The same with weights of one byte, and rows rounded to one byte on the way: not exact.
+    """A linear layer with int8 weights and inputs: approximate.
 
-    Every row is rounded by its own largest number, so that no text depends on its neighbours.
+    Every row is scaled by its own largest number, so that no text depends on its batch.
     """
 
     def __init__(self, *parts: nn.Linear | Classifier, query_scale_dim: int = 1) -> None:
@@ -124,11 +123,11 @@ class Int8Linear(PackedLinear):
         del self.weight
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if x.size(0) == 1:  # the same in fewer steps
-            scale = max(x.abs().max().item(), _SILENCE) / LOUDEST
-            return self.multiply(x, scale, MIDDLE, self.kernel).add_(self.bias)
-        scales = x.abs().amax(dim=-1, keepdim=True).clamp_(min=_SILENCE).div_(LOUDEST)
-        product = self.multiply(x * scales.reciprocal(), 1.0, MIDDLE, self.kernel)
+        if x.size(0) == 1:  # fewer operations
+            scale = max(x.abs().max().item(), _TINY) / _LARGEST
+            return self.multiply(x, scale, _ZERO_POINT, self.kernel).add_(self.bias)
+        scales = x.abs().amax(dim=-1, keepdim=True).clamp_(min=_TINY).div_(_LARGEST)
+        product = self.multiply(x * scales.reciprocal(), 1.0, _ZERO_POINT, self.kernel)
         return torch.addcmul(self.bias, product, scales, out=product)
 
     def add_into(self, x: Tensor, inner: Tensor) -> Tensor:
@@ -138,13 +137,13 @@ class Int8Linear(PackedLinear):
 
 @lru_cache
 def _probe_in_subprocess(program: str) -> bool:
-    """Whether it does, in a process of its own: what a processor announces and lacks ends one."""
+    """In a subprocess: an instruction that a processor announces and lacks kills it."""
     tried = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     return tried.returncode == 0
 
 
 def linear_class(int8: bool, dtype: torch.dtype) -> type[PackedLinear]:
-    """The kind of product asked for; never the one that kills this CPU."""
+    """`PackedLinear`, or `Int8Linear` if this CPU survives it."""
     if not int8:
         return PackedLinear
     if dtype != torch.float32:

@@ -1,14 +1,13 @@
-"""The fast way to write on a CPU: the same numbers as the model's own step, in less time.
+"""Decoding on a CPU: the numbers of the model's own step, in less time.
 
-    writer = lean(model)
-    state = writer.start(source, source_real)
-    logits = writer.step(tokens, state)
+    fast = for_cpu(model)
+    state = fast.start(source, source_real)
+    logits = fast.step(tokens, state)
 
-The model stays the truth, and reads prompts itself. What is done over again here is what a search
-waits for, sources and steps of one token in every row, without all that these can do without: no
-work for padding; one product for queries, keys and values; weights that lie as the processor wants
-them; no mask where nothing is to be hidden; one copy of a source for all the beams that look at it.
-A test holds the two equal.
+The model itself reads prompts. Sources and steps of one token per row, which a search waits for,
+are computed here: without padding, with one product for queries, keys and values, with weights in
+the layout that the processor reads fastest, without a mask where nothing is masked, and with one
+copy of a source for all its beams. Tests hold the two equal.
 """
 
 import math
@@ -34,19 +33,14 @@ from limelight.model.layers import FeedForward, Layer, Residual
 from limelight.model.positions import LearnedPositions, positions_of, rotation
 from limelight.model.stack import Embedding, Stack
 
-# Torch's ways for short rows are slow, below 16 numbers in a softmax and 400 products in a `bmm`
-# (7 positions, where heads have 64 numbers); there are others, which pay for many rows.
-FEW, VERY_FEW, MANY = 16, 7, 64
-
 _Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
-_SubLayer = Callable[[Tensor, Tensor], Tensor]  # x and what it is to read of it: x and what it adds
+_SubLayer = Callable[[Tensor, Tensor], Tensor]  # x and its norm -> x plus the sub-layer
 
 
 def for_cpu(model: Any, int8: bool = False) -> Any:
-    """The model as it is now, made ready to write fast; or itself, where no faster way is known.
+    """A snapshot of the model that decodes faster; or the model itself, if it is of another kind.
 
-    A model that is trained on has to be made ready again. With `int8` it rounds weights and
-    states to one byte, which is faster still, and not exact.
+    With `int8`, weights and states are rounded to one byte: faster still, and approximate.
     """
     kinds = {EncoderDecoder: _CpuEncoderDecoder, DecoderOnly: _CpuDecoderOnly}
     kind = kinds.get(type(model))
@@ -64,7 +58,7 @@ def for_cpu(model: Any, int8: bool = False) -> Any:
 
 
 class CpuModel:
-    """A model that writes, with what it has learned by now. It is one in use: in `eval()`."""
+    """A snapshot of a model's weights for decoding."""
 
     def __init__(self, model: EncoderDecoder | DecoderOnly, product: type[PackedLinear]) -> None:
         self.model = model
@@ -75,21 +69,21 @@ class CpuModel:
         self.classifier = product(model.classifier)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The model's own."""
+        """Those of the model underneath."""
         return self.model.parameters()
 
     def step(self, tokens: Tensor, state: CpuDecodeState, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V.
+        """Read the next tokens (B T, padded on the right); return logits of the next ones, B V.
 
-        The scores lie where those of the state's next step will lie: copy what is to be kept.
+        The state's next step overwrites the logits.
         """
         one_each = tokens.size(1) == 1 and tokens.size(0) > 0 and (real is None or real.all())
         if not one_each:
             with torch.no_grad():
                 return self.model.step(tokens, state.as_model_cache(tokens.size(1)), real)
         positions = state.begin()
-        reach = state.cache.max_used
-        x = self.target(tokens[:, 0], reach if state.same_lengths else positions, reach + 1)
+        used = state.cache.max_used
+        x = self.target(tokens[:, 0], used if state.same_lengths else positions, used + 1)
         rotate = self.rotate(positions, x)
         for i, layer in enumerate(self.layers):
             x = layer.step(x, state, i, rotate)
@@ -97,7 +91,7 @@ class CpuModel:
         return self.classifier(self.norm(x), state.logits_buffer(self.config.vocab))
 
     def rotate(self, positions: Tensor, x: Tensor) -> _Step | None:
-        """Rotary positions of M tokens, if the model has them: turns M H K."""
+        """A function that applies the rotary positions of M tokens to M H K, if there are any."""
         if self.config.positions != "rotary":
             return None
         turn = rotation(positions[:, None], self.config.d_head, x.dtype)
@@ -105,16 +99,12 @@ class CpuModel:
 
 
 class _CpuDecoderOnly(CpuModel):
-    """GPT."""
-
     def start(self, rows: int, max_len: int | None = None) -> CpuDecodeState:
         """The state from which `step` writes: nothing read yet."""
         return CpuDecodeState(cast(DecoderOnly, self.model).start(0, max_len), rows)
 
 
 class _CpuEncoderDecoder(CpuModel):
-    """The paper's model. It reads sources without their padding."""
-
     def __init__(self, model: EncoderDecoder, product: type[PackedLinear]) -> None:
         super().__init__(model, product)
         self.source = _CpuEmbedding(model.source)
@@ -126,7 +116,7 @@ class _CpuEncoderDecoder(CpuModel):
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
     ) -> CpuDecodeState:
-        """The state from which `step` writes: the source is read once, its keys and values kept."""
+        """The state from which `step` writes: the source's keys and values are computed once."""
         sources = _PackedSources.of(source, source_real)
         positions = sources.pack(positions_of(source, source_real).expand(source.shape))
         x = self.source(sources.pack(source), positions, source.size(1))
@@ -142,19 +132,19 @@ class _CpuEncoderDecoder(CpuModel):
 
 @dataclass
 class _PackedSources:
-    """Padded sources, B S, whose M tokens lie one behind the other while they are read.
+    """Padded sources, B S, whose M tokens are packed one behind the other while they are read.
 
-    Sources of the same length are neighbours, and look at themselves together: nothing is hidden.
+    Sources of the same length are neighbours and computed together, so that nothing is masked.
     """
 
-    rows: list[int]  # in which order they lie
+    rows: list[int]  # of the batch, sorted by length
     lengths: list[int]  # in this order
-    places: Tensor | None = None  # M: where the tokens were; None if they lay like this
-    hidden: Tensor | None = None  # B S: what is behind the shorter ones, in the order of the batch
+    positions: Tensor | None = None  # M: of the tokens in the batch; None if nothing moved
+    hidden: Tensor | None = None  # B S: padding behind the shorter ones, in the batch's order
 
     @classmethod
     def of(cls, source: Tensor, real: Tensor | None) -> "_PackedSources":
-        """As the model sees them: a row that is all padding is read as it is."""
+        """As the model sees them: a row of padding alone is read as it is."""
         rows, longest = source.shape
         seen = None if real is None else attention_mask(real)[:, 0, 0]
         if seen is None or seen.all():
@@ -168,11 +158,11 @@ class _PackedSources:
 
     def pack(self, x: Tensor) -> Tensor:
         """B S -> M"""
-        return x.flatten() if self.places is None else x.flatten()[self.places]
+        return x.flatten() if self.positions is None else x.flatten()[self.positions]
 
     def equal_length_groups(self, x: Tensor) -> list[Tensor]:
         """M W -> sources of the same length, B' S' W, the shortest first."""
-        counts = Counter(self.lengths)  # in their order
+        counts = Counter(self.lengths)  # ordered, as dicts are
         parts = x.split_with_sizes([count * length for length, count in counts.items()])
         return [
             part.view(count, length, -1)
@@ -192,26 +182,26 @@ class _PackedSources:
 
 
 class _CpuEmbedding:
-    """A token's vector and its position's, the latter looked up."""
+    """Token embedding plus position, from a table."""
 
     def __init__(self, embedding: Embedding) -> None:
         self.table, self.scale = embedding.tokens.weight.detach(), embedding.scale
         self.positions = embedding.positions
-        self.places: Tensor = self.table[:0]
-        self.ahead = 2  # so many times what is needed now is made
+        self.position_table: Tensor = self.table[:0]
+        self.ahead = 2  # the table grows to this many times the length needed
         if isinstance(self.positions, LearnedPositions):
-            self.places, self.ahead = self.positions.weight.detach(), 1
+            self.position_table, self.ahead = self.positions.weight.detach(), 1
 
     def __call__(self, tokens: Tensor, positions: Tensor | int, beyond: int) -> Tensor:
-        """M D, of tokens at positions before `beyond`, or all at one."""
+        """M D, of tokens at positions before `beyond`, or all at one position."""
         x = torch.embedding(self.table, tokens)
         if self.positions is None:
             return x * self.scale
-        places = self.places  # other threads may put a new table there
-        if beyond > len(places):
-            places = self.positions(torch.arange(self.ahead * beyond), x.dtype)
-            self.places = places
-        return torch.add(places[positions], x, alpha=self.scale)
+        known = self.position_table  # other threads may replace it
+        if beyond > len(known):
+            known = self.positions(torch.arange(self.ahead * beyond), x.dtype)
+            self.position_table = known
+        return torch.add(known[positions], x, alpha=self.scale)
 
 
 class _CpuLayer:
@@ -231,7 +221,7 @@ class _CpuLayer:
             self.query = product(layer.cross_attention.query, query_scale_dim=self.d_head)
             self.cross_output = product(layer.cross_attention.output)
             self.cross_residual = _residual_of(layer.cross_residual)
-        self.folds = product is PackedLinear  # others have forgotten their weights
+        self.folds = product is PackedLinear  # int8 keeps no weights to fold
         self.feed_forward = _feed_forward_of(layer.feed_forward, product)
         self.feed_forward_residual = _residual_of(layer.feed_forward_residual)
 
@@ -252,8 +242,8 @@ class _CpuLayer:
         all_heads = self.query_key_value(x).view(x.size(0), -1, self.d_head)
         if rotate is None:
             return all_heads
-        turning, values = all_heads[:, : -self.groups], all_heads[:, -self.groups :]
-        return torch.cat([rotate(turning), values], dim=1)
+        turned, values = all_heads[:, : -self.groups], all_heads[:, -self.groups :]
+        return torch.cat([rotate(turned), values], dim=1)
 
     def encoder_attention(
         self, x: Tensor, y: Tensor, sources: _PackedSources, rotate: _Step | None
@@ -263,24 +253,24 @@ class _CpuLayer:
         for part in sources.equal_length_groups(self.project(y, rotate).flatten(1)):
             all_heads = part.view(*part.shape[:2], -1, self.d_head).transpose(1, 2)  # B' H+2G S' K
             q, k, v = all_heads.split_with_sizes([self.heads, self.groups, self.groups], dim=1)
-            looked = F.scaled_dot_product_attention(
+            attended = F.scaled_dot_product_attention(
                 q, k, v, scale=1.0, enable_gqa=self.heads != self.groups
             )
-            mixed.append(looked.transpose(1, 2).flatten(2).flatten(0, 1))
+            mixed.append(attended.transpose(1, 2).flatten(2).flatten(0, 1))
         return self.self_output.add_into(x, torch.cat(mixed) if len(mixed) > 1 else mixed[0])
 
     def self_attention(
         self, x: Tensor, y: Tensor, state: CpuDecodeState, i: int, rotate: _Step | None
     ) -> Tensor:
-        """Masked self-attention: the row's own past is all there is."""
+        """Masked self-attention of one token to its row's past."""
         q, new = self.project(y, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
-        turned_keys, values = state.update(i, new)
+        transposed_keys, values = state.update(i, new)
         q = q.reshape(values.size(0), -1, self.d_head)  # BG H/G K
-        mixed = attention(q, turned_keys, values, state.hidden)
+        mixed = attention(q, transposed_keys, values, state.hidden)
         return self.self_output.add_into(x, mixed.view(x.shape))
 
     def cross_attention(self, x: Tensor, y: Tensor, state: CpuDecodeState, i: int) -> Tensor:
-        """Cross-attention: the rows of one source ask it together, like several positions."""
+        """Cross-attention; the rows of one source are its queries, like several positions."""
         keys, values = state.memory[i]
         if state.has_one_source and self.folds and self.heads * keys.size(1) <= 2 * x.size(1):
             if i not in state.folded:
@@ -288,10 +278,9 @@ class _CpuLayer:
             return state.folded[i].add_into(x, y)
         q = self.query(y).view(-1, state.rows_per_source, self.groups, x.size(1) // self.groups)
         q = q.transpose(1, 2)
-        turned = state.transposed_keys(i) if state.rows_per_source > 1 else keys.mT
-        mixed = attention(
-            q.reshape(len(keys), -1, self.d_head), turned, values, state.source_hidden
-        )
+        transposed = state.transposed_keys(i) if state.rows_per_source > 1 else keys.mT
+        q_rows = q.reshape(len(keys), -1, self.d_head)
+        mixed = attention(q_rows, transposed, values, state.source_hidden)
         mixed = mixed.view(q.shape).transpose(1, 2).reshape(x.shape)
         return self.cross_output.add_into(x, mixed)
 
@@ -301,21 +290,14 @@ def attention(q: Tensor, transposed_keys: Tensor, values: Tensor, hidden: Tensor
     scores = torch.bmm(q, transposed_keys)
     if hidden is not None:
         scores.view(hidden.size(0), -1, values.size(1)).masked_fill_(hidden, -math.inf)
-    if q.size(1) == 1 and values.size(1) < FEW and q.size(0) >= MANY:
-        shares = scores.mT.softmax(dim=1)  # the same numbers by another way through torch
-        if values.size(1) < VERY_FEW:
-            return (shares * values).sum(dim=1, keepdim=True)
-        return torch.bmm(shares.mT, values)
     return torch.bmm(scores.softmax(dim=-1), values)
 
 
 def _layers_of(stack: Stack, product: type[PackedLinear]) -> list[_CpuLayer]:
-    """The layers of an encoder or a decoder."""
     return [_CpuLayer(layer, product) for layer in cast(Iterable[Layer], stack.layers)]
 
 
 def _norm_of(norm: nn.Module) -> _Step:
-    """A norm's formula with its weights."""
     if isinstance(norm, nn.Identity):
         return lambda x: x
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
@@ -328,7 +310,6 @@ def _norm_of(norm: nn.Module) -> _Step:
 
 
 def _residual_of(residual: Residual) -> Callable[[Tensor, _SubLayer], Tensor]:
-    """What surrounds a sub-layer, without dropout."""
     norm = _norm_of(residual.norm)
     if residual.post:
         return lambda x, sublayer: norm(sublayer(x, x))
@@ -336,7 +317,7 @@ def _residual_of(residual: Residual) -> Callable[[Tensor, _SubLayer], Tensor]:
 
 
 def _feed_forward_of(feed_forward: FeedForward, product: type[PackedLinear]) -> _SubLayer:
-    """Section 3.3; a gate, if there is one, is computed beside the inner layer."""
+    """Section 3.3; a gate and the inner layer are one product."""
     activate, outer = feed_forward.activate, product(feed_forward.outer)
     if activate is F.relu:
         activate = torch.relu_  # in place

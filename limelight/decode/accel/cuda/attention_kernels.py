@@ -1,8 +1,8 @@
-"""Kernels for a GPU that writes: attention of one token, which would otherwise be many small ones.
+"""Triton kernels: attention of one token, which would otherwise be many small ones.
 
 One program of a kernel does one head of one row; thousands of them run side by side. They are
-compiled by Triton when they are launched first, and kept on the disk. The scale is compiled in: as
-an ordinary number it would come in single precision.
+compiled by Triton when they are first launched, and cached on disk. The scale is compiled in: as
+an ordinary argument it would be rounded to single precision.
 """
 
 import math
@@ -43,23 +43,23 @@ def _online_softmax(
 ):
     """Some more keys and values into a softmax that is still running (Milakov, Gimelshein 2018)."""
     wanted = seen[:, None] & inside[None, :]
-    place = at[:, None] * d_head + d[None, :]
-    k = tl.load(keys + place, mask=wanted, other=0.0).to(precise)
+    offset = at[:, None] * d_head + d[None, :]
+    k = tl.load(keys + offset, mask=wanted, other=0.0).to(precise)
     scores = tl.where(seen, tl.sum(k * q[None, :], axis=1), float("-inf"))
     higher = tl.maximum(best, tl.max(scores, axis=0))
     shrink, weights = tl.exp(best - higher), tl.exp(scores - higher)
-    v = tl.load(values + place, mask=wanted, other=0.0).to(precise)
+    v = tl.load(values + offset, mask=wanted, other=0.0).to(precise)
     mixed = mixed * shrink + tl.sum(weights[:, None] * v, axis=0)
     return higher, total * shrink + tl.sum(weights, axis=0), mixed
 
 
 @triton.jit
-def _look_back(
+def _self_attention(
     heads,
     keys,
     values,
     table,
-    column,
+    next_slot,
     out,
     slots,
     scale: tl.constexpr,
@@ -71,9 +71,9 @@ def _look_back(
     rotary: tl.constexpr,
     precise: tl.constexpr,
 ):
-    """Self-attention of one new token: its key and value go into the past, its query looks there.
+    """Self-attention of one new token, whose key and value are written to the past first.
 
-    `heads`: B H+2G K; `keys`, `values`: B S G K; `table`: see `SwiftPlace`.
+    `heads`: B H+2G K; `keys`, `values`: B S G K; `table`: see `PagedSlot`.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group = head // (h // g)
@@ -91,7 +91,7 @@ def _look_back(
         q = _rotary(q, beside, position, d, d_head, precise)
         beside = tl.load(own_key + (d ^ 1), mask=inside, other=0.0).to(precise)
         k = _rotary(k, beside, position, d, d_head, precise)
-    slot = tl.load(column)
+    slot = tl.load(next_slot)
     if head % (h // g) == 0:
         kept = ((row * slots + slot) * g + group) * d_head + d
         tl.store(keys + kept, k.to(keys.dtype.element_ty), mask=inside)
@@ -114,7 +114,7 @@ def _look_back(
 
 
 @triton.jit
-def _look_across(
+def _cross_attention(
     queries,
     keys,
     values,
@@ -131,7 +131,7 @@ def _look_across(
     block: tl.constexpr,
     precise: tl.constexpr,
 ):
-    """Cross-attention of one token: row b looks at its source, where `seen_at` allows it."""
+    """Cross-attention of one token to its row's source, where `seen_at` allows it."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group = head // (h // g)
     d = tl.arange(0, power)
@@ -153,18 +153,18 @@ def _look_across(
 
 
 def decode_self_attention(
-    heads: Tensor, keys: Tensor, values: Tensor, table: Tensor, column: Tensor, rotary: bool
+    heads: Tensor, keys: Tensor, values: Tensor, table: Tensor, next_slot: Tensor, rotary: bool
 ) -> Tensor:
     """Self-attention of one new token in every row, B H*K, from its queries, keys and values."""
     rows, slots, groups, width = keys.shape
     count = heads.size(1) // width - 2 * groups
     out = heads.new_empty(rows, count * width)
-    _look_back[(rows, count)](
+    _self_attention[(rows, count)](
         heads,
         keys,
         values,
         table,
-        column,
+        next_slot,
         out,
         slots,
         scale=1 / math.sqrt(width),
@@ -186,7 +186,7 @@ def decode_cross_attention(
     _, groups, length, width = keys.shape
     count = queries.size(1) // width
     out = torch.empty_like(queries)
-    _look_across[(len(queries), count)](
+    _cross_attention[(len(queries), count)](
         queries,
         keys,
         values,
@@ -207,7 +207,7 @@ def decode_cross_attention(
 
 
 def _launch_config(programs: int, slots: int) -> dict[str, int]:
-    """How many slots a program looks at together, in how many threads: LAB.md has the times."""
+    """How many cache slots a program reads at once, in how many warps: LAB.md has the times."""
     if slots <= _SHORT:
         return {"block": 16, "num_warps": 1}
     if programs < _MANY_PROGRAMS:  # each has more of the GPU to itself
@@ -216,5 +216,5 @@ def _launch_config(programs: int, slots: int) -> dict[str, int]:
 
 
 def precision_of(x: Tensor) -> Any:
-    """What sums are made in."""
+    """The precision of sums."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32

@@ -1,7 +1,7 @@
-"""A place for a batch in a GPU's memory: tensors that never change their size or address.
+"""A slot for a batch in GPU memory: tensors that never change their size or address.
 
-A CUDA graph, which launches hundreds of kernels at once, repeats them on the very same memory. So a
-batch moves in, is written there, and moves out when it no longer fits.
+A CUDA graph launches hundreds of kernels at once, and repeats them on the very same memory. So a
+batch is copied in, decoded there, and copied out when it no longer fits.
 """
 
 import weakref
@@ -18,40 +18,40 @@ from limelight.model.attention import KeysValues
 from limelight.model.config import ModelConfig
 from limelight.model.kv_cache import KVCache
 
-Shape = tuple[int, int, int]  # rows, slots, positions of a source
+Shape = tuple[int, int, int]  # rows, positions of the KV cache, positions of a source
 
 
 class _StaticCache(KVCache):
-    """A cache for one token at a time that looks at all of its slots, used or not."""
+    """A cache for one token at a time that attends to all of its positions, masked if unused."""
 
     def begin(self, count: int) -> None:
-        """The next slot of every row; a row that is not in use may stay at the last one."""
+        """The next position of every row; a row that is not in use may stay at the last one."""
         if count != 1:
-            raise UserError(f"a fixed cache reads one token at a time, not {count}")
+            raise UserError(f"a static cache reads one token at a time, not {count}")
         self.positions = self.length[:, None].clamp(max=self.keys[0].size(2) - 1)
 
     def mask(self) -> Tensor:
-        """B 1 1 S: a token sees the slots up to its own."""
-        slots = torch.arange(self.keys[0].size(2), device=self.length.device)
-        return (slots <= self.positions[..., None])[:, None]
+        """B 1 1 S: a token sees the positions up to its own."""
+        every = torch.arange(self.keys[0].size(2), device=self.length.device)
+        return (every <= self.positions[..., None])[:, None]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values into their slots; return all slots."""
+        """Write the new keys and values; return those of all positions."""
         rows = torch.arange(k.size(0), device=k.device)[:, None]
         for kept, new in ((self.keys[layer], k), (self.values[layer], v)):
             kept[rows, :, self.positions] = new.transpose(1, 2).to(kept.dtype)
         return self.keys[layer], self.values[layer]
 
     def commit(self, real: Tensor | None = None) -> Tensor:
-        """Count the token, where it is."""
+        """Count the token in place, as a graph needs it."""
         self.length.add_(1)
         return torch.ones_like(self.length)
 
 
 class GraphSlot:
-    """Memory that stays, and recordings of what works on it, which is the model's own step.
+    """Fixed memory, and CUDA graphs that work on it: the model's own step.
 
-    What chooses the next tokens may be a part of it: the likeliest, or a search.
+    A graph may also choose the next tokens: the most likely ones, or those of all beams.
     """
 
     def __init__(self, model: Any, shape: Shape, like: KVCache) -> None:
@@ -62,64 +62,58 @@ class GraphSlot:
         self.outputs = torch.zeros(2, shape[0], dtype=torch.float64, device=like.length.device)
         self.beams: dict[tuple[int, int], BeamBuffers] = {}
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
-        self.make_room(like)
-        # Before anything is recorded it is done once: all kernels are chosen and loaded then.
-        self.some_scores = self.take_step()
-        self.topk_logprobs(self.some_scores, 1)
+        self.allocate(like)
+        # Before a capture everything runs once, so that all kernels are chosen and loaded.
+        self.warm_up_logits = self.run_step()
+        self.topk_logprobs(self.warm_up_logits, 1)
 
-    def make_room(self, like: KVCache) -> None:
+    def allocate(self, like: KVCache) -> None:
         """All that is kept between two steps."""
         rows, slots, _ = self.shape
         self.cache = _StaticCache(self.config, rows, slots, like.keys[0])
-        self.cache.memory, self.cache.memory_mask = room_for_sources(self.shape, like)
+        self.cache.memory, self.cache.memory_mask = alloc_sources(self.shape, like)
 
-    def take_step(self) -> Tensor:
+    def run_step(self) -> Tensor:
         """The model's own step."""
         logits: Tensor = self.model.step(self.tokens, self.cache)
         return logits
 
     def topk_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens after a step: log-probabilities and tokens, B count."""
+        """The most likely tokens after a step: log-probabilities and tokens, B count."""
         precise = torch.promote_types(logits.dtype, torch.float32)
         logprobs = logits.to(precise).log_softmax(dim=-1)
         best = logprobs.topk(min(count, logprobs.size(1)), dim=1)
         return best.values, best.indices
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Read the next token of each row in use, B 1; scores of the one that follows it, B V."""
+        """Read the next token of each row in use, B 1; return logits of the one after it, B V."""
         self.tokens[: len(tokens)] = tokens
-        logits: Tensor = self.replay("step", self.take_step)
+        logits: Tensor = self.replay("step", self.run_step)
         return logits[: len(tokens)].clone()
 
-    def step_likeliest(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the next token of each row in use, B; the likeliest ones that follow, B.
-
-        The first result has these and their log-probabilities, 2 B or more, until the next step.
-        """
-        if tokens.data_ptr() != self.tokens.data_ptr():  # not what was chosen here
+    def step_greedy(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the next token of each row in use, B; see `GreedyStepModel`."""
+        if tokens.data_ptr() != self.tokens.data_ptr():  # not those that were chosen here
             self.tokens[: len(tokens), 0] = tokens
-        self.replay("likeliest", self.write_on)
+        self.replay("greedy", self.greedy_step)
         return self.outputs, self.tokens[: len(tokens), 0]
 
-    def write_on(self) -> None:
-        """A step, and the likeliest tokens to be read at the next one."""
-        logprobs, tokens = self.topk_logprobs(self.take_step(), 1)
+    def greedy_step(self) -> None:
+        """A step, and the most likely tokens to be read by the next one."""
+        logprobs, tokens = self.topk_logprobs(self.run_step(), 1)
         self.tokens.copy_(tokens[:, :1])
         self.outputs[0], self.outputs[1] = tokens[:, 0], logprobs[:, 0]
 
     def step_beams(self, beams: BeamBuffers) -> BeamBuffers:
-        """A step of a search, all of it. Returns the beams where they are now, which is here."""
-        here = self.room_for_beams(beams)
-        if beams is not here:
-            here.load(beams)
-        self.replay((here.shape[1], here.end), partial(self.search_on, here))
-        return here
+        """A step of a search and its choices; return the slot's own buffers with the beams."""
+        own = self.own_buffers(beams)
+        if beams is not own:
+            own.load(beams)
+        self.replay((own.shape[1], own.end), partial(self.beam_step, own))
+        return own
 
-    def room_for_beams(self, like: BeamBuffers) -> BeamBuffers:
-        """Buffers of this width that stay here; all rows that fill a beam belong to one.
-
-        What they do was done once then, as before any recording.
-        """
+    def own_buffers(self, like: BeamBuffers) -> BeamBuffers:
+        """Fixed buffers for beams of this width; making them runs once what will be captured."""
         width, end = like.shape[1], like.end
         if (width, end) not in self.beams:
             with torch.inference_mode(False), torch.no_grad():
@@ -127,24 +121,24 @@ class GraphSlot:
                 made = BeamBuffers(count, width, end, like.scores.new_zeros(1, 1))
                 made.newest = self.tokens[: count * width].view(count, width)
                 self.beams[width, end] = made
-                self.choose(made, self.some_scores)
+                self.choose(made, self.warm_up_logits)
                 self.reorder(torch.arange(count * width, device=self.tokens.device), 0)
         return self.beams[width, end]
 
-    def search_on(self, beams: BeamBuffers) -> None:
-        """A step, and the best tokens of all beams to be read at the next one."""
-        self.reorder(self.choose(beams, self.take_step()), self.shape[1])
+    def beam_step(self, beams: BeamBuffers) -> None:
+        """A step, and the best tokens of all beams to be read by the next one."""
+        self.reorder(self.choose(beams, self.run_step()), self.shape[1])
 
     def choose(self, beams: BeamBuffers, logits: Tensor) -> Tensor:
-        """Extend all beams by what is likeliest after a step; which rows they have now."""
+        """Extend all beams by their most likely tokens; return the rows that they continue."""
         rows = beams.scores.numel()
         logprobs, tokens = self.topk_logprobs(logits, beams.shape[1])
         return beams.extend(logprobs[:rows], tokens[:rows])
 
     def replay(self, name: Hashable, work: Callable[[], Any]) -> Any:
-        """Do some work on what is here; on a GPU, watch it the first time, and repeat it.
+        """Run some work on the slot's memory: on a GPU, capture it the first time, then replay it.
 
-        What it makes is to be used before the next time.
+        Its results are valid until it is replayed.
         """
         if self.tokens.device.type != "cuda":
             return work()
@@ -160,46 +154,46 @@ class GraphSlot:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody writes here any more."""
+        """Whether no batch uses it any more."""
         return self.owner is None or self.owner() is None
 
     def load(self, cache: KVCache, rows_of: Tensor | None) -> None:
-        """Take over all that a batch has read so far; these rows of it, if not all."""
+        """Copy in all that a batch has read so far; these rows of it, if not all."""
         if rows_of is not None:
             cache.select(rows_of)
-        rows, reach, own = cache.length.numel(), cache.max_used, self.cache
+        rows, used, own = cache.length.numel(), cache.max_used, self.cache
         for theirs, ours in ((cache.keys, own.keys), (cache.values, own.values)):
             for old, new in zip(theirs, ours, strict=True):
-                new[:rows, :, :reach] = old[:, :, :reach]
+                new[:rows, :, :used] = old[:, :, :used]
         own.length.zero_()
         own.length[:rows] = cache.length
         if own.memory_mask is not None:
-            move_sources_in(cache, own.memory, own.memory_mask)
+            load_sources(cache, own.memory, own.memory_mask)
 
-    def unload(self, rows: Tensor, reach: int) -> KVCache:
+    def unload(self, rows: Tensor, max_used: int) -> KVCache:
         """These rows as a cache of their own."""
         own = self.cache
         cache = KVCache(self.config, rows.numel(), own.keys[0].size(2), own.keys[0])
         cache.keys, cache.values = [k[rows] for k in own.keys], [v[rows] for v in own.values]
-        cache.length, cache.max_used = own.length[rows], reach
+        cache.length, cache.max_used = own.length[rows], max_used
         cache.memory = [(k[rows], v[rows]) for k, v in own.memory]
         if own.memory_mask is not None:
             cache.memory_mask = own.memory_mask[rows]
         return cache
 
-    def reorder(self, rows: Tensor, reach: int) -> None:
-        """Keep these rows, in this order, here."""
+    def reorder(self, rows: Tensor, max_used: int) -> None:
+        """Keep these rows, in this order, in place."""
         count, cache = rows.numel(), self.cache
         for kept in (*cache.keys, *cache.values):
-            kept[:count, :, :reach] = kept[rows, :, :reach]
+            kept[:count, :, :max_used] = kept[rows, :, :max_used]
         for kept in (cache.length, *(part for pair in cache.memory for part in pair)):
             kept[:count] = kept[rows]
         if cache.memory_mask is not None:
             cache.memory_mask[:count] = cache.memory_mask[rows]
 
 
-def move_sources_in(cache: KVCache, memory: list[KeysValues], seen: Tensor) -> None:
-    """Take over the sources that rows look at, B G S K; there may be room for longer ones."""
+def load_sources(cache: KVCache, memory: list[KeysValues], seen: Tensor) -> None:
+    """Copy in the keys and values of sources, B G S K; the slot may be wider."""
     rows, width = cache.length.numel(), cache.memory[0][0].size(2)
     for old_pair, new_pair in zip(cache.memory, memory, strict=True):
         for old, new in zip(old_pair, new_pair, strict=True):
@@ -208,13 +202,13 @@ def move_sources_in(cache: KVCache, memory: list[KeysValues], seen: Tensor) -> N
     seen[:rows, ..., width:] = False
 
 
-def room_for_sources(shape: Shape, like: KVCache) -> tuple[list[KeysValues], Tensor | None]:
-    """Keys and values of each layer, and what may be seen of them, B 1 1 S."""
+def alloc_sources(shape: Shape, like: KVCache) -> tuple[list[KeysValues], Tensor | None]:
+    """Keys and values of each layer, and their mask, B 1 1 S."""
     rows, _, width = shape
     memory = []
     for k, _ in like.memory:
-        whole = (rows, k.size(1), width, k.size(3))
-        memory.append((k.new_zeros(whole), k.new_zeros(whole)))
+        shape_of_layer = (rows, k.size(1), width, k.size(3))
+        memory.append((k.new_zeros(shape_of_layer), k.new_zeros(shape_of_layer)))
     if not memory:
         return [], None
     return memory, torch.ones(rows, 1, 1, width, dtype=torch.bool, device=like.length.device)

@@ -1,7 +1,7 @@
-"""Kernels for a GPU that writes: all that is done with a row but attention.
+"""Triton kernels for all that is done with a row but attention.
 
-A sum and its norm, the likeliest tokens, and for very few rows a linear layer. What is added where
-a norm divides is compiled in: as an ordinary number it would come in single precision.
+A sum and its norm, the most likely tokens, and for very few rows a linear layer. The epsilon of a
+norm is compiled in: as an ordinary argument it would be rounded to single precision.
 """
 
 from typing import Any
@@ -67,7 +67,7 @@ def _product(
     biased: tl.constexpr,
     adds: tl.constexpr,
     activation: tl.constexpr,
-    whole: tl.constexpr,
+    full: tl.constexpr,
     part: tl.constexpr,
     block: tl.constexpr,
     precise: tl.constexpr,
@@ -79,7 +79,7 @@ def _product(
     at = weight + o.to(tl.int64)[:, None] * width + i[None, :]
     w = tl.load(at, mask=wanted & (i < width)[None, :], other=0.0)  # on its way from here on
     if norms:
-        d = tl.arange(0, whole)
+        d = tl.arange(0, full)
         y = tl.load(own + d, mask=d < width, other=0.0).to(precise)
         mean = tl.sum(y, axis=0) / width if centred else 0.0
         y = tl.where(d < width, y - mean, 0.0)
@@ -134,10 +134,10 @@ def _rank_part(
     tl.store(tops + row * parts + which, top)
     tl.store(sums + row * parts + which, tl.sum(tl.exp(x - top), axis=0))
     for rank in tl.static_range(few):
-        highest, place = tl.max(x, axis=0, return_indices=True)
+        highest, index = tl.max(x, axis=0, return_indices=True)
         tl.store(values + (row * parts + which) * few + rank, highest)
-        tl.store(tokens + (row * parts + which) * few + rank, which * part + place)
-        x = tl.where(i == place, float("-inf"), x)
+        tl.store(tokens + (row * parts + which) * few + rank, which * part + index)
+        x = tl.where(i == index, float("-inf"), x)
 
 
 @triton.jit
@@ -163,10 +163,10 @@ def _rank_all(
     top = tl.max(highest, axis=0)
     total = top + tl.log(tl.sum(beside * tl.exp(highest - top), axis=0))
     for rank in tl.static_range(few):
-        value, place = tl.max(x, axis=0, return_indices=True)
+        value, index = tl.max(x, axis=0, return_indices=True)
         tl.store(logprobs + row * few + rank, value - total)
-        tl.store(chosen + row * few + rank, tl.sum(tl.where(i == place, token, 0), axis=0))
-        x = tl.where(i == place, float("-inf"), x)
+        tl.store(chosen + row * few + rank, tl.sum(tl.where(i == index, token, 0), axis=0))
+        x = tl.where(i == index, float("-inf"), x)
 
 
 def add_and_norm(x: Tensor, more: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
@@ -225,7 +225,7 @@ def small_batch_linear(
         biased=bias is not None,
         adds=more is not None,
         activation=activation,
-        whole=triton.next_power_of_2(width),
+        full=triton.next_power_of_2(width),
         part=min(triton.next_power_of_2(width), 1024),
         block=4,
         precise=precision_of(x),
@@ -234,7 +234,7 @@ def small_batch_linear(
 
 
 def topk_logprobs(logits: Tensor, few: int) -> tuple[Tensor, Tensor]:
-    """The few likeliest tokens of each row, the likeliest first: log-probabilities and tokens.
+    """The few most likely tokens of each row, the most likely first: log-probabilities and tokens.
 
     Among equals the first one comes first.
     """

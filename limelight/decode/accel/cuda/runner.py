@@ -1,183 +1,180 @@
-"""The fast way to write on a GPU: every step has the same shape, so it is recorded and repeated.
+"""Decoding on a GPU in CUDA graphs: every step has the same shape, so it is captured and replayed.
 
-    writer = Fixed(model)
-    state = writer.start(source, source_real)
-    logits = writer.step(tokens, state)
+    fast = CudaGraphModel(model)
+    state = fast.start(source, source_real)
+    logits = fast.step(tokens, state)
 
-A step of one token launches hundreds of small kernels, and launching them takes longer than the
+A step of one token launches hundreds of small kernels, and launching them takes longer than their
 work. A CUDA graph launches them all at once, but only on the very same memory. So a batch moves
-into a `Place`, whose tensors never change their size or address; places are made once for each
-shape, and rows are rounded up so that few shapes are needed. The computing is the model's own, or
-where Triton is there, the same in fewer kernels (`swift`). Tests hold all of them equal, the first
-without a GPU too: there the same step is taken and not repeated.
+into a `GraphSlot`, whose tensors never change their size or address; slots are made once for each
+shape, and rows are rounded up so that few shapes are needed. Without a GPU the same step is
+computed and not captured, so that most tests need none.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.cuda.device_beam import BeamBuffers, DeviceBeamSearch
 from limelight.decode.accel.cuda.graph_slot import GraphSlot, Shape
+from limelight.decode.config import DecodeConfig
+from limelight.decode.request import Request
 from limelight.errors import UserError
 from limelight.model.kv_cache import KVCache
 
-MOST_PLACES = 16  # that are kept when nobody writes there
-
-
-def _has_triton() -> bool:
-    """Whether kernels can be written here; torch brings Triton along on Linux with CUDA."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+MAX_SLOTS = 16  # kept in memory while no batch uses them
 
 
 class _GraphState:
-    """What a batch keeps between two tokens: an ordinary cache at first, then a place."""
+    """What a batch keeps between two tokens: an ordinary cache at first, then a slot."""
 
-    def __init__(self, writer: "CudaGraphModel", cache: KVCache) -> None:
-        self.writer = writer
+    def __init__(self, runner: "CudaGraphModel", cache: KVCache) -> None:
+        self.runner = runner
         self.cache: KVCache | None = cache
-        self.chosen: Tensor | None = None  # rows of the cache that are meant, if not all once
-        self.place: GraphSlot | None = None
+        self.selected: Tensor | None = None  # rows of the cache, if not each of them once
+        self.slot: GraphSlot | None = None
         self.rows = cache.length.numel()
-        self.reach = cache.max_used
+        self.max_used = cache.max_used
 
     def bind(self) -> GraphSlot:
-        """Move into a place, if not done yet."""
-        if self.place is None:
+        """Move into a slot, if not done yet."""
+        if self.slot is None:
             if self.cache is None:
-                raise AssertionError("a state is in a cache or in a place")
-            self.place = self.writer.acquire_slot(self.cache, self.rows)
-            self.place.owner = weakref.ref(self)
-            self.place.load(self.cache, self.chosen)
-            self.reach, self.cache, self.chosen = self.cache.max_used, None, None
-        return self.place
+                raise AssertionError("a state is in a cache or in a slot")
+            self.slot = self.runner.acquire_slot(self.cache, self.rows)
+            self.slot.owner = weakref.ref(self)
+            self.slot.load(self.cache, self.selected)
+            self.max_used, self.cache, self.selected = self.cache.max_used, None, None
+        return self.slot
 
     def release(self, rows: Tensor) -> KVCache:
         """Move these rows out again."""
-        if self.place is not None:
-            self.cache = self.place.unload(rows, self.reach)
-            self.place.owner, self.place = None, None
+        if self.slot is not None:
+            self.cache = self.slot.unload(rows, self.max_used)
+            self.slot.owner, self.slot = None, None
         if self.cache is None:
-            raise AssertionError("a state is in a cache or in a place")
-        if self.chosen is not None:
-            self.cache.select(self.chosen)
-            self.chosen = None
+            raise AssertionError("a state is in a cache or in a slot")
+        if self.selected is not None:
+            self.cache.select(self.selected)
+            self.selected = None
         return self.cache
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may be named again (beams) or not at all."""
+        """Keep these rows, in this order; a row may be repeated (beams) or left out."""
         if self.cache is not None:
-            self.chosen = rows if self.chosen is None else self.chosen[rows]
+            self.selected = rows if self.selected is None else self.selected[rows]
             if rows.numel() < self.cache.length.numel():
                 self.release(rows)
-        elif self.place is None:
-            raise AssertionError("a state is in a cache or in a place")
-        elif rounded(rows.numel()) != self.place.shape[0]:
+        elif self.slot is None:
+            raise AssertionError("a state is in a cache or in a slot")
+        elif rounded(rows.numel()) != self.slot.shape[0]:
             self.release(rows)
         else:
-            self.place.reorder(rows, self.reach)
+            self.slot.reorder(rows, self.max_used)
         self.rows = rows.numel()
 
-    def insert_rows(self, other: "_GraphState", places: Tensor) -> None:
-        """Put the rows of another state into these places: over a row, or behind the last one.
+    def insert_rows(self, other: "_GraphState", rows: Tensor) -> None:
+        """Write another state's rows to these row numbers, which may lie behind the last one.
 
-        Both move out of where they are, and settle anew with the next token.
+        Both leave their slots, and move into new ones with the next token.
         """
-        device = places.device
+        device = rows.device
         mine = self.release(torch.arange(self.rows, device=device))
-        mine.insert_rows(other.release(torch.arange(other.rows, device=device)), places)
-        self.rows, self.reach = mine.length.numel(), mine.max_used
+        mine.insert_rows(other.release(torch.arange(other.rows, device=device)), rows)
+        self.rows, self.max_used = mine.length.numel(), mine.max_used
 
 
 class CudaGraphModel:
-    """A Transformer that writes on a GPU."""
+    """A Transformer whose steps are CUDA graphs."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(
+        self, model: Any, make_slot: Callable[[Shape, KVCache], GraphSlot] | None = None
+    ) -> None:
         self.model, self.config = model, model.config
-        self.places: list[GraphSlot] = []
-        self.make_place: Callable[[Shape, KVCache], GraphSlot] = partial(GraphSlot, model)
-        on_gpu = next(model.parameters()).device.type == "cuda"
-        self.ranks = on_gpu and _has_triton()  # whether to leave plain choices to the GPU
-        self.plain_search = DeviceBeamSearch if self.ranks else None
-        if self.ranks:
-            from limelight.decode.accel.cuda.fused_model import FusedModel, PagedSlot
-
-            self.make_place = partial(PagedSlot, FusedModel(model))
+        self.make_slot = make_slot or partial(GraphSlot, model)
+        self.slots: list[GraphSlot] = []
 
     def parameters(self) -> Any:
-        """The model's own."""
+        """Those of the model underneath."""
         return self.model.parameters()
 
-    def start(self, *given: Any, **room: Any) -> _GraphState:
-        """The state from which `step` writes, from what the model's own `start` takes."""
-        return _GraphState(self, self.model.start(*given, **room))
+    def start(self, *given: Any, **options: Any) -> _GraphState:
+        """The state from which `step` writes, from what the model's own `start` reads."""
+        return _GraphState(self, self.model.start(*given, **options))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: _GraphState, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        """Read the next tokens (B T, padded on the right); return logits of the next ones, B V."""
         if tokens.size(1) == 1 and real is None:
             return self.slot_for_next_token(state).step(tokens)
-        everybody = torch.arange(state.rows, device=tokens.device)
-        cache = state.release(everybody)
+        cache = state.release(torch.arange(state.rows, device=tokens.device))
         logits: Tensor = self.model.step(tokens, cache, real)
-        state.reach = cache.max_used
+        state.max_used = cache.max_used
         return logits
 
+    def slot_for_next_token(self, state: _GraphState) -> GraphSlot:
+        """The slot in which a batch computes its next step."""
+        slot = state.bind()
+        if state.max_used >= slot.shape[1]:  # the longest row may have left: compact the others
+            cache = state.release(torch.arange(state.rows, device=slot.tokens.device))
+            cache.max_used = max(cache.length.tolist(), default=0)
+            slot = state.bind()
+        if state.max_used >= slot.shape[1]:
+            raise UserError(f"the KV cache is full: it was made for {slot.shape[1]} tokens")
+        state.max_used += 1
+        return slot
+
+    def acquire_slot(self, cache: KVCache, rows: int) -> GraphSlot:
+        """A free slot of the right shape, or a new one."""
+        shape = self.shape_for(cache, rows)
+        for slot in self.slots:
+            if slot.shape == shape and slot.is_free:
+                self.slots.remove(slot)
+                self.slots.append(slot)  # the most recently used is the last
+                return slot
+        self.evict_slots()
+        with torch.inference_mode(False), torch.no_grad():  # it may be used later in any mode
+            self.slots.append(self.make_slot(shape, cache))
+        return self.slots[-1]
+
+    def evict_slots(self) -> None:
+        """Free the memory of the least recently used slots, if there are many."""
+        free = [slot for slot in self.slots if slot.is_free]
+        for slot in free[: max(0, len(self.slots) - MAX_SLOTS + 1)]:
+            self.slots.remove(slot)
+
+    def shape_for(self, cache: KVCache, rows: int) -> Shape:
+        """The shape of a slot for this batch: rounded up, but never beyond learned positions."""
+        length = -(-cache.keys[0].size(2) // 64) * 64
+        if self.config.positions == "learned":
+            length = min(length, self.config.max_len)
+        width = -(-cache.memory[0][0].size(2) // 16) * 16 if cache.memory else 0
+        return rounded(rows), length, width
+
+
+class DeviceSearchModel(CudaGraphModel):
+    """One whose graphs also choose the next tokens: the most likely ones, or those of all beams."""
+
     @torch.no_grad()
-    def step_likeliest(self, tokens: Tensor, state: _GraphState) -> tuple[Tensor, Tensor]:
-        """Read a token in each row, B; what is told of the likeliest ones, and these, B."""
-        return self.slot_for_next_token(state).step_likeliest(tokens)
+    def step_greedy(self, tokens: Tensor, state: _GraphState) -> tuple[Tensor, Tensor]:
+        """Read a token in each row, B; see `GreedyStepModel`."""
+        return self.slot_for_next_token(state).step_greedy(tokens)
 
     @torch.no_grad()
     def step_beams(self, beams: BeamBuffers, state: _GraphState) -> BeamBuffers:
-        """Read the newest tokens of all beams, and extend them; returns where they are now."""
+        """Read the newest tokens of all beams and extend them; return the slot's own buffers."""
         return self.slot_for_next_token(state).step_beams(beams)
 
-    def slot_for_next_token(self, state: _GraphState) -> GraphSlot:
-        """Where a batch is to take its next step."""
-        place = state.bind()
-        if state.reach >= place.shape[1]:  # a longer row may have left: begin with those that stay
-            cache = state.release(torch.arange(state.rows, device=place.tokens.device))
-            cache.max_used = max(cache.length.tolist(), default=0)
-            place = state.bind()
-        if state.reach >= place.shape[1]:
-            raise UserError(f"there is no room for more than {place.shape[1]} tokens")
-        state.reach += 1
-        return place
-
-    def acquire_slot(self, cache: KVCache, rows: int) -> GraphSlot:
-        """A free place of the right shape, or a new one."""
-        shape = self.shape_for(cache, rows)
-        for place in self.places:
-            if place.shape == shape and place.is_free:
-                self.places.remove(place)
-                self.places.append(place)  # the one that was used last
-                return place
-        self.evict_slots()
-        with torch.inference_mode(False), torch.no_grad():  # it may be used later in any mode
-            self.places.append(self.make_place(shape, cache))
-        return self.places[-1]
-
-    def evict_slots(self) -> None:
-        """Let those go that nobody has used for longest, if they are many: they take memory."""
-        free = [place for place in self.places if place.is_free]
-        for place in free[: max(0, len(self.places) - MOST_PLACES + 1)]:
-            self.places.remove(place)
-
-    def shape_for(self, cache: KVCache, rows: int) -> Shape:
-        """The shape of a place for this batch: rounded up, but never beyond learned positions."""
-        slots = -(-cache.keys[0].size(2) // 64) * 64
-        if self.config.positions == "learned":
-            slots = min(slots, self.config.max_len)
-        width = -(-cache.memory[0][0].size(2) // 16) * 16 if cache.memory else 0
-        return rounded(rows), slots, width
+    def new_beam_search(
+        self, requests: Sequence[Request], config: DecodeConfig, tokenizer: Tokenizer, nbest: int
+    ) -> DeviceBeamSearch:
+        """A search whose steps are graphs; see `DeviceBeamModel`."""
+        return DeviceBeamSearch(self, requests, config, tokenizer, nbest)
 
 
 def rounded(rows: int) -> int:

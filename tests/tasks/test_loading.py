@@ -1,0 +1,96 @@
+"""A model is loaded to the best device, says where it is, and is explained in full precision."""
+
+import pytest
+import torch
+
+import limelight
+from limelight.errors import UserError
+from limelight.tasks.translate import Constraints
+
+
+@pytest.fixture
+def bfloat16(monkeypatch):
+    """As if this machine computed in bfloat16 by itself, as one with a GPU does."""
+    usual = limelight.loading.choose_precision
+
+    def choose(wanted, device):
+        return "bfloat16" if wanted in ("auto", "bfloat16") else usual(wanted, device)
+
+    monkeypatch.setattr("limelight.loading.choose_precision", choose)
+    return choose
+
+
+def weights(model):
+    return torch.cat([p.detach().float().flatten() for p in model.parameters()])
+
+
+def test_it_says_where_it_is(run):
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = limelight.load(run("reverse"), device="cpu")
+    assert (loaded.device.type, loaded.precision) == ("cpu", "float32")
+    assert limelight.load(run("reverse"), precision="float32").device.type == best
+    assert limelight.load(run("reverse"), device="cpu", precision="float64").precision == "float64"
+    assert limelight.load(run("reverse"), precision="int8").precision == "int8"
+    assert loaded.to("cpu", "int8").precision == "int8"
+    assert loaded.to("cpu").precision == "float32"
+
+
+@pytest.mark.parametrize(("wanted", "wrong"), [("device", "gpu"), ("precision", "float8")])
+def test_a_wrong_device_or_precision_is_rejected(run, wanted, wrong):
+    with pytest.raises(UserError, match=f"no {wanted} '{wrong}'"):
+        limelight.load(run("reverse"), **{wanted: wrong})
+
+
+def test_a_rejected_device_leaves_the_model_as_it_was(run):
+    loaded = limelight.load(run("reverse"), device="cpu")
+    before, engine = weights(loaded.model), loaded.engine
+    with pytest.raises(UserError, match="no device 'tpu'"):
+        loaded.to("tpu", "float64")
+    assert torch.equal(weights(loaded.model), before)
+    assert loaded.engine is engine
+
+
+def test_the_recipes_precision_is_the_default(run, monkeypatch):
+    usual = limelight.loading.recipe_from_run
+
+    def exact(folder):
+        recipe = usual(folder)
+        decode = limelight.loading.replace(recipe.decode, precision="float64")
+        return limelight.loading.replace(recipe, decode=decode)
+
+    monkeypatch.setattr("limelight.loading.recipe_from_run", exact)
+    assert limelight.load(run("reverse"), device="cpu").precision == "float64"
+    assert limelight.load(run("reverse"), device="cpu", precision="float32").precision == "float32"
+
+
+def test_rounded_weights_are_explained_as_they_were_trained(run, bfloat16):
+    true = limelight.load(run("reverse"), device="cpu")  # as trained: nothing is rounded
+    rounded = limelight.load(run("reverse"), device="cpu", precision="bfloat16")
+    assert (true.precision, rounded.precision) == ("float32", "bfloat16")
+    assert not torch.equal(weights(true.model), weights(rounded.model))
+    assert rounded.full_precision.precision == "float32"
+    expected, got = (m.explain("a b c", beam=2) for m in (true, rounded))
+    assert got.values.keys() == expected.values.keys()
+    for name, value in expected.values.items():
+        assert torch.equal(got.values[name], value), name
+    assert torch.equal(weights(rounded.to("cpu", "float32").model), weights(true.model))
+    assert rounded.full_precision is rounded
+
+
+def test_int8_is_explained_in_float32(run):
+    plain, int8 = (limelight.load(run("reverse"), device="cpu") for _ in range(2))
+    int8.to(precision="int8")
+    assert not int8.full_precision.int8
+    first, second = (m.explain("a b c").values for m in (plain, int8))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_an_ensemble_moves_together(run):
+    both = limelight.load(run("reverse"), run("other reverse"), precision="float64", device="cpu")
+    assert {p.dtype for m in (both.model, *both.ensemble) for p in m.parameters()} == {
+        torch.float64
+    }
+
+
+def test_constraints_are_exported():
+    assert limelight.Constraints is Constraints
