@@ -17,13 +17,13 @@ from limelight.serve.worker_client import LOST, WorkerClient
 from tests.serve.samples import ROOT
 
 BROKEN = """
-from limelight.serve.worker import scheduler
+from limelight.serve.worker import __main__ as worker
 
 def load(run):
     raise {error}
 
-scheduler.load = load
-scheduler.main()
+worker.load = load
+worker.main()
 """
 
 

@@ -9,7 +9,6 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from limelight.serve.worker.scheduler.scheduler import Worker
 from torch.nn import functional as F
 
 import limelight
@@ -21,6 +20,7 @@ from limelight.serve.ipc import unpacked
 from limelight.serve.schemas import Ticket
 from limelight.serve.trace_token import name_of, ticket_of
 from limelight.serve.worker.jobs import code_of
+from limelight.serve.worker.scheduler import Scheduler
 from limelight.serve.worker.trace_cache import ExpiredError, TraceCache
 from tests.serve.samples import Served, all_at_once, until
 
@@ -259,7 +259,7 @@ class Heard:
 
     def __init__(self, loaded):
         self.said, self.numbers = [], count(1)
-        self.worker = Worker(loaded, 8, 8, 64, self.hear)
+        self.worker = Scheduler(loaded, 8, 8, 64, self.hear)
 
     def hear(self, told):
         while told:
@@ -271,7 +271,7 @@ class Heard:
     def trace(self, text, **fields):
         asked = {"text": text, "target": None, "tag": "", "settings": {}, "print": ""}
         number = next(self.numbers)
-        self.worker.hear({"id": number, "do": "trace", "what": "manifest", **asked, **fields})
+        self.worker.on_message({"id": number, "do": "trace", "what": "manifest", **asked, **fields})
         return number
 
     def write(self, prompt, tokens):
@@ -279,7 +279,7 @@ class Heard:
         settings = {"max_tokens": tokens, "temperature": 1.0}
         number = next(self.numbers)
         asked |= {"logprobs": True, "settings": settings}
-        self.worker.hear({"id": number, "do": "complete", **asked})
+        self.worker.on_message({"id": number, "do": "complete", **asked})
         return number
 
     def of(self, number):
@@ -289,12 +289,12 @@ class Heard:
 def test_while_somebody_looks_inside_others_get_their_tokens(models):
     heard = Heard(models["writer"])
     writing = heard.write("the", 100)
-    heard.worker.turn()
+    heard.worker.step()
     before = len(heard.of(writing))
     looking = heard.trace("the cat", settings={"max_tokens": 12})
     turns = 0
     while not heard.of(looking):
-        heard.worker.turn()
+        heard.worker.step()
         turns += 1
     assert turns >= 12  # a token of the trace, then a token for the others, and so on
     assert len(heard.of(writing)) - before >= turns - 2
@@ -306,11 +306,11 @@ def test_one_who_leaves_while_looking_keeps_nobody_out(models):
     leaving = heard.trace("the cat", settings={"max_tokens": 12})
     staying = heard.trace("the dog", settings={"max_tokens": 3})
     for _ in range(3):
-        heard.worker.turn()
+        heard.worker.step()
     assert heard.worker.album.busy
-    heard.worker.hear({"id": leaving, "do": "cancel"})
+    heard.worker.on_message({"id": leaving, "do": "cancel"})
     for _ in range(10):
-        heard.worker.turn()
+        heard.worker.step()
     assert "done" in heard.of(staying)[0]
     assert not heard.of(leaving)
     assert not heard.worker.album.busy
