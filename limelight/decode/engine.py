@@ -13,7 +13,7 @@ import torch
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.cpu.model import for_cpu
 from limelight.decode.accel.cuda.runner import CudaGraphModel
-from limelight.decode.beam import beam_search
+from limelight.decode.beam import BeamSearch, beam_search, is_unconstrained
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
 from limelight.decode.generate import Watch, write
@@ -78,6 +78,21 @@ def _accelerate(model: Any, int8: bool = False) -> Any:
     if on_gpu and isinstance(model.config, ModelConfig):
         return CudaGraphModel(model)
     return for_cpu(model, int8)
+
+
+def new_search(
+    model: StepModel,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    tokenizer: Tokenizer,
+    nbest: int = 1,
+    keep_tree: bool = False,
+) -> BeamSearch:
+    """A beam search that has not begun: the accelerated one where the model has one."""
+    accelerated: type[BeamSearch] | None = getattr(model, "plain_search", None)
+    plain = not keep_tree and is_unconstrained(requests, config)
+    search = accelerated if accelerated and plain else BeamSearch
+    return search(model, requests, config, tokenizer, nbest, keep_tree)
 
 
 def batches_of(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:
