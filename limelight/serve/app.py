@@ -1,12 +1,12 @@
 """The application: all routes, one form of errors, and the middleware before them."""
 
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
+from limelight import __version__
 from limelight.serve import docs_pages
 from limelight.serve.errors import RefusedError, add_error_handlers
 from limelight.serve.middleware import SecurityMiddleware
@@ -41,7 +41,7 @@ def application(
     """The service for these models, as an ASGI application."""
     app = FastAPI(
         title="Limelight",
-        version=version("limelight"),
+        version=__version__,
         docs_url=None,  # FastAPI's own page would load scripts from another host
         redoc_url=None,
         redirect_slashes=False,

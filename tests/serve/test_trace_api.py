@@ -34,9 +34,9 @@ WAYS = {
 }
 SAME = {  # the same in Python
     "as the recipe says": {},
-    "greedy": {"beam": 1, "groups": 1, "temperature": 0.0},
-    "beam": {"beam": 3, "groups": 1, "temperature": 0.0},
-    "drawn": {"beam": 1, "groups": 1, "temperature": 1.2, "top_k": 5, "seed": 4},
+    "greedy": {"beam": 1, "beam_groups": 1, "temperature": 0.0},
+    "beam": {"beam": 3, "beam_groups": 1, "temperature": 0.0},
+    "drawn": {"beam": 1, "beam_groups": 1, "temperature": 1.2, "top_k": 5, "seed": 4},
 }
 
 
@@ -85,7 +85,7 @@ def test_a_trace_is_the_one_that_python_makes(inside, models, name, way):
     told = inside.ask("/api/trace", model=name, text=TEXTS[name], **WAYS[way])
     trace = models[name].explain(TEXTS[name], **SAME[way])
     assert told["manifest"] == plain(serialize.manifest(trace))
-    assert told["manifest"]["how"] == trace.passage.how
+    assert told["manifest"]["how"] == trace.passage.mode
 
 
 def test_a_given_target_is_taken_for_the_answer(inside, models):
@@ -179,8 +179,8 @@ def test_many_traces_at_once_are_not_mixed_up(inside, models):
 
 def test_of_a_model_that_has_changed_nothing_is_told(inside):
     told = inside.ask("/api/trace", model="reverse", text="a b")
-    ticket = token_of(told["trace"])
-    other = name_of(ticket.model_copy(update={"print": "0" * 16}))
+    token = token_of(told["trace"])
+    other = name_of(token.model_copy(update={"fingerprint": "0" * 16}))
     response = inside.client.get(f"/api/trace/{other}/thumbs")
     assert (response.status_code, response.json()["error"]["code"]) == (410, "trace_expired")
     assert inside.client.get(f"/api/trace/{told['trace']}/thumbs").status_code == 200
