@@ -58,14 +58,12 @@ def application(
 
 @_health.get("/healthz", summary="Whether the process is alive, and where models run")
 async def healthz(registry: Registry) -> Health:
-    """Answers at once, whatever the models do."""
     devices = {name: model.devices for name, model in registry.models.items()}
     return Health(status="ok", devices=devices)
 
 
 @_health.get("/readyz", summary="Whether every model accepts requests")
 async def readyz(registry: Registry) -> Health:
-    """503 until then."""
     if registry.ready:
         models = {name: model.ready for name, model in registry.models.items()}
         devices = {name: model.devices for name, model in registry.models.items()}
@@ -76,17 +74,14 @@ async def readyz(registry: Registry) -> Health:
 
 @_health.get("/metrics", response_class=Response, summary="Metrics for Prometheus")
 async def metrics(registry: Registry) -> Response:
-    """In its text format."""
     return Response(registry.metrics.shown(), media_type="text/plain; version=0.0.4")
 
 
 @_pages.get("/about")
 async def about(registry: Registry) -> HTMLResponse:
-    """The served models."""
     return HTMLResponse(docs_pages.landing(registry))
 
 
 @_pages.get("/docs")
 async def docs(request: Request) -> HTMLResponse:
-    """The API reference."""
     return HTMLResponse(docs_pages.reference(request.app.openapi()))

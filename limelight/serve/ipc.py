@@ -36,7 +36,7 @@ class TextPayload(TypedDict):
 
 
 class ErrorPayload(TypedDict):
-    """Why a job failed."""
+    """The error of a job."""
 
     code: str
     message: str

@@ -30,5 +30,4 @@ class Metrics:
         self.jobs = Counter("worker_jobs", "Jobs sent to a worker", ["model", "worker"], **own)
 
     def shown(self) -> bytes:
-        """All of them, in Prometheus' text format."""
         return generate_latest(self.registry)

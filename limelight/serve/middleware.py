@@ -9,23 +9,20 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Callable, Coroutine, Iterable
 from hashlib import sha256
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as ASGIMessage
 
 from limelight.serve import logs
 from limelight.serve.errors import RefusedError, error_body, error_headers
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
-
-_Scope = MutableMapping[str, Any]
-_Event = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Event]]
-_Send = Callable[[_Event], Awaitable[None]]
-_App = Callable[[_Scope, _Receive, _Send], Coroutine[Any, Any, None]]
 
 _PROBES = ("/healthz", "/readyz")
 _LEFT = 499  # status of a request whose client has left
@@ -55,7 +52,6 @@ class ParsedRoute(APIRoute):
     """A route whose body was parsed by the middleware."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, which asks the request for its JSON."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
@@ -69,7 +65,7 @@ class SecurityMiddleware:
 
     def __init__(
         self,
-        app: _App,
+        app: ASGIApp,
         limits: Limits,
         metrics: Metrics,
         key: str = "",
@@ -83,7 +79,7 @@ class SecurityMiddleware:
         self.hosts = {host.lower() for host in (*_LOOPBACK, *hosts)}
         self.origins = {_as_sent(origin.lower()) for origin in origins}
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await _RequestContext(self, scope, receive, send).run()
         elif scope["type"] == "websocket":
@@ -91,41 +87,33 @@ class SecurityMiddleware:
         else:
             await self.app(scope, receive, send)
 
-    def check(self, scope: _Scope) -> None:
-        """Host, Origin and key."""
+    def check(self, scope: Scope) -> None:
         if scope["path"] in _PROBES:
             return
-        headers = _Headers(scope["headers"])
-        host = headers.only("host").lower()
+        host = _header(scope, "host").lower()
         if _without_port(host) not in self.hosts:
             hint = "start the service with --allowed-hosts NAME if this is its name"
             raise RefusedError(403, "host_not_allowed", "this Host header is not allowed", hint)
-        origin = headers.only("origin").lower()
+        origin = _header(scope, "origin").lower()
         ours = origin.removeprefix(f"{scope['scheme']}://") == host or origin in self.origins
         if origin and not ours:
             hint = "start the service with --allowed-origins URL to allow its pages"
             raise RefusedError(403, "origin_not_allowed", "this origin is not allowed", hint)
         if self.key and scope["path"] not in self.public:
-            kind, _, given = headers.only("authorization").partition(" ")
+            kind, _, given = _header(scope, "authorization").partition(" ")
             same = hmac.compare_digest(sha256(given.strip().encode()).digest(), self.key)
             if kind.lower() != "bearer" or not same:
                 hint = "send the header Authorization: Bearer KEY"
                 raise RefusedError(401, "wrong_key", "the API key is missing or wrong", hint)
 
 
-class _Headers:
-    """Headers by name; a repeated one is rejected."""
-
-    def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        self.pairs = list(pairs)
-
-    def only(self, name: str) -> str:
-        """The value of a header, empty if it is missing."""
-        found = [value for key, value in self.pairs if key == name.encode()]
-        if len(found) > 1:
-            message = f"the header {name} is repeated {len(found)} times"
-            raise RefusedError(400, "invalid_header", message, "send it once")
-        return found[0].decode("latin-1") if found else ""
+def _header(scope: Scope, name: str) -> str:
+    """The value of a header, empty if it is missing; a repeated one is rejected."""
+    found = Headers(scope=scope).getlist(name)
+    if len(found) > 1:
+        message = f"the header {name} is repeated {len(found)} times"
+        raise RefusedError(400, "invalid_header", message, "send it once")
+    return found[0] if found else ""
 
 
 def _without_port(host: str) -> str:
@@ -141,7 +129,7 @@ def _as_sent(origin: str) -> str:
 
 class _RequestContext:
     def __init__(
-        self, middleware: SecurityMiddleware, scope: _Scope, receive: _Receive, send: _Send
+        self, middleware: SecurityMiddleware, scope: Scope, receive: Receive, send: Send
     ) -> None:
         self.middleware, self.scope, self.limits = middleware, scope, middleware.limits
         self.receive, self.send_on = receive, send
@@ -178,7 +166,7 @@ class _RequestContext:
         self.middleware.check(self.scope)
         self.body = await self.read_body()
         self.parse_json(self.body)
-        answer = asyncio.create_task(self.middleware.app(self.scope, self.replay, self.send))
+        answer = asyncio.ensure_future(self.middleware.app(self.scope, self.replay, self.send))
         leaving = asyncio.create_task(self.client_leaves())
         try:
             await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -196,18 +184,15 @@ class _RequestContext:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    async def replay(self) -> _Event:
-        """The body once more, for the routes."""
+    async def replay(self) -> ASGIMessage:
         if self.body is None:
             await asyncio.Event().wait()  # disconnects are handled here, not in routes
         body, self.body = self.body, None
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def read_body(self) -> bytes:
-        """The body, within the limits of size and time."""
-        headers = _Headers(self.scope["headers"])
-        length = headers.only("content-length")
-        if headers.only("content-encoding") not in ("", "identity"):
+        length = _header(self.scope, "content-length")
+        if _header(self.scope, "content-encoding") not in ("", "identity"):
             message = "compressed bodies are not supported"
             raise RefusedError(415, "wrong_type", message, "send plain JSON")
         if length.isascii() and length.isdigit() and int(length[:20]) > self.limits.body:
@@ -236,7 +221,7 @@ class _RequestContext:
         """Strictly: declared as JSON, without NaN and repeated names."""
         if not body and self.scope["method"] != "POST":
             return
-        kind = _Headers(self.scope["headers"]).only("content-type")
+        kind = _header(self.scope, "content-type")
         if kind.partition(";")[0].strip().lower() != "application/json":
             hint = "send the header Content-Type: application/json"
             raise RefusedError(415, "wrong_type", "only JSON is supported", hint)
@@ -248,7 +233,7 @@ class _RequestContext:
             hint = "check quotes and commas; NaN, Infinity and repeated names are rejected"
             raise RefusedError(400, "invalid_json", "the body is not valid JSON", hint) from None
 
-    async def send(self, event: _Event) -> None:
+    async def send(self, event: ASGIMessage) -> None:
         """Send a part of the response, with the headers that all of them have."""
         if event["type"] == "http.response.start":
             self.status = event["status"]

@@ -38,17 +38,14 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether any worker accepts jobs."""
         return any(worker.ready for worker in self.workers)
 
     @property
     def open_jobs(self) -> int:
-        """Jobs accepted and not yet answered."""
         return sum(len(worker.jobs) for worker in self.workers)
 
     @property
     def devices(self) -> list[str]:
-        """Where the ready workers run."""
         return [str((w.facts or {}).get("device", w.device)) for w in self.workers if w.ready]
 
     @property
@@ -84,7 +81,6 @@ class ServedModel:
         return self.choose_worker().stream(op, seconds, **fields)
 
     async def call(self, op: str, seconds: float | None = None, **fields: Any) -> Message:
-        """Send a job to a worker and return its result."""
         async with aclosing(self.stream(op, seconds, **fields)) as messages:
             async for message in messages:
                 if "done" in message:
@@ -103,7 +99,6 @@ class ModelRegistry:
 
     @property
     def ready(self) -> bool:
-        """Whether every model accepts requests."""
         return not self.draining and all(model.ready for model in self.models.values())
 
     def find(self, name: str) -> ServedModel:
@@ -129,7 +124,6 @@ class ModelRegistry:
         return model
 
     def check_texts(self, texts: Iterable[str]) -> None:
-        """Reject texts that are too long."""
         for text in texts:
             if len(text) > self.limits.characters:
                 message = f"a text has {len(text):,} characters"
@@ -137,7 +131,6 @@ class ModelRegistry:
                 raise RefusedError(413, "too_long", message, hint)
 
     def check_count(self, count: int) -> None:
-        """Reject requests for too many texts."""
         if count > self.limits.texts:
             message = f"the request asks for {count} texts"
             raise RefusedError(413, "too_many_texts", message, f"{self.limits.texts} are allowed")

@@ -158,7 +158,6 @@ class _Service:
         self.key, self.hosts, self.origins = key, hosts, origins
 
     async def run(self) -> None:
-        """From the first worker's start to the last one's end."""
         self.registry = self.new_registry()
         models = self.registry.models
         self.workers = [worker for model in models.values() for worker in model.workers]
@@ -185,7 +184,6 @@ class _Service:
             raise UserError(failed[0].failed)
 
     def new_registry(self) -> ModelRegistry:
-        """A worker on each device for each model."""
         limits, metrics = self.limits, Metrics()
         models = {}
         for name, path in self.paths.items():
@@ -197,8 +195,6 @@ class _Service:
         return ModelRegistry(models, limits, metrics)
 
     def config(self, app: SecurityMiddleware) -> uvicorn.Config:
-        """The HTTP server's settings."""
-
         class Protocol(_TimeoutProtocol):
             limits, metrics = self.limits, self.registry.metrics
 
@@ -236,7 +232,6 @@ class _Service:
         loop.call_later(self.limits.shutdown_seconds, self.cut_off)
 
     def cut_off(self) -> None:
-        """Fail all requests that are still open."""
         for worker in self.workers:
             worker.fail_all("shutting_down", "the service ended before it could answer")
 
@@ -246,7 +241,6 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install none."""
         yield
 
 
@@ -259,7 +253,6 @@ class _TimeoutProtocol(H11Protocol):
     reading: asyncio.TimerHandle | None = None  # for the client to read what was sent
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept it, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             transport.abort()
@@ -283,23 +276,19 @@ class _TimeoutProtocol(H11Protocol):
             self.clock = None
 
     def pause_writing(self) -> None:
-        """The client does not read: start its clock."""
         self.reading = self.loop.call_later(self.limits.read_seconds, self.abort)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The client reads: stop its clock."""
         if self.reading is not None:
             self.reading.cancel()
             self.reading = None
         super().resume_writing()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop both clocks."""
         for clock in (self.clock, self.reading):
             if clock is not None:
                 clock.cancel()
@@ -307,7 +296,6 @@ class _TimeoutProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Reject bytes that are not HTTP."""
         self.metrics.requests.labels("malformed", "400").inc()
         refused = RefusedError(400, "invalid_http", "this is not valid HTTP")
         body = error_body(refused)

@@ -114,7 +114,6 @@ class WorkerClient:
         self.fail_all("worker_died", "the model's process ended before it could answer")
 
     def fail_all(self, code: str, message: str) -> None:
-        """End all open jobs with an error."""
         for queue in self.jobs.values():
             queue.put_nowait({"error": ErrorPayload(code=code, message=message)})
 
@@ -150,7 +149,6 @@ class WorkerClient:
             queue.put_nowait({"error": ErrorPayload(code="too_slow", message=slow)})
 
     def send(self, message: Message) -> None:
-        """Write to the worker, if there is one."""
         if self.process is not None and self.process.stdin is not None:
             with suppress(ConnectionError, RuntimeError):
                 self.process.stdin.write(packed(message))

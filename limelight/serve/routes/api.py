@@ -10,24 +10,7 @@ from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
 from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import Registry, reject_unknown_parameters
-from limelight.serve.schemas.api import (
-    ClassifyResponse,
-    FillRequest,
-    FillResponse,
-    ModelDescription,
-    Neighbours,
-    NeighboursRequest,
-    RunFacts,
-    RunList,
-    RunMetrics,
-    ScoreList,
-    ScoreRequest,
-    SuggestRequest,
-    SuggestResponse,
-    TextsRequest,
-    TranslateRequest,
-    TranslateResponse,
-)
+from limelight.serve.schemas import api as schemas
 from limelight.serve.schemas.common import Name
 
 router = APIRouter(
@@ -43,73 +26,77 @@ _TRANSLATE_FIELDS = {
 
 
 @router.get("/model", summary="Architecture, sizes, tasks and device of a model")
-async def describe(registry: Registry, model: Annotated[Name, Query()] = "") -> ModelDescription:
-    """A model's description by its worker."""
+async def describe(
+    registry: Registry, model: Annotated[Name, Query()] = ""
+) -> schemas.ModelDescription:
     found = registry.find(model)
     facts = found.description()
     where = ", ".join(found.devices) or facts["device"]
-    return ModelDescription(**{**facts, "name": found.name, "device": where})
+    return schemas.ModelDescription(**{**facts, "name": found.name, "device": where})
 
 
 @router.post("/translate", response_model_exclude_none=True)
-async def translate(request: TranslateRequest, registry: Registry) -> TranslateResponse:
+async def translate(
+    request: schemas.TranslateRequest, registry: Registry
+) -> schemas.TranslateResponse:
     """Translate a text; on demand with alternatives, alignment and search tree."""
     registry.check_texts([request.text])
     model = registry.choose(request.model, "translate")
     fields = request.model_dump(include=_TRANSLATE_FIELDS)
     fields["settings"] = registry.settings(request, request.max_tokens)
-    return TranslateResponse(**await model.call("translate", request.timeout, **fields))
+    return schemas.TranslateResponse(**await model.call("translate", request.timeout, **fields))
 
 
 @router.post("/suggest")
-async def suggest(request: SuggestRequest, registry: Registry) -> SuggestResponse:
+async def suggest(request: schemas.SuggestRequest, registry: Registry) -> schemas.SuggestResponse:
     """The most likely next tokens of a text, each with its continuation."""
     registry.check_texts([request.text])
     model = registry.choose(request.model, "write")
     fields = {"text": request.text, "count": request.n, "tokens": request.max_tokens}
-    return SuggestResponse(**await model.call("suggest", request.timeout, **fields))
+    return schemas.SuggestResponse(**await model.call("suggest", request.timeout, **fields))
 
 
 @router.post("/fill")
-async def fill(request: FillRequest, registry: Registry) -> FillResponse:
+async def fill(request: schemas.FillRequest, registry: Registry) -> schemas.FillResponse:
     """Candidates for the blanks of a text, written ___."""
     registry.check_texts([request.text])
     model = registry.choose(request.model, "fill")
     fields = {"text": request.text, "count": request.count}
-    return FillResponse(**await model.call("fill", request.timeout, **fields))
+    return schemas.FillResponse(**await model.call("fill", request.timeout, **fields))
 
 
 @router.post("/classify")
-async def classify(request: TextsRequest, registry: Registry) -> ClassifyResponse:
+async def classify(request: schemas.TextsRequest, registry: Registry) -> schemas.ClassifyResponse:
     """Class probabilities of each text."""
     registry.check_texts(request.texts)
     model = registry.choose(request.model, "classify")
-    return ClassifyResponse(**await model.call("classify", request.timeout, texts=request.texts))
+    return schemas.ClassifyResponse(
+        **await model.call("classify", request.timeout, texts=request.texts)
+    )
 
 
 @router.post("/score")
-async def score(request: ScoreRequest, registry: Registry) -> ScoreList:
+async def score(request: schemas.ScoreRequest, registry: Registry) -> schemas.ScoreList:
     """Log-probability of each text; of a pair, that of the target given the source."""
     registry.check_texts(side for text in request.texts for side in text)
     model = registry.choose(request.model, "score")
     fields = {"texts": request.texts, "tag": request.tag}
-    return ScoreList(**await model.call("score", request.timeout, **fields))
+    return schemas.ScoreList(**await model.call("score", request.timeout, **fields))
 
 
 @router.post("/neighbours")
-async def neighbours(request: NeighboursRequest, registry: Registry) -> Neighbours:
+async def neighbours(request: schemas.NeighboursRequest, registry: Registry) -> schemas.Neighbours:
     """The tokens whose embeddings are closest to those of a word."""
     model = registry.choose(request.model)
     fields = {"text": request.text, "count": request.count}
-    return Neighbours(**await model.call("neighbours", request.timeout, **fields))
+    return schemas.Neighbours(**await model.call("neighbours", request.timeout, **fields))
 
 
 @router.get("/runs", summary="All runs, and the state of their training")
-async def runs(registry: Registry) -> RunList:
-    """Each log is read again, as it may have grown."""
-    return RunList(
+async def runs(registry: Registry) -> schemas.RunList:
+    return schemas.RunList(
         runs=[
-            RunFacts(
+            schemas.RunFacts(
                 name=model.name,
                 ready=model.ready,
                 abilities=model.facts.get("abilities", []),
@@ -123,11 +110,10 @@ async def runs(registry: Registry) -> RunList:
 @router.get("/runs/{name}/metrics", summary="A run's log, as it grows")
 async def metrics(
     name: str, registry: Registry, after: Annotated[int, Query(ge=-1, le=2**40)] = -1
-) -> RunMetrics:
-    """Entries after a step."""
+) -> schemas.RunMetrics:
     model = registry.find(name)
     entries = await asyncio.to_thread(_entries, model.run_path, after)
-    return RunMetrics(name=model.name, entries=entries)
+    return schemas.RunMetrics(name=model.name, entries=entries)
 
 
 def _entries(run: Path, after: int) -> list[Entry]:

@@ -19,53 +19,33 @@ from limelight.serve.errors import RefusedError, error_body
 from limelight.serve.ipc import Message, TextPayload, TokenPayload
 from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import ModelRegistry, Registry, ServedModel
-from limelight.serve.schemas.openai import (
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatMessage,
-    ChatRequest,
-    ChatToken,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-    EmbeddingItem,
-    EmbeddingList,
-    EmbeddingRequest,
-    EmbeddingUsage,
-    GenerationRequest,
-    ModelFacts,
-    ModelList,
-    TokenLogprob,
-    Usage,
-)
+from limelight.serve.schemas import openai as schemas
 
 router = APIRouter(prefix="/v1", tags=["OpenAI-compatible"], route_class=ParsedRoute)
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 }
-# What a chunk of a stream holds: the text's index, a piece of it, its tokens, why it ended.
+# A chunk of a stream: the text's index, a piece of it, its tokens, and why it ended.
 _Chunk = Callable[[int, str, list[TokenPayload], str | None], Message]
 
 
 @router.get("/models", summary="The served models")
-async def models(registry: Registry) -> ModelList:
-    """All of them."""
+async def models(registry: Registry) -> schemas.ModelList:
     names = registry.models
-    return ModelList(data=[ModelFacts(id=name, created=registry.created) for name in names])
+    return schemas.ModelList(
+        data=[schemas.ModelFacts(id=name, created=registry.created) for name in names]
+    )
 
 
 @router.get("/models/{name}", summary="A served model")
-async def model(name: str, registry: Registry) -> ModelFacts:
-    """One of them."""
-    return ModelFacts(id=registry.find(name).name, created=registry.created)
+async def model(name: str, registry: Registry) -> schemas.ModelFacts:
+    return schemas.ModelFacts(id=registry.find(name).name, created=registry.created)
 
 
-@router.post("/completions", responses=_STREAM, response_model=Completion)
+@router.post("/completions", responses=_STREAM, response_model=schemas.Completion)
 async def completions(
-    request: CompletionRequest, registry: Registry
-) -> Completion | StreamingResponse:
+    request: schemas.CompletionRequest, registry: Registry
+) -> schemas.Completion | StreamingResponse:
     """Continue a text; a model that was trained on pairs answers it."""
     model = registry.choose(request.model, "write", "translate")
     prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
@@ -84,7 +64,7 @@ async def completions(
         return await _stream(model, request, chunk, "complete", fields)
     done = await model.call("complete", request.timeout, **fields)
     choices = [
-        CompletionChoice(
+        schemas.CompletionChoice(
             index=i,
             text=text["text"],
             finish_reason="stop" if text["ended"] else "length",
@@ -92,11 +72,15 @@ async def completions(
         )
         for i, text in enumerate(done["texts"])
     ]
-    return Completion(**head, choices=choices, usage=_usage(model, done["texts"], fields["n"]))
+    return schemas.Completion(
+        **head, choices=choices, usage=_usage(model, done["texts"], fields["n"])
+    )
 
 
-@router.post("/chat/completions", responses=_STREAM, response_model=ChatCompletion)
-async def chat(request: ChatRequest, registry: Registry) -> ChatCompletion | StreamingResponse:
+@router.post("/chat/completions", responses=_STREAM, response_model=schemas.ChatCompletion)
+async def chat(
+    request: schemas.ChatRequest, registry: Registry
+) -> schemas.ChatCompletion | StreamingResponse:
     """The next turn of a conversation."""
     model = registry.choose(request.model, "chat")
     turns = [turn.text for turn in request.messages if turn.role in ("user", "assistant")]
@@ -123,19 +107,23 @@ async def chat(request: ChatRequest, registry: Registry) -> ChatCompletion | Str
         return await _stream(model, request, chunk, "chat", fields)
     done = await model.call("chat", request.timeout, **fields)
     choices = [
-        ChatChoice(
+        schemas.ChatChoice(
             index=i,
-            message=ChatMessage(content=text["text"]),
+            message=schemas.ChatMessage(content=text["text"]),
             finish_reason="stop" if text["ended"] else "length",
             logprobs=_chat_logprobs(text["tokens"]) if fields["logprobs"] else None,
         )
         for i, text in enumerate(done["texts"])
     ]
-    return ChatCompletion(**head, choices=choices, usage=_usage(model, done["texts"], fields["n"]))
+    return schemas.ChatCompletion(
+        **head, choices=choices, usage=_usage(model, done["texts"], fields["n"])
+    )
 
 
 @router.post("/embeddings")
-async def embeddings(request: EmbeddingRequest, registry: Registry) -> EmbeddingList:
+async def embeddings(
+    request: schemas.EmbeddingRequest, registry: Registry
+) -> schemas.EmbeddingList:
     """A unit vector for each text."""
     model = registry.choose(request.model, "embed")
     texts = [request.input] if isinstance(request.input, str) else request.input
@@ -149,14 +137,19 @@ async def embeddings(request: EmbeddingRequest, registry: Registry) -> Embedding
             return vector
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
-    return EmbeddingList(
-        data=[EmbeddingItem(index=i, embedding=encoded(v)) for i, v in enumerate(done["vectors"])],
+    return schemas.EmbeddingList(
+        data=[
+            schemas.EmbeddingItem(index=i, embedding=encoded(v))
+            for i, v in enumerate(done["vectors"])
+        ],
         model=model.name,
-        usage=EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
+        usage=schemas.EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
     )
 
 
-def _common(registry: ModelRegistry, request: GenerationRequest, texts: int) -> dict[str, Any]:
+def _common(
+    registry: ModelRegistry, request: schemas.GenerationRequest, texts: int
+) -> dict[str, Any]:
     """Fields of the worker's job that completions and chats share."""
     registry.check_count(texts * (request.n or 1))
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
@@ -171,7 +164,7 @@ def _head(kind: str, model: ServedModel) -> Message:
 
 async def _stream(
     model: ServedModel,
-    request: GenerationRequest,
+    request: schemas.GenerationRequest,
     chunk: _Chunk,
     op: str,
     fields: dict[str, Any],
@@ -209,20 +202,20 @@ def _event(payload: Message) -> bytes:
     return b"data: " + json.dumps(payload).encode() + b"\n\n"
 
 
-def _usage(model: ServedModel, texts: list[TextPayload], n: int) -> Usage:
+def _usage(model: ServedModel, texts: list[TextPayload], n: int) -> schemas.Usage:
     """Token counts; a prompt counts once, however many texts follow it."""
     read = sum(text["read"] for text in texts[::n])
     written = sum(text["written"] for text in texts)
     model.metrics.read.labels(model.name).inc(read)
     model.metrics.written.labels(model.name).inc(written)
-    return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+    return schemas.Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
 
-def _completion_logprobs(tokens: list[TokenPayload]) -> CompletionLogprobs:
+def _completion_logprobs(tokens: list[TokenPayload]) -> schemas.CompletionLogprobs:
     offsets = [0]
     for token in tokens:
         offsets.append(offsets[-1] + len(token["token"]))
-    return CompletionLogprobs(
+    return schemas.CompletionLogprobs(
         tokens=[token["token"] for token in tokens],
         token_logprobs=[token["logprob"] for token in tokens],
         top_logprobs=[
@@ -232,14 +225,14 @@ def _completion_logprobs(tokens: list[TokenPayload]) -> CompletionLogprobs:
     )
 
 
-def _chat_logprobs(tokens: list[TokenPayload]) -> ChatLogprobs:
-    return ChatLogprobs(
+def _chat_logprobs(tokens: list[TokenPayload]) -> schemas.ChatLogprobs:
+    return schemas.ChatLogprobs(
         content=[
-            ChatToken(
+            schemas.ChatToken(
                 token=token["token"],
                 logprob=token["logprob"],
                 bytes=token["bytes"],
-                top_logprobs=[TokenLogprob.model_validate(other) for other in token["top"]],
+                top_logprobs=[schemas.TokenLogprob.model_validate(other) for other in token["top"]],
             )
             for token in tokens
         ]

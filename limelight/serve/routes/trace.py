@@ -20,17 +20,8 @@ from limelight.serve.model_registry import (
     ServedModel,
     reject_unknown_parameters,
 )
+from limelight.serve.schemas import trace as schemas
 from limelight.serve.schemas.common import Name
-from limelight.serve.schemas.trace import (
-    Example,
-    NextRequest,
-    StageResponse,
-    TeacherRequest,
-    TeacherTable,
-    TraceRequest,
-    TraceResponse,
-    TraceToken,
-)
 from limelight.serve.trace_token import LONGEST, name_of, token_of
 
 PARTS, KIND = "X-Limelight-Parts", "X-Limelight-Kind"
@@ -51,6 +42,9 @@ _OptionalRow = Annotated[int | None, Query(ge=0, le=10**6)]
 _Rows = Annotated[str, Query(pattern=r"^([0-9]{1,6}:[0-9]{1,6})?$")]
 _Kind = Annotated[Literal["f32", "f16", "u8"], Query(alias="as")]
 _Word = Annotated[str | None, Query(min_length=1, max_length=200)]
+_Block = Annotated[str, Query(min_length=1, max_length=100)]
+_Head = Annotated[int, Query(ge=1, le=10_000)]
+_Side = Literal["encoder", "decoder"]
 
 router = APIRouter(
     prefix="/api",
@@ -60,103 +54,89 @@ router = APIRouter(
 )
 
 
-@router.post("/trace", response_model=TraceResponse)
-async def trace(body: TraceRequest, request: Request, registry: Registry) -> Response:
+@router.post("/trace", response_model=schemas.TraceResponse)
+async def trace(body: schemas.TraceRequest, request: Request, registry: Registry) -> Response:
     """Trace a text through a model: its tokens, steps, and the values that can be read."""
     registry.check_texts([body.text, body.target or ""])
-    token = TraceToken(**body.model_dump(exclude={"timeout"}))
+    token = schemas.TraceToken(**body.model_dump(exclude={"timeout"}))
     done = await _view(registry, token, body.timeout, "manifest")
     named = token.model_copy(update={"fingerprint": done["print"]})
     payload = {"trace": name_of(named), "seconds": done["seconds"], "manifest": done["manifest"]}
     return await _as_json(payload, request)
 
 
+async def _token_of(trace: _TraceName) -> schemas.TraceToken:
+    return token_of(trace)
+
+
+_Token = Annotated[schemas.TraceToken, Depends(_token_of)]  # of the trace that a path names
+
+
 @router.get("/trace/{trace}/tensor/{name}", summary="A value, or a head or rows of it", **_BYTES)
 async def tensor(
     registry: Registry,
-    trace: _TraceName,
+    token: _Token,
     name: _Label,
     head: _Number = None,
     rows: _Rows = "",
     kind: _Kind = "f32",
 ) -> Response:
-    """Heads count from 1, rows from 0."""
     window = [int(end) for end in rows.split(":")] if rows else None
     fields = {"name": name, "head": head, "rows": window, "as": kind}
-    return _as_bytes(await _view(registry, token_of(trace), None, "tensor", **fields))
+    return _as_bytes(await _view(registry, token, None, "tensor", **fields))
 
 
-@router.get(
-    "/trace/{trace}/focus",
-    summary="One attention head: q, k, v, scores, masked, weights, mixed",
-    **_BYTES,
-)
-async def focus(
-    registry: Registry,
-    trace: _TraceName,
-    at: Annotated[str, Query(min_length=1, max_length=100)],
-    head: Annotated[int, Query(ge=1, le=10_000)] = 1,
-) -> Response:
-    """`at` names an attention, such as decoder.2.cross."""
-    return _as_bytes(await _view(registry, token_of(trace), None, "focus", at=at, head=head))
+@router.get("/trace/{trace}/focus", **_BYTES)
+async def focus(registry: Registry, token: _Token, at: _Block, head: _Head = 1) -> Response:
+    """One head of an attention such as decoder.2.cross: q, k, v, scores, weights, mixed."""
+    return _as_bytes(await _view(registry, token, None, "focus", at=at, head=head))
 
 
 @router.get("/trace/{trace}/thumbs", summary="Thumbnails of all heads", **_BYTES)
-async def thumbs(registry: Registry, trace: _TraceName) -> Response:
-    """Small attention matrices."""
-    return _as_bytes(await _view(registry, token_of(trace), None, "thumbs"))
+async def thumbs(registry: Registry, token: _Token) -> Response:
+    return _as_bytes(await _view(registry, token, None, "thumbs"))
 
 
 @router.get("/trace/{trace}/logits", summary="Logits over the vocabulary at a row", **_BYTES)
-async def logits(registry: Registry, trace: _TraceName, row: _Row) -> Response:
-    """Rows count from 0."""
-    return _as_bytes(await _view(registry, token_of(trace), None, "logits", row=row))
+async def logits(registry: Registry, token: _Token, row: _Row) -> Response:
+    return _as_bytes(await _view(registry, token, None, "logits", row=row))
 
 
 @router.get("/trace/{trace}/token", summary="All values at one token", **_BYTES)
-async def token(
-    registry: Registry,
-    trace: _TraceName,
-    row: _Row,
-    side: Literal["encoder", "decoder"] = "decoder",
+async def values_at(
+    registry: Registry, token: _Token, row: _Row, side: _Side = "decoder"
 ) -> Response:
-    """Rows count from 0."""
-    return _as_bytes(await _view(registry, token_of(trace), None, "token", side=side, row=row))
+    return _as_bytes(await _view(registry, token, None, "token", side=side, row=row))
 
 
-@router.get(
-    "/trace/{trace}/stop/{name}",
-    response_model_exclude_unset=True,
-    summary="One stage of the walk",
-)
+@router.get("/trace/{trace}/stop/{name}", response_model_exclude_unset=True)
 async def stage(
     registry: Registry,
-    trace: _TraceName,
+    token: _Token,
     name: _Label,
     layer: _Number = None,
     head: _Number = None,
     word: _Word = None,
     source: _OptionalRow = None,
     target: _OptionalRow = None,
-) -> StageResponse:
-    """Layers and heads count from 1; source and target are positions, from 0."""
+) -> schemas.StageResponse:
+    """A stage of the walk. Layers and heads count from 1; source and target are positions."""
     fields: dict[str, Any] = {"name": name, "layer": layer, "head": head, "word": word}
     fields |= {"source_row": source, "target_row": target}
-    done = await _view(registry, token_of(trace), None, "stop", **fields)
-    return StageResponse(**done["stop"])
+    return schemas.StageResponse(**(await _view(registry, token, None, "stop", **fields))["stop"])
 
 
 @router.post("/teacher")
-async def teacher(request: TeacherRequest, registry: Registry) -> TeacherTable:
+async def teacher(request: schemas.TeacherRequest, registry: Registry) -> schemas.TeacherTable:
     """Teacher forcing: the loss at every position, given the true tokens before it."""
     registry.check_texts([request.source, request.target])
     model = registry.choose(request.model, "score")
     fields = request.model_dump(include={"source", "target", "tag"})
-    return TeacherTable(**await model.call("teacher", request.timeout, **fields))
+    return schemas.TeacherTable(**await model.call("teacher", request.timeout, **fields))
 
 
 @router.post("/next", **_BYTES)
-async def next_token(request: NextRequest, registry: Registry) -> Response:
+async def next_token(request: schemas.NextRequest, registry: Registry) -> Response:
     """Logits of the next token, in the order of the vocabulary."""
     registry.check_texts([request.text])
     model = registry.choose(request.model, "write")
@@ -167,7 +147,6 @@ async def next_token(request: NextRequest, registry: Registry) -> Response:
 async def vocabulary(
     request: Request, registry: Registry, model: Annotated[Name, Query()] = ""
 ) -> Response:
-    """Readable pieces."""
     done = await registry.choose(model).call("vocabulary")
     return await _as_json(done["pieces"], request)
 
@@ -177,13 +156,16 @@ async def vocabulary(
     response_model_exclude_none=True,
     summary="A text to begin with, whose trace is cached",
 )
-async def example(registry: Registry, model: Annotated[Name, Query()] = "") -> Example:
-    """One that the model reads easily."""
-    return Example(**registry.find(model).description().get("example", {}))
+async def example(registry: Registry, model: Annotated[Name, Query()] = "") -> schemas.Example:
+    return schemas.Example(**registry.find(model).description().get("example", {}))
 
 
 async def _view(
-    registry: ModelRegistry, token: TraceToken, seconds: float | None, view: str, **fields: Any
+    registry: ModelRegistry,
+    token: schemas.TraceToken,
+    seconds: float | None,
+    view: str,
+    **fields: Any,
 ) -> Message:
     """Read a part of a trace from a worker."""
     model = registry.choose(token.model)
@@ -196,7 +178,9 @@ async def _view(
     return await model.call("trace", seconds, what=view, **job, **fields)
 
 
-def _settings(registry: ModelRegistry, model: ServedModel, token: TraceToken) -> dict[str, Any]:
+def _settings(
+    registry: ModelRegistry, model: ServedModel, token: schemas.TraceToken
+) -> dict[str, Any]:
     """Decoding settings: a mode, or single settings, or the recipe's."""
     _check_mode(token)
     given = registry.settings(token, token.max_tokens)
@@ -213,7 +197,7 @@ def _settings(registry: ModelRegistry, model: ServedModel, token: TraceToken) ->
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _check_mode(token: TraceToken) -> None:
+def _check_mode(token: schemas.TraceToken) -> None:
     """Reject a setting that contradicts the mode."""
     for name, without, mode, bound in (
         ("beam", 1, "beam", "2 or more"),

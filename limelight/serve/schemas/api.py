@@ -10,8 +10,6 @@ _Count = Annotated[int, Field(ge=1, le=100)]
 
 
 class TranslateRequest(BaseRequest, Settings):
-    """A text to translate, and what to report besides its translation."""
-
     text: Words
     nbest: Some = Field(1, description="Number of translations, the best first.")
     alternatives: Annotated[int, Field(ge=0, le=10)] = Field(
@@ -26,8 +24,6 @@ class TranslateRequest(BaseRequest, Settings):
 
 
 class SuggestRequest(BaseRequest):
-    """A text that somebody is typing."""
-
     text: Words
     n: Some = 3
     max_tokens: Annotated[int, Field(ge=1, le=64)] = 8
@@ -41,8 +37,6 @@ class FillRequest(BaseRequest):
 
 
 class TextsRequest(BaseRequest):
-    """Texts to classify."""
-
     texts: Annotated[list[Words], Field(min_length=1, max_length=256)]
 
 
@@ -57,15 +51,11 @@ class ScoreRequest(BaseRequest):
 
 
 class NeighboursRequest(BaseRequest):
-    """A word."""
-
     text: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     count: _Count = 10
 
 
 class TranslationItem(BaseModel):
-    """A translation and its score."""
-
     text: str
     score: float
     tokens: list[str]
@@ -102,8 +92,6 @@ class TreeNode(BaseModel):
 
 
 class TranslateResponse(BaseModel):
-    """Translations of a text, the best first."""
-
     text: str
     parts: int
     outputs: list[TranslationItem]
@@ -112,31 +100,22 @@ class TranslateResponse(BaseModel):
     tree: list[list[TreeNode]] | None = None
 
 
-class Suggestion(BaseModel):
-    """A continuation, and the probability of its first token."""
+class TextCandidate(BaseModel):
+    """A text, and the probability of its first token."""
 
     text: str
     probability: float
 
 
 class SuggestResponse(BaseModel):
-    """Continuations, the most likely first."""
-
-    suggestions: list[Suggestion]
-
-
-class FillItem(BaseModel):
-    """A token for a blank."""
-
-    text: str
-    probability: float
+    suggestions: list[TextCandidate]
 
 
 class FillResponse(BaseModel):
     """The text with its blanks filled in, and the candidates for each blank."""
 
     text: str
-    blanks: list[list[FillItem]]
+    blanks: list[list[TextCandidate]]
 
 
 class ClassifyResponse(BaseModel):
@@ -155,8 +134,6 @@ class ScoreItem(BaseModel):
 
 
 class ScoreList(BaseModel):
-    """Scores in the order of the texts."""
-
     scores: list[ScoreItem]
 
 
@@ -168,21 +145,15 @@ class Neighbour(BaseModel):
 
 
 class Neighbourhood(BaseModel):
-    """A token and its nearest neighbours."""
-
     piece: str
     neighbours: list[Neighbour]
 
 
 class Neighbours(BaseModel):
-    """A neighbourhood for each token of the word."""
-
     tokens: list[Neighbourhood]
 
 
 class RunFacts(BaseModel):
-    """A run: whether it is ready, and the state of its training."""
-
     name: str
     ready: bool
     abilities: list[str]
@@ -191,8 +162,6 @@ class RunFacts(BaseModel):
 
 
 class RunList(BaseModel):
-    """All served runs."""
-
     runs: list[RunFacts]
 
 
@@ -204,8 +173,6 @@ class RunMetrics(BaseModel):
 
 
 class ModelDescription(BaseModel):
-    """A model: architecture, tasks, sizes, and where it runs."""
-
     name: str
     recipe: str
     about: str

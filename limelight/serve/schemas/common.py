@@ -18,8 +18,6 @@ class Strict(BaseModel):
 
 
 class BaseRequest(Strict):
-    """Fields of every request body."""
-
     model: Name = Field("", description="Name of a served model; the first one by default.")
     timeout: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = Field(
         None,
@@ -50,16 +48,12 @@ class Settings(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """Why a request failed."""
-
     code: str
     message: str
     hint: str
 
 
 class ErrorBody(BaseModel):
-    """Body of every response with a status of 400 or more."""
-
     error: ErrorDetail
 
 

@@ -31,15 +31,11 @@ _Zero = Annotated[
 
 
 class StreamOptions(Strict):
-    """What a stream contains besides the text."""
-
     include_usage: bool | None = False
     include_obfuscation: bool | None = False
 
 
 class GenerationRequest(BaseRequest, Settings):
-    """Fields that completions and chats share."""
-
     n: Some | None = Field(1, description="Number of texts; the i-th is sampled with seed + i.")
     stop: Phrase | Annotated[list[Phrase], Field(max_length=4)] | None = None
     stream: bool | None = False
@@ -51,8 +47,6 @@ class GenerationRequest(BaseRequest, Settings):
 
 
 class CompletionRequest(GenerationRequest):
-    """One or several prompts to continue."""
-
     prompt: Words | Annotated[list[Words], Field(min_length=1, max_length=64)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: Literal[False] | None = False
@@ -74,7 +68,6 @@ class InputMessage(Strict):
 
     @property
     def text(self) -> str:
-        """All parts, joined."""
         if isinstance(self.content, str):
             return self.content
         return " ".join(part.text for part in self.content)
@@ -90,16 +83,12 @@ class ChatRequest(GenerationRequest):
 
 
 class EmbeddingRequest(BaseRequest):
-    """Texts to embed."""
-
     input: Words | Annotated[list[Words], Field(min_length=1, max_length=256)]
     encoding_format: Literal["float", "base64"] | None = "float"
     user: _User | None = None
 
 
 class ModelFacts(BaseModel):
-    """An entry of the list of models."""
-
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -107,15 +96,11 @@ class ModelFacts(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All served models."""
-
     object: Literal["list"] = "list"
     data: list[ModelFacts]
 
 
 class Usage(BaseModel):
-    """Token counts."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -134,8 +119,6 @@ _FinishReason = Literal["stop", "length"]
 
 
 class CompletionChoice(BaseModel):
-    """One generated text."""
-
     index: int
     text: str
     finish_reason: _FinishReason | None
@@ -143,8 +126,6 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Continuations of the prompts."""
-
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
@@ -154,8 +135,6 @@ class Completion(BaseModel):
 
 
 class TokenLogprob(BaseModel):
-    """A token and its log-probability."""
-
     token: str
     logprob: float
     bytes: list[int]
@@ -168,21 +147,15 @@ class ChatToken(TokenLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """Log-probabilities of a reply, token by token."""
-
     content: list[ChatToken]
 
 
 class ChatMessage(BaseModel):
-    """The model's reply."""
-
     role: Literal["assistant"] = "assistant"
     content: str
 
 
 class ChatChoice(BaseModel):
-    """One reply."""
-
     index: int
     message: ChatMessage
     finish_reason: _FinishReason
@@ -190,8 +163,6 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The next turn of a conversation."""
-
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
@@ -217,8 +188,6 @@ class EmbeddingItem(BaseModel):
 
 
 class EmbeddingList(BaseModel):
-    """Embeddings in the order of the input."""
-
     object: Literal["list"] = "list"
     data: list[EmbeddingItem]
     model: str

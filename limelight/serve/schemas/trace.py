@@ -40,14 +40,10 @@ class TeacherRequest(BaseRequest):
 
 
 class NextRequest(BaseRequest):
-    """A text to continue."""
-
     text: Words = ""
 
 
 class TraceResponse(BaseModel):
-    """A trace: its name, how long it took, and its manifest."""
-
     trace: str
     seconds: float
     manifest: dict[str, Any]
@@ -82,8 +78,6 @@ class StageCheck(BaseModel):
 
 
 class StageResponse(BaseModel):
-    """One stage of the walk."""
-
     name: str
     title: str
     what: str
@@ -113,8 +107,6 @@ class TeacherTable(BaseModel):
 
 
 class Example(BaseModel):
-    """A text to begin with."""
-
     text: str = ""
     target: str | None = None
     tag: str = ""

@@ -70,8 +70,12 @@ def job_for(loaded: LoadedModel, traces: TraceCache, message: Message, most: int
     op = message["op"]
     if op == "trace":
         return Job(lambda _: traces.view(message))
-    exact = traces.loaded if op in ("teacher", "next") else loaded
-    job = _HANDLERS[op](exact, message)
+    if op in _COMPUTING:
+        if op in _TASKS:
+            loaded.require(_TASKS[op])
+        model = traces.loaded if op in ("teacher", "next") else loaded
+        return Job(_at_once(lambda _: _COMPUTING[op](model, message)))
+    job = _GENERATING[op](loaded, message)
     if len(job.sequences) > most:
         raise UserError(
             f"the text is too long: it has {len(job.sequences)} parts, and {most} are allowed"
@@ -113,9 +117,7 @@ def complete(loaded: LoadedModel, message: Message) -> Job:
                 loaded.refuse_tag(message["tag"])
                 refuse_beam(message.get("settings", {}).get("beam"))
                 continuation = Continuation(loaded, prompt, own, message["stop"])
-                sequences.append(
-                    CompletionSequence(continuation, message["top"], message["stream"])
-                )
+                sequences.append(CompletionSequence(continuation, message["top"]))
             else:
                 source = Conversation(loaded, own, message["tag"]).source([prompt])
                 sequences.append(_answer(loaded, source, own, message))
@@ -152,7 +154,7 @@ def _answer(
         )
     request = replace(request_for(loaded, source, config), top=message["top"])
     detokenizer = IncrementalDetokenizer(loaded.tokenizer, message["stop"])
-    return TextSequence(request, config, detokenizer, message["stream"])
+    return TextSequence(request, config, detokenizer)
 
 
 def _text_job(loaded: LoadedModel, sequences: Several[Sequence], message: Message) -> Job:
@@ -249,96 +251,74 @@ def _alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Me
     }
 
 
-def _suggest(loaded: LoadedModel, message: Message) -> Job:
-    loaded.require("write")
-
-    def work(_: Job) -> Message:
-        limit = min(message["tokens"], max(1, loaded.max_len // 2))
-        prompt, spaced = encode_prompt(loaded, message["text"])
-        prompt = prompt[-max(1, loaded.max_len - limit) :]
-        request = Request(prompt, limit, needs_leading_space=spaced)
-        tokenizer, count = loaded.tokenizer, message["count"]
-        (found,) = alternatives(loaded.engine.model, request, [], [0], count, tokenizer)
-        suggestions = []
-        for choice in found:
-            text = tokenizer.decode([choice.token, *choice.rest.tokens])
-            text = text.removeprefix(" ") if spaced else text
-            suggestions.append({"text": text, "probability": math.exp(choice.logprob)})
-        return {"suggestions": suggestions}
-
-    return Job(_at_once(work))
+def _suggest(loaded: LoadedModel, message: Message) -> Message:
+    limit = min(message["tokens"], max(1, loaded.max_len // 2))
+    prompt, spaced = encode_prompt(loaded, message["text"])
+    prompt = prompt[-max(1, loaded.max_len - limit) :]
+    request = Request(prompt, limit, needs_leading_space=spaced)
+    tokenizer, count = loaded.tokenizer, message["count"]
+    (found,) = alternatives(loaded.engine.model, request, [], [0], count, tokenizer)
+    suggestions = []
+    for choice in found:
+        text = tokenizer.decode([choice.token, *choice.rest.tokens])
+        text = text.removeprefix(" ") if spaced else text
+        suggestions.append({"text": text, "probability": math.exp(choice.logprob)})
+    return {"suggestions": suggestions}
 
 
-def _fill(loaded: LoadedModel, message: Message) -> Job:
-    loaded.require("fill")
-    return Job(_at_once(lambda _: asdict(fill(loaded, message["text"], message["count"]))))
-
-
-def _classify(loaded: LoadedModel, message: Message) -> Job:
-    loaded.require("classify")
-    return Job(_at_once(lambda _: {"classes": list(classify(loaded, message["texts"]))}))
-
-
-def _embed(loaded: LoadedModel, message: Message) -> Job:
-    loaded.require("embed")
+def _embed(loaded: LoadedModel, message: Message) -> Message:
     longest = loaded.max_len - 2  # a special token at each end
     lengths = list(map(len, loaded.tokenizer.encode_many(message["texts"])))
     read = sum(min(length, longest) for length in lengths)
-    counts = {"read": read, "left_out": sum(lengths) - read}
-    return Job(_at_once(lambda _: {"vectors": list(embed(loaded, message["texts"])), **counts}))
+    vectors = list(embed(loaded, message["texts"]))
+    return {"vectors": vectors, "read": read, "left_out": sum(lengths) - read}
 
 
-def _score(loaded: LoadedModel, message: Message) -> Job:
-    loaded.require("score")
-
-    def work(_: Job) -> Message:
-        scores = []
-        for scored in score(loaded, map(tuple, message["texts"]), message["tag"]):
-            facts = {"total": scored.total, "tokens": scored.tokens, "logprobs": scored.logprobs}
-            scores.append({"problem": scored.problem} if scored.problem else facts)
-        return {"scores": scores}
-
-    return Job(_at_once(work))
+def _score(loaded: LoadedModel, message: Message) -> Message:
+    scores = []
+    for scored in score(loaded, map(tuple, message["texts"]), message["tag"]):
+        facts = {"total": scored.total, "tokens": scored.tokens, "logprobs": scored.logprobs}
+        scores.append({"problem": scored.problem} if scored.problem else facts)
+    return {"scores": scores}
 
 
-def _neighbours(loaded: LoadedModel, message: Message) -> Job:
+def _neighbours(loaded: LoadedModel, message: Message) -> Message:
     """The tokens whose embeddings are closest to those of a text's tokens."""
-
-    def work(_: Job) -> Message:
-        tokenizer, word, count = loaded.tokenizer, message["text"], message["count"]
-        # The tokens of most words begin with the space before them.
-        tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
-        side = getattr(loaded.model, "source", None) or loaded.model.target
-        table: torch.Tensor = getattr(side, "tokens", side).weight.detach()[: len(tokenizer)]
-        unit = torch.nn.functional.normalize(table.float(), dim=1)
-        cosines = unit[tokens] @ unit.T  # T V
-        cosines[:, : tokenizer.first_text_id] = -1  # no special tokens
-        best = cosines.topk(min(count + 1, len(tokenizer)), dim=1)
-        found = []
-        for token, ids, values in zip(
-            tokens, best.indices.tolist(), best.values.tolist(), strict=True
-        ):
-            others = [(i, value) for i, value in zip(ids, values, strict=True) if i != token]
-            pieces = tokenizer.pieces([token, *(i for i, _ in others)])
-            near = zip(pieces[1:], (value for _, value in others), strict=True)
-            neighbours = [{"piece": piece, "cosine": value} for piece, value in near][:count]
-            found.append({"piece": pieces[0], "neighbours": neighbours})
-        return {"tokens": found}
-
-    return Job(_at_once(work))
+    tokenizer, word, count = loaded.tokenizer, message["text"], message["count"]
+    # The tokens of most words begin with the space before them.
+    tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
+    side = getattr(loaded.model, "source", None) or loaded.model.target
+    table: torch.Tensor = getattr(side, "tokens", side).weight.detach()[: len(tokenizer)]
+    unit = torch.nn.functional.normalize(table.float(), dim=1)
+    cosines = unit[tokens] @ unit.T  # T V
+    cosines[:, : tokenizer.first_text_id] = -1  # no special tokens
+    best = cosines.topk(min(count + 1, len(tokenizer)), dim=1)
+    found = []
+    for token, *near in zip(tokens, best.indices.tolist(), best.values.tolist(), strict=True):
+        others = [(i, value) for i, value in zip(*near, strict=True) if i != token][:count]
+        piece, *pieces = tokenizer.pieces([token, *(i for i, _ in others)])
+        neighbours = [
+            {"piece": other, "cosine": value}
+            for other, (_, value) in zip(pieces, others, strict=True)
+        ]
+        found.append({"piece": piece, "neighbours": neighbours})
+    return {"tokens": found}
 
 
-_HANDLERS: dict[str, Callable[[LoadedModel, Message], Job]] = {
+_GENERATING: dict[str, Callable[[LoadedModel, Message], Job]] = {
     "complete": complete,
     "chat": chat,
     "translate": _translate,
+}
+_COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "suggest": _suggest,
-    "fill": _fill,
-    "classify": _classify,
+    "fill": lambda loaded, message: asdict(fill(loaded, message["text"], message["count"])),
+    "classify": lambda loaded, m: {"classes": list(classify(loaded, m["texts"]))},
     "embed": _embed,
     "score": _score,
     "neighbours": _neighbours,
-    "teacher": lambda loaded, message: Job(_at_once(lambda _: teacher(loaded, message))),
-    "next": lambda loaded, message: Job(_at_once(lambda _: next_logits(loaded, message["text"]))),
-    "vocabulary": lambda loaded, _: Job(_at_once(lambda _: vocabulary(loaded))),
+    "teacher": teacher,
+    "next": next_logits,
+    "vocabulary": vocabulary,
 }
+_TASKS = {"suggest": "write", **{task: task for task in ("fill", "classify", "embed", "score")}}

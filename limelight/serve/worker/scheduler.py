@@ -9,7 +9,7 @@ searches take turns, a token each.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -43,7 +43,6 @@ class _Member:
     sequence: Sequence
     request: Request | None = None  # the stretch that waits or is being generated
     reported: int = 0  # events whose tokens the client has
-    pieces: list[str] = field(default_factory=list)  # text that the client has not
 
     @property
     def kind(self) -> tuple[DecodeConfig, int, bool]:
@@ -85,19 +84,17 @@ class Scheduler:
         self.rows: dict[int, _Member] = {}  # of the batch
         self.searches: list[_RunningSearch] = []
         self.work: deque[tuple[int, Work]] = deque()
-        self.unsent: dict[_Member, None] = {}  # members with pieces for their clients, in order
+        self.unsent: dict[_Member, None] = {}  # members of streams with news, in order
         self.outbox = bytearray()
         self.active = self.waited = 0
         self.streamed = 0.0  # when pieces were sent last
 
     def new_batch(self) -> GenerationBatch:
-        """An empty batch."""
         model, tokenizer = self.loaded.engine.model, self.loaded.tokenizer
         return GenerationBatch(model, [], DecodeConfig(), tokenizer)
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self.jobs)
 
     def post(self, message: Message, blob: bytes = b"") -> None:
@@ -126,9 +123,7 @@ class Scheduler:
                     e for e in member.sequence.events[member.reported :] if e.token != tokenizer.end
                 ]
                 member.reported = len(member.sequence.events)
-            piece = "".join(member.pieces)
-            member.pieces.clear()
-            if piece or new:
+            if (piece := member.sequence.new_text()) or new:
                 pieces.append((member.number, member.index, piece, token_payloads(tokenizer, new)))
         self.unsent.clear()
         self.streamed = time.perf_counter()
@@ -136,7 +131,6 @@ class Scheduler:
             self.post({"pieces": pieces})
 
     def on_message(self, message: Message) -> None:
-        """Start a job, or cancel one."""
         number = message["id"]
         if message["op"] == "cancel":
             self.drop(number)
@@ -159,16 +153,12 @@ class Scheduler:
             beam = uses_beam(sequence.config, job.nbest)
             (self.to_search if beam else self.to_generate).append(member)
             return
-        self.report(member, sequence.finish())
+        sequence.finish()
+        if job.stream:
+            self.unsent[member] = None
         job.left -= 1
         if not job.left:
             self.conclude(member.number)
-
-    def report(self, member: _Member, piece: str) -> None:
-        """Let the client of a stream have a piece of its text, and its newest tokens."""
-        if member.job.stream and (piece or member.job.logprobs):
-            member.pieces.append(piece)
-            self.unsent[member] = None
 
     def conclude(self, number: int) -> None:
         """All sequences are complete: begin with the work that needs them."""
@@ -186,7 +176,6 @@ class Scheduler:
         self.post({"id": number, "error": payload})
 
     def drop(self, number: int) -> None:
-        """Stop working on a job."""
         if self.jobs.pop(number, None) is None:
             return
         for row in [row for row, member in self.rows.items() if member.number == number]:
@@ -240,7 +229,6 @@ class Scheduler:
                     self.fail(member.number, error)
 
     def join(self, chosen: list[_Member]) -> None:
-        """Add these sequences to the batch."""
         chosen = [member for member in chosen if member.number in self.jobs]
         requests = [member.request for member in chosen if member.request is not None]
         if requests:
@@ -249,7 +237,6 @@ class Scheduler:
             self.rows.update(zip(rows, chosen, strict=True))
 
     def generate(self) -> None:
-        """A token for every sequence in the batch."""
         try:
             events = self.generating.step()
         except Exception as error:
@@ -262,13 +249,11 @@ class Scheduler:
             member = rows.get(event[0])
             if member is None:
                 continue
-            sequence = member.sequence
-            if sequence.eager:
-                self.report(member, sequence.add(event))
-                if sequence.stopped:
-                    self.generating.stop(event.row)
-            else:
-                sequence.events.append(event)
+            member.sequence.add(event)
+            if member.job.stream:
+                self.unsent[member] = None
+            if member.sequence.stopped:
+                self.generating.stop(event[0])
             if event[0] not in active:
                 del rows[event[0]]
                 self.advance(member)
@@ -320,7 +305,7 @@ class Scheduler:
             if member.number in self.jobs:
                 member.job.trees.append(running.search.trees[i])
                 found = running.search.best_of(i)
-                self.report(member, member.sequence.add_found(found, self.loaded.tokenizer.end))
+                member.sequence.add_found(found, self.loaded.tokenizer.end)
                 self.advance(member)
 
     def do_work(self) -> None:
@@ -331,7 +316,6 @@ class Scheduler:
                 self.work_on(*self.work.popleft())
 
     def work_on(self, number: int, work: Work) -> None:
-        """Continue one job's work."""
         try:
             with torch.inference_mode():
                 next(work)

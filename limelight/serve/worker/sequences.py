@@ -21,12 +21,10 @@ from limelight.tasks.write import Continuation
 class Sequence:
     """Tokens alone, without their text: all that a part of a translation needs."""
 
-    eager = False  # text is decoded as tokens come, and `add` returns it
     stopped = False  # a stop string was found
 
     def __init__(self, request: Request | None, config: DecodeConfig) -> None:
-        self.request, self.config = request, config
-        self.waiting = request
+        self.config, self.waiting = config, request
         self.events: list[TokenEvent] = []
         self.found: list[Hypothesis] = []  # by a beam search
 
@@ -35,20 +33,22 @@ class Sequence:
         request, self.waiting = self.waiting, None
         return request
 
-    def add(self, event: TokenEvent) -> str:
-        """Add a token; the text that became certain by it."""
+    def add(self, event: TokenEvent) -> None:
         self.events.append(event)
-        return ""
 
-    def add_found(self, found: list[Hypothesis], end: int) -> str:
+    def add_found(self, found: list[Hypothesis], end: int) -> None:
         """Add what a beam search found, the best first, as if it had come token by token."""
         self.found = found
         tokens = [*found[0].tokens, *[end] * found[0].ended]
-        events = map(TokenEvent, [0] * len(tokens), tokens, found[0].logprobs)
-        return "".join(self.add(event) for event in events if not self.stopped)
+        for event in map(TokenEvent, [0] * len(tokens), tokens, found[0].logprobs):
+            if not self.stopped:
+                self.add(event)
 
-    def finish(self) -> str:
-        """The text that was held back."""
+    def finish(self) -> None:
+        """No more tokens will come."""
+
+    def new_text(self) -> str:
+        """The text that became certain since the last call."""
         return ""
 
     def hypotheses(self, end: int) -> list[Hypothesis]:
@@ -61,49 +61,48 @@ class Sequence:
 class TextSequence(Sequence):
     """The answer of a model that was trained on pairs, as text with single spaces.
 
-    Unless somebody reads along, or a stop string may end it, all tokens are decoded in the end.
+    Tokens are decoded when somebody wants the text; at once where a stop string may end it.
     """
 
     def __init__(
-        self,
-        request: Request | None,
-        config: DecodeConfig,
-        detokenizer: IncrementalDetokenizer,
-        stream: bool,
+        self, request: Request | None, config: DecodeConfig, detokenizer: IncrementalDetokenizer
     ) -> None:
         super().__init__(request, config)
-        self.detokenizer, self.eager = detokenizer, stream or bool(detokenizer.stops)
+        self.detokenizer = detokenizer
         self.read = (len(request.source) or len(request.prompt)) if request else 0
         self.normalizer = _WhitespaceNormalizer()
-        self.pieces: list[str] = []
+        self.text = ""
+        self.decoded = self.reported = 0  # events, and characters of the text
 
-    def add(self, event: TokenEvent) -> str:
-        """Add a token; the text that became certain by it."""
+    def add(self, event: TokenEvent) -> None:
         self.events.append(event)
-        return self.decode([event.token]) if self.eager else ""
+        if self.detokenizer.stops:
+            self.decode()
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text that becomes certain with these tokens."""
-        self.pieces.append(self.normalized("".join(map(self.detokenizer.feed, tokens))))
-        self.stopped = self.detokenizer.stopped
-        return self.pieces[-1]
+    def decode(self) -> None:
+        """Add the newest tokens to the text."""
+        if tokens := [event.token for event in self.events[self.decoded :]]:
+            self.decoded = len(self.events)
+            self.text += self.normalized(self.detokenizer.feed(*tokens))
+            self.stopped = self.detokenizer.stopped
 
     def normalized(self, piece: str) -> str:
-        """A piece as the client gets it."""
         return self.normalizer.feed(piece)
 
-    def finish(self) -> str:
-        """The text that was held back."""
-        if not self.eager:
-            self.decode(event.token for event in self.events)
-        self.pieces.append(self.normalized(self.detokenizer.finish()))
-        return self.pieces[-1]
+    def finish(self) -> None:
+        self.decode()
+        self.text += self.normalized(self.detokenizer.finish())
+
+    def new_text(self) -> str:
+        self.decode()
+        new, self.reported = self.text[self.reported :], len(self.text)
+        return new
 
     def payload(self, tokenizer: Tokenizer, logprobs: bool) -> TextPayload:
         """The text and its tokens; the end token is not counted."""
         events = [event for event in self.events if event.token != tokenizer.end]
         return {
-            "text": "".join(self.pieces),
+            "text": self.text,
             "ended": self.stopped or len(events) < len(self.events),
             "read": self.read,
             "written": len(events),
@@ -114,8 +113,8 @@ class TextSequence(Sequence):
 class CompletionSequence(TextSequence):
     """The continuation of a prompt, in as many stretches as the context window demands."""
 
-    def __init__(self, continuation: Continuation, top: int, stream: bool) -> None:
-        super().__init__(None, continuation.config, continuation.stream, stream)
+    def __init__(self, continuation: Continuation, top: int) -> None:
+        super().__init__(None, continuation.config, continuation.stream)
         self.continuation, self.top = continuation, top
         self.read = len(continuation.tokens)
 
@@ -129,7 +128,6 @@ class CompletionSequence(TextSequence):
         return None if request is None else replace(request, top=self.top)
 
     def normalized(self, piece: str) -> str:
-        """A continuation keeps its whitespace."""
         return piece
 
 

@@ -60,7 +60,6 @@ class TraceCache:
         self.busy = False  # a text is being traced, which takes memory
 
     def view(self, message: Message) -> Work:
-        """A part of a trace."""
         began = time.perf_counter()
         key = json.dumps([message["text"], message["target"], message["tag"], message["settings"]])
         while self.busy:
@@ -129,10 +128,6 @@ def _fingerprint(loaded: LoadedModel, passage: TracedText) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _manifest_view(trace: Explanation, _: Message) -> Message:
-    return {"manifest": serialize.manifest(trace)}
-
-
 def _tensor_view(trace: Explanation, message: Message) -> Message:
     """A value, or a head or rows of it; its size is checked before it is computed."""
     name, head, kind = message["name"], message["head"], message["as"]
@@ -147,22 +142,6 @@ def _tensor_view(trace: Explanation, message: Message) -> Message:
                 "ask for one head, or for fewer rows"
             )
     return _blob_payload(serialize.tensor(trace, name, head, rows, kind))
-
-
-def _focus_view(trace: Explanation, message: Message) -> Message:
-    return _blob_payload(serialize.attention_head(trace, message["at"], message["head"]))
-
-
-def _thumbs_view(trace: Explanation, _: Message) -> Message:
-    return _blob_payload(serialize.thumbnails(trace))
-
-
-def _logits_view(trace: Explanation, message: Message) -> Message:
-    return _blob_payload(serialize.logits(trace, message["row"]))
-
-
-def _token_view(trace: Explanation, message: Message) -> Message:
-    return _blob_payload(serialize.token(trace, message["side"], message["row"]))
 
 
 def _stop_view(trace: Explanation, message: Message) -> Message:
@@ -190,12 +169,12 @@ def _blob_payload(blob: Blob) -> Message:
 
 
 _TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
-    "manifest": _manifest_view,
+    "manifest": lambda trace, _: {"manifest": serialize.manifest(trace)},
     "tensor": _tensor_view,
-    "focus": _focus_view,
-    "thumbs": _thumbs_view,
-    "logits": _logits_view,
-    "token": _token_view,
+    "focus": lambda trace, m: _blob_payload(serialize.attention_head(trace, m["at"], m["head"])),
+    "thumbs": lambda trace, _: _blob_payload(serialize.thumbnails(trace)),
+    "logits": lambda trace, m: _blob_payload(serialize.logits(trace, m["row"])),
+    "token": lambda trace, m: _blob_payload(serialize.token(trace, m["side"], m["row"])),
     "stop": _stop_view,
 }
 
@@ -226,10 +205,10 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
     }
 
 
-def next_logits(loaded: LoadedModel, text: str) -> Message:
+def next_logits(loaded: LoadedModel, message: Message) -> Message:
     """Logits of the next token, from which a page can compute any temperature exactly."""
     loaded.require("write")
-    read, spaced = encode_prompt(loaded, text)
+    read, spaced = encode_prompt(loaded, message["text"])
     read = read[-max(1, loaded.max_len - 1) :]
     device = next(loaded.model.parameters()).device
     logits = loaded.model(torch.tensor([read], device=device))[0, -1].cpu()
@@ -238,7 +217,7 @@ def next_logits(loaded: LoadedModel, text: str) -> Message:
     return _blob_payload(serialize.blob({"logits": logits}, "f32"))
 
 
-def vocabulary(loaded: LoadedModel) -> Message:
+def vocabulary(loaded: LoadedModel, _: Message) -> Message:
     """Every token's readable piece, in the order of their ids."""
     ids = range(loaded.model.config.vocab)
     return {"pieces": [clean(piece) for piece in pieces_of(loaded.tokenizer, ids)]}
