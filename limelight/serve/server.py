@@ -142,8 +142,6 @@ def _address_of(host: str, port: int) -> str:
 
 
 class _Service:
-    """The models, the server, and the order in which they start and end."""
-
     def __init__(
         self,
         paths: dict[str, Path],
@@ -212,7 +210,6 @@ class _Service:
         )
 
     async def give_up_on_failure(self) -> None:
-        """End the service if a worker cannot load its model at the start."""
         waiting = [asyncio.create_task(worker.started.wait()) for worker in self.workers]
         for started in asyncio.as_completed(waiting):
             await started
@@ -222,7 +219,6 @@ class _Service:
         logs.log_event("ready")
 
     def drain(self) -> None:
-        """Accept no new requests; open ones may finish, for a while."""
         if self.registry.draining:
             return
         logs.log_event("ending")

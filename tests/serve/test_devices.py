@@ -193,3 +193,24 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
     assert given[4:] == (2, True)  # nbest, and the tree
     message = b"".join(sent).decode("latin-1").partition('{"id":1,"done":')[2]
     assert json.JSONDecoder().raw_decode(message)[0]["text"]
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError("CUDA error: x"), RuntimeError("x")])
+def test_a_worker_whose_device_failed_ends_so_that_it_is_restarted(model, monkeypatch, error):
+    """Any other error is the end of the jobs in the batch alone."""
+    sent = []
+    worker = Scheduler(model("writer"), 8, 8, 64, sent.append)
+
+    def step():
+        raise error
+
+    monkeypatch.setattr(worker.generating, "step", step)
+    asked = {"prompts": ["the"], "n": 1, "stop": [], "top": 0, "stream": False, "tag": ""}
+    worker.on_message({"id": 1, "op": "complete", **asked, "logprobs": False, "settings": {}})
+    if isinstance(error, torch.AcceleratorError):
+        with pytest.raises(torch.AcceleratorError):
+            worker.step()
+        return
+    worker.step()
+    assert b'"code":"internal"' in sent[-1]
+    assert not worker.busy

@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter
@@ -25,8 +26,9 @@ router = APIRouter(prefix="/v1", tags=["OpenAI-compatible"], route_class=ParsedR
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 }
-# A chunk of a stream: the text's index, a piece of it, its tokens, and why it ended.
-_Chunk = Callable[[int, str, list[TokenPayload], str | None], Message]
+# A choice of a response, or of a chunk of a stream: index, text, its tokens, and why it ended.
+_Choice = Callable[[int, str, list[TokenPayload] | None, str | None], Message]
+_Generated = Message | StreamingResponse
 
 
 @router.get("/models", summary="The served models")
@@ -43,9 +45,7 @@ async def model(name: str, registry: Registry) -> schemas.ModelFacts:
 
 
 @router.post("/completions", responses=_STREAM, response_model=schemas.Completion)
-async def completions(
-    request: schemas.CompletionRequest, registry: Registry
-) -> schemas.Completion | StreamingResponse:
+async def completions(request: schemas.CompletionRequest, registry: Registry) -> _Generated:
     """Continue a text; a model that was trained on pairs answers it."""
     model = registry.choose(request.model, "write", "translate")
     prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
@@ -53,34 +53,19 @@ async def completions(
     fields = _common(registry, request, len(prompts)) | {"prompts": prompts}
     fields |= {"settings": registry.settings(request, request.max_tokens)}
     fields |= {"logprobs": request.logprobs is not None, "top": request.logprobs or 0}
-    head = _head("cmpl", model)
 
-    def chunk(i: int, piece: str, tokens: list[TokenPayload], reason: str | None) -> Message:
-        choice: Message = {"index": i, "text": piece, "finish_reason": reason}
-        choice["logprobs"] = _completion_logprobs(tokens).model_dump() if tokens else None
-        return {**head, "object": "text_completion", "choices": [choice]}
+    def choice(i: int, text: str, tokens: list[TokenPayload] | None, end: str | None) -> Message:
+        logprobs = None if tokens is None else _completion_logprobs(tokens)
+        return {"index": i, "text": text, "finish_reason": end, "logprobs": logprobs}
 
+    head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion"}
     if request.stream:
-        return await _stream(model, request, chunk, "complete", fields)
-    done = await model.call("complete", request.timeout, **fields)
-    choices = [
-        schemas.CompletionChoice(
-            index=i,
-            text=text["text"],
-            finish_reason="stop" if text["ended"] else "length",
-            logprobs=_completion_logprobs(text["tokens"]) if fields["logprobs"] else None,
-        )
-        for i, text in enumerate(done["texts"])
-    ]
-    return schemas.Completion(
-        **head, choices=choices, usage=_usage(model, done["texts"], fields["n"])
-    )
+        return await _stream(model, request, "complete", fields, head, choice)
+    return await _answer(model, request, "complete", fields, head, choice)
 
 
 @router.post("/chat/completions", responses=_STREAM, response_model=schemas.ChatCompletion)
-async def chat(
-    request: schemas.ChatRequest, registry: Registry
-) -> schemas.ChatCompletion | StreamingResponse:
+async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
     """The next turn of a conversation."""
     model = registry.choose(request.model, "chat")
     turns = [turn.text for turn in request.messages if turn.role in ("user", "assistant")]
@@ -95,29 +80,18 @@ async def chat(
     fields = _common(registry, request, 1) | {"turns": turns}
     fields |= {"settings": registry.settings(request, limit)}
     fields |= {"logprobs": bool(request.logprobs), "top": request.top_logprobs or 0}
-    head = _head("chatcmpl", model)
 
-    def chunk(i: int, piece: str, tokens: list[TokenPayload], reason: str | None) -> Message:
-        delta = {"role": "assistant", "content": piece} if reason is None else {}
-        choice: Message = {"index": i, "delta": delta, "finish_reason": reason}
-        choice["logprobs"] = _chat_logprobs(tokens).model_dump() if tokens else None
-        return {**head, "object": "chat.completion.chunk", "choices": [choice]}
+    def choice(i: int, text: str, tokens: list[TokenPayload] | None, end: str | None) -> Message:
+        logprobs = None if tokens is None else _chat_logprobs(tokens)
+        said = {"role": "assistant", "content": text}
+        content = {"delta": {} if end else said} if request.stream else {"message": said}
+        return {"index": i, **content, "finish_reason": end, "logprobs": logprobs}
 
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion"}
     if request.stream:
-        return await _stream(model, request, chunk, "chat", fields)
-    done = await model.call("chat", request.timeout, **fields)
-    choices = [
-        schemas.ChatChoice(
-            index=i,
-            message=schemas.ChatMessage(content=text["text"]),
-            finish_reason="stop" if text["ended"] else "length",
-            logprobs=_chat_logprobs(text["tokens"]) if fields["logprobs"] else None,
-        )
-        for i, text in enumerate(done["texts"])
-    ]
-    return schemas.ChatCompletion(
-        **head, choices=choices, usage=_usage(model, done["texts"], fields["n"])
-    )
+        head["object"] = "chat.completion.chunk"
+        return await _stream(model, request, "chat", fields, head, choice)
+    return await _answer(model, request, "chat", fields, head, choice)
 
 
 @router.post("/embeddings")
@@ -156,23 +130,36 @@ def _common(
     return {"n": request.n or 1, "stop": stops, "stream": bool(request.stream), "tag": request.tag}
 
 
-def _head(kind: str, model: ServedModel) -> Message:
-    """Fields of a response and of every chunk of a stream."""
-    identifier = f"{kind}-{secrets.token_hex(12)}"
-    return {"id": identifier, "created": int(time.time()), "model": model.name}
+async def _answer(
+    model: ServedModel,
+    request: schemas.GenerationRequest,
+    op: str,
+    fields: dict[str, Any],
+    head: Message,
+    choice: _Choice,
+) -> Message:
+    head |= {"created": int(time.time()), "model": model.name}
+    texts: list[TextPayload] = (await model.call(op, request.timeout, **fields))["texts"]
+    choices = [
+        choice(i, text["text"], text["tokens"] if fields["logprobs"] else None, _reason(text))
+        for i, text in enumerate(texts)
+    ]
+    return {**head, "choices": choices, "usage": _usage(model, texts, fields["n"])}
 
 
 async def _stream(
     model: ServedModel,
     request: schemas.GenerationRequest,
-    chunk: _Chunk,
     op: str,
     fields: dict[str, Any],
+    head: Message,
+    choice: _Choice,
 ) -> StreamingResponse:
     """Server-sent events, as tokens arrive.
 
     The first message is awaited here, so that a request that fails gets a status of its own.
     """
+    head |= {"created": int(time.time()), "model": model.name}
     messages = model.stream(op, request.timeout, **fields)
     first = await anext(messages)
     with_usage = bool(request.stream_options and request.stream_options.include_usage)
@@ -182,15 +169,15 @@ async def _stream(
             try:
                 message = first
                 while "done" not in message:
-                    yield _event(chunk(message["text"], message["piece"], message["tokens"], None))
+                    index, tokens = message["text"], message["tokens"] or None
+                    yield _event(head, [choice(index, message["piece"], tokens, None)])
                     message = await anext(messages)
                 texts = message["done"]["texts"]
                 for i, text in enumerate(texts):
-                    yield _event(chunk(i, "", [], "stop" if text["ended"] else "length"))
+                    yield _event(head, [choice(i, "", None, _reason(text))])
                 usage = _usage(model, texts, fields["n"])
                 if with_usage:
-                    last = chunk(0, "", [], "stop")
-                    yield _event({**last, "choices": [], "usage": usage.model_dump()})
+                    yield _event({**head, "usage": usage}, [])
                 yield b"data: [DONE]\n\n"
             except RefusedError as refused:
                 yield b"data: " + error_body(refused) + b"\n\n"
@@ -198,42 +185,36 @@ async def _stream(
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-def _event(payload: Message) -> bytes:
-    return b"data: " + json.dumps(payload).encode() + b"\n\n"
+def _event(head: Message, choices: list[Message]) -> bytes:
+    return b"data: " + json.dumps({**head, "choices": choices}).encode() + b"\n\n"
 
 
-def _usage(model: ServedModel, texts: list[TextPayload], n: int) -> schemas.Usage:
+def _reason(text: TextPayload) -> str:
+    return "stop" if text["ended"] else "length"
+
+
+def _usage(model: ServedModel, texts: list[TextPayload], n: int) -> dict[str, int]:
     """Token counts; a prompt counts once, however many texts follow it."""
     read = sum(text["read"] for text in texts[::n])
     written = sum(text["written"] for text in texts)
     model.metrics.read.labels(model.name).inc(read)
     model.metrics.written.labels(model.name).inc(written)
-    return schemas.Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _completion_logprobs(tokens: list[TokenPayload]) -> schemas.CompletionLogprobs:
-    offsets = [0]
-    for token in tokens:
-        offsets.append(offsets[-1] + len(token["token"]))
-    return schemas.CompletionLogprobs(
-        tokens=[token["token"] for token in tokens],
-        token_logprobs=[token["logprob"] for token in tokens],
-        top_logprobs=[
+def _completion_logprobs(tokens: list[TokenPayload]) -> Message:
+    offsets = [0, *accumulate(len(token["token"]) for token in tokens)]
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [
             {other["token"]: other["logprob"] for other in token["top"]} for token in tokens
         ],
-        text_offset=offsets[:-1],
-    )
+        "text_offset": offsets[: len(tokens)],
+    }
 
 
-def _chat_logprobs(tokens: list[TokenPayload]) -> schemas.ChatLogprobs:
-    return schemas.ChatLogprobs(
-        content=[
-            schemas.ChatToken(
-                token=token["token"],
-                logprob=token["logprob"],
-                bytes=token["bytes"],
-                top_logprobs=[schemas.TokenLogprob.model_validate(other) for other in token["top"]],
-            )
-            for token in tokens
-        ]
-    )
+def _chat_logprobs(tokens: list[TokenPayload]) -> Message:
+    plain = [{key: value for key, value in token.items() if key != "top"} for token in tokens]
+    both = zip(plain, tokens, strict=True)
+    return {"content": [{**token, "top_logprobs": own["top"]} for token, own in both]}

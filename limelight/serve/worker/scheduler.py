@@ -166,7 +166,12 @@ class Scheduler:
         self.work.append((number, job.result(job)))
 
     def fail(self, number: int, error: Exception) -> None:
-        """End one job with an error; the others are not affected."""
+        """End one job with an error; the others are not affected.
+
+        After an error of its device a process cannot use it any more: it ends, and is restarted.
+        """
+        if isinstance(error, torch.AcceleratorError):
+            raise error
         self.drop(number)
         if isinstance(error, UserError):
             payload = ErrorPayload(code=error_code(error), message=str(error)[:500])
