@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query
 
 from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
+from limelight.serve.ipc import Message
 from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import Registry, reject_unknown_parameters
 from limelight.serve.schemas import api as schemas
@@ -35,61 +36,55 @@ async def describe(
     return schemas.ModelDescription(**{**facts, "name": found.name, "device": where})
 
 
-@router.post("/translate", response_model_exclude_none=True)
-async def translate(
-    request: schemas.TranslateRequest, registry: Registry
-) -> schemas.TranslateResponse:
+@router.post(
+    "/translate", response_model=schemas.TranslateResponse, response_model_exclude_none=True
+)
+async def translate(request: schemas.TranslateRequest, registry: Registry) -> Message:
     """Translate a text; on demand with alternatives, alignment and search tree."""
     registry.check_texts([request.text])
+    settings = registry.settings(request, request.max_tokens)
+    fields = request.model_dump(include=_TRANSLATE_FIELDS) | {"settings": settings}
     model = registry.choose(request.model, "translate")
-    fields = request.model_dump(include=_TRANSLATE_FIELDS)
-    fields["settings"] = registry.settings(request, request.max_tokens)
-    return schemas.TranslateResponse(**await model.call("translate", request.timeout, **fields))
+    return await model.call("translate", request.timeout, **fields)
 
 
-@router.post("/suggest")
-async def suggest(request: schemas.SuggestRequest, registry: Registry) -> schemas.SuggestResponse:
+@router.post("/suggest", response_model=schemas.SuggestResponse)
+async def suggest(request: schemas.SuggestRequest, registry: Registry) -> Message:
     """The most likely next tokens of a text, each with its continuation."""
     registry.check_texts([request.text])
-    model = registry.choose(request.model, "write")
     fields = {"text": request.text, "count": request.n, "tokens": request.max_tokens}
-    return schemas.SuggestResponse(**await model.call("suggest", request.timeout, **fields))
+    return await registry.choose(request.model, "write").call("suggest", request.timeout, **fields)
 
 
-@router.post("/fill")
-async def fill(request: schemas.FillRequest, registry: Registry) -> schemas.FillResponse:
+@router.post("/fill", response_model=schemas.FillResponse)
+async def fill(request: schemas.FillRequest, registry: Registry) -> Message:
     """Candidates for the blanks of a text, written ___."""
     registry.check_texts([request.text])
-    model = registry.choose(request.model, "fill")
     fields = {"text": request.text, "count": request.count}
-    return schemas.FillResponse(**await model.call("fill", request.timeout, **fields))
+    return await registry.choose(request.model, "fill").call("fill", request.timeout, **fields)
 
 
-@router.post("/classify")
-async def classify(request: schemas.TextsRequest, registry: Registry) -> schemas.ClassifyResponse:
+@router.post("/classify", response_model=schemas.ClassifyResponse)
+async def classify(request: schemas.TextsRequest, registry: Registry) -> Message:
     """Class probabilities of each text."""
     registry.check_texts(request.texts)
     model = registry.choose(request.model, "classify")
-    return schemas.ClassifyResponse(
-        **await model.call("classify", request.timeout, texts=request.texts)
-    )
+    return await model.call("classify", request.timeout, texts=request.texts)
 
 
-@router.post("/score")
-async def score(request: schemas.ScoreRequest, registry: Registry) -> schemas.ScoreList:
+@router.post("/score", response_model=schemas.ScoreList)
+async def score(request: schemas.ScoreRequest, registry: Registry) -> Message:
     """Log-probability of each text; of a pair, that of the target given the source."""
     registry.check_texts(side for text in request.texts for side in text)
-    model = registry.choose(request.model, "score")
     fields = {"texts": request.texts, "tag": request.tag}
-    return schemas.ScoreList(**await model.call("score", request.timeout, **fields))
+    return await registry.choose(request.model, "score").call("score", request.timeout, **fields)
 
 
-@router.post("/neighbours")
-async def neighbours(request: schemas.NeighboursRequest, registry: Registry) -> schemas.Neighbours:
+@router.post("/neighbours", response_model=schemas.Neighbours)
+async def neighbours(request: schemas.NeighboursRequest, registry: Registry) -> Message:
     """The tokens whose embeddings are closest to those of a word."""
-    model = registry.choose(request.model)
     fields = {"text": request.text, "count": request.count}
-    return schemas.Neighbours(**await model.call("neighbours", request.timeout, **fields))
+    return await registry.choose(request.model).call("neighbours", request.timeout, **fields)
 
 
 @router.get("/runs", summary="All runs, and the state of their training")

@@ -65,17 +65,10 @@ async def trace(body: schemas.TraceRequest, request: Request, registry: Registry
     return await _as_json(payload, request)
 
 
-async def _token_of(trace: _TraceName) -> schemas.TraceToken:
-    return token_of(trace)
-
-
-_Token = Annotated[schemas.TraceToken, Depends(_token_of)]  # of the trace that a path names
-
-
 @router.get("/trace/{trace}/tensor/{name}", summary="A value, or a head or rows of it", **_BYTES)
 async def tensor(
     registry: Registry,
-    token: _Token,
+    trace: _TraceName,
     name: _Label,
     head: _Number = None,
     rows: _Rows = "",
@@ -83,36 +76,36 @@ async def tensor(
 ) -> Response:
     window = [int(end) for end in rows.split(":")] if rows else None
     fields = {"name": name, "head": head, "rows": window, "as": kind}
-    return _as_bytes(await _view(registry, token, None, "tensor", **fields))
+    return _as_bytes(await _part(registry, trace, "tensor", **fields))
 
 
 @router.get("/trace/{trace}/focus", **_BYTES)
-async def focus(registry: Registry, token: _Token, at: _Block, head: _Head = 1) -> Response:
+async def focus(registry: Registry, trace: _TraceName, at: _Block, head: _Head = 1) -> Response:
     """One head of an attention such as decoder.2.cross: q, k, v, scores, weights, mixed."""
-    return _as_bytes(await _view(registry, token, None, "focus", at=at, head=head))
+    return _as_bytes(await _part(registry, trace, "focus", at=at, head=head))
 
 
 @router.get("/trace/{trace}/thumbs", summary="Thumbnails of all heads", **_BYTES)
-async def thumbs(registry: Registry, token: _Token) -> Response:
-    return _as_bytes(await _view(registry, token, None, "thumbs"))
+async def thumbs(registry: Registry, trace: _TraceName) -> Response:
+    return _as_bytes(await _part(registry, trace, "thumbs"))
 
 
 @router.get("/trace/{trace}/logits", summary="Logits over the vocabulary at a row", **_BYTES)
-async def logits(registry: Registry, token: _Token, row: _Row) -> Response:
-    return _as_bytes(await _view(registry, token, None, "logits", row=row))
+async def logits(registry: Registry, trace: _TraceName, row: _Row) -> Response:
+    return _as_bytes(await _part(registry, trace, "logits", row=row))
 
 
 @router.get("/trace/{trace}/token", summary="All values at one token", **_BYTES)
 async def values_at(
-    registry: Registry, token: _Token, row: _Row, side: _Side = "decoder"
+    registry: Registry, trace: _TraceName, row: _Row, side: _Side = "decoder"
 ) -> Response:
-    return _as_bytes(await _view(registry, token, None, "token", side=side, row=row))
+    return _as_bytes(await _part(registry, trace, "token", side=side, row=row))
 
 
 @router.get("/trace/{trace}/stop/{name}", response_model_exclude_unset=True)
 async def stage(
     registry: Registry,
-    token: _Token,
+    trace: _TraceName,
     name: _Label,
     layer: _Number = None,
     head: _Number = None,
@@ -123,7 +116,7 @@ async def stage(
     """A stage of the walk. Layers and heads count from 1; source and target are positions."""
     fields: dict[str, Any] = {"name": name, "layer": layer, "head": head, "word": word}
     fields |= {"source_row": source, "target_row": target}
-    return schemas.StageResponse(**(await _view(registry, token, None, "stop", **fields))["stop"])
+    return schemas.StageResponse(**(await _part(registry, trace, "stop", **fields))["stop"])
 
 
 @router.post("/teacher")
@@ -158,6 +151,10 @@ async def vocabulary(
 )
 async def example(registry: Registry, model: Annotated[Name, Query()] = "") -> schemas.Example:
     return schemas.Example(**registry.find(model).description().get("example", {}))
+
+
+async def _part(registry: ModelRegistry, trace: str, view: str, **fields: Any) -> Message:
+    return await _view(registry, token_of(trace), None, view, **fields)
 
 
 async def _view(
