@@ -131,8 +131,7 @@ def served() -> dict[str, Any]:
     from limelight.serve.metrics import Metrics
     from limelight.serve.model_registry import ModelRegistry
 
-    gate = application(ModelRegistry({}, Limits(), Metrics()))
-    app: Any = gate.app
+    app: Any = application(ModelRegistry({}, Limits(), Metrics())).app
     return routes(app.openapi())
 
 

@@ -6,7 +6,11 @@ import pytest
 
 from tests.interfaces import GOLDEN, lines, now
 
-ADDED: dict[tuple[str, str], str] = {}  # what was added since, by (part, name), and why
+ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), and why
+    ("routes", "GET /healthz"): "devices: where the workers of each model run",
+    ("routes", "GET /readyz"): "devices, as /healthz",
+    ("routes", "GET /api/model"): "device and precision of the model",
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The command that serves models over HTTP."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from limelight.cli import parser as arg
 
@@ -25,7 +25,8 @@ def serve(
         runs: run folders, each served as a model named after its folder, or bundled models by name
         host: the address to listen on
         port: the port to listen on; 0 for any free port
-        device: where models run: auto, cpu, cuda, cuda:1, ...
+        device: where models run: auto, cpu, cuda, cuda:1 or mps; a list such as cuda:0,cuda:1
+            starts a worker on each
         allowed_hosts: a further host name of the service, such as a proxy's; may be repeated
         allowed_origins: a web site that may call the API, such as https://example.com; may be
             repeated
@@ -34,6 +35,5 @@ def serve(
     from limelight.serve.limits import limits_with
     from limelight.serve.server import serve
 
-    chosen: dict[str, Any] = {} if device == "auto" else {"device": device}
     limits = limits_with(set)
-    serve(runs, host, port, limits, allowed_hosts, allowed_origins, **chosen)
+    serve(runs, host, port, limits, allowed_hosts, allowed_origins, device=device)

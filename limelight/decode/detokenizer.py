@@ -20,10 +20,11 @@ class IncrementalDetokenizer:
         self._spaced = needs_leading_space  # the space that comes first is there already
         self._held = ""  # text that may turn out to be the beginning of a stop string
 
-    def feed(self, token: int) -> str:
-        """The text that has become certain with this token."""
+    def feed(self, token: int, *more: int) -> str:
+        """The text that has become certain with this token, or several."""
         raw = self.tokenizer.token_bytes(token)
         raw, self._spaced = (raw.removeprefix(b" ") if self._spaced else raw), False
+        raw += b"".join(map(self.tokenizer.token_bytes, more))
         return self._show(self._bytes.decode(raw))
 
     def finish(self) -> str:

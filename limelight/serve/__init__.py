@@ -1,13 +1,24 @@
-"""The HTTP service: models for programs, over the network, for many people at once.
+"""The HTTP service: an OpenAI-compatible API, and one for everything inside a model.
 
-Read in this order: `limits` (how much of everything), `frames` (how two processes talk), `journal`
-(the log), `counts` (what /metrics shows), `traces`, `jobs` and `worker` (the child process that
-holds a model and answers many requests at once), `desk` (the service's side of it: starts it,
-feeds it, brings it back when it dies), `shapes` (what may be asked, and what is answered),
-`tickets` (what a trace is called), `gate` (what every request must pass), `house` (all models),
-`openai`, `own` and `inside` (the interfaces), `pages` and `files` (for people), `app` (all of it
-together) and `server` (the process).
+Read in this order:
 
-Only `traces`, `jobs` and `worker` know torch. The service itself never computes, so it answers at
-once whatever the models are doing.
+limits          bounds on everything a request may use
+ipc             messages between the service and its workers
+logs            the log: one JSON object per line
+metrics         what /metrics shows
+worker          the child process that holds a model and batches requests
+errors          error responses, and validation errors as sentences
+worker_client   the service's side of a worker: start, jobs, restart
+schemas         requests and responses
+trace_token     names of traces
+middleware      checks that every request passes
+model_registry  the models by name, each with its workers
+routes          the API
+docs_pages      two plain pages: models, and the API reference
+static          the page's files
+app             all of it together
+server          the process
+
+Only `worker` imports torch. The service itself never computes, so it answers at once, whatever the
+models do.
 """

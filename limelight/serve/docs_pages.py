@@ -1,7 +1,4 @@
-"""Two plain pages beside the page itself: what is running, and what can be asked.
-
-They have no scripts, and load nothing from anywhere.
-"""
+"""Two plain pages without scripts: the served models, and the API reference."""
 
 from html import escape
 from typing import Any
@@ -18,7 +15,6 @@ td, th { text-align: left; padding: .2rem 1rem .2rem 0; vertical-align: top }
 
 
 def _page(title: str, body: str) -> str:
-    """A page of ours."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width">'
@@ -26,52 +22,50 @@ def _page(title: str, body: str) -> str:
     )
 
 
-def landing(house: ModelRegistry) -> str:
-    """What is running."""
+def landing(registry: ModelRegistry) -> str:
+    """/about: the served models."""
     rows = []
-    for desk in house.desks.values():
-        facts = desk.facts or {}
-        can = ", ".join(facts.get("abilities", ()))
-        state = "ready" if desk.ready else "not ready"
-        cells = [desk.name, state, facts.get("about", ""), can]
+    for model in registry.models.values():
+        tasks = ", ".join(model.facts.get("abilities", ()))
+        state = f"ready on {', '.join(model.devices)}" if model.ready else "not ready"
+        cells = [model.name, state, model.facts.get("about", ""), tasks]
         rows.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
     return _page(
         "Limelight",
         "<h1>Limelight</h1>\n<p>These models are running. "
-        '<a href="/">Look at them at work</a>, or let programs ask.</p>\n'
-        "<table><tr><th>name</th><th>state</th><th>what it is</th><th>what it can</th></tr>\n"
+        '<a href="/">Open the page</a>, or use the API.</p>\n'
+        "<table><tr><th>name</th><th>state</th><th>about</th><th>tasks</th></tr>\n"
         + "\n".join(rows)
-        + '\n</table>\n<p><a href="/docs">What can be asked</a> · '
-        '<a href="/openapi.json">the same for programs</a> · <a href="/metrics">metrics</a></p>',
+        + '\n</table>\n<p><a href="/docs">API reference</a> · '
+        '<a href="/openapi.json">openapi.json</a> · <a href="/metrics">metrics</a></p>',
     )
 
 
 def reference(schema: dict[str, Any]) -> str:
-    """What can be asked, from the schema itself."""
+    """/docs: all routes and their fields, from the OpenAPI schema."""
     parts = [
-        "<h1>What can be asked</h1>\n<p>Exactly: <a href='/openapi.json'>openapi.json</a>. "
+        "<h1>API reference</h1>\n<p>Also as <a href='/openapi.json'>openapi.json</a>. "
         "An error is always <code>{error: {code, message, hint}}</code>.</p>"
     ]
     for path, methods in schema["paths"].items():
-        for method, told in methods.items():
-            words = told.get("description") or told.get("summary", "")
+        for method, route in methods.items():
+            text = ". ".join(filter(None, (route.get("summary"), route.get("description"))))
             parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
-            parts.append(f"<p>{escape(words)}</p>{_fields_of(schema, told)}")
-    return _page("What can be asked of Limelight", "\n".join(parts))
+            parts.append(f"<p>{escape(text)}</p>{_fields_of(schema, route)}")
+    return _page("Limelight's API", "\n".join(parts))
 
 
-def _fields_of(schema: dict[str, Any], told: dict[str, Any]) -> str:
-    """The fields of a request, a row each."""
-    content = told.get("requestBody", {}).get("content", {}).get("application/json", {})
+def _fields_of(schema: dict[str, Any], route: dict[str, Any]) -> str:
+    content = route.get("requestBody", {}).get("content", {}).get("application/json", {})
     name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
     if not name:
         return ""
     shape = schema["components"]["schemas"][name]
     rows = []
     for field, facts in shape["properties"].items():
-        must = "required" if field in shape.get("required", ()) else ""
-        words = facts.get("description", "")
+        required = "required" if field in shape.get("required", ()) else ""
+        text = escape(facts.get("description", ""))
         rows.append(
-            f"<tr><td><code>{escape(field)}</code></td><td>{must}</td><td>{escape(words)}</td></tr>"
+            f"<tr><td><code>{escape(field)}</code></td><td>{required}</td><td>{text}</td></tr>"
         )
     return "<table>" + "".join(rows) + "</table>"

@@ -1,9 +1,73 @@
-"""What is wrong with a request, in words: pydantic knows it, but says it for programmers."""
+"""Requests that fail: the one form of all errors, and validation errors as plain sentences."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_WANTED = {  # where a value is of another kind: what it should be
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+
+class RefusedError(Exception):
+    """A request that gets an error response: status, code, message and hint go to the client."""
+
+    def __init__(
+        self, status: int, code: str, message: str, hint: str = "", retry_after: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.hint = status, code, message, hint
+        self.retry_after = retry_after
+
+
+def error_body(refused: RefusedError) -> bytes:
+    """`{"error": {"code", "message", "hint"}}`."""
+    detail = {"code": refused.code, "message": refused.message, "hint": refused.hint}
+    return json.dumps({"error": detail}).encode()
+
+
+def error_headers(refused: RefusedError) -> dict[str, str]:
+    """When to try again, and with what."""
+    retry = {"retry-after": str(refused.retry_after)} if refused.retry_after else {}
+    return {**retry, "www-authenticate": "Bearer"} if refused.status == 401 else retry
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Errors of routes, validation and routing become responses in the one form."""
+
+    @app.exception_handler(RefusedError)
+    async def refused(_: Request, error: RefusedError) -> Response:
+        return _response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        message = validation_message(error.errors(), error.body)
+        return _response(RefusedError(422, "invalid_field", message, "see /docs for the fields"))
+
+    @app.exception_handler(HTTPException)
+    async def no_route(_: Request, error: HTTPException) -> Response:
+        codes = {
+            404: ("not_found", "there is nothing at this path"),
+            405: ("wrong_method", "this path does not support the method"),
+        }
+        code, message = codes.get(error.status_code, ("refused", "the request was rejected"))
+        hint = "see /docs for all routes"
+        response = _response(RefusedError(error.status_code, code, message, hint))
+        if allow := {k.lower(): v for k, v in (error.headers or {}).items()}.get("allow"):
+            response.headers["Allow"] = allow
+        return response
+
+    @app.exception_handler(Exception)
+    async def internal(_: Request, __: Exception) -> Response:
+        return _response(RefusedError(500, "internal", "internal error; the log says where"))
+
+
+def _response(refused: RefusedError) -> Response:
+    headers = error_headers(refused)
+    return Response(error_body(refused), refused.status, headers, media_type="application/json")
+
+
+_WANTED = {  # errors of type, and the type wanted
     "string_type": "a text",
     "list_type": "a list",
     "int_type": "a whole number",
@@ -13,7 +77,7 @@ _WANTED = {  # where a value is of another kind: what it should be
     "bool_type": "true or false",
     "model_attributes_type": "an object",
 }
-_BROKEN = {  # where it is of the right kind: which rule it breaks
+_BROKEN = {  # values of the right type, and the rule they break
     "missing": "this is missing",
     "extra_forbidden": "there is no such field",
     "greater_than": "should be above {gt}",
@@ -32,51 +96,42 @@ _BROKEN = {  # where it is of the right kind: which rule it breaks
 
 
 def validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
-    """One sentence: the first field that is wrong, and why, but not its value.
+    """The first wrong field and why, without its value.
 
-    Where a field may be of several kinds there is an error for each. The one that came furthest
-    was meant: of a list with a wrong entry, nobody needs to hear that a list is no text.
+    A field with several types has an error for each of them. The one deepest in the value counts:
+    for a list with a wrong entry, "not a text" would mislead.
     """
-    places = [_place_of(error["loc"], body) for error in errors]
-    depth = len(places[0])
-    same = [(p, e) for p, e in zip(places, errors, strict=True) if p[:depth] == places[0]]
-    furthest = max(len(place) for place, _ in same)
-    deepest = [(place, error) for place, error in same if len(place) == furthest]
-    broken = [(place, error) for place, error in deepest if error["type"] not in _WANTED]
-    place, error = (broken or deepest)[0]
-    words = (
-        _broken_rule(error) if broken else _wanted(error for at, error in deepest if at == place)
-    )
-    return f"{'.'.join(place)[:100] or 'the body'}: {words[:200]}"
+    paths = [_path_of(error["loc"], body) for error in errors]
+    depth = len(paths[0])
+    same = [(p, e) for p, e in zip(paths, errors, strict=True) if p[:depth] == paths[0]]
+    furthest = max(len(path) for path, _ in same)
+    deepest = [(path, error) for path, error in same if len(path) == furthest]
+    broken = [(path, error) for path, error in deepest if error["type"] not in _WANTED]
+    path, error = (broken or deepest)[0]
+    wrong = _broken_rule(error) if broken else _wanted(e for at, e in deepest if at == path)
+    return f"{'.'.join(path)[:100] or 'the body'}: {wrong[:200]}"
 
 
-def _place_of(loc: Sequence[str | int], body: Any) -> list[str]:
-    """Where in the request: pydantic's way there, without its names for kinds of values."""
-    origin, *way = loc
-    place, value = [], body if origin == "body" else dict.fromkeys(way)
-    for part in way:
-        if isinstance(part, str) and not (isinstance(value, dict) and _is_name(part, value)):
-            continue  # a kind's
-        place.append(str(part))
+def _path_of(loc: Sequence[str | int], body: Any) -> list[str]:
+    """pydantic's location without its names of union members (`list[str]`)."""
+    origin, *parts = loc
+    path, value = [], body if origin == "body" else dict.fromkeys(parts)
+    for part in parts:
+        named = isinstance(value, dict) and (part in value or str(part).isidentifier())
+        if isinstance(part, str) and not named:
+            continue
+        path.append(str(part))
         value = value.get(part) if isinstance(part, str) else value[part]
-    return place
-
-
-def _is_name(part: str, value: dict[str, Any]) -> bool:
-    """Whether this names a field of an object, there or missing: kinds are as list[str]."""
-    return part in value or part.isidentifier()
+    return path
 
 
 def _broken_rule(error: dict[str, Any]) -> str:
-    """Why a value will not do."""
     if error["type"] not in _BROKEN:
         return str(error["msg"])
     bounds = error.get("ctx", {}).items()
     plain = {name: f"{x:g}" if isinstance(x, float) else x for name, x in bounds}  # 2, not 2.0
-    words = _BROKEN[error["type"]].format(**plain)
-    return words.replace("False", "false")  # as JSON has it
+    return _BROKEN[error["type"]].format(**plain).replace("False", "false")  # JSON's spelling
 
 
 def _wanted(errors: Iterable[dict[str, Any]]) -> str:
-    """Which kinds of values would do, each once."""
     return "should be " + " or ".join(dict.fromkeys(_WANTED[error["type"]] for error in errors))

@@ -1,28 +1,56 @@
-"""How two processes talk: JSON with its length before it, over a pipe.
+"""Messages between the service and its workers: JSON with a length prefix, over a pipe.
 
-Numbers in bulk follow as bytes, as many as the JSON says. Nothing but plain data can be said in it,
-so nothing that is read can be run.
+Bulk numbers follow a message as raw bytes. Only plain data can be sent, so nothing that is received
+can be executed.
 """
 
 import asyncio
 import json
 import os
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-Message = dict[str, Any]
+Message = dict[
+    str, Any
+]  # to a worker {id, op, ...}; from it ready, failed, active, pieces, or {id, done}
+HEAD = 4  # bytes of the length prefix
 _LARGEST = 2**26  # bytes of a message
-HEAD = 4  # bytes that say how long it is
+
+
+class TokenPayload(TypedDict):
+    """A token with its log-probability; `top` are the most likely ones at its position."""
+
+    token: str
+    bytes: list[int]  # may be half a character
+    logprob: float
+    top: NotRequired[list["TokenPayload"]]
+
+
+class TextPayload(TypedDict):
+    """A generated text. `read` and `written` count tokens; `ended` is false at the limit."""
+
+    text: str
+    ended: bool
+    read: int
+    written: int
+    tokens: list[TokenPayload]
+
+
+class ErrorPayload(TypedDict):
+    """The error of a job."""
+
+    code: str
+    message: str
 
 
 def packed(message: Message, blob: bytes = b"") -> bytes:
-    """A message as bytes, and what follows it."""
-    told = {**message, "bytes": len(blob)} if blob else message
-    body = json.dumps(told, allow_nan=False, separators=(",", ":")).encode()
+    """A message, framed; `blob` follows it."""
+    sized = {**message, "bytes": len(blob)} if blob else message
+    body = json.dumps(sized, allow_nan=False, separators=(",", ":")).encode()
     return len(body).to_bytes(HEAD, "big") + body + blob
 
 
 def unpacked(body: bytes) -> Message:
-    """The other way round."""
+    """The message in a frame's body."""
     message = json.loads(body)
     if not isinstance(message, dict):
         raise ValueError("a message is a JSON object")
@@ -30,33 +58,31 @@ def unpacked(body: bytes) -> Message:
 
 
 def length_of(head: bytes) -> int:
-    """How long the message is that follows."""
+    """Bytes of the message that follows this prefix."""
     return _bounded(int.from_bytes(head, "big"))
 
 
 def _bounded(length: int) -> int:
-    """So many bytes, if they are not too many."""
     if not 0 <= length <= _LARGEST:
         raise ValueError(f"a message of {length} bytes is too long")
     return length
 
 
-def send(pipe: int, told: bytes) -> None:
-    """Write messages whole, however little the pipe takes at a time."""
-    left = memoryview(told)
+def send(pipe: int, frames: bytes) -> None:
+    """Write all bytes, however few the pipe accepts at a time."""
+    left = memoryview(frames)
     while left:
         left = left[os.write(pipe, left) :]
 
 
 def receive(pipe: int) -> Message | None:
-    """The next message; None when the other side has gone."""
+    """The next message; None when the other side is gone."""
     head = _read_exactly(pipe, HEAD)
     body = _read_exactly(pipe, length_of(head)) if head is not None else None
     return None if body is None else unpacked(body)
 
 
 def _read_exactly(pipe: int, count: int) -> bytes | None:
-    """So many bytes, or None if they do not come any more."""
     read = bytearray()
     while len(read) < count:
         piece = os.read(pipe, min(count - len(read), 2**16))
@@ -67,7 +93,7 @@ def _read_exactly(pipe: int, count: int) -> bytes | None:
 
 
 async def receive_from(stream: asyncio.StreamReader) -> Message | None:
-    """The same without keeping others waiting; with the bytes that follow, as `blob`."""
+    """As `receive`, without blocking; bytes that follow the message become its `blob`."""
     try:
         message = unpacked(await stream.readexactly(length_of(await stream.readexactly(HEAD))))
         if "bytes" in message:

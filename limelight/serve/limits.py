@@ -1,7 +1,4 @@
-"""How much of everything: no request can make the service take more than this.
-
-Each can be changed when the service starts: `limelight serve RUN --limits.queue 50`.
-"""
+"""Bounds of the service, changed at its start: `limelight serve RUN --limits.queue 50`."""
 
 import json
 from collections.abc import Iterable
@@ -19,33 +16,31 @@ _Some = Annotated[int, Field(ge=1, le=2**30)]
 class Limits:
     """What a request may ask for, and what the service holds at a time."""
 
-    queue: _Some = 256  # requests of one model that are accepted and not yet answered; then 429
-    batch: _Some = 64  # texts that a model writes at the same time
-    seconds: Positive = 30.0  # until a request must be answered; then 504
+    queue: _Some = 256  # open requests per model; then 429
+    batch: _Some = 64  # sequences in a worker's batch
+    seconds: Positive = 30.0  # for a request to be answered; then 504
 
     body: _Some = 2**20  # bytes of a request
     header: _Some = 2**14  # bytes of all its headers
     connections: _Some = 1000  # open at a time
     header_seconds: Positive = 10.0  # for a client to send its headers, or the next request
     body_seconds: Positive = 30.0  # for a client to send the rest
-    read_seconds: Positive = 30.0  # for a client to take what is sent to it
-    shutdown_seconds: Positive = 20.0  # for answers that are being written when the service ends
+    read_seconds: Positive = 30.0  # for a client to read what is sent to it
+    shutdown_seconds: Positive = 20.0  # for open requests to finish when the service ends
 
     characters: _Some = 50_000  # of a text
-    texts: _Some = (
-        64  # that one request asks to be written: prompts times n, or parts of a long one
-    )
-    tokens: _Some = 4096  # to be written for one text
-    traced: _Some = 512  # tokens that a text may have, read or written, to be looked at inside
+    texts: _Some = 64  # generated for one request: prompts times n, or parts of a long text
+    tokens: _Some = 4096  # generated for one text
+    traced: _Some = 512  # tokens of a text, read or generated, that can be traced
 
 
 def limits_with(changes: Iterable[str]) -> Limits:
-    """The limits with changes such as "limits.queue=50"."""
+    """The defaults with changes such as "limits.queue=50"."""
     values = {}
     for change in changes:
         name, _, value = change.partition("=")
         if not name.startswith("limits."):
-            raise UserError(f"{name} is no limit: only limits can be changed, as limits.queue=50")
+            raise UserError(f"{name} is not a limit: write limits.NAME=N, as in limits.queue=50")
         try:
             values[name.removeprefix("limits.").replace("-", "_")] = json.loads(value)
         except ValueError:

@@ -1,7 +1,7 @@
-"""The log: one JSON object a line, on standard error.
+"""The log: one JSON object per line, on standard error.
 
-It says what happened, never what was said: no prompt, no answer, no key. Everything that is not a
-plain letter is escaped, so no request can forge a line or drive a terminal.
+It records events, never content: no prompt, no answer, no key. Non-ASCII characters are escaped, so
+that no request can forge a line or control a terminal.
 """
 
 import json
@@ -15,43 +15,39 @@ _LONGEST = 300  # characters of a value
 
 
 def log_event(event: str, **facts: object) -> None:
-    """Write a line, whole: lines of several processes do not mix."""
+    """Write a line in one system call: lines of several processes do not mix."""
     when = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = {"time": when, "event": event, **{name: _short(fact) for name, fact in facts.items()}}
     try:
         os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
-    except OSError:  # whoever read it has gone; the service goes on
+    except OSError:  # whoever read it is gone; the service continues
         return
 
 
 def _short(fact: object) -> object:
-    """A value that leaves room for others."""
     if isinstance(fact, str) and len(fact) > _LONGEST:
         return fact[: _LONGEST - 3] + "..."
     return fact
 
 
-def note_error(error: BaseException, **facts: object) -> None:
-    """Something that should not have happened: where, but not with which words."""
+def log_error(error: BaseException, **facts: object) -> None:
+    """An unexpected exception: its type and where, without its message, which may quote a user."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
     log_event("error", kind=type(error).__name__, where=" ".join(where), **facts)
 
 
 def install() -> None:
-    """From now on, what any library has to say is a line of ours."""
+    """Route warnings and other libraries' log records into this log."""
     logging.captureWarnings(True)
     logging.basicConfig(handlers=[_Handler(logging.WARNING)], force=True)
 
 
 class _Handler(logging.Handler):
-    """What libraries log becomes lines of ours, without their arguments."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        """One line; an exception says where, and not with which words."""
         if record.exc_info and record.exc_info[1] is not None:
-            note_error(record.exc_info[1], source=record.name)
+            log_error(record.exc_info[1], source=record.name)
             return
-        warned = record.name == "py.warnings"  # a library's own words, and nobody else's
-        message = record.getMessage() if warned else str(record.msg)
+        warned = record.name == "py.warnings"  # its message is the library's own
+        message = record.getMessage() if warned else str(record.msg)  # without arguments
         log_event("library", source=record.name, level=record.levelname, message=message)

@@ -1,8 +1,7 @@
-"""What every request must pass, whatever it asks for, and where every one is counted.
+"""Checks that every request passes before any route sees it, and where each one is counted.
 
-In this order: is it meant for us (Host), does a foreign page send it (Origin), may it (key), is it
-small and in time (body), is it JSON and nothing worse. Then the application has it; and should the
-client leave, the application is told to stop. There is one gate, so no route can forget it.
+In this order: Host, Origin, key, size and time of the body, JSON. A client that disconnects cancels
+its route. The body is parsed here, once, strictly; routes read it with `ParsedRoute`.
 """
 
 import asyncio
@@ -10,26 +9,28 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Callable, Coroutine, Iterable
 from hashlib import sha256
 from typing import Any
 
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as ASGIMessage
+
 from limelight.serve import logs
+from limelight.serve.errors import RefusedError, error_body, error_headers
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
-from limelight.serve.worker_client import RefusedError
 
-_Scope = MutableMapping[str, Any]
-_Event = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Event]]
-_Send = Callable[[_Event], Awaitable[None]]
-_App = Callable[[_Scope, _Receive, _Send], Coroutine[Any, Any, None]]
-
-_WATCHED = ("/healthz", "/readyz")  # for whoever watches over the service
-_LEFT = 499  # what a request is counted as whose client has left
-_USUAL_PORTS = {"http": ":80", "https": ":443"}  # which browsers leave out
+_PROBES = ("/healthz", "/readyz")
+_LEFT = 499  # status of a request whose client has left
+_JSON = "limelight.json"  # key of the parsed body in the scope
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which browsers omit
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_SAFE = {  # headers of every answer that has no others of its own
+_SAFE = {  # headers of every response that does not set them itself
     b"x-content-type-options": b"nosniff",
     b"cache-control": b"no-store",
     b"referrer-policy": b"no-referrer",
@@ -39,29 +40,46 @@ _SAFE = {  # headers of every answer that has no others of its own
 
 
 class _ClientLeftError(Exception):
-    """Nobody waits for an answer."""
+    pass
+
+
+class _ParsedRequest(Request):
+    async def json(self) -> Any:
+        return self.scope[_JSON]
+
+
+class ParsedRoute(APIRoute):
+    """A route whose body was parsed by the middleware."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_ParsedRequest(request.scope, request.receive))
+
+        return handle
 
 
 class SecurityMiddleware:
-    """Stands before the application."""
+    """The ASGI application that a server runs: all checks, then the routes."""
 
     def __init__(
         self,
-        app: _App,
+        app: ASGIApp,
         limits: Limits,
-        counts: Metrics,
+        metrics: Metrics,
         key: str = "",
         hosts: Iterable[str] = (),
         origins: Iterable[str] = (),
         public: Iterable[str] = (),
     ) -> None:
-        self.app, self.limits, self.counts = app, limits, counts
-        self.public = frozenset(public)  # what has no secrets: the page that asks for the key
+        self.app, self.limits, self.metrics = app, limits, metrics
+        self.public = frozenset(public)  # paths without a key: the page that asks for it
         self.key = sha256(key.encode()).digest() if key else b""
         self.hosts = {host.lower() for host in (*_LOOPBACK, *hosts)}
         self.origins = {_as_sent(origin.lower()) for origin in origins}
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await _RequestContext(self, scope, receive, send).run()
         elif scope["type"] == "websocket":
@@ -69,73 +87,60 @@ class SecurityMiddleware:
         else:
             await self.app(scope, receive, send)
 
-    def check(self, scope: _Scope) -> None:
-        """Whether a request may come in at all."""
-        if scope["path"] in _WATCHED:
+    def check(self, scope: Scope) -> None:
+        if scope["path"] in _PROBES:
             return
-        headers = _Headers(scope["headers"])
-        host = headers.only("host").lower()
+        host = _header(scope, "host").lower()
         if _without_port(host) not in self.hosts:
-            hint = "start the service with --hosts NAME if this is its name"
-            raise RefusedError(403, "host_not_allowed", "this is not the host that was meant", hint)
-        origin = headers.only("origin").lower()
+            hint = "start the service with --allowed-hosts NAME if this is its name"
+            raise RefusedError(403, "host_not_allowed", "this Host header is not allowed", hint)
+        origin = _header(scope, "origin").lower()
         ours = origin.removeprefix(f"{scope['scheme']}://") == host or origin in self.origins
         if origin and not ours:
-            hint = "start the service with --origins URL if its pages may ask"
-            message = "pages of this origin may not ask here"
-            raise RefusedError(403, "origin_not_allowed", message, hint)
+            hint = "start the service with --allowed-origins URL to allow its pages"
+            raise RefusedError(403, "origin_not_allowed", "this origin is not allowed", hint)
         if self.key and scope["path"] not in self.public:
-            kind, _, given = headers.only("authorization").partition(" ")
+            kind, _, given = _header(scope, "authorization").partition(" ")
             same = hmac.compare_digest(sha256(given.strip().encode()).digest(), self.key)
             if kind.lower() != "bearer" or not same:
                 hint = "send the header Authorization: Bearer KEY"
-                raise RefusedError(401, "wrong_key", "this service needs its key", hint)
+                raise RefusedError(401, "wrong_key", "the API key is missing or wrong", hint)
 
 
-class _Headers:
-    """Headers by name. One that is there twice is as good as wrong."""
-
-    def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        self.pairs = list(pairs)
-
-    def only(self, name: str) -> str:
-        """The value of a header, empty if it is not there."""
-        found = [value for key, value in self.pairs if key == name.encode()]
-        if len(found) > 1:
-            message = f"the header {name} is there {len(found)} times"
-            raise RefusedError(400, "invalid_header", message, "send it once")
-        return found[0].decode("latin-1") if found else ""
+def _header(scope: Scope, name: str) -> str:
+    """The value of a header, empty if it is missing; a repeated one is rejected."""
+    found = Headers(scope=scope).getlist(name)
+    if len(found) > 1:
+        message = f"the header {name} is repeated {len(found)} times"
+        raise RefusedError(400, "invalid_header", message, "send it once")
+    return found[0] if found else ""
 
 
 def _without_port(host: str) -> str:
-    """The name alone."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isascii() and port.isdigit() else host
 
 
 def _as_sent(origin: str) -> str:
-    """An origin as browsers name it: without the port that its scheme has anyway."""
+    """An origin as browsers send it: without its scheme's default port."""
     scheme, _, _ = origin.partition("://")
-    return origin.removesuffix(_USUAL_PORTS.get(scheme, ""))
+    return origin.removesuffix(_DEFAULT_PORTS.get(scheme, ""))
 
 
 class _RequestContext:
-    """One request on its way through the gate."""
-
     def __init__(
-        self, gate: SecurityMiddleware, scope: _Scope, receive: _Receive, send: _Send
+        self, middleware: SecurityMiddleware, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        self.gate, self.scope, self.limits = gate, scope, gate.limits
+        self.middleware, self.scope, self.limits = middleware, scope, middleware.limits
         self.receive, self.send_on = receive, send
         self.id = secrets.token_hex(8)
-        self.status = 0  # of the answer, once it has begun
-        self.complete = False  # the answer was sent to its end
+        self.status = 0  # of the response, once it has begun
+        self.complete = False  # the response was sent to its end
         self.body: bytes | None = b""
 
     async def run(self) -> None:
-        """From the first check to the last count."""
         started = time.perf_counter()
-        self.gate.counts.open.inc()
+        self.middleware.metrics.open.inc()
         try:
             await self.pass_through()
         except RefusedError as refused:
@@ -143,27 +148,25 @@ class _RequestContext:
         except (_ClientLeftError, asyncio.CancelledError):
             pass
         except Exception as error:
-            logs.note_error(error, id=self.id)
+            logs.log_error(error, id=self.id)
         finally:
             self.count(time.perf_counter() - started)
 
     def count(self, seconds: float) -> None:
-        """How it ended, once."""
         route = getattr(self.scope.get("route"), "path", "other")
         status = self.status if self.complete else _LEFT
-        self.gate.counts.open.dec()
-        self.gate.counts.requests.labels(route, str(status)).inc()
-        self.gate.counts.seconds.labels(route).observe(seconds)
+        self.middleware.metrics.open.dec()
+        self.middleware.metrics.requests.labels(route, str(status)).inc()
+        self.middleware.metrics.seconds.labels(route).observe(seconds)
         method = self.scope["method"] if self.scope["method"] in _METHODS else "other"
         facts = {"id": self.id, "method": method, "route": route, "status": status}
         logs.log_event("request", **facts, seconds=round(seconds, 4))
 
     async def pass_through(self) -> None:
-        """All checks; then the application, as long as the client waits."""
-        self.gate.check(self.scope)
+        self.middleware.check(self.scope)
         self.body = await self.read_body()
-        self.check_json(self.body)
-        answer = asyncio.create_task(self.gate.app(self.scope, self.replay, self.send))
+        self.parse_json(self.body)
+        answer = asyncio.ensure_future(self.middleware.app(self.scope, self.replay, self.send))
         leaving = asyncio.create_task(self.client_leaves())
         try:
             await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,24 +181,20 @@ class _RequestContext:
             raise error
 
     async def client_leaves(self) -> None:
-        """Until there is nobody to answer."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    async def replay(self) -> _Event:
-        """The body once more, for the application."""
+    async def replay(self) -> ASGIMessage:
         if self.body is None:
-            await asyncio.Event().wait()  # it is the gate that sees clients leave
+            await asyncio.Event().wait()  # disconnects are handled here, not in routes
         body, self.body = self.body, None
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def read_body(self) -> bytes:
-        """All of it, if it is not too long and does not take too long."""
-        headers = _Headers(self.scope["headers"])
-        length = headers.only("content-length")
-        if headers.only("content-encoding") not in ("", "identity"):
-            message = "the body is compressed"
-            raise RefusedError(415, "wrong_type", message, "send it as it is")
+        length = _header(self.scope, "content-length")
+        if _header(self.scope, "content-encoding") not in ("", "identity"):
+            message = "compressed bodies are not supported"
+            raise RefusedError(415, "wrong_type", message, "send plain JSON")
         if length.isascii() and length.isdigit() and int(length[:20]) > self.limits.body:
             raise self.too_large()
         body = bytearray()
@@ -215,27 +214,27 @@ class _RequestContext:
             raise RefusedError(408, "too_slow", message, "send it at once") from None
 
     def too_large(self) -> RefusedError:
-        """A body over the limit."""
-        message = f"a request may have {self.limits.body:,} bytes"
+        message = f"the body has more than {self.limits.body:,} bytes"
         return RefusedError(413, "too_large", message, "ask for less at a time")
 
-    def check_json(self, body: bytes) -> None:
-        """A body is JSON, said to be JSON, and means one thing only."""
+    def parse_json(self, body: bytes) -> None:
+        """Strictly: declared as JSON, without NaN and repeated names."""
         if not body and self.scope["method"] != "POST":
             return
-        kind = _Headers(self.scope["headers"]).only("content-type")
+        kind = _header(self.scope, "content-type")
         if kind.partition(";")[0].strip().lower() != "application/json":
             hint = "send the header Content-Type: application/json"
-            raise RefusedError(415, "wrong_type", "only JSON is understood", hint)
+            raise RefusedError(415, "wrong_type", "only JSON is supported", hint)
         try:
-            json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_all_different)
+            self.scope[_JSON] = json.loads(
+                body.decode(), parse_constant=_no_number, object_pairs_hook=_without_repeats
+            )
         except (ValueError, RecursionError):
-            hint = "check quotes and commas; NaN, Infinity and repeated names are no JSON"
-            message = "the body is no JSON that could be understood"
-            raise RefusedError(400, "invalid_json", message, hint) from None
+            hint = "check quotes and commas; NaN, Infinity and repeated names are rejected"
+            raise RefusedError(400, "invalid_json", "the body is not valid JSON", hint) from None
 
-    async def send(self, event: _Event) -> None:
-        """An answer on its way out, with what all answers have."""
+    async def send(self, event: ASGIMessage) -> None:
+        """Send a part of the response, with the headers that all of them have."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
             own = dict(event.get("headers", []))
@@ -247,10 +246,10 @@ class _RequestContext:
             self.complete = True
 
     async def refuse(self, refused: RefusedError) -> None:
-        """An answer that says why there is none."""
         if self.status:
             return
-        headers = [(b"content-type", b"application/json"), *error_headers(refused)]
+        added = {"content-type": "application/json", **error_headers(refused)}
+        headers = [(name.encode(), value.encode()) for name, value in added.items()]
         if refused.status in (408, 413, 415):  # the rest of the body is not read
             headers.append((b"connection", b"close"))
         body = error_body(refused)
@@ -260,33 +259,12 @@ class _RequestContext:
         await self.send({"type": "http.response.body", "body": body})
 
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
-
-
 def _no_number(_: str) -> float:
-    """NaN and Infinity are no JSON."""
     raise ValueError("not a number")
 
 
-def _all_different(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names are all different."""
-    told = dict(pairs)
-    if len(told) != len(pairs):
-        raise ValueError("a name is there twice")
-    return told
-
-
-def error_body(refused: RefusedError) -> bytes:
-    """The one form of all errors."""
-    told = {"code": refused.code, "message": refused.message, "hint": refused.hint}
-    return json.dumps({"error": told}).encode()
-
-
-def error_headers(refused: RefusedError) -> list[tuple[bytes, bytes]]:
-    """When to come again, and with what."""
-    headers = []
-    if refused.retry_after:
-        headers.append((b"retry-after", str(refused.retry_after).encode()))
-    if refused.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    return headers
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is repeated")
+    return found

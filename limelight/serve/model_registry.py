@@ -1,78 +1,129 @@
-"""What the routes share: the models by name, and how they are asked."""
+"""The served models by name, each with one worker or several, and what all routes check."""
 
-from collections.abc import AsyncGenerator, Iterable
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 
+from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
-from limelight.serve.schemas import BaseRequest, Settings
-from limelight.serve.worker_client import RefusedError, WorkerClient
+from limelight.serve.schemas.common import Settings
+from limelight.serve.worker_client import WorkerClient
+
+_RETRY = "try again in a moment"
+_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "beam", "repetition_penalty")
 
 
-class ModelRegistry:
-    """All models of a service. Names come from the list made at start, and from nowhere else."""
+class ServedModel:
+    """A model and its workers, which are interchangeable: no request depends on another."""
 
-    def __init__(self, desks: dict[str, WorkerClient], limits: Limits, counts: Metrics) -> None:
-        self.desks, self.limits, self.counts = desks, limits, counts
-        self.draining = False
+    def __init__(
+        self,
+        name: str,
+        run: Path,
+        workers: Sequence[WorkerClient],
+        limits: Limits,
+        metrics: Metrics,
+    ) -> None:
+        self.name, self.run_path, self.workers, self.limits = name, run, workers, limits
+        self.metrics = metrics
+        metrics.ready.labels(name).set_function(lambda: int(self.ready))
+        metrics.waiting.labels(name).set_function(lambda: self.open_jobs)
+        metrics.texts.labels(name).set_function(lambda: sum(w.active for w in workers))
 
     @property
     def ready(self) -> bool:
-        """Whether every model can be asked."""
-        return not self.draining and all(desk.ready for desk in self.desks.values())
+        return any(worker.ready for worker in self.workers)
 
-    def find(self, name: str) -> WorkerClient:
-        """A model by its name; the first, if none is named."""
-        if not name:
-            return next(iter(self.desks.values()))
-        if name not in self.desks:
-            hint = f"choose one of: {', '.join(self.desks)}"
-            raise RefusedError(404, "model_not_found", "there is no model of this name", hint)
-        return self.desks[name]
+    @property
+    def open_jobs(self) -> int:
+        return sum(len(worker.jobs) for worker in self.workers)
 
-    def choose(self, name: str, *abilities: str) -> WorkerClient:
-        """A model that can do one of these."""
-        desk = self.find(name)
-        if self.draining:
-            raise RefusedError(
-                503, "shutting_down", "the service is about to end", "ask another", 2
-            )
-        desk.check()
-        can = (desk.facts or {}).get("abilities", ())
-        if abilities and not set(abilities) & set(can):
-            message = f"this model cannot {abilities[0]}"
-            raise RefusedError(400, "not_for_this_model", message, f"it can {', '.join(can)}")
-        return desk
+    @property
+    def devices(self) -> list[str]:
+        return [str((w.facts or {}).get("device", w.device)) for w in self.workers if w.ready]
 
-    def ask(
-        self, desk: WorkerClient, asked: BaseRequest, do: str, **fields: Any
+    @property
+    def facts(self) -> Message:
+        """The model's description by a worker; empty before the first one is ready."""
+        return next((worker.facts for worker in self.workers if worker.facts), {})
+
+    def description(self) -> Message:
+        """`facts`, which must be there: 503 while the model loads for the first time."""
+        if not self.facts:
+            self.choose_worker()
+        return self.facts
+
+    def choose_worker(self) -> WorkerClient:
+        """The ready worker with the fewest open jobs, if one more job may be accepted."""
+        ready = [worker for worker in self.workers if worker.ready]
+        if not ready:
+            message = "the model is restarting"
+            if not self.facts:
+                message = "the model is being loaded"
+            elif any(worker.failed for worker in self.workers):
+                message = "the model's run folder can no longer be read; the log says why"
+            raise RefusedError(503, "model_unavailable", message, _RETRY, 2)
+        if self.open_jobs >= self.limits.queue:
+            message = f"{self.limits.queue} requests are waiting already"
+            raise RefusedError(429, "too_many_requests", message, _RETRY, 1)
+        return min(ready, key=lambda worker: len(worker.jobs))
+
+    def stream(
+        self, op: str, seconds: float | None = None, **fields: Any
     ) -> AsyncGenerator[Message]:
-        """Hand in a job."""
-        return desk.ask(do, asked.timeout, **fields)
+        """Send a job to a worker and yield its messages; the last one has `done`."""
+        return self.choose_worker().stream(op, seconds, **fields)
 
-    async def answer(
-        self, desk: WorkerClient, asked: BaseRequest, do: str, **fields: Any
-    ) -> Message:
-        """The whole answer."""
-        return await self.fetch(desk, asked.timeout, do, **fields)
-
-    async def fetch(
-        self, desk: WorkerClient, seconds: float | None, do: str, **fields: Any
-    ) -> Message:
-        """The same, within so many seconds."""
-        async with aclosing(desk.ask(do, seconds, **fields)) as messages:
+    async def call(self, op: str, seconds: float | None = None, **fields: Any) -> Message:
+        async with aclosing(self.stream(op, seconds, **fields)) as messages:
             async for message in messages:
                 if "done" in message:
                     done: Message = message["done"]
                     return done | {"blob": message["blob"]} if "blob" in message else done
-        raise RuntimeError("a worker's last message has its answer")
+        raise RuntimeError("a worker's last message has its result")
+
+
+class ModelRegistry:
+    """All models of a service. Their names are fixed when it starts."""
+
+    def __init__(self, models: dict[str, ServedModel], limits: Limits, metrics: Metrics) -> None:
+        self.models, self.limits, self.metrics = models, limits, metrics
+        self.created = int(time.time())
+        self.draining = False
+
+    @property
+    def ready(self) -> bool:
+        return not self.draining and all(model.ready for model in self.models.values())
+
+    def find(self, name: str) -> ServedModel:
+        """A model by its name; the first, if none is named."""
+        if not name:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            hint = f"choose one of: {', '.join(self.models)}"
+            raise RefusedError(404, "model_not_found", "there is no model of this name", hint)
+        return self.models[name]
+
+    def choose(self, name: str, *tasks: str) -> ServedModel:
+        """A model that is ready and supports one of these tasks."""
+        model = self.find(name)
+        if self.draining:
+            message = "the service is shutting down"
+            raise RefusedError(503, "shutting_down", message, "ask another replica", 2)
+        model.choose_worker()
+        supported = model.facts.get("abilities", ())
+        if tasks and not set(tasks) & set(supported):
+            message = f"this model cannot {tasks[0]}"
+            raise RefusedError(400, "not_for_this_model", message, f"it can {', '.join(supported)}")
+        return model
 
     def check_texts(self, texts: Iterable[str]) -> None:
-        """No text is too long."""
         for text in texts:
             if len(text) > self.limits.characters:
                 message = f"a text has {len(text):,} characters"
@@ -80,25 +131,31 @@ class ModelRegistry:
                 raise RefusedError(413, "too_long", message, hint)
 
     def check_count(self, count: int) -> None:
-        """Not too many are asked for at once."""
         if count > self.limits.texts:
-            message = f"{count} texts are asked for at once"
+            message = f"the request asks for {count} texts"
             raise RefusedError(413, "too_many_texts", message, f"{self.limits.texts} are allowed")
 
-    def settings(self, asked: Settings, max_tokens: int | None) -> dict[str, Any]:
-        """How to write, as the worker is told it."""
+    def settings(self, request: Settings, max_tokens: int | None) -> dict[str, Any]:
+        """The decoding settings of a request, for the worker."""
         if max_tokens is not None and max_tokens > self.limits.tokens:
-            message = f"{max_tokens} tokens are asked for"
+            message = f"the request asks for {max_tokens} tokens"
             raise RefusedError(413, "too_long", message, f"{self.limits.tokens} are allowed")
-        names = ("temperature", "top_p", "top_k", "min_p", "seed", "beam", "repetition_penalty")
-        given = {name: getattr(asked, name) for name in names}
+        given = {name: getattr(request, name) for name in _SETTINGS}
         # A beam of another size may not be divisible into the recipe's groups.
-        groups = {} if asked.beam is None else {"beam_groups": 1}
+        groups = {} if request.beam is None else {"beam_groups": 1}
         return {**given, **groups, "max_tokens": max_tokens}
 
 
-async def refuse_unknown_questions(request: Request) -> None:
-    """What stands behind the ? of an address is known to its route: a slip is not ignored."""
+async def _registry_of(request: Request) -> ModelRegistry:
+    registry: ModelRegistry = request.app.state.registry
+    return registry
+
+
+Registry = Annotated[ModelRegistry, Depends(_registry_of)]  # the registry, for a route's argument
+
+
+async def reject_unknown_parameters(request: Request) -> None:
+    """A misspelt query parameter is an error, not ignored."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:

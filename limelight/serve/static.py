@@ -1,7 +1,6 @@
-"""The page's own files, as the package has them: read once, at the start, and known by their names.
+"""The files of the page: read once, at the start, and served by name.
 
-No path that somebody asks for ever reaches the disk. Each file has a tag that changes with it, so a
-browser asks again and is told in one line that nothing has changed.
+No path of a request ever reaches the disk. Each file has an ETag, so that browsers revalidate it.
 """
 
 import gzip
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from fastapi import FastAPI, Request, Response
 
-from limelight.serve.worker_client import RefusedError
+from limelight.serve.errors import RefusedError
 
 _KINDS = {
     "html": "text/html; charset=utf-8",
@@ -31,58 +30,50 @@ POLICY = (
 
 
 class _File(NamedTuple):
-    """A file of the page."""
-
     body: bytes
-    packed: bytes  # the same for those who understand gzip
+    compressed: bytes
     kind: str
     tag: str
 
 
 def page_files(folder: Traversable | None = None) -> dict[str, _File]:
-    """All files of the page by the paths they are asked for with; "/" is the page itself."""
-    found = {
-        f"/page/{path}": file for path, file in _files_in(folder or files("limelight") / "web")
-    }
+    """All files of the page by their URL paths; "/" is the page itself."""
+    root = folder or files("limelight") / "web"
+    found = {f"/page/{path}": file for path, file in _files_in(root)}
     if "/page/index.html" in found:
         found["/"] = found["/page/index.html"]
     return found
 
 
-def _files_in(folder: Traversable, before: str = "") -> Iterator[tuple[str, _File]]:
-    """Files of the kinds that a page is made of, those of inner folders too."""
+def _files_in(folder: Traversable, parent: str = "") -> Iterator[tuple[str, _File]]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
-            yield from _files_in(entry, f"{before}{entry.name}/")
+            yield from _files_in(entry, f"{parent}{entry.name}/")
         elif kind := _KINDS.get(entry.name.rpartition(".")[2]):
             body = entry.read_bytes()
             tag = f'"{sha256(body).hexdigest()[:16]}"'
-            yield before + entry.name, _File(body, gzip.compress(body, 9, mtime=0), kind, tag)
+            yield parent + entry.name, _File(body, gzip.compress(body, 9, mtime=0), kind, tag)
 
 
 def add_files(app: FastAPI, known: dict[str, _File]) -> None:
-    """The routes of the page and its files."""
+    """Add the routes of the page and its files."""
 
     @app.get("/", include_in_schema=False)
     @app.get("/page/{path:path}", include_in_schema=False)
     async def file(request: Request) -> Response:
-        asked = known.get(request.scope["path"])
-        if asked is None:
-            raise RefusedError(404, "not_found", "there is nothing here", "the page is at /")
-        return _told(asked, request)
-
-
-def _told(file: _File, request: Request) -> Response:
-    """A file, or that it has not changed."""
-    headers = {
-        "etag": file.tag,
-        "cache-control": "no-cache",
-        "content-security-policy": POLICY,
-        "vary": "accept-encoding",
-    }
-    if request.headers.get("if-none-match") == file.tag:
-        return Response(status_code=304, headers=headers)
-    packed = "gzip" in request.headers.get("accept-encoding", "")
-    if packed:
-        headers["content-encoding"] = "gzip"
-    return Response(file.packed if packed else file.body, headers=headers, media_type=file.kind)
+        found = known.get(request.scope["path"])
+        if found is None:
+            message = "there is no such file"
+            raise RefusedError(404, "not_found", message, "the page is at /")
+        headers = {
+            "etag": found.tag,
+            "cache-control": "no-cache",
+            "content-security-policy": POLICY,
+            "vary": "accept-encoding",
+        }
+        if request.headers.get("if-none-match") == found.tag:
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            return Response(found.compressed, headers=headers, media_type=found.kind)
+        return Response(found.body, headers=headers, media_type=found.kind)

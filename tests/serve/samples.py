@@ -24,6 +24,15 @@ ROOT = Path(__file__).parent.parent.parent
 JSON = {"content-type": "application/json"}
 
 
+ON_DEVICE = """
+import sys
+from limelight.serve.limits import Limits
+from limelight.serve.server import serve
+
+serve(sys.argv[2:], "127.0.0.1", 0, Limits(), device=sys.argv[1])
+"""
+
+
 def exact(run: Path) -> Path:
     """The same run in float64, where a batch changes no choice; once for all tests."""
     copy = run.parent / "exact" / run.name
@@ -49,10 +58,12 @@ def make_exact(run: Path, copy: Path) -> None:
 class Served:
     """`with Served(run) as service: service.post("/v1/completions", ...)`."""
 
-    def __init__(self, *runs, arguments=(), key="", **limits):
+    def __init__(self, *runs, arguments=(), key="", device="", **limits):
         options = [f"--limits.{name}={value}" for name, value in limits.items()]
         self.command = [sys.executable, "-m", "limelight", "serve", *map(str, runs), "--port=0"]
         self.command += [*options, *arguments]
+        if device:
+            self.command = [sys.executable, "-c", ON_DEVICE, device, *map(str, runs)]
         own = {"PYTHONPATH": str(ROOT), "LIMELIGHT_API_KEY": key, "OMP_NUM_THREADS": "1"}
         self.environment = {**os.environ, **own}
         self.log: list[str] = []

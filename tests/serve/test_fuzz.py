@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from limelight.serve.schemas import Ticket
+from limelight.serve.schemas.trace import TraceToken
 from limelight.serve.trace_token import name_of
 from tests.serve.samples import JSON, Served, memory_of
 from tests.serve.test_middleware import LEAKS
@@ -137,7 +137,7 @@ def check_traces(victim, examples):
     )  # fmt: skip
     def check(text, name, n, m, look, model, settings):
         try:
-            ticket = name_of(Ticket(text=text, model=model, **settings))
+            ticket = name_of(TraceToken(text=text, model=model, **settings))
         except (ValidationError, UnicodeEncodeError):
             return
         word = quote(name.encode("utf-8", "replace"), safe="")

@@ -18,9 +18,10 @@ import httpx
 import pytest
 
 import limelight
+from limelight.serve.errors import RefusedError
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
-from limelight.serve.worker_client import UNREAD, RefusedError, WorkerClient
+from limelight.serve.worker_client import UNREAD, WorkerClient
 from tests.serve.samples import JSON, ROOT, Served, all_at_once, exact, memory_of, until
 
 PROMPTS = [
@@ -363,27 +364,27 @@ def test_clients_that_do_not_read_keep_nobody_waiting_and_take_no_memory(run):
 
 
 def test_what_nobody_reads_does_not_pile_up():
-    """Without a model: a desk whose client has stopped reading ends that job, and only that."""
+    """Without a model: a worker's client ends a job that nobody reads, and only that."""
 
     async def check():
-        desk = WorkerClient("model", "nowhere", Limits(), Metrics())
-        desk.ready, said = True, []
-        desk.send = said.append
-        slow, quick = desk.ask("complete"), desk.ask("complete")
+        client = WorkerClient("model", "nowhere", Limits(), Metrics())
+        client.ready, said = True, []
+        client.send = said.append
+        slow, quick = client.stream("complete"), client.stream("complete")
         waiting = [asyncio.create_task(anext(job)) for job in (slow, quick)]
         await asyncio.sleep(0)
         for _ in range(UNREAD + 2):
-            desk.on_message({"id": 1, "piece": "a"})
-        desk.on_message({"id": 2, "done": {}})
+            client.on_message({"pieces": [[1, 0, "a", []]]})
+        client.on_message({"id": 2, "done": {}})
         assert await waiting[1] == {"id": 2, "done": {}}
-        assert {"id": 1, "do": "cancel"} in said
-        assert 1 not in desk.jobs
+        assert {"id": 1, "op": "cancel"} in said
+        assert 1 not in client.jobs
         assert (await waiting[0])["piece"] == "a"
         for _ in range(UNREAD):
             await anext(slow)
-        with pytest.raises(RefusedError, match="not read"):
+        with pytest.raises(RefusedError, match="read more slowly"):
             await anext(slow)
-        assert said.count({"id": 1, "do": "cancel"}) == 1
+        assert said.count({"id": 1, "op": "cancel"}) == 1
 
     asyncio.run(check())
 
@@ -398,9 +399,9 @@ def test_what_nobody_reads_does_not_pile_up():
 )
 def test_an_answer_too_late_tells_whose_limit_it_was(seconds, sentence):
     async def ask():
-        desk = WorkerClient("model", "nowhere", Limits(seconds=0.05), Metrics())
-        desk.ready = True
-        await anext(desk.ask("complete", seconds))
+        client = WorkerClient("model", "nowhere", Limits(seconds=0.05), Metrics())
+        client.ready = True
+        await anext(client.stream("complete", seconds))
 
     with pytest.raises(RefusedError, match=f"there was no answer {sentence}$") as refused:
         asyncio.run(ask())

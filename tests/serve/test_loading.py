@@ -17,13 +17,13 @@ from limelight.serve.worker_client import LOST, WorkerClient
 from tests.serve.samples import ROOT
 
 BROKEN = """
-from limelight.serve.worker import scheduler
+from limelight.serve.worker import __main__ as worker
 
 def load(run):
     raise {error}
 
-scheduler.load = load
-scheduler.main()
+worker.load = load
+worker.main()
 """
 
 
@@ -57,10 +57,10 @@ def test_a_mistake_of_ours_is_seen_with_all_that_helps_to_find_it():
 def test_a_worker_that_says_nothing_more(monkeypatch):
     """As when the system kills it, because it needs the memory."""
     monkeypatch.setattr(sys, "executable", "false")
-    desk = WorkerClient("lost", Path("runs/lost"), Limits(), Metrics())
-    asyncio.run(desk.supervise())
-    assert desk.failed == LOST
-    assert desk.started.is_set()
+    client = WorkerClient("lost", Path("runs/lost"), Limits(), Metrics())
+    asyncio.run(client.supervise())
+    assert client.failed == LOST
+    assert client.started.is_set()
 
 
 def test_a_port_that_is_taken_is_told_with_what_to_do():
@@ -74,7 +74,7 @@ def test_a_port_that_is_taken_is_told_with_what_to_do():
 def test_what_is_no_port_is_told_before_anything_is_started(port):
     command = [sys.executable, "-m", "limelight", "serve", "no-run", f"--port={port}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    sentence = f"--port {port} is none: choose one from 1 to 65535, or 0 for any that is free"
+    sentence = f"invalid --port {port}: use 1-65535, or 0 for any free port"
     assert (done.returncode, done.stderr) == (2, f"limelight: {sentence}\n")
 
 

@@ -12,29 +12,30 @@ import pytest
 
 from limelight.errors import UserError
 from limelight.serve.app import application
+from limelight.serve.errors import RefusedError
 from limelight.serve.limits import Limits, limits_with
 from limelight.serve.metrics import Metrics
-from limelight.serve.model_registry import ModelRegistry
-from limelight.serve.schemas import Ticket
+from limelight.serve.model_registry import ModelRegistry, ServedModel
+from limelight.serve.schemas.trace import TraceToken
 from limelight.serve.server import check_allowlists, named
 from limelight.serve.static import POLICY
-from limelight.serve.trace_token import LARGEST, LONGEST, name_of, ticket_of
-from limelight.serve.worker_client import RefusedError, WorkerClient
+from limelight.serve.trace_token import LARGEST, LONGEST, name_of, token_of
+from limelight.serve.worker_client import WorkerClient
 
 KEY = "a key of some length"
 LEAKS = re.compile(r"Traceback|File \"|/[a-z]+/[a-z]+/|0x[0-9a-f]{6,}|site-packages|\.py\b")
 
 
-class NoDesk(WorkerClient):
+class NoWorker(WorkerClient):
     """A model that nobody may reach."""
 
-    def __init__(self, limits, counts):
-        super().__init__("model", "nowhere", limits, counts)
+    def __init__(self, limits, metrics):
+        super().__init__("model", "nowhere", limits, metrics)
         self.ready, self.reached = True, 0
         abilities = ["write", "translate", "chat", "embed", "fill", "classify", "score"]
         self.facts = {"abilities": abilities}
 
-    async def ask(self, *_, **__):
+    async def stream(self, *_, **__):
         self.reached += 1
         yield {"done": {}}
 
@@ -43,10 +44,11 @@ class Front:
     """The application in this process."""
 
     def __init__(self, **options):
-        self.limits, self.counts = Limits(), Metrics()
-        self.desk = NoDesk(self.limits, self.counts)
-        house = ModelRegistry({"model": self.desk}, self.limits, self.counts)
-        self.app = application(house, **options)
+        self.limits, self.metrics = Limits(), Metrics()
+        self.worker = NoWorker(self.limits, self.metrics)
+        model = ServedModel("model", "nowhere", [self.worker], self.limits, self.metrics)
+        registry = ModelRegistry({"model": model}, self.limits, self.metrics)
+        self.app = application(registry, **options)
 
     def send(self, method, path, **options):
         async def send():
@@ -95,7 +97,7 @@ def front_with(**options):
 
 @pytest.fixture
 def front():
-    front_with().desk.reached = 0
+    front_with().worker.reached = 0
     return front_with()
 
 
@@ -132,7 +134,7 @@ def test_the_route_table_is_the_one_we_know():
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_but_health_and_the_page_needs_the_key(method, path):
     front = front_with(key=KEY)
-    path = path.replace("{name}", "model").replace("{trace}", name_of(Ticket(text="a")))
+    path = path.replace("{name}", "model").replace("{trace}", name_of(TraceToken(text="a")))
     path = path.replace("{path:path}", "js/app.js")
     wrong = ("", "Bearer", f"Bearer {KEY}x", f"Basic {KEY}", KEY, "Bearer " + "x" * 1000)
     statuses = {
@@ -206,24 +208,24 @@ def test_what_names_no_trace_is_refused_before_anything_is_done(front, name):
     for part in ("thumbs", "tensor/logits", "stop/mask", "logits?row=0", "token?row=0"):
         response = front.send("GET", f"/api/trace/{name}/{part}")
         assert response.status_code in (404, 422), (name, part)
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 def test_a_trace_of_a_model_that_is_not_here_is_refused(front):
-    name = name_of(Ticket(text="a", model="../model"))
+    name = name_of(TraceToken(text="a", model="../model"))
     assert front.send("GET", f"/api/trace/{name}/thumbs").status_code == 404
-    long = name_of(Ticket(text="a", max_tokens=5000))
+    long = name_of(TraceToken(text="a", max_tokens=5000))
     assert front.send("GET", f"/api/trace/{long}/thumbs").status_code == 413
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 def test_a_name_says_again_what_it_was_made_of():
     asked = {"text": "ä\x00\u202e🍌" * 50, "target": "b", "mode": "beam", "beam": 3, "seed": 2**40}
-    ticket = Ticket(**asked, temperature=0.7, tag="de", model="m", print="0123456789abcdef")
-    assert ticket_of(name_of(ticket)) == ticket
-    assert re.fullmatch("[A-Za-z0-9_-]+", name_of(ticket))
+    token = TraceToken(**asked, temperature=0.7, tag="de", model="m", print="0123456789abcdef")
+    assert token_of(name_of(token)) == token
+    assert re.fullmatch("[A-Za-z0-9_-]+", name_of(token))
     with pytest.raises(RefusedError, match="too long"):
-        name_of(Ticket(text="".join(map(chr, range(0x4E00, 0x4E00 + 9000)))))
+        name_of(TraceToken(text="".join(map(chr, range(0x4E00, 0x4E00 + 9000)))))
 
 
 @pytest.mark.parametrize(
@@ -235,18 +237,18 @@ def test_a_name_says_again_what_it_was_made_of():
      "tensor/" + "x" * 101, "logits?row=" + "9" * 500],
 )  # fmt: skip
 def test_questions_about_a_trace_have_bounds(front, question):
-    response = front.send("GET", f"/api/trace/{name_of(Ticket(text='a'))}/{question}")
+    response = front.send("GET", f"/api/trace/{name_of(TraceToken(text='a'))}/{question}")
     assert response.status_code == 422
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 def test_a_recurrent_model_cannot_be_looked_into():
     front = Front()
-    front.desk.facts = {"abilities": [], "config": {"family": "recurrent-decoder-only"}}
+    front.worker.facts = {"abilities": [], "config": {"family": "recurrent-decoder-only"}}
     response = front.post("/api/trace", {"text": "a"})
     assert response.json()["error"]["code"] == "not_for_this_model"
     assert "recurrent" in response.json()["error"]["message"]
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 @pytest.mark.parametrize(
@@ -274,9 +276,9 @@ def test_a_mode_and_a_setting_that_contradict_each_other_are_refused(front, aske
     response = front.post("/api/trace", {"text": "a", **asked})
     assert response.status_code == 422
     assert response.json()["error"]["message"] == sentence
-    named = name_of(Ticket(text="a", **asked))
+    named = name_of(TraceToken(text="a", **asked))
     assert front.send("GET", f"/api/trace/{named}/thumbs").status_code == 422
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 @pytest.mark.parametrize(
@@ -291,8 +293,8 @@ def test_a_mode_and_a_setting_that_contradict_each_other_are_refused(front, aske
 )
 def test_a_mode_and_a_setting_that_agree_are_not(front, asked):
     """The control: the model is reached, though this one has nothing to tell."""
-    front.raw("GET", f"/api/trace/{name_of(Ticket(text='a', **asked))}/thumbs")
-    assert front.desk.reached == 1
+    front.raw("GET", f"/api/trace/{name_of(TraceToken(text='a', **asked))}/thumbs")
+    assert front.worker.reached == 1
 
 
 def test_a_key_given_twice_is_none():
@@ -328,7 +330,7 @@ def test_pages_of_other_origins_are_refused(front, origin):
     response = front.post(body={"prompt": "a"}, origin=origin)
     assert response.status_code == 403
     assert "access-control-allow-origin" not in response.headers
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 def test_pages_of_our_own_and_of_those_named_are_not():
@@ -339,13 +341,15 @@ def test_pages_of_our_own_and_of_those_named_are_not():
 
 @pytest.mark.parametrize("host", ["http://x", "example.com:80", "x/", "*.example.com", "a b", ""])
 def test_a_host_that_nobody_could_send_is_told(host):
-    with pytest.raises(UserError, match=r"--hosts takes a name, as example.com, and not"):
+    with pytest.raises(UserError, match=r"--allowed-hosts .*: give a name such as example.com"):
         check_allowlists([host], [])
 
 
 @pytest.mark.parametrize("origin", ["foo", "example.com", "https://x/", "https://x/y", "*", ""])
 def test_an_origin_that_nobody_could_send_is_told(origin):
-    with pytest.raises(UserError, match=r"--origins takes an address, as https://example.com"):
+    with pytest.raises(
+        UserError, match=r"--allowed-origins .*: give an address such as https://example.com"
+    ):
         check_allowlists([], [origin])
 
 
@@ -386,7 +390,7 @@ def test_the_usual_port_is_left_out_as_browsers_do(named, sent):
 def test_only_json_is_read(front, kind):
     response = front.post(body={"prompt": "a"}, **{"content-type": kind})
     assert response.status_code == 415
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 def test_a_compressed_body_is_refused(front):
@@ -404,7 +408,7 @@ BROKEN = [
 @pytest.mark.parametrize("body", BROKEN, ids=lambda body: repr(body[:20]))
 def test_what_is_no_json_is_refused(front, body):
     assert front.post(body=body).status_code == 400
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 NUMBERS = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "beam", "logprobs",
@@ -419,7 +423,7 @@ def test_every_number_has_bounds(front, name):
         assert response.status_code in (400, 422), (name, value)
         assert response.json()["error"]["code"] in ("invalid_field", "invalid_json")
     assert front.post(body=f'{{"prompt":"a","{name}":1e309}}'.encode()).status_code in (400, 422)
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 @pytest.mark.parametrize(
@@ -434,7 +438,7 @@ def test_every_number_has_bounds(front, name):
 def test_every_field_has_bounds(front, change):
     response = front.post(body={"prompt": "a", **change})
     assert response.status_code == 422
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 @pytest.mark.parametrize(
@@ -476,10 +480,10 @@ def test_the_likeliest_tokens_are_told_only_with_logprobs(front):
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (422, "invalid_field")
         assert error["message"] == "top_logprobs: there are none without logprobs"
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
     for more in ({"top_logprobs": 0}, {"top_logprobs": 2, "logprobs": True}):  # the control
         front.post("/v1/chat/completions", {**asked, **more})
-    assert front.desk.reached == 2
+    assert front.worker.reached == 2
 
 
 @pytest.mark.parametrize(
@@ -537,7 +541,7 @@ def test_what_an_address_asks_and_its_route_does_not_know_is_refused(front, path
     assert response.status_code == 422
     assert response.json()["error"]["message"] == f"{name}: there is no such parameter"
     assert response.json()["error"]["hint"] == hint
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 def test_limits_of_texts_hold_before_anything_is_done(front):
@@ -547,7 +551,7 @@ def test_limits_of_texts_hold_before_anything_is_done(front):
     assert front.post(body={"prompt": "a", "max_tokens": 5000}).status_code == 413
     assert front.post(body=b'"' + b"x" * 2**20 + b'"').status_code == 413
     assert front.post("/api/translate", {"text": long}).status_code == 413
-    assert front.desk.reached == 0
+    assert front.worker.reached == 0
 
 
 def test_ways_and_places_that_are_not_there(front):

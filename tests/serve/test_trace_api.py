@@ -9,7 +9,6 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from limelight.serve.worker.scheduler.scheduler import Worker
 from torch.nn import functional as F
 
 import limelight
@@ -18,9 +17,10 @@ from limelight.explain.render import serialize
 from limelight.explain.stages import stage_at
 from limelight.explain.traced_text import TooLongError
 from limelight.serve.ipc import unpacked
-from limelight.serve.schemas import Ticket
-from limelight.serve.trace_token import name_of, ticket_of
-from limelight.serve.worker.jobs import code_of
+from limelight.serve.schemas.trace import TraceToken
+from limelight.serve.trace_token import name_of, token_of
+from limelight.serve.worker.jobs import error_code
+from limelight.serve.worker.scheduler import Scheduler
 from limelight.serve.worker.trace_cache import ExpiredError, TraceCache
 from tests.serve.samples import Served, all_at_once, until
 
@@ -34,9 +34,9 @@ WAYS = {
 }
 SAME = {  # the same in Python
     "as the recipe says": {},
-    "greedy": {"beam": 1, "groups": 1, "temperature": 0.0},
-    "beam": {"beam": 3, "groups": 1, "temperature": 0.0},
-    "drawn": {"beam": 1, "groups": 1, "temperature": 1.2, "top_k": 5, "seed": 4},
+    "greedy": {"beam": 1, "beam_groups": 1, "temperature": 0.0},
+    "beam": {"beam": 3, "beam_groups": 1, "temperature": 0.0},
+    "drawn": {"beam": 1, "beam_groups": 1, "temperature": 1.2, "top_k": 5, "seed": 4},
 }
 
 
@@ -179,8 +179,8 @@ def test_many_traces_at_once_are_not_mixed_up(inside, models):
 
 def test_of_a_model_that_has_changed_nothing_is_told(inside):
     told = inside.ask("/api/trace", model="reverse", text="a b")
-    ticket = ticket_of(told["trace"])
-    other = name_of(ticket.model_copy(update={"print": "0" * 16}))
+    token = token_of(told["trace"])
+    other = name_of(token.model_copy(update={"fingerprint": "0" * 16}))
     response = inside.client.get(f"/api/trace/{other}/thumbs")
     assert (response.status_code, response.json()["error"]["code"]) == (410, "trace_expired")
     assert inside.client.get(f"/api/trace/{told['trace']}/thumbs").status_code == 200
@@ -259,19 +259,21 @@ class Heard:
 
     def __init__(self, loaded):
         self.said, self.numbers = [], count(1)
-        self.worker = Worker(loaded, 8, 8, 64, self.hear)
+        self.worker = Scheduler(loaded, 8, 8, 64, self.hear)
 
     def hear(self, told):
         while told:
             length = int.from_bytes(told[:4], "big")
             message, told = unpacked(told[4 : 4 + length]), told[4 + length :]
             told = told[message.get("bytes", 0) :]
+            for number, _, _, tokens in message.get("pieces", ()):
+                self.said += [{"id": number, "token": token} for token in tokens]
             self.said.append(message)
 
     def trace(self, text, **fields):
         asked = {"text": text, "target": None, "tag": "", "settings": {}, "print": ""}
         number = next(self.numbers)
-        self.worker.hear({"id": number, "do": "trace", "what": "manifest", **asked, **fields})
+        self.worker.on_message({"id": number, "op": "trace", "what": "manifest", **asked, **fields})
         return number
 
     def write(self, prompt, tokens):
@@ -279,7 +281,7 @@ class Heard:
         settings = {"max_tokens": tokens, "temperature": 1.0}
         number = next(self.numbers)
         asked |= {"logprobs": True, "settings": settings}
-        self.worker.hear({"id": number, "do": "complete", **asked})
+        self.worker.on_message({"id": number, "op": "complete", **asked})
         return number
 
     def of(self, number):
@@ -289,12 +291,12 @@ class Heard:
 def test_while_somebody_looks_inside_others_get_their_tokens(models):
     heard = Heard(models["writer"])
     writing = heard.write("the", 100)
-    heard.worker.turn()
+    heard.worker.step()
     before = len(heard.of(writing))
     looking = heard.trace("the cat", settings={"max_tokens": 12})
     turns = 0
     while not heard.of(looking):
-        heard.worker.turn()
+        heard.worker.step()
         turns += 1
     assert turns >= 12  # a token of the trace, then a token for the others, and so on
     assert len(heard.of(writing)) - before >= turns - 2
@@ -306,14 +308,14 @@ def test_one_who_leaves_while_looking_keeps_nobody_out(models):
     leaving = heard.trace("the cat", settings={"max_tokens": 12})
     staying = heard.trace("the dog", settings={"max_tokens": 3})
     for _ in range(3):
-        heard.worker.turn()
-    assert heard.worker.album.busy
-    heard.worker.hear({"id": leaving, "do": "cancel"})
+        heard.worker.step()
+    assert heard.worker.traces.busy
+    heard.worker.on_message({"id": leaving, "op": "cancel"})
     for _ in range(10):
-        heard.worker.turn()
+        heard.worker.step()
     assert "done" in heard.of(staying)[0]
     assert not heard.of(leaving)
-    assert not heard.worker.album.busy
+    assert not heard.worker.traces.busy
 
 
 def finish(work):
@@ -326,8 +328,11 @@ def finish(work):
 
 def test_what_is_kept_stays_within_its_room_and_changes_no_number(models):
     asked = {"target": None, "tag": "", "settings": {"beam": 1}, "print": ""}
-    wide, narrow = TraceCache(models["reverse"], 64), TraceCache(models["reverse"], 64, room=20_000)
-    none = TraceCache(models["reverse"], 64, room=0)
+    wide, narrow = (
+        TraceCache(models["reverse"], 64),
+        TraceCache(models["reverse"], 64, budget=20_000),
+    )
+    none = TraceCache(models["reverse"], 64, budget=0)
     for text in ("a b c", "b c", "c a b", "a b c"):
         for what in (
             {"what": "manifest"},
@@ -335,46 +340,46 @@ def test_what_is_kept_stays_within_its_room_and_changes_no_number(models):
             {"what": "focus", "at": "decoder.0.cross", "head": 2},
         ):
             answers = []
-            for album in (wide, narrow, none):
+            for traces in (wide, narrow, none):
                 with torch.inference_mode():
-                    answer = finish(album.look({"text": text, **asked, **what}))
+                    answer = finish(traces.view({"text": text, **asked, **what}))
                 answers.append({k: v for k, v in answer.items() if k != "seconds"})
             assert answers[0] == answers[1] == answers[2]
             kept = sum(trace.size for trace in narrow.traces.values())
-            assert kept <= narrow.room or len(narrow.traces) == 1
+            assert kept <= narrow.budget or len(narrow.traces) == 1
             held = {"what": "stop", "layer": 1, "head": 2, "word": None}
             held |= {"source_row": None, "target_row": None, "text": text, **asked}
             for stop in ("softmax", "cross", "stack", "classifier", "follow", "loop"):
                 with torch.inference_mode():
-                    told = [finish(album.look({**held, "name": stop})) for album in (wide, none)]
+                    told = [finish(traces.view({**held, "name": stop})) for traces in (wide, none)]
                 assert told[0]["stop"] == told[1]["stop"]
             assert len(none.traces) == 1
     assert len(wide.traces) == len(wide.passages) == 3
 
 
 def test_a_text_that_is_too_long_to_look_at_is_refused_before_it_is_read(models):
-    album = TraceCache(models["reverse"], 4)
+    traces = TraceCache(models["reverse"], 4)
     asked = {"target": None, "tag": "", "settings": {}, "print": "", "what": "manifest"}
-    with pytest.raises(TooLongError, match="4 can be looked at"):
-        finish(album.look({"text": "a b c d", **asked}))
-    assert code_of(TooLongError("")) == "too_long"
-    assert code_of(ExpiredError("")) == "trace_expired"
-    assert not album.busy
+    with pytest.raises(TooLongError, match="4 can be traced"):
+        finish(traces.view({"text": "a b c d", **asked}))
+    assert error_code(TooLongError("")) == "too_long"
+    assert error_code(ExpiredError("")) == "trace_expired"
+    assert not traces.busy
 
 
 def test_a_value_that_is_too_large_for_one_answer_is_refused(models, monkeypatch):
     monkeypatch.setattr("limelight.serve.worker.trace_cache.LARGEST", 100)
-    album = TraceCache(models["reverse"], 64)
+    traces = TraceCache(models["reverse"], 64)
     asked = {"text": "a b c", "target": None, "tag": "", "settings": {}, "print": ""}
     asked |= {"what": "tensor", "name": "encoder.0.self.weights", "head": None, "rows": None}
     with pytest.raises(TooLongError, match="one head"):
-        finish(album.look({**asked, "as": "f32"}))
-    one = finish(album.look({**asked, "head": 1, "rows": [0, 2], "as": "f32"}))
+        finish(traces.view({**asked, "as": "f32"}))
+    one = finish(traces.view({**asked, "head": 1, "rows": [0, 2], "as": "f32"}))
     assert one["parts"] == [["encoder.0.self.weights", (2, 6)]]
 
 
 def test_a_name_holds_what_was_asked_and_nothing_else():
-    assert ticket_of(name_of(Ticket(text="a", beam=2))).model_dump(exclude_unset=True) == {
+    assert token_of(name_of(TraceToken(text="a", beam=2))).model_dump(exclude_unset=True) == {
         "text": "a",
         "beam": 2,
     }

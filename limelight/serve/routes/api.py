@@ -1,120 +1,119 @@
-"""Our own interface: what OpenAI's has no words for."""
+"""What OpenAI's API has no routes for: translations, blanks, classes, scores, models and runs."""
 
 import asyncio
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
 from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
-from limelight.serve.model_registry import ModelRegistry, refuse_unknown_questions
-from limelight.serve.schemas import (
-    ClassifyResponse,
-    FillRequest,
-    FillResponse,
-    ModelDescription,
-    Name,
-    Neighbours,
-    NeighboursRequest,
-    RunFacts,
-    RunList,
-    RunMetrics,
-    ScoreList,
-    ScoreRequest,
-    SuggestRequest,
-    SuggestResponse,
-    TextsRequest,
-    TranslateRequest,
-    TranslateResponse,
+from limelight.serve.ipc import Message
+from limelight.serve.middleware import ParsedRoute
+from limelight.serve.model_registry import Registry, reject_unknown_parameters
+from limelight.serve.schemas import api as schemas
+from limelight.serve.schemas.common import Name
+
+router = APIRouter(
+    prefix="/api",
+    tags=["Limelight"],
+    route_class=ParsedRoute,
+    dependencies=[Depends(reject_unknown_parameters)],
 )
-from limelight.serve.worker_client import WorkerClient
-
-_MOST_ENTRIES = 1000  # lines of a log that are told at a time
-
-
-def routes(house: ModelRegistry) -> APIRouter:
-    """All under /api."""
-    checks = [Depends(refuse_unknown_questions)]
-    router = APIRouter(prefix="/api", tags=["Our own"], dependencies=checks)
-
-    @router.get("/model", summary="All about a model")
-    async def describe(model: Annotated[Name, Query()] = "") -> ModelDescription:
-        desk = house.find(model)
-        if desk.facts is None:
-            desk.check()
-        return ModelDescription(name=desk.name, **(desk.facts or {}))
-
-    @router.post("/translate", response_model_exclude_none=True)
-    async def translate(asked: TranslateRequest) -> TranslateResponse:
-        """A text's translations, and on demand what else could have been."""
-        house.check_texts([asked.text])
-        desk = house.choose(asked.model, "translate")
-        names = ("text", "nbest", "alternatives", "alignment", "tree", "prefix", "include")
-        fields: dict[str, Any] = {name: getattr(asked, name) for name in (*names, "exclude", "tag")}
-        fields["settings"] = house.settings(asked, asked.max_tokens)
-        return TranslateResponse(**await house.answer(desk, asked, "translate", **fields))
-
-    @router.post("/suggest")
-    async def suggest(asked: SuggestRequest) -> SuggestResponse:
-        """How a text could go on: the likeliest next tokens, each with its continuation."""
-        house.check_texts([asked.text])
-        desk = house.choose(asked.model, "write")
-        fields = {"text": asked.text, "count": asked.n, "tokens": asked.max_tokens}
-        return SuggestResponse(**await house.answer(desk, asked, "suggest", **fields))
-
-    @router.post("/fill")
-    async def fill(asked: FillRequest) -> FillResponse:
-        """What could stand in the blanks of a text, written ___."""
-        house.check_texts([asked.text])
-        desk = house.choose(asked.model, "fill")
-        fields = {"text": asked.text, "count": asked.count}
-        return FillResponse(**await house.answer(desk, asked, "fill", **fields))
-
-    @router.post("/classify")
-    async def classify(asked: TextsRequest) -> ClassifyResponse:
-        """Which class each text belongs to, and how probably."""
-        house.check_texts(asked.texts)
-        desk = house.choose(asked.model, "classify")
-        return ClassifyResponse(**await house.answer(desk, asked, "classify", texts=asked.texts))
-
-    @router.post("/score")
-    async def score(asked: ScoreRequest) -> ScoreList:
-        """How likely each text is; of a source and a target, the target."""
-        house.check_texts(side for text in asked.texts for side in text)
-        desk = house.choose(asked.model, "score")
-        fields = {"texts": asked.texts, "tag": asked.tag}
-        return ScoreList(**await house.answer(desk, asked, "score", **fields))
-
-    @router.post("/neighbours")
-    async def neighbours(asked: NeighboursRequest) -> Neighbours:
-        """The tokens whose embeddings are most like those of a word."""
-        desk = house.choose(asked.model)
-        fields = {"text": asked.text, "count": asked.count}
-        return Neighbours(**await house.answer(desk, asked, "neighbours", **fields))
-
-    @router.get("/runs", summary="All runs, and how their training stands")
-    async def runs() -> RunList:
-        return RunList(runs=[await _facts_of(desk) for desk in house.desks.values()])
-
-    @router.get("/runs/{name}/metrics", summary="A run's log, as it grows")
-    async def metrics(name: str, after: Annotated[int, Query(ge=-1, le=2**40)] = -1) -> RunMetrics:
-        desk = house.find(name)
-        return RunMetrics(name=desk.name, entries=await asyncio.to_thread(_lines_of, desk, after))
-
-    return router
+_MOST_ENTRIES = 1000  # of a log, in one response
+_TRANSLATE_FIELDS = {
+    *("text", "nbest", "alternatives", "alignment", "tree", "prefix", "include", "exclude", "tag")
+}
 
 
-async def _facts_of(desk: WorkerClient) -> RunFacts:
-    """One run; its log may have grown since it was read last."""
-    told = await asyncio.to_thread(summary, RunFolder(desk.run_path).log)
-    abilities = (desk.facts or {}).get("abilities", [])
-    return RunFacts(name=desk.name, ready=desk.ready, abilities=abilities, **told)
+@router.get("/model", summary="Architecture, sizes, tasks and device of a model")
+async def describe(
+    registry: Registry, model: Annotated[Name, Query()] = ""
+) -> schemas.ModelDescription:
+    found = registry.find(model)
+    facts = found.description()
+    where = ", ".join(found.devices) or facts["device"]
+    return schemas.ModelDescription(**{**facts, "name": found.name, "device": where})
 
 
-def _lines_of(desk: WorkerClient, after: int) -> list[Entry]:
-    """The first lines after a step."""
+@router.post(
+    "/translate", response_model=schemas.TranslateResponse, response_model_exclude_none=True
+)
+async def translate(request: schemas.TranslateRequest, registry: Registry) -> Message:
+    """Translate a text; on demand with alternatives, alignment and search tree."""
+    registry.check_texts([request.text])
+    settings = registry.settings(request, request.max_tokens)
+    fields = request.model_dump(include=_TRANSLATE_FIELDS) | {"settings": settings}
+    model = registry.choose(request.model, "translate")
+    return await model.call("translate", request.timeout, **fields)
+
+
+@router.post("/suggest", response_model=schemas.SuggestResponse)
+async def suggest(request: schemas.SuggestRequest, registry: Registry) -> Message:
+    """The most likely next tokens of a text, each with its continuation."""
+    registry.check_texts([request.text])
+    fields = {"text": request.text, "count": request.n, "tokens": request.max_tokens}
+    return await registry.choose(request.model, "write").call("suggest", request.timeout, **fields)
+
+
+@router.post("/fill", response_model=schemas.FillResponse)
+async def fill(request: schemas.FillRequest, registry: Registry) -> Message:
+    """Candidates for the blanks of a text, written ___."""
+    registry.check_texts([request.text])
+    fields = {"text": request.text, "count": request.count}
+    return await registry.choose(request.model, "fill").call("fill", request.timeout, **fields)
+
+
+@router.post("/classify", response_model=schemas.ClassifyResponse)
+async def classify(request: schemas.TextsRequest, registry: Registry) -> Message:
+    """Class probabilities of each text."""
+    registry.check_texts(request.texts)
+    model = registry.choose(request.model, "classify")
+    return await model.call("classify", request.timeout, texts=request.texts)
+
+
+@router.post("/score", response_model=schemas.ScoreList)
+async def score(request: schemas.ScoreRequest, registry: Registry) -> Message:
+    """Log-probability of each text; of a pair, that of the target given the source."""
+    registry.check_texts(side for text in request.texts for side in text)
+    fields = {"texts": request.texts, "tag": request.tag}
+    return await registry.choose(request.model, "score").call("score", request.timeout, **fields)
+
+
+@router.post("/neighbours", response_model=schemas.Neighbours)
+async def neighbours(request: schemas.NeighboursRequest, registry: Registry) -> Message:
+    """The tokens whose embeddings are closest to those of a word."""
+    fields = {"text": request.text, "count": request.count}
+    return await registry.choose(request.model).call("neighbours", request.timeout, **fields)
+
+
+@router.get("/runs", summary="All runs, and the state of their training")
+async def runs(registry: Registry) -> schemas.RunList:
+    return schemas.RunList(
+        runs=[
+            schemas.RunFacts(
+                name=model.name,
+                ready=model.ready,
+                abilities=model.facts.get("abilities", []),
+                **await asyncio.to_thread(summary, RunFolder(model.run_path).log),
+            )
+            for model in registry.models.values()
+        ]
+    )
+
+
+@router.get("/runs/{name}/metrics", summary="A run's log, as it grows")
+async def metrics(
+    name: str, registry: Registry, after: Annotated[int, Query(ge=-1, le=2**40)] = -1
+) -> schemas.RunMetrics:
+    model = registry.find(name)
+    entries = await asyncio.to_thread(_entries, model.run_path, after)
+    return schemas.RunMetrics(name=model.name, entries=entries)
+
+
+def _entries(run: Path, after: int) -> list[Entry]:
     found = []
-    for entry in read_log(RunFolder(desk.run_path).log):
+    for entry in read_log(RunFolder(run).log):
         if entry.get("step", -1) > after:
             found.append(entry)
         if len(found) == _MOST_ENTRIES:

@@ -1,6 +1,6 @@
-"""The interface of OpenAI's clients: models, completions, chats, embeddings.
+"""Models, completions, chats and embeddings, as OpenAI's clients expect them.
 
-What they send beyond this is refused, not ignored, unless it would change nothing.
+Fields that would change the answer and are not supported are rejected, not ignored.
 """
 
 import base64
@@ -10,196 +10,174 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from limelight.serve.ipc import Message
-from limelight.serve.middleware import error_body
-from limelight.serve.model_registry import ModelRegistry
-from limelight.serve.schemas import (
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatMessage,
-    ChatRequest,
-    ChatToken,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-    EmbeddingItem,
-    EmbeddingList,
-    EmbeddingRequest,
-    EmbeddingUsage,
-    GenerationRequest,
-    ModelFacts,
-    ModelList,
-    TokenLogprob,
-    Usage,
-)
-from limelight.serve.worker_client import RefusedError, WorkerClient
+from limelight.serve.errors import RefusedError, error_body
+from limelight.serve.ipc import Message, TextPayload, TokenPayload
+from limelight.serve.middleware import ParsedRoute
+from limelight.serve.model_registry import ModelRegistry, Registry, ServedModel
+from limelight.serve.schemas import openai as schemas
 
+router = APIRouter(prefix="/v1", tags=["OpenAI-compatible"], route_class=ParsedRoute)
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 }
-_Chunk = Callable[[int, str, Message | None, str | None], Message]
+# A choice of a response, or of a chunk of a stream: index, text, its tokens, and why it ended.
+_Choice = Callable[[int, str, list[TokenPayload] | None, str | None], Message]
+_Generated = Message | StreamingResponse
 
 
-def routes(house: ModelRegistry) -> APIRouter:
-    """All under /v1."""
-    router = APIRouter(prefix="/v1", tags=["As OpenAI's"])
-    born = int(time.time())
-
-    @router.get("/models", summary="The models that can be asked")
-    async def models() -> ModelList:
-        return ModelList(data=[ModelFacts(id=name, created=born) for name in house.desks])
-
-    @router.get("/models/{name}", summary="One of them")
-    async def model(name: str) -> ModelFacts:
-        return ModelFacts(id=house.find(name).name, created=born)
-
-    @router.post("/completions", responses=_STREAM, response_model=Completion)
-    async def completions(asked: CompletionRequest) -> Completion | StreamingResponse:
-        """Go on with a text; a model that learned from pairs answers it."""
-        desk = house.choose(asked.model, "write", "translate")
-        return await _complete(house, desk, asked)
-
-    @router.post("/chat/completions", responses=_STREAM, response_model=ChatCompletion)
-    async def chat(asked: ChatRequest) -> ChatCompletion | StreamingResponse:
-        """The next turn of a conversation."""
-        desk = house.choose(asked.model, "chat")
-        return await _converse(house, desk, asked)
-
-    @router.post("/embeddings")
-    async def embeddings(asked: EmbeddingRequest) -> EmbeddingList:
-        """A vector of length 1 for each text."""
-        desk = house.choose(asked.model, "embed")
-        return await _embed(house, desk, asked)
-
-    return router
+@router.get("/models", summary="The served models")
+async def models(registry: Registry) -> schemas.ModelList:
+    names = registry.models
+    return schemas.ModelList(
+        data=[schemas.ModelFacts(id=name, created=registry.created) for name in names]
+    )
 
 
-def _common(house: ModelRegistry, asked: GenerationRequest, texts: int) -> dict[str, Any]:
-    """What completions and chats tell the worker alike."""
-    house.check_count(texts * (asked.n or 1))
-    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
-    return {"n": asked.n or 1, "stop": stops, "stream": bool(asked.stream), "tag": asked.tag}
+@router.get("/models/{name}", summary="A served model")
+async def model(name: str, registry: Registry) -> schemas.ModelFacts:
+    return schemas.ModelFacts(id=registry.find(name).name, created=registry.created)
 
 
-def _new_head(kind: str, desk: WorkerClient) -> Message:
-    """What every answer begins with, and every piece of a stream."""
-    return {
-        "id": f"{kind}-{secrets.token_hex(12)}",
-        "created": int(time.time()),
-        "model": desk.name,
-    }
+@router.post("/completions", responses=_STREAM, response_model=schemas.Completion)
+async def completions(request: schemas.CompletionRequest, registry: Registry) -> _Generated:
+    """Continue a text; a model that was trained on pairs answers it."""
+    model = registry.choose(request.model, "write", "translate")
+    prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    registry.check_texts(prompts)
+    fields = _common(registry, request, len(prompts)) | {"prompts": prompts}
+    fields |= {"settings": registry.settings(request, request.max_tokens)}
+    fields |= {"logprobs": request.logprobs is not None, "top": request.logprobs or 0}
+
+    def choice(i: int, text: str, tokens: list[TokenPayload] | None, end: str | None) -> Message:
+        logprobs = None if tokens is None else _completion_logprobs(tokens)
+        return {"index": i, "text": text, "finish_reason": end, "logprobs": logprobs}
+
+    head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion"}
+    if request.stream:
+        return await _stream(model, request, "complete", fields, head, choice)
+    return await _answer(model, request, "complete", fields, head, choice)
 
 
-async def _complete(
-    house: ModelRegistry, desk: WorkerClient, asked: CompletionRequest
-) -> Completion | StreamingResponse:
-    """Completions, whole or as a stream."""
-    prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
-    house.check_texts(prompts)
-    fields = _common(house, asked, len(prompts)) | {"prompts": prompts, "top": asked.logprobs or 0}
-    fields |= {"settings": house.settings(asked, asked.max_tokens)}
-    fields |= {"logprobs": asked.logprobs is not None}
-    head = _new_head("cmpl", desk)
-
-    def chunk(i: int, piece: str, token: Message | None, reason: str | None) -> Message:
-        told = {"index": i, "text": piece, "finish_reason": reason}
-        told["logprobs"] = _plain_logprobs([token]).model_dump() if token else None
-        return {**head, "object": "text_completion", "choices": [told]}
-
-    if asked.stream:
-        return await _stream(house, desk, asked, chunk, "complete", fields, head)
-    done = await house.answer(desk, asked, "complete", **fields)
-    choices = [
-        CompletionChoice(
-            index=i,
-            text=text["text"],
-            finish_reason="stop" if text["ended"] else "length",
-            logprobs=_plain_logprobs(text["tokens"]) if fields["logprobs"] else None,
-        )
-        for i, text in enumerate(done["texts"])
-    ]
-    usage = _usage_of(house, desk, done["texts"], fields["n"])
-    return Completion(**head, choices=choices, usage=usage)
-
-
-async def _converse(
-    house: ModelRegistry, desk: WorkerClient, asked: ChatRequest
-) -> ChatCompletion | StreamingResponse:
-    """Chats, whole or as a stream."""
-    turns = [turn.text for turn in asked.messages if turn.role in ("user", "assistant")]
-    house.check_texts(turns)
+@router.post("/chat/completions", responses=_STREAM, response_model=schemas.ChatCompletion)
+async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
+    """The next turn of a conversation."""
+    model = registry.choose(request.model, "chat")
+    turns = [turn.text for turn in request.messages if turn.role in ("user", "assistant")]
+    registry.check_texts(turns)
     if not turns:
-        raise RefusedError(400, "invalid_request", "nobody has said anything", "send a user's turn")
-    if asked.top_logprobs and not asked.logprobs:
+        message = "the conversation has no turn of a user"
+        raise RefusedError(400, "invalid_request", message, "send a user's turn")
+    if request.top_logprobs and not request.logprobs:
         message = "top_logprobs: there are none without logprobs"
         raise RefusedError(422, "invalid_field", message, "set logprobs to true")
-    limit = asked.max_completion_tokens or asked.max_tokens
-    fields = _common(house, asked, 1) | {"turns": turns, "settings": house.settings(asked, limit)}
-    fields |= {"logprobs": bool(asked.logprobs), "top": asked.top_logprobs or 0}
-    head = _new_head("chatcmpl", desk)
+    limit = request.max_completion_tokens or request.max_tokens
+    fields = _common(registry, request, 1) | {"turns": turns}
+    fields |= {"settings": registry.settings(request, limit)}
+    fields |= {"logprobs": bool(request.logprobs), "top": request.top_logprobs or 0}
 
-    def chunk(i: int, piece: str, token: Message | None, reason: str | None) -> Message:
-        said = {"role": "assistant", "content": piece} if reason is None else {}
-        told = {"index": i, "delta": said, "finish_reason": reason}
-        told["logprobs"] = _chat_logprobs([token]).model_dump() if token else None
-        return {**head, "object": "chat.completion.chunk", "choices": [told]}
+    def choice(i: int, text: str, tokens: list[TokenPayload] | None, end: str | None) -> Message:
+        logprobs = None if tokens is None else _chat_logprobs(tokens)
+        said = {"role": "assistant", "content": text}
+        content = {"delta": {} if end else said} if request.stream else {"message": said}
+        return {"index": i, **content, "finish_reason": end, "logprobs": logprobs}
 
-    if asked.stream:
-        return await _stream(house, desk, asked, chunk, "chat", fields, head)
-    done = await house.answer(desk, asked, "chat", **fields)
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion"}
+    if request.stream:
+        head["object"] = "chat.completion.chunk"
+        return await _stream(model, request, "chat", fields, head, choice)
+    return await _answer(model, request, "chat", fields, head, choice)
+
+
+@router.post("/embeddings")
+async def embeddings(
+    request: schemas.EmbeddingRequest, registry: Registry
+) -> schemas.EmbeddingList:
+    """A unit vector for each text."""
+    model = registry.choose(request.model, "embed")
+    texts = [request.input] if isinstance(request.input, str) else request.input
+    registry.check_texts(texts)
+    done = await model.call("embed", request.timeout, texts=texts)
+    read, left_out = done["read"], done["left_out"]
+    model.metrics.read.labels(model.name).inc(read)
+
+    def encoded(vector: list[float]) -> list[float] | str:
+        if request.encoding_format != "base64":  # which OpenAI's own client asks for
+            return vector
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+    return schemas.EmbeddingList(
+        data=[
+            schemas.EmbeddingItem(index=i, embedding=encoded(v))
+            for i, v in enumerate(done["vectors"])
+        ],
+        model=model.name,
+        usage=schemas.EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
+    )
+
+
+def _common(
+    registry: ModelRegistry, request: schemas.GenerationRequest, texts: int
+) -> dict[str, Any]:
+    """Fields of the worker's job that completions and chats share."""
+    registry.check_count(texts * (request.n or 1))
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return {"n": request.n or 1, "stop": stops, "stream": bool(request.stream), "tag": request.tag}
+
+
+async def _answer(
+    model: ServedModel,
+    request: schemas.GenerationRequest,
+    op: str,
+    fields: dict[str, Any],
+    head: Message,
+    choice: _Choice,
+) -> Message:
+    head |= {"created": int(time.time()), "model": model.name}
+    texts: list[TextPayload] = (await model.call(op, request.timeout, **fields))["texts"]
     choices = [
-        ChatChoice(
-            index=i,
-            message=ChatMessage(content=text["text"]),
-            finish_reason="stop" if text["ended"] else "length",
-            logprobs=_chat_logprobs(text["tokens"]) if fields["logprobs"] else None,
-        )
-        for i, text in enumerate(done["texts"])
+        choice(i, text["text"], text["tokens"] if fields["logprobs"] else None, _reason(text))
+        for i, text in enumerate(texts)
     ]
-    usage = _usage_of(house, desk, done["texts"], fields["n"])
-    return ChatCompletion(**head, choices=choices, usage=usage)
+    return {**head, "choices": choices, "usage": _usage(model, texts, fields["n"])}
 
 
 async def _stream(
-    house: ModelRegistry,
-    desk: WorkerClient,
-    asked: GenerationRequest,
-    chunk: _Chunk,
-    do: str,
+    model: ServedModel,
+    request: schemas.GenerationRequest,
+    op: str,
     fields: dict[str, Any],
     head: Message,
+    choice: _Choice,
 ) -> StreamingResponse:
-    """Server-sent events, as the tokens come.
+    """Server-sent events, as tokens arrive.
 
-    The first is waited for here, so that a request that cannot be answered has a status of its own.
+    The first message is awaited here, so that a request that fails gets a status of its own.
     """
-    messages = house.ask(desk, asked, do, **fields)
+    head |= {"created": int(time.time()), "model": model.name}
+    messages = model.stream(op, request.timeout, **fields)
     first = await anext(messages)
-    options = asked.stream_options
-    with_usage = bool(options and options.include_usage)
+    with_usage = bool(request.stream_options and request.stream_options.include_usage)
 
     async def events() -> AsyncIterator[bytes]:
         async with aclosing(messages):
             try:
                 message = first
                 while "done" not in message:
-                    told = chunk(message["text"], message["piece"], message["token"], None)
-                    yield _event(told)
+                    index, tokens = message["text"], message["tokens"] or None
+                    yield _event(head, [choice(index, message["piece"], tokens, None)])
                     message = await anext(messages)
                 texts = message["done"]["texts"]
                 for i, text in enumerate(texts):
-                    yield _event(chunk(i, "", None, "stop" if text["ended"] else "length"))
-                usage = _usage_of(house, desk, texts, fields["n"])
+                    yield _event(head, [choice(i, "", None, _reason(text))])
+                usage = _usage(model, texts, fields["n"])
                 if with_usage:
-                    last = chunk(0, "", None, "stop")
-                    yield _event({**last, "choices": [], "usage": usage.model_dump()})
+                    yield _event({**head, "usage": usage}, [])
                 yield b"data: [DONE]\n\n"
             except RefusedError as refused:
                 yield b"data: " + error_body(refused) + b"\n\n"
@@ -207,65 +185,36 @@ async def _stream(
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-def _event(told: Message) -> bytes:
-    """One of them."""
-    return b"data: " + json.dumps(told).encode() + b"\n\n"
+def _event(head: Message, choices: list[Message]) -> bytes:
+    return b"data: " + json.dumps({**head, "choices": choices}).encode() + b"\n\n"
 
 
-def _usage_of(house: ModelRegistry, desk: WorkerClient, texts: list[Message], n: int) -> Usage:
-    """What was read and written; a prompt counts once, however many texts follow it."""
+def _reason(text: TextPayload) -> str:
+    return "stop" if text["ended"] else "length"
+
+
+def _usage(model: ServedModel, texts: list[TextPayload], n: int) -> dict[str, int]:
+    """Token counts; a prompt counts once, however many texts follow it."""
     read = sum(text["read"] for text in texts[::n])
     written = sum(text["written"] for text in texts)
-    house.counts.read.labels(desk.name).inc(read)
-    house.counts.written.labels(desk.name).inc(written)
-    return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+    model.metrics.read.labels(model.name).inc(read)
+    model.metrics.written.labels(model.name).inc(written)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _plain_logprobs(tokens: list[Message]) -> CompletionLogprobs:
-    """As completions tell them."""
-    offsets = [0]
-    for token in tokens:
-        offsets.append(offsets[-1] + len(token["token"]))
-    return CompletionLogprobs(
-        tokens=[token["token"] for token in tokens],
-        token_logprobs=[token["logprob"] for token in tokens],
-        top_logprobs=[
+def _completion_logprobs(tokens: list[TokenPayload]) -> Message:
+    offsets = [0, *accumulate(len(token["token"]) for token in tokens)]
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [
             {other["token"]: other["logprob"] for other in token["top"]} for token in tokens
         ],
-        text_offset=offsets[:-1],
-    )
+        "text_offset": offsets[: len(tokens)],
+    }
 
 
-def _chat_logprobs(tokens: list[Message]) -> ChatLogprobs:
-    """As chats tell them."""
-    return ChatLogprobs(
-        content=[
-            ChatToken(
-                **{name: token[name] for name in ("token", "logprob", "bytes")},
-                top_logprobs=[TokenLogprob(**other) for other in token["top"]],
-            )
-            for token in tokens
-        ]
-    )
-
-
-async def _embed(
-    house: ModelRegistry, desk: WorkerClient, asked: EmbeddingRequest
-) -> EmbeddingList:
-    """Vectors as numbers, or as bytes in base64, which OpenAI's own client asks for."""
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
-    house.check_texts(texts)
-    done = await house.answer(desk, asked, "embed", texts=texts)
-    house.counts.read.labels(desk.name).inc(done["read"])
-
-    def shown(vector: list[float]) -> list[float] | str:
-        if asked.encoding_format != "base64":
-            return vector
-        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-
-    read, left_out = done["read"], done["left_out"]
-    return EmbeddingList(
-        data=[EmbeddingItem(index=i, embedding=shown(v)) for i, v in enumerate(done["vectors"])],
-        model=desk.name,
-        usage=EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
-    )
+def _chat_logprobs(tokens: list[TokenPayload]) -> Message:
+    plain = [{key: value for key, value in token.items() if key != "top"} for token in tokens]
+    both = zip(plain, tokens, strict=True)
+    return {"content": [{**token, "top_logprobs": own["top"]} for token, own in both]}

@@ -1,7 +1,7 @@
-"""The child process that holds a model: `python -m limelight.serve.worker RUN LIMITS`.
+"""The process: `python -m limelight.serve.worker RUN OPTIONS`.
 
-It reads messages from its standard input and answers on its standard output, framed (`ipc`). It
-can be killed at any time: it keeps nothing that somebody else needs.
+It reads messages from standard input and answers on standard output, framed (`ipc`). It may be
+killed at any time: it holds nothing that anybody else needs.
 """
 
 import json
@@ -14,14 +14,26 @@ from threading import Thread
 
 from limelight.device import is_out_of_memory
 from limelight.errors import UserError
-from limelight.loading import load
-from limelight.serve import logs as journal
+from limelight.loading import LoadedModel, load
+from limelight.serve import logs
 from limelight.serve.ipc import Message, packed, receive, send
-from limelight.serve.worker.scheduler import NO_MEMORY, Scheduler, facts_of, trace_of
+from limelight.serve.worker.scheduler import Scheduler, describe
+
+_Inbox = SimpleQueue[Message | None]
+_NO_MEMORY = (
+    "there is not enough memory to load it: close other programs that use it, or serve fewer or "
+    "smaller models"
+)
 
 
-def listen(pipe: int, inbox: "SimpleQueue[Message | None]") -> None:
-    """Put what comes into the inbox. When the service has gone, nothing is left to do."""
+def load_for(run: str, device: str) -> tuple[LoadedModel, LoadedModel]:
+    """The model in the recipe's precision, and one for traces, which need float32 or better."""
+    loaded = load(run, device=device)
+    return loaded, loaded.full_precision
+
+
+def read_messages(pipe: int, inbox: _Inbox) -> None:
+    """Fill the inbox; None when the service is gone."""
     try:
         while (message := receive(pipe)) is not None:
             inbox.put(message)
@@ -29,48 +41,47 @@ def listen(pipe: int, inbox: "SimpleQueue[Message | None]") -> None:
         inbox.put(None)
 
 
-def work(worker: Scheduler, inbox: "SimpleQueue[Message | None]") -> None:
-    """Until the service has gone."""
+def work(scheduler: Scheduler, inbox: _Inbox) -> None:
+    """Until the service is gone."""
     while True:
-        while not worker.busy or not inbox.empty():
+        while not scheduler.busy or not inbox.empty():
             message = inbox.get()
             if message is None:
                 return
-            worker.on_message(message)
-            worker.flush()
-        worker.step()
+            scheduler.on_message(message)
+            if not scheduler.busy:  # it failed, and nothing else will send that
+                scheduler.flush()
+        scheduler.step()
 
 
 def main() -> None:
-    """Load the model, say that it is ready, and work."""
-    run, limits = sys.argv[1], json.loads(sys.argv[2])
-    journal.install()
-    ears, mouth = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not come between messages
+    """Load the model, report that it is ready, and work."""
+    run, options = sys.argv[1], json.loads(sys.argv[2])
+    logs.install()
+    incoming, outgoing = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # output of libraries must not mix with messages
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-
     try:
-        loaded = load(run)
-        say = partial(send, mouth)
-        worker = Scheduler(loaded, limits["batch"], limits["texts"], limits["traced"], say)
+        loaded, exact = load_for(run, options.get("device", "auto"))
+        limits = (options["batch"], options["texts"], options["traced"])
+        scheduler = Scheduler(loaded, *limits, partial(send, outgoing), exact)
     except (UserError, OSError, RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            error = UserError(NO_MEMORY)
+            error = UserError(_NO_MEMORY)
         elif isinstance(error, RuntimeError):
             raise
-        send(mouth, packed({"failed": str(error)}))
+        send(outgoing, packed({"failed": str(error)}))
         sys.exit(2)
-    facts = facts_of(loaded)
-    worker.tell({"ready": facts})
-    worker.flush()
-    if not loaded.model.config.family.startswith("recurrent"):
-        worker.on_message(
-            {"id": 0, "do": "trace", **trace_of(facts["example"])}
-        )  # nobody's, but ready
-    inbox: SimpleQueue[Message | None] = SimpleQueue()
-    Thread(target=listen, args=(ears, inbox), daemon=True).start()
+    facts = describe(loaded)
+    scheduler.post({"ready": facts})
+    scheduler.flush()
+    if not loaded.model.config.family.startswith("recurrent"):  # the page will ask for it first
+        trace: Message = {"target": None, "settings": {}, "print": "", "what": "manifest"}
+        scheduler.on_message({"id": 0, "op": "trace", **facts["example"], **trace})
+    inbox: _Inbox = SimpleQueue()
+    Thread(target=read_messages, args=(incoming, inbox), daemon=True).start()
     with suppress(BrokenPipeError):
-        work(worker, inbox)
+        work(scheduler, inbox)
     os._exit(0)  # at once: nobody listens, and there is nothing to save
 
 

@@ -1,12 +1,9 @@
-"""The child process that holds a model: `python -m limelight.serve.worker RUN LIMITS`.
+"""All jobs of a worker at the same time: continuous batching.
 
-Between any two tokens it listens. New requests join those that are being written, those that are
-done or given up leave. Token by token is written in one batch, whatever the settings of each text.
-Beams are different: texts with the same settings that wait at the same time are searched together,
-and those that come later form the next search; searches and the batch take turns, a token each.
-
-It reads messages from its standard input and answers on its standard output, framed (`frames`). It
-can be killed at any time: it keeps nothing that somebody else needs.
+New requests join the batch between two tokens, and those that are complete or cancelled leave it,
+whatever the settings of each. Beam searches are different: requests with the same settings that
+wait at the same time are searched together, and later ones form the next search. The batch and the
+searches take turns, a token each.
 """
 
 import time
@@ -18,304 +15,312 @@ import torch
 
 from limelight.decode.beam import BeamSearch
 from limelight.decode.config import DecodeConfig
-from limelight.decode.engine import MAX_BATCH_POSITIONS
+from limelight.decode.engine import MAX_BATCH_POSITIONS, new_search
 from limelight.decode.generate import GenerationBatch, TokenEvent
-from limelight.decode.request import DAMAGED, Hypothesis, Request
+from limelight.decode.request import DAMAGED, Request
 from limelight.errors import UserError
 from limelight.loading import LoadedModel
 from limelight.model.count import count_parameters
 from limelight.serve import logs
-from limelight.serve.ipc import Message, packed
-from limelight.serve.worker.jobs import Job, code_of, job_for, searches, token_payload
+from limelight.serve.ipc import ErrorPayload, Message, packed
+from limelight.serve.worker.jobs import Job, error_code, job_for, uses_beam
+from limelight.serve.worker.sequences import Sequence, token_payloads
 from limelight.serve.worker.trace_cache import TraceCache, Work, example_for
 
-_AT_ONCE = 2  # searches that take turns
+_SEARCHES = 2  # beam searches that take turns
 _ADMIT_DELAY = 3  # tokens that newcomers wait for others to join with: a batch is read faster
-_MOMENT = 0.02  # seconds
-NO_MEMORY = (
-    "there is not enough memory to load it: close other programs that use it, or serve fewer or "
-    "smaller models"
-)
-_Owner = tuple[int, int]  # a job's number, and which of its texts
+_WORK_SECONDS = 0.02  # for other work between two tokens
+_STREAM_SECONDS = 0.01  # between two messages with pieces of streams
 
 
-@dataclass
-class _QueuedSequence:
-    """A text that waits for its turn."""
+@dataclass(eq=False)
+class _Member:
+    """A sequence of a job, wherever it is: waiting, in the batch, or in a search."""
 
-    owner: _Owner
-    request: Request
-    config: DecodeConfig
+    number: int  # the job's
+    index: int  # in the job
+    job: Job
+    sequence: Sequence
+    request: Request | None = None  # the stretch that waits or is being generated
+    reported: int = 0  # events whose tokens the client has
+
+    @property
+    def kind(self) -> tuple[DecodeConfig, int, bool]:
+        """What requests must have in common to be searched together."""
+        config = replace(self.sequence.config, seed=0, max_tokens=0)
+        return config, self.job.nbest, self.job.keep_tree
+
+    @property
+    def positions(self) -> int:
+        """Tokens that its request may come to."""
+        request = self.request
+        return len(request.source) + len(request.prompt) + request.limit if request else 0
 
 
-@dataclass
+@dataclass(eq=False)
 class _RunningSearch:
-    """A search, and whose texts it looks for."""
-
     search: BeamSearch
-    owners: list[_Owner]
+    members: list[_Member]
 
 
 class Scheduler:
-    """Jobs that are being worked on, all at the same time."""
+    """The jobs of a worker. `traced` tokens can be traced, with `exact` if it is given."""
 
     def __init__(
-        self, loaded: LoadedModel, batch: int, most: int, traced: int, send: Callable[[bytes], None]
+        self,
+        loaded: LoadedModel,
+        batch: int,
+        most: int,
+        traced: int,
+        send: Callable[[bytes], None],
+        exact: LoadedModel | None = None,
     ) -> None:
         self.loaded, self.batch, self.most, self.send = loaded, batch, most, send
-        self.album = TraceCache(loaded, traced)
+        self.traces = TraceCache(exact or loaded, traced)
         self.jobs: dict[int, Job] = {}
-        self.to_write: deque[_QueuedSequence] = deque()
-        self.to_search: deque[_QueuedSequence] = deque()
-        self.writing = self.new_writing()
-        self.rows: dict[int, _Owner] = {}  # whose text each row of the batch is
-        self.running: deque[_RunningSearch] = deque()
+        self.to_generate: deque[_Member] = deque()
+        self.to_search: deque[_Member] = deque()
+        self.generating = self.new_batch()
+        self.rows: dict[int, _Member] = {}  # of the batch
+        self.searches: list[_RunningSearch] = []
         self.work: deque[tuple[int, Work]] = deque()
+        self.unsent: dict[_Member, None] = {}  # members of streams with news, in order
         self.outbox = bytearray()
-        self.told = self.waited = 0
+        self.active = self.waited = 0
+        self.streamed = 0.0  # when pieces were sent last
 
-    def new_writing(self) -> GenerationBatch:
-        """A batch without texts."""
+    def new_batch(self) -> GenerationBatch:
         model, tokenizer = self.loaded.engine.model, self.loaded.tokenizer
         return GenerationBatch(model, [], DecodeConfig(), tokenizer)
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self.jobs)
 
-    def tell(self, message: Message, blob: bytes = b"") -> None:
-        """Say something to the service, at the end of this turn."""
+    def post(self, message: Message, blob: bytes = b"") -> None:
+        """Send a message with the next flush."""
         self.outbox += packed(message, blob)
 
     def flush(self) -> None:
-        """Send what is to be told."""
-        texts = len(self.rows) + sum(len(running.owners) for running in self.running)
-        if texts != self.told:
-            self.told = texts
-            self.tell({"active": texts})
+        """Send what has been posted; pieces of streams not too often, so that readers keep up."""
+        active = len(self.rows) + sum(len(running.members) for running in self.searches)
+        if active != self.active:
+            self.active = active
+            self.post({"active": active})
+        if self.unsent and time.perf_counter() - self.streamed >= _STREAM_SECONDS:
+            self.post_pieces()
         if self.outbox:
             self.send(bytes(self.outbox))
             self.outbox.clear()
 
+    def post_pieces(self) -> None:
+        """All new pieces of streams, in one message."""
+        pieces, tokenizer = [], self.loaded.tokenizer
+        for member in self.unsent:
+            new: list[TokenEvent] = []
+            if member.job.logprobs:
+                new = [
+                    e for e in member.sequence.events[member.reported :] if e.token != tokenizer.end
+                ]
+                member.reported = len(member.sequence.events)
+            if (piece := member.sequence.new_text()) or new:
+                pieces.append((member.number, member.index, piece, token_payloads(tokenizer, new)))
+        self.unsent.clear()
+        self.streamed = time.perf_counter()
+        if pieces:
+            self.post({"pieces": pieces})
+
     def on_message(self, message: Message) -> None:
-        """A new job, or that one is not wanted any more."""
         number = message["id"]
-        if message["do"] == "cancel":
+        if message["op"] == "cancel":
             self.drop(number)
             return
         try:
-            job = self.jobs[number] = job_for(self.loaded, self.album, message, self.most)
+            job = self.jobs[number] = job_for(self.loaded, self.traces, message, self.most)
         except Exception as error:
             self.fail(number, error)
             return
-        for i in range(len(job.texts)):
-            self.go_on((number, i))
-        if not job.texts:
+        for index, sequence in enumerate(job.sequences):
+            self.advance(_Member(number, index, job, sequence))
+        if not job.sequences:
             self.conclude(number)
 
-    def go_on(self, owner: _Owner) -> None:
-        """Let a text have its next stretch written, or be done."""
-        number, i = owner
-        job = self.jobs[number]
-        text = job.texts[i]
-        request = text.request()
-        if request is not None:
-            beam = searches(text.config, job.nbest)
-            queue = self.to_search if beam else self.to_write
-            queue.append(_QueuedSequence(owner, request, text.config))
+    def advance(self, member: _Member) -> None:
+        """Queue a sequence for its next stretch, or finish it."""
+        sequence, job = member.sequence, member.job
+        member.request = sequence.next_request()
+        if member.request is not None:
+            beam = uses_beam(sequence.config, job.nbest)
+            (self.to_search if beam else self.to_generate).append(member)
             return
-        self.tell_piece(owner, text.finish())
+        sequence.finish()
+        if job.stream:
+            self.unsent[member] = None
         job.left -= 1
         if not job.left:
-            self.conclude(number)
-
-    def tell_piece(self, owner: _Owner, piece: str, event: TokenEvent | None = None) -> None:
-        """What a text has become longer by, if the client wants to know."""
-        number, i = owner
-        job = self.jobs[number]
-        end = event is not None and event.token == self.loaded.tokenizer.end
-        token = token_payload(self.loaded, event) if event and job.logprobs and not end else None
-        if job.stream and (piece or token):
-            self.tell({"id": number, "text": i, "piece": piece, "token": token})
+            self.conclude(member.number)
 
     def conclude(self, number: int) -> None:
-        """All texts are there: make of them what was asked for."""
+        """All sequences are complete: begin with the work that needs them."""
         job = self.jobs[number]
-        if job.result is not None:
-            self.work.append((number, job.result(job)))
+        self.work.append((number, job.result(job)))
 
     def fail(self, number: int, error: Exception) -> None:
-        """Something went wrong with one job; the others have nothing to do with it."""
+        """End one job with an error; the others are not affected.
+
+        After an error of its device a process cannot use it any more: it ends, and is restarted.
+        """
+        if isinstance(error, torch.AcceleratorError):
+            raise error
         self.drop(number)
         if isinstance(error, UserError):
-            told = {"code": code_of(error), "message": str(error)[:500]}
+            payload = ErrorPayload(code=error_code(error), message=str(error)[:500])
         else:
-            logs.note_error(error, job=number)
-            told = {"code": "internal", "message": "something went wrong inside the model"}
-        self.tell({"id": number, "error": told})
+            logs.log_error(error, job=number)
+            payload = ErrorPayload(code="internal", message="internal error in the model's process")
+        self.post({"id": number, "error": payload})
 
     def drop(self, number: int) -> None:
-        """Stop working on a job."""
         if self.jobs.pop(number, None) is None:
             return
-        for row, (owner, _) in list(self.rows.items()):
-            if owner == number:
-                self.writing.stop(row)
-                del self.rows[row]
-        for running in self.running:
-            for place, (owner, _) in enumerate(running.owners):
-                if owner == number:
-                    running.search.stop(place)
-        for queue in (self.to_write, self.to_search):
-            kept = [waiting for waiting in queue if waiting.owner[0] != number]
-            queue.clear()
-            queue.extend(kept)
+        for row in [row for row, member in self.rows.items() if member.number == number]:
+            self.generating.stop(row)
+            del self.rows[row]
+        for running in self.searches:
+            for i, member in enumerate(running.members):
+                if member.number == number:
+                    running.search.stop(i)
+        self.to_generate = deque(m for m in self.to_generate if m.number != number)
+        self.to_search = deque(m for m in self.to_search if m.number != number)
         self.work = deque(item for item in self.work if item[0] != number)
+        self.unsent = {member: None for member in self.unsent if member.number != number}
 
     def step(self) -> None:
-        """A token for everybody, and a bit of other work."""
+        """A token for every sequence, and some other work."""
         with torch.inference_mode():
-            self.admit_writers()
-            self.admit_searchers()
-            self.write()
-            self.search()
-        self.do_work()
+            if self.to_generate:
+                self.admit_to_batch()
+            if self.to_search and len(self.searches) < _SEARCHES:
+                self.admit_to_search()
+            if self.rows:
+                self.generate()
+            for running in list(self.searches):
+                self.advance_search(running)
+        if self.work:
+            self.do_work()
         self.flush()
 
-    def admit_writers(self) -> None:
-        """Texts that wait join the batch, as far as there is room."""
-        enough = len(self.to_write) >= max(1, len(self.rows) // 8)
+    def admit_to_batch(self) -> None:
+        """Let waiting sequences join the batch, as far as its limits allow."""
+        enough = len(self.to_generate) >= max(1, len(self.rows) // 8)
         if not enough and self.rows and self.waited < _ADMIT_DELAY:
             self.waited += 1
             return
         self.waited = 0
-        chosen: list[_QueuedSequence] = []
-        while self.to_write and len(self.rows) + len(chosen) < self.batch:
-            longest = max(_size_of(item.request) for item in (*chosen, self.to_write[0]))
+        chosen: list[_Member] = []
+        longest = 0
+        while self.to_generate and len(self.rows) + len(chosen) < self.batch:
+            longest = max(longest, self.to_generate[0].positions)
             if chosen and (len(chosen) + 1) * longest > MAX_BATCH_POSITIONS:
                 break
-            chosen.append(self.to_write.popleft())
+            chosen.append(self.to_generate.popleft())
         try:
             self.join(chosen)
         except Exception:  # one of them is to blame: which?
-            for item in chosen:
+            for member in chosen:
                 try:
-                    self.join([item])
+                    self.join([member])
                 except Exception as error:
-                    self.fail(item.owner[0], error)
+                    self.fail(member.number, error)
 
-    def join(self, chosen: list[_QueuedSequence]) -> None:
-        """Let these in."""
-        chosen = [item for item in chosen if item.owner[0] in self.jobs]
-        if chosen:
-            requests = [item.request for item in chosen]
-            rows = self.writing.add_requests(requests, [item.config for item in chosen])
-            self.rows.update(zip(rows, (item.owner for item in chosen), strict=True))
+    def join(self, chosen: list[_Member]) -> None:
+        chosen = [member for member in chosen if member.number in self.jobs]
+        requests = [member.request for member in chosen if member.request is not None]
+        if requests:
+            configs = [member.sequence.config for member in chosen]
+            rows = self.generating.add_requests(requests, configs)
+            self.rows.update(zip(rows, chosen, strict=True))
 
-    def write(self) -> None:
-        """One more token for the texts in the batch."""
-        if not self.writing.active:
-            return
+    def generate(self) -> None:
         try:
-            events = self.writing.step()
+            events = self.generating.step()
         except Exception as error:
-            for number in {owner for owner, _ in self.rows.values()}:
+            for number in {member.number for member in self.rows.values()}:
                 self.fail(number, error)
-            self.rows, self.writing = {}, self.new_writing()
+            self.rows, self.generating = {}, self.new_batch()
             return
+        rows, active = self.rows, self.generating.active
         for event in events:
-            if event.row in self.rows:
-                self.take(event)
+            member = rows.get(event[0])
+            if member is None:
+                continue
+            member.sequence.add(event)
+            if member.job.stream:
+                self.unsent[member] = None
+            if member.sequence.stopped:
+                self.generating.stop(event[0])
+            if event[0] not in active:
+                del rows[event[0]]
+                self.advance(member)
 
-    def take(self, event: TokenEvent) -> None:
-        """A token for one text; it may be its last."""
-        owner = self.rows[event.row]
-        text = self.jobs[owner[0]].texts[owner[1]]
-        self.tell_piece(owner, text.take(event), event)
-        if text.enough:
-            self.writing.stop(event.row)
-        if event.row not in self.writing.active:
-            del self.rows[event.row]
-            self.go_on(owner)
-
-    def admit_searchers(self) -> None:
-        """Texts that wait for a beam of the same settings are searched together."""
-        if not self.to_search or len(self.running) == _AT_ONCE:
-            return
-        first = self.to_search[0]
-        kind, beam = self.kind_of(first), first.config.beam
-        chosen: list[_QueuedSequence] = []
-        for item in self.to_search:
-            longest = max(_size_of(other.request) for other in (*chosen, item))
-            room = (len(chosen) + 1) * beam * longest <= MAX_BATCH_POSITIONS
-            if self.kind_of(item) == kind and len(chosen) < self.batch and (room or not chosen):
-                chosen.append(item)
-        taken = {id(item) for item in chosen}
-        self.to_search = deque(item for item in self.to_search if id(item) not in taken)
+    def admit_to_search(self) -> None:
+        """Start a beam search for the first request that waits, and all of its kind."""
+        kind, beam = self.to_search[0].kind, self.to_search[0].sequence.config.beam
+        chosen: list[_Member] = []
+        longest = 0
+        for member in self.to_search:
+            size = max(longest, member.positions)
+            fits = (len(chosen) + 1) * beam * size <= MAX_BATCH_POSITIONS
+            if len(chosen) < self.batch and (fits or not chosen) and member.kind == kind:
+                chosen.append(member)
+                longest = size
+        started = set(chosen)
+        self.to_search = deque(member for member in self.to_search if member not in started)
         self.begin_search(chosen)
 
-    def kind_of(self, item: _QueuedSequence) -> tuple[DecodeConfig, int, bool]:
-        """What texts must have in common to be searched together."""
-        job = self.jobs[item.owner[0]]
-        return replace(item.config, seed=0, max_tokens=0), job.nbest, job.tree
-
-    def begin_search(self, chosen: list[_QueuedSequence]) -> None:
+    def begin_search(self, chosen: list[_Member]) -> None:
         """Start a search; if that fails, find out for whom."""
-        _, nbest, tree = self.kind_of(chosen[0])
-        requests, config = [item.request for item in chosen], chosen[0].config
+        first = chosen[0]
+        requests = [member.request for member in chosen if member.request is not None]
         model, tokenizer = self.loaded.engine.model, self.loaded.tokenizer
+        config, (_, nbest, keep_tree) = first.sequence.config, first.kind
         try:
-            search = BeamSearch(model, requests, config, tokenizer, nbest, tree)
+            search = new_search(model, requests, config, tokenizer, nbest, keep_tree)
         except Exception as error:
             if len(chosen) == 1:
-                self.fail(chosen[0].owner[0], error)
+                self.fail(first.number, error)
                 return
-            for item in chosen:
-                if item.owner[0] in self.jobs:
-                    self.begin_search([item])
+            for member in chosen:
+                if member.number in self.jobs:
+                    self.begin_search([member])
             return
-        self.running.append(_RunningSearch(search, [item.owner for item in chosen]))
+        self.searches.append(_RunningSearch(search, chosen))
 
-    def search(self) -> None:
-        """One more token for every search."""
-        for running in list(self.running):
-            try:
-                if running.search.step():
-                    continue
-            except Exception as error:
-                for number in {owner for owner, _ in running.owners}:
-                    if number in self.jobs:
-                        self.fail(number, error)
-            self.running.remove(running)
-            self.finish_search(running)
-
-    def finish_search(self, running: _RunningSearch) -> None:
-        """A search has come to its end."""
-        for place, (number, i) in enumerate(running.owners):
-            if number not in self.jobs:
-                continue
-            job = self.jobs[number]
-            text = job.texts[i]
-            job.trees.append(running.search.trees[place])
-            found = running.search.best_of(place)
-            if hasattr(text, "found"):
-                text.found = found
-            else:
-                for event in _events_of(found[0], self.loaded.tokenizer.end):
-                    if not text.enough:
-                        self.tell_piece((number, i), text.take(event), event)
-            self.go_on((number, i))
+    def advance_search(self, running: _RunningSearch) -> None:
+        """A token for a search; when it is complete, its sequences get what it found."""
+        try:
+            if running.search.step():
+                return
+        except Exception as error:
+            for number in {member.number for member in running.members}:
+                if number in self.jobs:
+                    self.fail(number, error)
+        self.searches.remove(running)
+        for i, member in enumerate(running.members):
+            if member.number in self.jobs:
+                member.job.trees.append(running.search.trees[i])
+                found = running.search.best_of(i)
+                member.sequence.add_found(found, self.loaded.tokenizer.end)
+                self.advance(member)
 
     def do_work(self) -> None:
-        """What cannot be done token by token, for a moment; then it is the others' turn."""
-        end = time.perf_counter() + _MOMENT
+        """Whatever does not come token by token, for a moment; then others have their turn."""
+        end = time.perf_counter() + _WORK_SECONDS
         for _ in range(len(self.work)):
             if time.perf_counter() < end:
                 self.work_on(*self.work.popleft())
 
     def work_on(self, number: int, work: Work) -> None:
-        """The next bit of one job's."""
         try:
             with torch.inference_mode():
                 next(work)
@@ -327,29 +332,21 @@ class Scheduler:
             self.work.append((number, work))
 
     def finish(self, number: int, answer: Message) -> None:
-        """The answer is there."""
+        """Send a job's result, after all pieces of its stream."""
         blob = answer.pop("blob", b"")
+        if self.unsent:
+            self.post_pieces()
         try:
-            self.tell({"id": number, "done": answer}, blob)
+            self.post({"id": number, "done": answer}, blob)
         except ValueError:  # JSON has no NaN
             self.fail(number, UserError(DAMAGED))
         else:
             del self.jobs[number]
 
 
-def _events_of(written: Hypothesis, end: int) -> list[TokenEvent]:
-    """What a beam found, as if it had come token by token."""
-    tokens = [*written.tokens, *[end] * written.ended]
-    return [TokenEvent(0, token, p) for token, p in zip(tokens, written.logprobs, strict=True)]
-
-
-def _size_of(request: Request) -> int:
-    """The positions that it takes."""
-    return len(request.source) + len(request.prompt) + request.limit
-
-
-def facts_of(loaded: LoadedModel) -> Message:
-    """What there is to know of a model."""
+def describe(loaded: LoadedModel) -> Message:
+    """What the API reports about a model."""
+    weight = next(loaded.model.parameters())
     return {
         "recipe": loaded.recipe.name,
         "about": loaded.recipe.about,
@@ -365,10 +362,7 @@ def facts_of(loaded: LoadedModel) -> Message:
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "parts": count_parameters(loaded.model),
         "step": loaded.step,
+        "device": str(weight.device),
+        "precision": "int8" if loaded.int8 else str(weight.dtype).removeprefix("torch."),
         "example": example_for(loaded),
     }
-
-
-def trace_of(example: Message) -> Message:
-    """What the page will ask first."""
-    return {**example, "target": None, "settings": {}, "print": "", "what": "manifest"}

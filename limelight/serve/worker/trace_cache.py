@@ -1,9 +1,8 @@
-"""Looking inside the model, for a worker: one text at a time, between the tokens of everybody else.
+"""Traces of texts, computed between the tokens of other jobs.
 
-What a trace is made of is what the client sent: a text and how to write. The same goes in again and
-the same comes out, so nothing has to be kept, and a worker that died and came back knows as much as
-before. What was looked at last is kept all the same, as far as there is room: a person who looks at
-one thing will look at the next.
+A trace is a function of its request: a text and decoding settings. So nothing must be stored, and a
+restarted worker has lost nothing. The most recent traces are cached all the same, within a budget,
+as their reader is likely to ask for another part of them.
 """
 
 import hashlib
@@ -38,30 +37,29 @@ from limelight.serve.ipc import Message
 from limelight.tasks.fill import BLANK
 from limelight.tasks.write import encode_prompt
 
-Work = Generator[None, None, Message]  # something that lets others have their turn in between
+Work = Generator[None, None, Message]  # yields to let other jobs have their turn
 
-_ROOM = 2**27  # bytes of values that are kept: all of the paper's base model on 64 tokens
-_PASSAGES = 256  # texts whose continuation is remembered
+_BUDGET = 2**27  # bytes of cached values: all of the paper's base model on 64 tokens
+_PASSAGES = 256  # texts whose continuation is cached
 LARGEST = 2**24  # bytes of numbers in one answer
-_IMPOSSIBLE = -1e9  # as a score: infinity is no number for a page to calculate with
+_IMPOSSIBLE = -1e9  # as a logit: the page cannot calculate with infinity
 _BYTES = {"f32": 4, "f16": 2, "u8": 1}
 
 
 class ExpiredError(UserError):
-    """The model is not the one any more that was looked into."""
+    """The model is no longer the one that was traced."""
 
 
 class TraceCache:
-    """Traces of one model: made on demand, one at a time, the last ones kept."""
+    """Traces of one model: computed one at a time, the most recent cached."""
 
-    def __init__(self, loaded: LoadedModel, longest: int, room: int = _ROOM) -> None:
-        self.loaded, self.longest, self.room = loaded, longest, room
+    def __init__(self, loaded: LoadedModel, longest: int, budget: int = _BUDGET) -> None:
+        self.loaded, self.longest, self.budget = loaded, longest, budget
         self.passages: OrderedDict[str, TracedText] = OrderedDict()
         self.traces: OrderedDict[str, Explanation] = OrderedDict()
-        self.busy = False  # a text is being read or written: its states take memory
+        self.busy = False  # a text is being traced, which takes memory
 
-    def look(self, message: Message) -> Work:
-        """Anything that can be asked of a trace."""
+    def view(self, message: Message) -> Work:
         began = time.perf_counter()
         key = json.dumps([message["text"], message["target"], message["tag"], message["settings"]])
         while self.busy:
@@ -69,18 +67,18 @@ class TraceCache:
         self.busy = True
         try:
             passage = self.passages.get(key) or (yield from self.read(message))
-            self.remember(key, passage)
+            self.keep(key, passage)
             trace = self.traced(key, message, passage)
-            told = _fingerprint(self.loaded, passage)
-            if message["print"] not in ("", told):
+            fingerprint = _fingerprint(self.loaded, passage)
+            if message["print"] not in ("", fingerprint):
                 raise ExpiredError("the model has changed since this was traced")
             answer = _TRACE_VIEWS[message["what"]](trace, message)
         finally:
             self.busy = False
-        return {**answer, "print": told, "seconds": time.perf_counter() - began}
+        return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
 
     def read(self, message: Message) -> Generator[None, None, TracedText]:
-        """The text, and what the model writes after it, a token at a time."""
+        """Encode the text and generate what follows, a token at a time."""
         loaded, text, target = self.loaded, message["text"], message["target"]
         for side in (text, target or ""):
             self.check(len(loaded.tokenizer.encode(side)))
@@ -90,21 +88,21 @@ class TraceCache:
         return found
 
     def check(self, count: int) -> None:
-        """The numbers of a trace grow with the square of its tokens."""
+        """A trace grows with the square of its tokens."""
         if count > self.longest:
             raise TooLongError(
-                f"the text comes to {count} tokens, and {self.longest} can be looked at: shorten it"
+                f"the text has {count} tokens, and {self.longest} can be traced: shorten it"
             )
 
-    def remember(self, key: str, passage: TracedText) -> None:
-        """Keep what was written: to write it again would take longest."""
+    def keep(self, key: str, passage: TracedText) -> None:
+        """Cache the tokens: generating them again would take longest."""
         self.passages[key] = passage
         self.passages.move_to_end(key)
         while len(self.passages) > _PASSAGES:
             self.passages.popitem(last=False)
 
     def traced(self, key: str, message: Message, passage: TracedText) -> Explanation:
-        """The trace, as it was kept or made again; others make room for it."""
+        """The cached trace, or a new one; older ones are dropped for it."""
         if key not in self.traces:
             config = _config_of(self.loaded, message["settings"], self.longest)
             smoothing = self.loaded.recipe.train.label_smoothing
@@ -114,34 +112,29 @@ class TraceCache:
                 traced_text=passage,
                 config=config,
                 smoothing=smoothing,
-                max_bytes=self.room,
+                max_bytes=self.budget,
             )
         self.traces.move_to_end(key)
-        while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.room:
+        while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.budget:
             self.traces.popitem(last=False)
         return self.traces[key]
 
 
 def _config_of(loaded: LoadedModel, settings: dict[str, Any], longest: int) -> DecodeConfig:
-    """How to write; never more than can be looked at."""
+    """Decoding settings, for no more tokens than can be traced."""
     found = loaded.settings(**settings)
     most = min(found.max_tokens, longest) if found.max_tokens or loaded.kind == "texts" else longest
     return loaded.settings(**{**settings, "max_tokens": most})
 
 
 def _fingerprint(loaded: LoadedModel, passage: TracedText) -> str:
-    """What must be the same for two traces to be of the same words by the same model."""
+    """Identifies a model's step and the tokens of a trace."""
     facts = [loaded.step, list(passage.source), list(passage.target), list(passage.answers)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _told_manifest(trace: Explanation, _: Message) -> Message:
-    """What is needed first."""
-    return {"manifest": serialize.manifest(trace)}
-
-
-def _told_tensor(trace: Explanation, message: Message) -> Message:
-    """A value, one head of it, or some of its rows; its size is known before it is made."""
+def _tensor_view(trace: Explanation, message: Message) -> Message:
+    """A value, or a head or rows of it; its size is checked before it is computed."""
     name, head, kind = message["name"], message["head"], message["as"]
     rows = slice(*message["rows"]) if message["rows"] else None
     if (known := trace.summaries.get(name)) is not None:
@@ -150,34 +143,13 @@ def _told_tensor(trace: Explanation, message: Message) -> Message:
             shape[-2] = len(range(*rows.indices(shape[-2])))
         if (size := math.prod(shape) * _BYTES[kind]) > LARGEST:
             raise TooLongError(
-                f"{name} has {size:,} bytes, and {LARGEST:,} are told at a time: "
+                f"{name} has {size:,} bytes, and {LARGEST:,} are allowed: "
                 "ask for one head, or for fewer rows"
             )
-    return _told_blob(serialize.tensor(trace, name, head, rows, kind))
+    return _blob_payload(serialize.tensor(trace, name, head, rows, kind))
 
 
-def _told_focus(trace: Explanation, message: Message) -> Message:
-    """All of one head."""
-    return _told_blob(serialize.attention_head(trace, message["at"], message["head"]))
-
-
-def _told_thumbs(trace: Explanation, _: Message) -> Message:
-    """Small pictures of all heads."""
-    return _told_blob(serialize.thumbnails(trace))
-
-
-def _told_logits(trace: Explanation, message: Message) -> Message:
-    """All scores of one row."""
-    return _told_blob(serialize.logits(trace, message["row"]))
-
-
-def _told_token(trace: Explanation, message: Message) -> Message:
-    """One word's way."""
-    return _told_blob(serialize.token(trace, message["side"], message["row"]))
-
-
-def _told_stop(trace: Explanation, message: Message) -> Message:
-    """One station of the walk."""
+def _stop_view(trace: Explanation, message: Message) -> Message:
     rows = message["source_row"], message["target_row"]
     view = focus_on(trace, message["layer"], message["head"], message["word"], rows)
     trace.prefetch(n for n in trace.names if _needed(n, view.layer, message["name"]))
@@ -185,36 +157,35 @@ def _told_stop(trace: Explanation, message: Message) -> Message:
 
 
 def _needed(name: str, layer: int, stop: str) -> bool:
-    """Whether a stop may look at this value: all of its layer, and what layers hand on.
+    """Whether a stage may read this value: those of its layer, and what layers pass on.
 
-    What was not kept is computed in one pass, and not in one for each.
+    Values that are not cached are then computed in one pass, not in one pass each.
     """
     at = name.partition(".")[2].partition(".")[0]
     if not at.isdigit() or int(at) == layer:
         return True
-    if "follow".startswith(stop):  # it looks at the weights of all layers
+    if "follow".startswith(stop):  # it reads the weights of all layers
         return name.endswith(".weights")
     return name.endswith(("feed_forward.norm", "feed_forward.add"))
 
 
-def _told_blob(blob: Blob) -> Message:
-    """Numbers as bytes, with their names and shapes."""
+def _blob_payload(blob: Blob) -> Message:
     return {"blob": blob.data, "kind": blob.kind, "parts": [list(part) for part in blob.parts]}
 
 
 _TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
-    "manifest": _told_manifest,
-    "tensor": _told_tensor,
-    "focus": _told_focus,
-    "thumbs": _told_thumbs,
-    "logits": _told_logits,
-    "token": _told_token,
-    "stop": _told_stop,
+    "manifest": lambda trace, _: {"manifest": serialize.manifest(trace)},
+    "tensor": _tensor_view,
+    "focus": lambda trace, m: _blob_payload(serialize.attention_head(trace, m["at"], m["head"])),
+    "thumbs": lambda trace, _: _blob_payload(serialize.thumbnails(trace)),
+    "logits": lambda trace, m: _blob_payload(serialize.logits(trace, m["row"])),
+    "token": lambda trace, m: _blob_payload(serialize.token(trace, m["side"], m["row"])),
+    "stop": _stop_view,
 }
 
 
 def teacher(loaded: LoadedModel, message: Message) -> Message:
-    """How surprised the model is at each token of a text, given all the true ones before it."""
+    """The loss at each token of a text, given all true tokens before it."""
     request = request_of(loaded, message["source"], loaded.decode, message["tag"])
     passage = text_with_target(loaded, request, message["target"])
     device = next(loaded.model.parameters()).device
@@ -239,20 +210,20 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
     }
 
 
-def next_scores(loaded: LoadedModel, text: str) -> Message:
-    """The scores of all tokens that could come next, so that any temperature is exact."""
+def next_logits(loaded: LoadedModel, message: Message) -> Message:
+    """Logits of the next token, from which a page can compute any temperature exactly."""
     loaded.require("write")
-    read, spaced = encode_prompt(loaded, text)
+    read, spaced = encode_prompt(loaded, message["text"])
     read = read[-max(1, loaded.max_len - 1) :]
     device = next(loaded.model.parameters()).device
     logits = loaded.model(torch.tensor([read], device=device))[0, -1].cpu()
     if spaced:
         logits[without_space(loaded.tokenizer)] = _IMPOSSIBLE
-    return _told_blob(serialize.blob({"logits": logits}, "f32"))
+    return _blob_payload(serialize.blob({"logits": logits}, "f32"))
 
 
-def vocabulary(loaded: LoadedModel) -> Message:
-    """Every token as a person can read it, in the order of their numbers."""
+def vocabulary(loaded: LoadedModel, _: Message) -> Message:
+    """Every token's readable piece, in the order of their ids."""
     ids = range(loaded.model.config.vocab)
     return {"pieces": [clean(piece) for piece in pieces_of(loaded.tokenizer, ids)]}
 
@@ -270,10 +241,10 @@ _SENTENCES = {
 
 
 def example_for(loaded: LoadedModel) -> Message:
-    """A text that this model can be shown with: the first of ours that it reads easily.
+    """A text to demonstrate the model with: the first one here that it reads easily.
 
-    That is one with few tokens for its length: its words are in the vocabulary. Two languages may
-    share one, and then which of them is the source cannot be seen there; so the order counts too.
+    That is one with few tokens for its length, as its words are in the vocabulary. A vocabulary may
+    cover two languages, so the order matters too.
     """
     tag = loaded.tags[0] if loaded.tags else ""
     data = loaded.recipe.data

@@ -1,0 +1,112 @@
+"""Traces, teacher forcing, and next-token logits."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from limelight.serve.schemas.common import BaseRequest, Name, Settings, Strict, Tokens, Words
+
+
+class _TraceSettings(Settings):
+    text: Words
+    target: Words | None = Field(None, description="Use this instead of a generated target.")
+    mode: Literal["greedy", "beam", "sample"] | None = Field(
+        None, description="How to decode; the run's recipe decides by default."
+    )
+    max_tokens: Tokens | None = None
+
+
+class TraceRequest(BaseRequest, _TraceSettings):
+    """A text to trace through a model."""
+
+
+class TraceToken(Strict, _TraceSettings):
+    """A trace's request, packed into its name; `fingerprint` identifies model and tokens."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    model: Name = ""
+    fingerprint: Annotated[str, StringConstraints(pattern="^[0-9a-f]{0,16}$")] = Field(
+        "", alias="print"
+    )
+
+
+class TeacherRequest(BaseRequest):
+    """A training example: what the model reads, and what should follow."""
+
+    source: Words = Field("", description="The encoder's input, or a prompt.")
+    target: Words
+    tag: Name = ""
+
+
+class NextRequest(BaseRequest):
+    text: Words = ""
+
+
+class TraceResponse(BaseModel):
+    trace: str
+    seconds: float
+    manifest: dict[str, Any]
+
+
+class StageFormula(BaseModel):
+    """An equation in symbols, and with this model's numbers."""
+
+    letters: str
+    filled: str
+    numbers: dict[str, float | None]
+
+
+class StageFigure(BaseModel):
+    """A figure's title and values; `share` is the column of a table that holds fractions."""
+
+    title: str
+    names: list[str]
+    heads: list[str] | None = None
+    rows: list[list[Any]] | None = None
+    share: int | None = None
+    focus: int | None = None
+
+
+class StageCheck(BaseModel):
+    """Something computed twice, and the difference between the two results."""
+
+    claim: str
+    passed: bool
+    error: float | None
+    within: float | None
+
+
+class StageResponse(BaseModel):
+    name: str
+    title: str
+    what: str
+    section: str
+    place: str
+    formulas: list[StageFormula]
+    exhibits: list[StageFigure]
+    checks: list[StageCheck]
+    notes: list[str]
+
+
+class TeacherTable(BaseModel):
+    """Teacher forcing, position by position: input, target, its probability, and the loss.
+
+    `smoothed` is the mean loss with label smoothing, which training minimises.
+    """
+
+    input: list[str]
+    target: list[str]
+    p_target: list[float]
+    loss: list[float]
+    best: list[str]
+    p_best: list[float]
+    mean: float
+    smoothing: float
+    smoothed: float
+
+
+class Example(BaseModel):
+    text: str = ""
+    target: str | None = None
+    tag: str = ""
