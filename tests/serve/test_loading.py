@@ -19,7 +19,7 @@ from tests.serve.samples import ROOT
 BROKEN = """
 from limelight.serve.worker import __main__ as worker
 
-def load(run):
+def load(run, **_):
     raise {error}
 
 worker.load = load
