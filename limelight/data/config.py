@@ -1,12 +1,10 @@
 """Where examples come from, as data: the [data] table of a recipe."""
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
 from limelight.config import Count, Fraction, Positive, Size, config_class
-from limelight.data.hub import hub_splits
 from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError
 
@@ -21,7 +19,7 @@ KEYS = {  # what an example of each kind has, and so a line of JSON
 
 
 def _from_tables(values: object) -> object:
-    """The corpora of a recipe: TOML has tables where Python has `DataConfig`."""
+    """TOML has tables where Python has `DataConfig`."""
     if not isinstance(values, list | tuple):
         return values
     return tuple(DataConfig(**lists_to_tuples(v)) if isinstance(v, dict) else v for v in values)
@@ -34,7 +32,7 @@ def lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
 
 @config_class
 class DataConfig:
-    """Where examples come from: files, a hub, a toy that makes its own, or several such corpora."""
+    """Where examples come from: files, a hub, a toy that makes its own, or several corpora."""
 
     RENAMED: ClassVar[dict[str, str]] = {
         "longest": "max_chars",
@@ -81,7 +79,6 @@ class DataConfig:
         self.check_corpora()
 
     def check_where(self) -> None:
-        """Examples come from one place."""
         if self.toy and (self.train or self.valid or self.test):
             raise UserError(
                 f"toy={self.toy!r} makes its own examples: leave train, valid, test out"
@@ -97,7 +94,6 @@ class DataConfig:
                 )
 
     def check_splits(self) -> None:
-        """Validation texts come from one place too."""
         if self.hold_out > 0.4:
             raise UserError(f"hold_out={self.hold_out} leaves little to train on: at most 0.4")
         if self.valid_tail and (self.kind != "texts" or self.valid or self.hold_out):
@@ -110,7 +106,6 @@ class DataConfig:
             )
 
     def check_corpora(self) -> None:
-        """Several corpora say each for itself where they come from, and are of one kind."""
         if not self.corpora:
             return
         if self.name or self.hub or self.toy or self.train:
@@ -124,38 +119,17 @@ class DataConfig:
                 )
 
 
-def corpora_for_split(data: DataConfig, split: str) -> tuple[DataConfig, ...]:
-    """The corpora that a split is made of: those that have it, or the one that there is."""
-    if not data.corpora:
-        return (data,) if _has(data, split) else ()
-    if getattr(data, split):  # validation files for all of them together
-        return (replace(data, corpora=()),)
-    return tuple(corpus for corpus in data.corpora if _has(corpus, split))
-
-
-def _has(data: DataConfig, split: str) -> bool:
-    """Whether there is such a split."""
-    if data.hub and not data.hold_out:
-        return split in hub_splits(data.hub)
-    return bool(data.toy or data.hub or files_of(data, split))
-
-
 def tags_of(data: DataConfig) -> tuple[str, ...]:
-    """The tags that sources begin with, each once, in order."""
+    """The tags that begin sources, each once, in order."""
     return tuple(dict.fromkeys(part.tag for part in (data, *data.corpora) if part.tag))
 
 
 def files_of(data: DataConfig, split: str) -> tuple[str, ...]:
-    """The files that a split is read from; parts of the training text have none of their own."""
+    """The files that a split is read from; a held-out part is read from the training files."""
     part = data.hold_out or (data.valid_tail and split == "valid")
     return data.train if part else cast(tuple[str, ...], getattr(data, split))
 
 
-def hub_rows(data: DataConfig, split: str) -> Any:
-    """The same for a dataset of the hub: the rows that a split is read from."""
-    return hub_splits(data.hub)["train" if data.hold_out else split]
-
-
 def num_columns(data: DataConfig) -> int:
-    """How many texts an example has: a source and a target, or one (a label is no text)."""
+    """Texts per example: a source and a target, or one (a label is no text)."""
     return 2 if data.kind in ("pairs", "dialogues") else 1

@@ -1,7 +1,6 @@
-"""Files of every format become examples, and every line that does not is counted with its reason.
+"""Files become examples, and every line that does not is counted with its reason.
 
-Plain text, .tsv and .jsonl files are read, packed with gzip or xz or not, and datasets of the
-Hugging Face hub.
+Plain text, .tsv and .jsonl files are read, packed with gzip or xz or not.
 """
 
 import gzip
@@ -10,20 +9,21 @@ import lzma
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
-from limelight.data.config import KEYS, DataConfig, files_of, hub_rows, num_columns
+from limelight.data.config import KEYS, DataConfig, files_of, num_columns
 from limelight.data.tokenizer import valid_unicode
 from limelight.errors import UserError
+from limelight.files import atomic_write, cache_folder
 
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
-_Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
+Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 PACKED = (".gz", ".xz")
 _END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
-
-
 _NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
 
 
@@ -46,22 +46,14 @@ class LineStats:
         return f"{all_lines} cannot be used ({reasons})" if bad else ""
 
     def check(self) -> None:
-        """Nothing is lost: what was read was used or refused."""
+        """Every line that was read was used or rejected."""
         if self.read != self.used + self.rejected.total():
             raise RuntimeError(f"{self.read} lines read, but {self.used} used and {self.rejected}")
 
 
-def find_examples(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
-    """Examples before they are judged; lines that give none are counted as refused here."""
-    if data.hub:
-        return _read_entries(data, iter(hub_rows(data, split)), tally)
-    return _read_files(data, [Path(name) for name in files_of(data, split)], split, tally)
-
-
-def _read_files(
-    data: DataConfig, files: list[Path], split: str, tally: LineStats
-) -> Iterator[_Found]:
-    """The same from files, by their endings."""
+def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[Found]:
+    """Examples before they are judged; lines that give none are counted as rejected here."""
+    files = [Path(name) for name in files_of(data, split)]
     if num_columns(data) == 2 and len(files) == 2:
         if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
             raise UserError(
@@ -73,7 +65,7 @@ def _read_files(
         raise UserError(f"{data.kind} come from {wanted}, but {len(files)} are named")
     ending = [suffix for suffix in files[0].suffixes if suffix not in PACKED][-1:]
     if ending == [".jsonl"]:
-        return _read_entries(data, _json_lines(files[0], tally), tally)
+        return read_entries(data, _json_lines(files[0], tally), tally)
     if ending == [".tsv"] and data.kind in ("pairs", "labelled"):
         return _read_tsv(files[0], data, tally)
     if data.kind == "texts" and data.valid_tail:
@@ -87,9 +79,9 @@ def _read_files(
 
 
 def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
-    """The lines of a file, mended where that is harmless; None where one cannot be text.
+    """The lines of a file; None where one is not UTF-8.
 
-    A byte-order mark and a carriage return are taken off; invalid UTF-8 is refused.
+    A byte-order mark and carriage returns are removed.
     """
     for number, raw in enumerate(raw_lines(path)):
         line = raw.removesuffix(b"\n")
@@ -109,35 +101,65 @@ def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
 
 def raw_lines(path: Path) -> Iterator[bytes]:
     """The bytes of a file line by line, unpacked if need be."""
+    with _opened(path) as file:
+        yield from file
+
+
+def cached_sha256(path: Path) -> tuple[str, int]:
+    """SHA-256 of a file's unpacked content, and its lines; unchanged files are not read again."""
+    try:
+        stat = path.stat()  # the inode and not the name: a download is read before it has its name
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {path.suffix}"
+    note = cache_folder() / "hashes" / sha256(seen.encode()).hexdigest()
+    with suppress(OSError, ValueError):
+        known, count = note.read_text("ascii").split()
+        return known, int(count)
+    digest, lines = sha256(), 0
+    with _opened(path) as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+            lines += chunk.count(b"\n")
+    with suppress(OSError):  # a folder that cannot be written to only costs the reading
+        note.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(note, f"{digest.hexdigest()} {lines}".encode())
+    return digest.hexdigest(), lines
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with open_packed(path) as file:
-            yield from file
+            yield file
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
+    except UserError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise UserError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        raise _unreadable(path, error) from error
 
 
-def open_packed(path: Path) -> IO[Any]:
-    """A file for reading bytes, unpacked by its ending."""
-    check_regular_file(path)
-    if path.suffix == ".gz":
-        return cast(IO[Any], gzip.open(path))
-    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
-def check_regular_file(path: Path) -> None:
-    """Files of data are read more than once, which a pipe waits for forever."""
+def open_packed(path: Path) -> IO[bytes]:
+    """Open a file for reading bytes, unpacked by its ending.
+
+    Data is read more than once, and a pipe would be waited for forever: it is rejected.
+    """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(
             f"{path} is a pipe or a device, and data is read more than once: write it into a file"
         )
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path))
+    return cast(IO[bytes], lzma.open(path)) if path.suffix == ".xz" else path.open("rb")
 
 
-def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[_Found]:
-    """Line n of the one is the translation of line n of the other; both must have as many."""
+def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[Found]:
+    """Line n of the one is the translation of line n of the other."""
     counts = [sum(1 for _ in raw_lines(path)) for path in (source, target)]
     if counts[0] != counts[1]:
         raise UserError(
@@ -158,8 +180,7 @@ def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[_Fo
         tally.repaired += fault.repaired
 
 
-def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
-    """Two columns with a tab between them, or two of more."""
+def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[Found]:
     names: list[str] = []
     for number, line in enumerate(_lines(path, tally)):
         tally.read += 1
@@ -182,7 +203,7 @@ def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found
 
 
 def _column_place(path: Path, column: str, names: list[str]) -> int:
-    """Where a column stands: by its name in the header, or by its number from 1 on."""
+    """The index of a column: by its name in the header, or by its number from 1 on."""
     if column in names:
         return names.index(column)
     if column.isdecimal() and int(column) >= 1:
@@ -192,7 +213,6 @@ def _column_place(path: Path, column: str, names: list[str]) -> int:
 
 
 def _json_lines(path: Path, tally: LineStats) -> Iterator[object]:
-    """One JSON value a line; None where it is none."""
     for line in _lines(path, tally):
         if line is None:
             tally.read += 1
@@ -203,10 +223,8 @@ def _json_lines(path: Path, tally: LineStats) -> Iterator[object]:
             yield None
 
 
-def _read_entries(
-    data: DataConfig, entries: Iterator[object], tally: LineStats
-) -> Iterator[_Found]:
-    """JSON objects with the keys of their kind: source and target, text, label, turns."""
+def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) -> Iterator[Found]:
+    """JSON objects, or rows of a hub's dataset, with the keys of their kind."""
     keys = data.columns or KEYS[data.kind]
     for entry in entries:
         found = [_look_up(entry, key) for key in keys]
@@ -224,7 +242,7 @@ def _read_entries(
 
 
 def _look_up(entry: object, key: str) -> object:
-    """What stands in a JSON object under a key, or under a.b: under b of what stands under a."""
+    """The value of a key in a JSON object; "a.b" is b inside a."""
     if not isinstance(entry, dict):
         return None
     if key in entry or "." not in key:
@@ -233,8 +251,7 @@ def _look_up(entry: object, key: str) -> object:
     return _look_up(entry.get(first), rest)
 
 
-def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_Found]:
-    """Documents between separator lines, or without a separator one text a line."""
+def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[Found]:
     document: list[str] = []
     for line in _lines(path, tally):
         if line is None:
@@ -249,8 +266,8 @@ def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_F
     yield from _finish(document, tally)
 
 
-def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[_Found]:
-    """The whole file as one text, and of it the beginning or, for `valid`, the end."""
+def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[Found]:
+    """The file as one text: its beginning or, for `valid`, its end."""
     found = [line for line in _lines(path, tally) if line is not None]
     tally.read += tally.rejected.total()
     text = "\n".join(found)
@@ -258,8 +275,7 @@ def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator
     yield from _finish([text[cut:] if split == "valid" else text[:cut]], tally)
 
 
-def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
-    """The document collected so far, if there is one."""
+def _finish(document: list[str], tally: LineStats) -> Iterator[Found]:
     if document:
         tally.read += 1
         text = "\n".join(document)
@@ -267,8 +283,7 @@ def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
         document.clear()
 
 
-def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[_Found]:
-    """One dialogue a line, its turns ended by `__eou__`, or in a .tsv file with tabs between."""
+def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[Found]:
     for line in _lines(path, tally):
         if line is None:
             tally.read += 1
@@ -277,7 +292,7 @@ def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -
             yield from _answers([turn for turn in turns if turn], history, tally)
 
 
-def _answers(turns: object, history: int, tally: LineStats) -> Iterator[_Found]:
+def _answers(turns: object, history: int, tally: LineStats) -> Iterator[Found]:
     """Each turn but the first is an answer; its source is the turns before it, one a line."""
     if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(t, str) for t in turns):
         tally.read += 1

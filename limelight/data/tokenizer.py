@@ -39,13 +39,13 @@ AT_ONCE = 300_000  # characters in one call: enough for all cores, little memory
 
 
 def special(name: str) -> str:
-    """How a special token is written in the vocabulary."""
+    """The spelling of a special token in the vocabulary."""
     return f"⟨{name}⟩"
 
 
 @config_class
 class TokenizerConfig:
-    """What kind of tokenizer is learned from the training text, and how large."""
+    """The kind and size of the tokenizer that is trained on the training text."""
 
     kind: _Kind = (
         "bpe"  # pieces of words, whole words, characters; pieces of words in small letters
@@ -54,7 +54,7 @@ class TokenizerConfig:
 
 
 class Tokenizer:
-    """Encodes text as ids, decodes ids as text, and can show its work."""
+    """Encodes text as ids, decodes ids as text, and can show its merges."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         self.core = core
@@ -99,10 +99,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, most: int = LARGEST) -> "Tokenizer":
-        """Read a `tokenizer.json` of at most so many tokens, which anybody may have written.
+        """Read a `tokenizer.json`, which anybody may have written, of at most `most` tokens.
 
-        It is built anew from its vocabulary and merges, and all else in the file must be as it is
-        in ours: a pattern or a rule of somebody else's is never run.
+        It is rebuilt from its vocabulary and merges, and everything else in the file must be as in
+        ours: a pattern or a rule of somebody else's never runs.
         """
         text = read_bounded(path, LARGEST)
         try:
@@ -121,20 +121,19 @@ class Tokenizer:
             raise UserError(f"{path} is not a tokenizer of ours: {error!s:.200}") from error
 
     def save(self, path: Path) -> None:
-        """Write `tokenizer.json`."""
         path.write_text(self.core.to_str(), encoding="utf-8")
 
     @property
     def hash(self) -> str:
-        """The same for the same tokenizer, on any machine."""
+        """SHA-256 of `tokenizer.json`: equal tokenizers have equal hashes, on any machine."""
         return sha256(self.core.to_str().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; a lone surrogate, which is no character, is read as U+FFFD."""
+        """The ids of a text; a lone surrogate is read as U+FFFD."""
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same for many texts, on all cores that the library may use."""
+        """The ids of many texts, on all cores that the library may use."""
         parts: list[str] = []
         counts: list[int] = []
         for text in texts:
@@ -153,11 +152,11 @@ class Tokenizer:
 
     @property
     def uncased(self) -> bool:
-        """Whether letters are made small and marks stand apart."""
+        """Whether text is lowercased and punctuation split off."""
         return self.core.normalizer is not None
 
     def normalize(self, text: str) -> str:
-        """What comes back of a text: all of it, or as `uncased` reads it."""
+        """The text that `decode` gives back: all of it, or for `uncased` its normal form."""
         text = valid_unicode(text)
         if not self.uncased:
             return text
@@ -166,21 +165,20 @@ class Tokenizer:
 
     @property
     def first_text_id(self) -> int:
-        """The first id that stands for text: the special ones come before it."""
+        """The first id after the special tokens."""
         return len(self.special)
 
     def tag(self, name: str) -> int:
-        """The id of a tag."""
         if name not in self.special:
             raise UserError(f"this tokenizer has no tag {name!r}: it was learned without")
         return self.special[name]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Each id as a person can read it: text, a special name, or bytes of half a character."""
+        """Each id in readable form: text, a special name, or bytes of half a character."""
         return [self._readable(i) for i in ids]
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes that a token stands for; none for a special one."""
+        """The bytes of a token; none for a special one."""
         return (
             b"" if i < self.first_text_id else bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
         )
@@ -191,7 +189,7 @@ class Tokenizer:
         return readable(self._symbols[i])
 
     def show_work(self, text: str) -> list[list[list[str]]]:
-        """How each word of a text came to its pieces: for each word the pieces after every merge.
+        """For each word of a text the pieces after every merge.
 
         This is the algorithm in the open; a test holds its last line equal to `encode`.
         """
@@ -204,14 +202,14 @@ class Tokenizer:
         ]
 
     def words(self, text: str) -> list[str]:
-        """What no piece reaches across, spelled in byte symbols."""
+        """The units that no piece crosses, spelled in byte symbols."""
         if self.uncased:
             text = self.core.normalizer.normalize_str(text)
         return [word for word, _ in self.core.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def readable(symbols: str) -> str:
-    """A piece that is spelled in byte symbols, as text; half a character as its bytes."""
+    """A piece spelled in byte symbols, as text; half a character as its bytes."""
     raw = bytes(BYTE_OF[symbol] for symbol in symbols)
     try:
         return raw.decode()
@@ -222,7 +220,7 @@ def readable(symbols: str) -> str:
 def _merge_steps(
     word: str, rank: dict[tuple[str, ...], int], whole: dict[str, int]
 ) -> Iterator[list[str]]:
-    """Bytes first; then again and again the pair that was learned earliest, until none is left."""
+    """Bytes first; then, again and again, merge the pair that was learned earliest."""
     pieces = list(word)
     yield pieces
     if word in whole and len(word) > 1:
@@ -250,7 +248,7 @@ def _in_order(vocabulary: dict[str, int], specials: int) -> bool:
 
 
 def valid_unicode(text: str) -> str:
-    """Lone surrogates are no characters and have no bytes: they become U+FFFD."""
+    """Replace lone surrogates, which are no characters, by U+FFFD."""
     if not isinstance(text, str):
         raise UserError(f"a text is wanted, and not {text!r:.80}")
     try:
@@ -266,12 +264,12 @@ _STRETCHES = pre_tokenizers.Split(Regex(r"\s*[^\s\p{L}\p{N}]*(?:\p{L}+|\p{N}+)?"
 
 
 def in_parts(text: str, length: int = LONG) -> list[str]:
-    """A text in parts of this length or a little more, cut where no word is cut.
+    """Cut a text into parts of this length or a little more, never inside a word.
 
     A million words in one call, or a million letters in one word, would leave the processor's cache
-    and take more than twice the time of half a million. The end of a stretch is a safe place: words
-    see nothing before them, and behind them only whether spaces go on. So the parts have the words
-    of the whole, unless a stretch of more than a hundred characters lies in the way.
+    and take more than twice the time of half a million. The end of a stretch is a safe cut: words
+    depend on nothing before them, and behind them only on whether spaces follow. So the parts have
+    the words of the text, unless a stretch of more than a hundred characters lies in the way.
     """
     parts, start = [], 0
     while len(text) - start > length:
@@ -283,7 +281,6 @@ def in_parts(text: str, length: int = LONG) -> list[str]:
 
 
 def _in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str]]:
-    """Parts together, until they are this many characters or a little more."""
     batch: list[str] = []
     taken = 0
     for part in parts:
@@ -300,7 +297,6 @@ _APART = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]"), "removed"
 
 
 def _splitter(kind: _Kind) -> Any:
-    """Where pieces may never reach across: word by word, or character by character."""
     if kind in ("bpe", "word"):
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=kind == "uncased", use_regex=False)
@@ -320,7 +316,7 @@ def learn_merges(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str
 
 
 def _learn_units(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
-    """The most frequent words or characters, the first in alphabet among equals."""
+    """The most frequent words or characters; equal counts in alphabetical order."""
     split = _splitter(kind)
     count: Counter[str] = Counter()
     for text in texts:
@@ -332,7 +328,6 @@ def _learn_units(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str
 def _build_tokenizer(
     kind: _Kind, vocabulary: dict[str, int], merges: list[Any]
 ) -> tokenizers.Tokenizer:
-    """A vocabulary and its merges as the library's tokenizer."""
     whole = kind in ("word", "char")
     core = _wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
     core.decoder = decoders.ByteLevel()
@@ -340,7 +335,6 @@ def _build_tokenizer(
 
 
 def _wrap_model(model: models.BPE, kind: _Kind) -> tokenizers.Tokenizer:
-    """What a text goes through before its words come to the model."""
     core = tokenizers.Tokenizer(model)
     core.pre_tokenizer = _splitter(kind)
     if kind == "uncased":
@@ -349,7 +343,7 @@ def _wrap_model(model: models.BPE, kind: _Kind) -> tokenizers.Tokenizer:
 
 
 def _byte_symbols() -> dict[str, int]:
-    """Which byte each symbol of the byte-level alphabet stands for, in GPT-2's order.
+    """The byte of each symbol of the byte-level alphabet, in GPT-2's order.
 
     The visible ones of Latin-1 stand for themselves; the others follow from U+0100 on.
     """

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from limelight.errors import UserError
-from limelight.files import sync, temp_sibling, try_lock_file, with_filename
+from limelight.files import atomic_folder, sync, temp_sibling, try_lock_file
 
 _FORMAT = 1  # of the manifest
 MANIFEST = "MANIFEST.json"
@@ -34,27 +34,17 @@ _Told = dict[str, tuple[Any, Any]]  # of each file its size and hash, as a manif
 def commit(folder: Path, write: Callable[[Path], None]) -> None:
     """Make a checkpoint of the files that `write` puts into a folder: all of it, or nothing.
 
-    One that is there and whole stays: a resumed run comes to the same step with the same bytes.
+    A valid one that is already there stays: a resumed run writes the same bytes at the same step.
     """
-    if find_damage(folder) is not None:
-        if os.path.lexists(folder):
-            remove_atomically(folder)
-        _create(folder, write)
-    sync(folder.parent)
-
-
-def _create(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a checkpoint under a temporary name and rename it when it is whole."""
+    if find_damage(folder) is None:
+        sync(folder.parent)  # the run that wrote it may have been killed just before this
+        return
+    if os.path.lexists(folder):
+        remove_atomically(folder)
     make_folder(folder.parent)
-    unfinished = temp_sibling(folder)
-    try:
-        unfinished.mkdir()
-        with with_filename(folder):
-            write(unfinished)
-            write_manifest(unfinished)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with atomic_folder(folder) as unfinished:
+        write(unfinished)
+        write_manifest(unfinished)
 
 
 def make_folder(folder: Path) -> None:
@@ -74,7 +64,6 @@ def write_manifest(folder: Path) -> None:
     with (folder / MANIFEST).open("x", encoding="utf-8") as manifest:
         json.dump({"format": _FORMAT, "files": files}, manifest, indent=1)
     sync(folder / MANIFEST)
-    sync(folder)
 
 
 def _files_in(folder: Path) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """What a family of models learns from: texts become tokens, and tokens batches of examples."""
 
 from limelight.data.batching import BatchPlan
-from limelight.data.config import DataConfig, corpora_for_split
+from limelight.data.config import DataConfig
+from limelight.data.corpora import corpora_for_split
 from limelight.data.datasets import (
     CausalLMDataset,
     ClassificationDataset,

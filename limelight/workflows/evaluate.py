@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from limelight.data.config import DataConfig, corpora_for_split
-from limelight.data.corpora import read_split
+from limelight.data.config import DataConfig
+from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.progress import counting
 from limelight.data.readers import LineStats
 from limelight.data.registry import resolve, with_registry_defaults

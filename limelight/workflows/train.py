@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from limelight.data.batching import BatchPlan
-from limelight.data.config import DataConfig, corpora_for_split, num_columns, tags_of
-from limelight.data.corpora import read_split
+from limelight.data.config import DataConfig, num_columns, tags_of
+from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.datasets import Batch
 from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
