@@ -6,7 +6,7 @@ model.translate("A man sleeps.").text
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from limelight.config import with_settings
 from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ class LoadedModel(TextModel):
         if "precision" in changes:  # of the model, and not of one text
             wanted = changes["precision"]
             raise UserError(f"precision is no setting of one text: write .to(precision={wanted!r})")
-        return replace(self.decode, **changes)
+        return with_settings(self.decode, changes)
 
     def to(self, device: str = "auto", precision: Precision = "auto") -> "LoadedModel":
         """Move to a device: the best there is, and in bfloat16 if it is a GPU made for that.

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from limelight.data.config import KEYS, DataConfig, files_of, num_columns
 from limelight.data.tokenizer import valid_unicode
@@ -105,19 +105,19 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         yield from file
 
 
-def cached_sha256(path: Path) -> tuple[str, int]:
-    """SHA-256 of a file's unpacked content, and its lines; unchanged files are not read again."""
+def cached_sha256(path: Path, unpack: bool = True) -> tuple[str, int]:
+    """SHA-256 and lines of a file, unpacked or as it is; unchanged files are not read again."""
     try:
         stat = path.stat()  # the inode and not the name: a download is read before it has its name
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
-    seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {path.suffix}"
+    seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {unpack and path.suffix}"
     note = cache_folder() / "hashes" / sha256(seen.encode()).hexdigest()
     with suppress(OSError, ValueError):
         known, count = note.read_text("ascii").split()
         return known, int(count)
     digest, lines = sha256(), 0
-    with _opened(path) as file:
+    with _opened(path, unpack) as file:
         while chunk := file.read(2**20):
             digest.update(chunk)
             lines += chunk.count(b"\n")
@@ -128,9 +128,9 @@ def cached_sha256(path: Path) -> tuple[str, int]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path, unpack: bool = True) -> Iterator[IO[bytes]]:
     try:
-        with open_packed(path) as file:
+        with open_packed(path, unpack) as file:
             yield file
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
@@ -144,8 +144,8 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
-def open_packed(path: Path) -> IO[bytes]:
-    """Open a file for reading bytes, unpacked by its ending.
+def open_packed(path: Path, unpack: bool = True) -> IO[bytes]:
+    """Open a file for reading bytes, unpacked according to its ending.
 
     Data is read more than once, and a pipe would be waited for forever: it is rejected.
     """
@@ -153,9 +153,8 @@ def open_packed(path: Path) -> IO[bytes]:
         raise UserError(
             f"{path} is a pipe or a device, and data is read more than once: write it into a file"
         )
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path))
-    return cast(IO[bytes], lzma.open(path)) if path.suffix == ".xz" else path.open("rb")
+    unpackers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open} if unpack else {}
+    return cast(IO[bytes], unpackers.get(path.suffix, open)(path, "rb"))
 
 
 def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[Found]:

@@ -27,7 +27,7 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_folder, sync
 
-_FORMAT = 3  # a store written by another version of this file has another name
+_FORMAT = 2  # of the arrays: another one is another name
 AT_ONCE = 4096  # examples that are tokenised together: enough for all cores, little memory
 
 
@@ -111,7 +111,8 @@ def _is_complete(folder: Path) -> bool:
         return False
     try:
         meta = json.loads((folder / "facts.json").read_text("utf-8"))
-        if all((folder / name).stat().st_size == size for name, size in meta["sizes"].items()):
+        sizes = {name: (folder / name).stat().st_size for name in meta["sizes"]}
+        if sizes == meta["sizes"] and "rejected" in meta["tally"]:  # 0.1.0 had another word
             return True
     except (OSError, ValueError, KeyError):
         pass
@@ -194,7 +195,10 @@ def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
 
 
 def _cache_key(data: DataConfig, split: str, tokenizer: Tokenizer) -> str:
-    """A name for exactly this content, read this way, by this tokenizer."""
+    """A name for exactly this content, read this way, by this tokenizer.
+
+    Run folders keep it, to know their data again when they resume: it must not change.
+    """
     parts = [_content_of(part, split) for part in corpora_for_split(data, split)]
     made_of = [_FORMAT, data.kind, parts, tokenizer.hash]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
@@ -202,9 +206,10 @@ def _cache_key(data: DataConfig, split: str, tokenizer: Tokenizer) -> str:
 
 def _content_of(data: DataConfig, split: str) -> list[Any]:
     elsewhere = ("train", "valid", "test", "corpora", "weight")
-    settings = {k: v for k, v in asdict(data).items() if k not in elsewhere}
+    first = {new: old for old, new in DataConfig.RENAMED.items()}  # settings by their first names
+    settings = {first.get(k, k): v for k, v in asdict(data).items() if k not in elsewhere}
     names = [Path(name) for name in files_of(data, split)]
-    files: list[Any] = [[name.suffixes, cached_sha256(name)[0]] for name in names]
+    files: list[Any] = [[name.suffixes, cached_sha256(name, unpack=False)[0]] for name in names]
     if data.hub:
         files = [hub_rows(data, split)._fingerprint]  # the library's own hash of the content
     part = split if data.toy or data.hold_out or data.valid_tail else ""

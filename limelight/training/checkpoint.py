@@ -121,10 +121,14 @@ def restore(
     return read_state(folder / STATE)
 
 
+_RENAMED = {"usual": "smoothed_loss", "tired": "validations_without_improvement"}  # since 0.1.0
+
+
 def read_state(path: Path) -> TrainState:
     """The numbers of a checkpoint; unknown or missing ones are refused."""
     try:
         told: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        told = {_RENAMED.get(name, name): value for name, value in told.items()}
         if set(told) != {f.name for f in fields(TrainState)}:
             raise ValueError("it has other entries than it should")
         return TrainState(**told)

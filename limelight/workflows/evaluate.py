@@ -30,7 +30,7 @@ from limelight.evaluate.metrics import Measure
 from limelight.evaluate.significance import Comparison, compare_examples, compare_translations
 from limelight.evaluate.wmt14 import is_wmt14, paper_bleu
 from limelight.loading import LoadedModel, load
-from limelight.recipe import Recipe, as_list, recipe_from_run, with_overrides
+from limelight.recipe import Overrides, Recipe, as_overrides, recipe_from_run, with_overrides
 from limelight.run.bundled_models import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
@@ -82,10 +82,10 @@ class _EvaluationLines:
 
 
 def score_run(
-    path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
+    path: str | Path, split: str = "test", changes: Overrides = (), silent: bool = False
 ) -> dict[str, Any]:
     """All scores of a run on a split, as one JSON document has them."""
-    changes = as_list(changes)
+    changes = as_overrides(changes)
     recipe = _evaluation_recipe(path, split, changes)
     find_run(path).weights()  # that there are any is known before a corpus is downloaded
     lines = _read_lines(recipe, split)
@@ -98,7 +98,7 @@ def score_run(
 
 
 def evaluate_run(
-    path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
+    path: str | Path, split: str = "test", changes: Overrides = (), silent: bool = False
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
@@ -134,12 +134,12 @@ def evaluate_run(
     }
 
 
-def _evaluation_recipe(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
+def _evaluation_recipe(path: str | Path, split: str, changes: Overrides = ()) -> Recipe:
     """A run's recipe with these changes; texts that they name are read instead of the recipe's."""
     if split not in _SPLITS:
         raise unknown_name("split", split, _SPLITS)
-    changes = as_list(changes)
-    named = {change.partition("=")[0].replace("-", "_") for change in changes}
+    changes = as_overrides(changes)
+    named = changes.keys()
     for other in _SPLITS:
         if other != split and f"data.{other}" in named:
             raise UserError(f"--data.{other} names texts of another split: say --split {other}")
@@ -161,7 +161,7 @@ def _refuse_others(recipe: Recipe, changes: Iterable[str]) -> None:
     fills = recipe.model.family == "encoder-only" and not getattr(recipe.model, "classes", 0)
     usable = (*_COMPUTING, *_HIDING) if fills else _COMPUTING
     for change in changes:
-        table, _, setting = change.partition("=")[0].replace("-", "_").partition(".")
+        table, _, setting = change.partition(".")
         useless = table == "train" and setting not in usable
         if useless or table in ("model", "tokenizer", "published"):
             raise UserError(
@@ -258,11 +258,11 @@ def _labels_of(loaded: LoadedModel, texts: Sequence[str]) -> list[str]:
 def compare_runs(
     paths: tuple[str | Path, str | Path],
     split: str = "test",
-    changes: Iterable[str] = (),
+    changes: Overrides = (),
     silent: bool = False,
 ) -> dict[str, Any]:
     """Two runs on the same texts: both scores, and whether chance explains the difference."""
-    changes = as_list(changes)
+    changes = as_overrides(changes)
     recipes = [_evaluation_recipe(path, split, changes) for path in paths]
     both = [load(path) for path in paths]
     if both[0].tasks != both[1].tasks:

@@ -5,7 +5,7 @@
 
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +28,7 @@ from limelight.device import choose_precision, describe
 from limelight.errors import UserError, path_from_option
 from limelight.loading import LoadedModel, load
 from limelight.model import build
-from limelight.recipe import Recipe, load_recipe, with_overrides, write_recipe
+from limelight.recipe import Overrides, Recipe, load_recipe, with_overrides, write_recipe
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
 from limelight.run.folder import RunFolder
 from limelight.run.plots import draw_curves
@@ -70,7 +70,7 @@ _ANSWERED_WHILE_TRAINING = 200  # of the validation sources; `evaluate` asks for
 def train(
     recipe: Recipe | str,
     run: str | Path,
-    changes: Iterable[str] = (),
+    changes: Overrides = (),
     start_from: str | Path | None = None,
     silent: bool = False,
 ) -> int:

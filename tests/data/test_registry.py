@@ -205,7 +205,7 @@ def test_what_has_no_address_says_where_it_comes_from(tmp_path, monkeypatch):
 def test_a_file_is_read_again_only_when_it_has_changed(own, monkeypatch):
     read = []
     open_packed = readers.open_packed
-    monkeypatch.setattr(readers, "open_packed", lambda path: read.append(path) or open_packed(path))
+    monkeypatch.setattr(readers, "open_packed", lambda *a: read.append(a[0]) or open_packed(*a))
     resolve(DataConfig(name="multi30k-en-de"))
     assert len(read) == 6
     resolve(DataConfig(name="multi30k-en-de"))
