@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from limelight.errors import UserError
-from limelight.explain.dataflow import parts_of, sides
 from limelight.explain.trace import Trace, in_range
 from limelight.files import with_filename
+from limelight.model.taps import parts_of, sides
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from limelight.explain.dataflow import sides
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
@@ -18,6 +17,7 @@ from limelight.explain.stage import number
 from limelight.explain.stages import extra_stages, stages, stop_at
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
+from limelight.model.taps import sides
 from limelight.web.bundle import single_file
 
 ROOM = 3_000_000  # bytes of a file

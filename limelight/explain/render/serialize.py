@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.errors import UserError, unknown_name
-from limelight.explain.dataflow import axes_of, dataflow, parts_of, sides
 from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure
 from limelight.explain.stages import extra_stages, stages
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Summary, Trace, in_range
+from limelight.model.taps import dataflow, parts_of, sides
 
 _Kind = Literal["f32", "f16", "u8"]  # digits; colours; thumbnails of weights
 _THUMB = 16  # pixels
@@ -176,7 +176,7 @@ def _tensors(trace: Trace) -> dict[str, Any]:
     return {
         name: {
             "shape": list(summary.shape),
-            "axes": list(axes_of(name, trace.config)),
+            "axes": list(made[name].axes),
             **_ranges(summary),
             "op": made[name].op,
             "from": list(made[name].sources),
