@@ -26,7 +26,7 @@ from limelight.model import AnyConfig, model_config
 from limelight.run.folder import RunFolder
 from limelight.training.config import TrainConfig
 
-SHIPPED = files("limelight") / "recipes"
+_SHIPPED = files("limelight") / "recipes"
 Overrides = Mapping[str, Any] | Iterable[str]  # {"train.steps": 500}, or ["train.steps=500"]
 
 
@@ -64,13 +64,13 @@ TABLES: dict[str, type[Any]] = {
 
 def recipe_names() -> list[str]:
     """The bundled recipes."""
-    return sorted(item.name.removesuffix(".toml") for item in SHIPPED.iterdir())
+    return sorted(item.name.removesuffix(".toml") for item in _SHIPPED.iterdir())
 
 
 def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
     """Read a recipe and change it; an error names the file and the key."""
     if name in recipe_names():
-        text = (SHIPPED / f"{name}.toml").read_text(encoding="utf-8")
+        text = (_SHIPPED / f"{name}.toml").read_text(encoding="utf-8")
         return parse_recipe(name, text, overrides)
     path = Path(name)
     try:

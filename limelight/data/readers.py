@@ -21,7 +21,7 @@ from limelight.errors import UserError
 from limelight.files import atomic_write, cache_folder
 
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
-Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
+_Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 PACKED = (".gz", ".xz")
 _END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
 _NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
@@ -51,7 +51,7 @@ class LineStats:
             raise RuntimeError(f"{self.read} lines read, but {self.used} used and {self.rejected}")
 
 
-def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[Found]:
+def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
     """Examples before they are judged; lines that give none are counted as rejected here."""
     files = [Path(name) for name in files_of(data, split)]
     if num_columns(data) == 2 and len(files) == 2:
@@ -157,7 +157,7 @@ def open_packed(path: Path, unpack: bool = True) -> IO[bytes]:
     return cast(IO[bytes], unpackers.get(path.suffix, open)(path, "rb"))
 
 
-def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[Found]:
+def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[_Found]:
     """Line n of the one is the translation of line n of the other."""
     counts = [sum(1 for _ in raw_lines(path)) for path in (source, target)]
     if counts[0] != counts[1]:
@@ -179,7 +179,7 @@ def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[Fou
         tally.repaired += fault.repaired
 
 
-def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[Found]:
+def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
     names: list[str] = []
     for number, line in enumerate(_lines(path, tally)):
         tally.read += 1
@@ -222,7 +222,7 @@ def _json_lines(path: Path, tally: LineStats) -> Iterator[object]:
             yield None
 
 
-def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) -> Iterator[Found]:
+def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) -> Iterator[_Found]:
     """JSON objects, or rows of a hub's dataset, with the keys of their kind."""
     keys = data.columns or KEYS[data.kind]
     for entry in entries:
@@ -250,7 +250,7 @@ def _look_up(entry: object, key: str) -> object:
     return _look_up(entry.get(first), rest)
 
 
-def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[Found]:
+def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_Found]:
     document: list[str] = []
     for line in _lines(path, tally):
         if line is None:
@@ -265,7 +265,7 @@ def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[Fo
     yield from _finish(document, tally)
 
 
-def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[Found]:
+def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[_Found]:
     """The file as one text: its beginning or, for `valid`, its end."""
     found = [line for line in _lines(path, tally) if line is not None]
     tally.read += tally.rejected.total()
@@ -274,7 +274,7 @@ def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator
     yield from _finish([text[cut:] if split == "valid" else text[:cut]], tally)
 
 
-def _finish(document: list[str], tally: LineStats) -> Iterator[Found]:
+def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
     if document:
         tally.read += 1
         text = "\n".join(document)
@@ -282,7 +282,7 @@ def _finish(document: list[str], tally: LineStats) -> Iterator[Found]:
         document.clear()
 
 
-def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[Found]:
+def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[_Found]:
     for line in _lines(path, tally):
         if line is None:
             tally.read += 1
@@ -291,7 +291,7 @@ def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -
             yield from _answers([turn for turn in turns if turn], history, tally)
 
 
-def _answers(turns: object, history: int, tally: LineStats) -> Iterator[Found]:
+def _answers(turns: object, history: int, tally: LineStats) -> Iterator[_Found]:
     """Each turn but the first is an answer; its source is the turns before it, one a line."""
     if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(t, str) for t in turns):
         tally.read += 1

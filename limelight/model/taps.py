@@ -26,7 +26,7 @@ _INSIDE_ATTENTION = ("q", "k", "v", "scores", "scaled", "masked", "weights", "mi
 _STATES, _SCORES = ("word", "dim"), ("head", "query", "key")  # axes
 
 
-class Tap(NamedTuple):
+class _Tap(NamedTuple):
     """A value of the forward pass: where it appears, and how it is made from which others."""
 
     module: str  # its path in the model
@@ -36,10 +36,10 @@ class Tap(NamedTuple):
     axes: tuple[str, ...] = _STATES  # of one text
 
 
-_Named = Iterator[tuple[str, Tap]]
+_Named = Iterator[tuple[str, _Tap]]
 
 
-def taps(model: nn.Module) -> dict[str, Tap]:
+def taps(model: nn.Module) -> dict[str, _Tap]:
     """Everything that can be watched in this model, by name, in the order of computation."""
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig | RecurrentConfig):
@@ -48,7 +48,7 @@ def taps(model: nn.Module) -> dict[str, Tap]:
 
 
 @lru_cache(maxsize=16)
-def dataflow(config: AnyConfig) -> dict[str, Tap]:
+def dataflow(config: AnyConfig) -> dict[str, _Tap]:
     """The forward pass of a model as a graph of named values."""
     if isinstance(config, RecurrentConfig):
         return dict(_recurrent_taps(config))
@@ -58,7 +58,7 @@ def dataflow(config: AnyConfig) -> dict[str, Tap]:
     if config.family == "encoder-only":
         head = "text_head" if config.classes else "masked_head"
     axes = ("class",) if config.classes else ("word", "token")
-    return found | {"logits": Tap(head, "output", "classify", (last,), axes)}
+    return found | {"logits": _Tap(head, "output", "classify", (last,), axes)}
 
 
 def sides(config: ModelConfig) -> tuple[str, ...]:
@@ -77,7 +77,6 @@ def parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
 
 
 def _side_taps(config: ModelConfig, side: str) -> _Named:
-    """An encoder's or a decoder's: embedding, positions, layers, output."""
     embedding = "source" if side == "encoder" else "target"
     added = {"embedding": ("tokens", "look up")}
     if config.positions != "rotary":
@@ -85,30 +84,30 @@ def _side_taps(config: ModelConfig, side: str) -> _Named:
     if config.family == "encoder-only":
         added["segments"] = ("segments", "look up")
     for name, (module, op) in added.items():
-        yield f"{side}.{name}", Tap(f"{embedding}.{module}", "output", op, ())
+        yield f"{side}.{name}", _Tap(f"{embedding}.{module}", "output", op, ())
     state = f"{side}.input"
-    yield state, Tap(embedding, "output", "add", tuple(f"{side}.{name}" for name in added))
+    yield state, _Tap(embedding, "output", "add", tuple(f"{side}.{name}" for name in added))
     for layer in range(config.layers):
         for part in parts_of(config, side):
             name, path = f"{side}.{layer}.{part}", f"{side}.layers.{layer}.{part}"
             yield from _sublayer_taps(config, name, path, state)
             state = f"{name}.{'norm' if config.norm_order == 'post' else 'add'}"
     op = "norm" if config.norm_order == "pre" else "copy"
-    yield f"{side}.output", Tap(side, "output", op, (state,))
+    yield f"{side}.output", _Tap(side, "output", op, (state,))
 
 
 def _sublayer_taps(config: ModelConfig, name: str, path: str, state: str) -> _Named:
     """One sub-layer: its norm comes before it (pre-norm) or after the sum with its input."""
     inner = _feed_forward_taps if name.endswith("feed_forward") else _attention_taps
     added = (state, f"{name}.output")
-    norm = Tap(f"{path}_residual.norm", "output", "norm", (state,))
+    norm = _Tap(f"{path}_residual.norm", "output", "norm", (state,))
     if config.norm_order == "pre":
         yield f"{name}.norm", norm
         yield from inner(config, name, path, f"{name}.norm")
-        yield f"{name}.add", Tap(f"{path}_residual", "output", "add", added)
+        yield f"{name}.add", _Tap(f"{path}_residual", "output", "add", added)
     else:
         yield from inner(config, name, path, state)
-        yield f"{name}.add", Tap(f"{path}_residual.norm", "input", "add", added)
+        yield f"{name}.add", _Tap(f"{path}_residual.norm", "input", "add", added)
         yield f"{name}.norm", norm._replace(sources=(f"{name}.add",))
 
 
@@ -120,7 +119,7 @@ def _attention_taps(config: ModelConfig, name: str, path: str, read: str) -> _Na
     queries, keys = ("head", "query", "dim"), ("head", "key", "dim")
     for part in ("query", "key", "value"):
         source = read if part == "query" else memory
-        yield f"{name}.{part}", Tap(f"{module}.{part}", "output", "linear", (source,))
+        yield f"{name}.{part}", _Tap(f"{module}.{part}", "output", "linear", (source,))
     steps = (
         ("q", split, ("query",), queries),
         ("k", split, ("key",), keys),
@@ -133,41 +132,39 @@ def _attention_taps(config: ModelConfig, name: str, path: str, read: str) -> _Na
     )
     for step, op, sources, axes in steps:
         made_of = tuple(f"{name}.{source}" for source in sources)
-        yield f"{name}.{step}", Tap(module, step, op, made_of, axes)
-    yield f"{name}.concat", Tap(f"{module}.output", "input", "side by side", (f"{name}.mixed",))
-    yield f"{name}.output", Tap(f"{module}.output", "output", "linear", (f"{name}.concat",))
+        yield f"{name}.{step}", _Tap(module, step, op, made_of, axes)
+    yield f"{name}.concat", _Tap(f"{module}.output", "input", "side by side", (f"{name}.mixed",))
+    yield f"{name}.output", _Tap(f"{module}.output", "output", "linear", (f"{name}.concat",))
 
 
 def _feed_forward_taps(config: ModelConfig, name: str, path: str, read: str) -> _Named:
-    """Wider, through the activation, and back."""
     neurons = ("word", "neuron")
     widened = ("inner", "gate") if config.activation == "swiglu" else ("inner",)
     for part in reversed(widened):
-        yield f"{name}.{part}", Tap(f"{path}.{part}", "output", "linear", (read,), neurons)
+        yield f"{name}.{part}", _Tap(f"{path}.{part}", "output", "linear", (read,), neurons)
     made_of = tuple(f"{name}.{part}" for part in widened)
-    yield f"{name}.active", Tap(f"{path}.outer", "input", config.activation, made_of, neurons)
-    yield f"{name}.output", Tap(f"{path}.outer", "output", "linear", (f"{name}.active",))
+    yield f"{name}.active", _Tap(f"{path}.outer", "input", config.activation, made_of, neurons)
+    yield f"{name}.output", _Tap(f"{path}.outer", "output", "linear", (f"{name}.active",))
 
 
 def _recurrent_taps(config: RecurrentConfig) -> _Named:
-    """The states of the cells, and attention where there is one."""
     seq2seq = config.family == "recurrent-encoder-decoder"
     if seq2seq:
-        yield "encoder.embedding", Tap("source", "output", "look up", ())
-        yield "encoder.output", Tap("encoder", "output", config.cell, ("encoder.embedding",))
-    yield "decoder.embedding", Tap("target", "output", "look up", ())
+        yield "encoder.embedding", _Tap("source", "output", "look up", ())
+        yield "encoder.output", _Tap("encoder", "output", config.cell, ("encoder.embedding",))
+    yield "decoder.embedding", _Tap("target", "output", "look up", ())
     memory = ("encoder.output",) if seq2seq else ()
     states = "decoder.states"
-    yield states, Tap("decoder", "output", config.cell, ("decoder.embedding", *memory))
+    yield states, _Tap("decoder", "output", config.cell, ("decoder.embedding", *memory))
     if seq2seq and config.attention:
         name, axes = "decoder.cross", ("query", "key")
-        yield f"{name}.masked", Tap("attention.softmax", "input", "mask", (states, *memory), axes)
-        softmax = Tap("attention.softmax", "output", "softmax", (f"{name}.masked",), axes)
+        yield f"{name}.masked", _Tap("attention.softmax", "input", "mask", (states, *memory), axes)
+        softmax = _Tap("attention.softmax", "output", "softmax", (f"{name}.masked",), axes)
         yield f"{name}.weights", softmax
         sources = (states, f"{name}.weights", *memory)
         states = f"{name}.output"
-        yield states, Tap("attention", "output", "linear and tanh", sources)
-    yield "logits", Tap("classifier", "output", "classify", (states,), ("word", "token"))
+        yield states, _Tap("attention", "output", "linear and tanh", sources)
+    yield "logits", _Tap("classifier", "output", "classify", (states,), ("word", "token"))
 
 
 class Recorder:
@@ -266,7 +263,7 @@ def _eager(model: nn.Module) -> nn.Module:
 
 
 def matching(patterns: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The known names that any of the patterns fits; a pattern that fits none is a mistake."""
+    """The known names that any of the patterns fits; a pattern that fits none is rejected."""
     known, patterns = list(known), list(patterns)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):

@@ -23,12 +23,12 @@ CARD = "card.md"
 
 
 def model_names() -> list[str]:
-    """The models that come with the package."""
+    """The bundled models."""
     return sorted(path.parent.name for path in MODELS.glob(f"*/{FACTS}"))
 
 
 def find_run(run: str | Path) -> RunFolder:
-    """The run folder at a path, or else the model of that name; a misspelt one is answered."""
+    """The run folder at a path, or else the bundled model of that name."""
     name = _name_as_typed(run)
     own = RunFolder(Path(name))
     if own.exists:
@@ -45,7 +45,6 @@ def find_run(run: str | Path) -> RunFolder:
 
 
 def _name_as_typed(run: str | Path) -> str:
-    """A run's name as it was given: a path would forget how it was written."""
     name = os.fspath(run) if isinstance(run, os.PathLike) else run
     if not isinstance(name, str):
         raise UserError(f"a run is named by a str or a Path, and not by {run!r:.80}")
@@ -58,17 +57,17 @@ def _name_as_typed(run: str | Path) -> str:
 
 
 def is_run(run: str | Path) -> bool:
-    """Whether `find_run` would look there: a folder, or a model's name."""
+    """Whether `find_run` would find something: a folder, or a model's name."""
     return Path(run).is_dir() or str(run) in model_names()
 
 
 def canonical_name(run: RunFolder) -> str:
-    """How to call a run again, wherever the caller stands: a model's name, or a path."""
+    """A run's name or path that is valid from any working directory."""
     return run.path.name if run.path.parent == MODELS else str(run.path.resolve())
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """What `model.json` tells of a model, and how large all of it is."""
+    """The content of `model.json`, and the size of the model on disk."""
     folder = RunFolder(MODELS / name)
     told = folder.read_json(FACTS)
     size = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
@@ -76,7 +75,7 @@ def facts_of(name: str) -> dict[str, Any]:
 
 
 def show(told: dict[str, Any], console: "Console") -> None:
-    """All models for people: what each does, how large and how good it is, under which terms."""
+    """Print all bundled models for people."""
     from rich.text import Text
 
     for model in told["models"]:
