@@ -71,10 +71,7 @@ def _examine(data: DataConfig, split: str) -> dict[str, Any]:
     repeated = len(exact) - len(np.unique(exact))
     report: dict[str, Any] = {
         "tally": {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(tally).items()},
-        "characters": {
-            side: _percentiles(sizes[:, i])
-            for i, side in enumerate(("source", "target")[: num_columns(data)])
-        },
+        "characters": dict(zip(("source", "target"), map(_percentiles, sizes.T), strict=False)),
         "duplicates": repeated,
         "near_duplicates": len(near) - len(np.unique(near)) - repeated,
         "sources": np.unique(sources),
@@ -186,11 +183,8 @@ def _leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
 def _tokens(
     data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
-    texts = (
-        text
-        for example in read_split(data, "train", LineStats())
-        for text in _texts_of(data, example)
-    )
+    examples = read_split(data, "train", LineStats())
+    texts = (text for example in examples for text in _texts_of(data, example))
     tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
     with TemporaryDirectory() as folder:
         with counting("tokenising") as progress:
@@ -206,18 +200,16 @@ def _tokens(
         if data.kind != "texts":  # those are cut into blocks
             report["over_max_len"] = int((lengths_of(store) > max_len).any(axis=1).sum())
         if num_columns(data) == 2:
-            report |= _batches(lengths_of(store), batch_tokens)
+            lengths = lengths_of(store)
+            plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
+            padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in plan)
+            padding = round(1 - float(lengths.sum()) / max(1, padded), 4)
+            report |= {"batches": len(plan), "padding": padding}
     return report
 
 
 def _texts_of(data: DataConfig, example: Example) -> Example:
     return example[: num_columns(data)]
-
-
-def _batches(lengths: NDArray[np.int64], batch_tokens: int) -> dict[str, Any]:
-    plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
-    padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in plan)
-    return {"batches": len(plan), "padding": round(1 - float(lengths.sum()) / max(1, padded), 4)}
 
 
 def show(report: dict[str, Any], console: Console) -> None:
@@ -236,13 +228,12 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print(f"[bold]tokens[/]  {facts['tokens']:,} in training, ", end="")
         console.print(f"{facts['tokens_per_word']} to a word, vocabulary {facts['vocabulary']:,}")
         if "batches" in facts:
-            console.print(
-                f"  {facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
-            )
+            shown = f"{facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
+            console.print(f"  {shown}")
     for warning in report["warnings"]:
         console.print(Text("warning: ", "yellow") + Text(warning, "default"))
     if not report["warnings"]:
-        console.print("[green]nothing to warn of[/]")
+        console.print("[green]no warnings[/]")
 
 
 def _show_lengths(characters: dict[str, dict[str, int]], console: Console) -> None:
@@ -256,25 +247,25 @@ def _show_lengths(characters: dict[str, dict[str, int]], console: Console) -> No
 def _warnings(report: dict[str, Any]) -> Iterable[str]:
     for split, facts in report["splits"].items():
         tally = facts["tally"]
-        refused = sum(n for reason, n in tally["rejected"].items() if reason != "in another split")
+        rejected = sum(n for why, n in tally["rejected"].items() if why != "in another split")
         if not tally["used"]:
             yield f"{split} has no example that can be used"
-        elif refused > 0.05 * tally["read"]:
-            share = math.ceil(100 * refused / tally["read"])
-            yield f"{share}% of {split} is refused: see the reasons"
+        elif rejected > 0.05 * tally["read"]:
+            share = math.ceil(100 * rejected / tally["read"])
+            yield f"{share}% of {split} is rejected: see the reasons"
         for kind, count in facts.get("mixups", {}).items():
             if count:
                 yield f"{count} pairs of {split} {_MIXED_UP[kind]}"
-        if places := facts.get("shifted"):
+        if blocks := facts.get("shifted"):
             yield (
-                f"{split} seems shifted by a line from about example {places[0]} on "
-                f"({len(places)} places): is a line missing on one side?"
+                f"{split} seems shifted by a line from about example {blocks[0]} on "
+                f"({len(blocks)} blocks): is a line missing on one side?"
             )
     for leak, count in report["leaks"].items():
         if count:
             yield f"{count} sources of {leak}: scores on them mean little"
-    told = report.get("tokens", {})
-    if told.get("not_round_trip"):
-        yield "some texts do not come back from the tokenizer"
-    if long := told.get("over_max_len"):
+    tokens = report.get("tokens", {})
+    if tokens.get("not_round_trip"):
+        yield "some texts are changed by encoding and decoding"
+    if long := tokens.get("over_max_len"):
         yield f"{long} examples are longer than the model's max_len in tokens"

@@ -9,7 +9,7 @@ from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError
 
 _Kind = Literal["pairs", "texts", "labelled", "dialogues"]
-_PLACES = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
+_ORIGINS = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
@@ -28,6 +28,9 @@ def _from_tables(values: object) -> object:
 def lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
     """TOML's lists as tuples, which cannot be changed."""
     return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+
+_Corpora = Annotated[tuple["DataConfig", ...], BeforeValidator(_from_tables)]
 
 
 @config_class
@@ -51,20 +54,16 @@ class DataConfig:
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
     hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
-    valid_tail: Fraction = (
-        0.0  # texts: the file is one text, and this share at its end becomes valid
-    )
+    valid_tail: Fraction = 0.0  # texts: the file is one text, and this share of its end is valid
     header: bool = False  # .tsv: the first line names the columns
     columns: tuple[str, ...] = ()  # which to take: JSON keys ("a.b" for b inside a), or 1, 2, ...
     separator: str = ""  # texts: the line between two documents; without one each line is a text
     context_turns: Size = 3  # dialogues: how many turns before an answer are its source
-    max_chars: Size = 100_000  # characters; longer ones are refused
+    max_chars: Size = 100_000  # characters; longer ones are rejected
     reverse: bool = False  # pairs: learn the other direction
     tag: str = ""  # a token of this name goes before every source: what is asked of the model
     weight: Positive = 1.0  # how often an epoch has each example; 0.5: one half, drawn every time
-    corpora: Annotated[
-        tuple["DataConfig", ...], BeforeValidator(_from_tables)
-    ] = ()  # read together
+    corpora: _Corpora = ()  # read together
 
     def __post_init__(self) -> None:
         self.check_where()
@@ -86,7 +85,7 @@ class DataConfig:
         if self.toy and self.kind != "pairs":
             raise UserError(f"toy={self.toy!r} makes pairs, not kind={self.kind!r}")
         for own in ("name", "hub"):
-            others = [other for other in _PLACES if other != own and getattr(self, other)]
+            others = [other for other in _ORIGINS if other != own and getattr(self, other)]
             if getattr(self, own) and others:
                 raise UserError(
                     f"{own}={getattr(self, own)!r} has its own files: leave {', '.join(others)} "

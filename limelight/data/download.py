@@ -16,7 +16,7 @@ from functools import partial
 from gzip import BadGzipFile
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 from zipfile import BadZipFile, ZipFile
@@ -111,16 +111,14 @@ def _receive(url: str, part: Path) -> None:
 
 def _request(url: str, have: int, version: str) -> HTTPResponse:
     """Ask for a file; with `have` bytes of a version there, for the rest of that version only."""
-    headers = {"User-Agent": "limelight"}
-    if have:
-        headers |= {"Range": f"bytes={have}-", "If-Range": version}
+    rest = {"Range": f"bytes={have}-", "If-Range": version} if have else {}
+    request = Request(url, headers={"User-Agent": "limelight", **rest})
     try:
-        response: HTTPResponse = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
+        return cast(HTTPResponse, urlopen(request, timeout=TIMEOUT))
     except HTTPError as error:
         if error.code != 416 or not have:
             raise
         return _request(url, 0, "")  # there is no rest: what is here cannot be a beginning of it
-    return response
 
 
 def _version_of(response: HTTPResponse) -> str:

@@ -42,8 +42,7 @@ class LineStats:
         wrong = {why: n for why, n in self.rejected.items() if why not in _NO_FAULT}
         bad = sum(wrong.values())
         reasons = ", ".join(f"{count:,} {why}" for why, count in wrong.items())
-        all_lines = f"{bad:,} of {self.used + bad:,} lines"
-        return f"{all_lines} cannot be used ({reasons})" if bad else ""
+        return f"{bad:,} of {self.used + bad:,} lines cannot be used ({reasons})" if bad else ""
 
     def check(self) -> None:
         """Every line that was read was used or rejected."""
@@ -92,11 +91,10 @@ def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
             line = line[:-1]
             tally.repaired["carriage return"] += 1
         try:
-            text: str | None = line.decode()
+            yield line.decode()
         except UnicodeDecodeError:
             tally.rejected["invalid UTF-8"] += 1
-            text = None
-        yield text
+            yield None
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
@@ -164,19 +162,16 @@ def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[_Fo
         raise UserError(
             f"{source} has {counts[0]} lines and {target} has {counts[1]}: they cannot be parallel"
         )
-    faults = [LineStats(), LineStats()]
-    both = zip(_lines(source, faults[0]), _lines(target, faults[1]), strict=True)
-    for left, right in both:
+    sides = LineStats(), LineStats()
+    for left, right in zip(_lines(source, sides[0]), _lines(target, sides[1]), strict=True):
         tally.read += 1
         if left is not None and right is not None:
             yield left, (left, right)
-            continue
-        reasons = [reason for fault in faults for reason in fault.rejected.elements()]
-        tally.rejected[reasons[0]] += 1  # one line, one reason: the first that was met
-        for fault in faults:
-            fault.rejected.clear()
-    for fault in faults:
-        tally.repaired += fault.repaired
+        else:  # one pair, one reason: the first that was met
+            tally.rejected[next(iter(sides[0].rejected + sides[1].rejected))] += 1
+            for side in sides:
+                side.rejected.clear()
+    tally.repaired += sides[0].repaired + sides[1].repaired
 
 
 def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
@@ -190,9 +185,9 @@ def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found
             names = cells
             tally.rejected["header"] += 1
         elif data.columns:
-            places = [_column_place(path, column, names) for column in data.columns]
-            if max(places) < len(cells):
-                yield cells[places[0]], (cells[places[0]], cells[places[1]])
+            first, second = (_column_index(path, column, names) for column in data.columns)
+            if max(first, second) < len(cells):
+                yield cells[first], (cells[first], cells[second])
             else:
                 tally.rejected["too few columns"] += 1
         elif len(cells) == 2:
@@ -201,14 +196,14 @@ def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found
             tally.rejected["not two columns"] += 1
 
 
-def _column_place(path: Path, column: str, names: list[str]) -> int:
+def _column_index(path: Path, column: str, names: list[str]) -> int:
     """The index of a column: by its name in the header, or by its number from 1 on."""
     if column in names:
         return names.index(column)
     if column.isdecimal() and int(column) >= 1:
         return int(column) - 1
-    told = f"its header names {', '.join(names)}" if names else "say header = true, or a number"
-    raise UserError(f"{path} has no column {column!r}: {told}")
+    hint = f"its header names {', '.join(names)}" if names else "say header = true, or a number"
+    raise UserError(f"{path} has no column {column!r}: {hint}")
 
 
 def _json_lines(path: Path, tally: LineStats) -> Iterator[object]:

@@ -106,11 +106,9 @@ def find(name: str, file: str) -> Path:
         f"the corpus {name} ({NAMED[name].licence}) needs {file}, which is neither under "
         f"LIMELIGHT_DATA ({own or 'not set'}) nor under {downloads()}"
     )
-    source = SOURCES.get(file)
+    source, origin = SOURCES.get(file), NAMED[name].origin
     if source is None:
-        raise UserError(
-            f"{needs}; there is no address to download it from. It comes from {NAMED[name].origin}"
-        )
+        raise UserError(f"{needs}; there is no address to download it from. It comes from {origin}")
     try:
         return _download(file, source)
     except UserError as error:

@@ -1,14 +1,12 @@
 """Text becomes token ids and comes back, byte for byte.
 
-All kinds stand on bytes, so no text is unknown to them: `bpe` merges frequent neighbours into
-larger pieces, `word` has a token for every frequent word, `char` for every frequent character, and
-what has none is spelled out in bytes. `uncased` is `bpe` for models that read and do not write:
-like BERT's it makes letters small and lets marks stand apart, so that "It's" and "it 's" are the
-same, and what comes back is such a text. The work is done by the `tokenizers` library;
-`tokenizer.json` is its file.
+All kinds are byte-level, so no text is unknown: `bpe` merges frequent neighbours, `word` and `char`
+have tokens for frequent words and characters and spell the rest in bytes. `uncased` is `bpe` for
+models that read and do not write: like BERT's it lowercases and splits off punctuation. The work is
+done by the `tokenizers` library; `tokenizer.json` is its file.
 
-Special tokens such as ⟨end⟩ are written with brackets that byte-level text cannot contain (a "⟨"
-that a user types is three bytes, and three other symbols). So no text can ever spell one.
+Special tokens such as ⟨end⟩ are written with brackets that byte-level text cannot contain: a "⟨"
+that a user types is three bytes, and three other symbols. So no text can ever spell one.
 """
 
 import json
@@ -47,9 +45,7 @@ def special(name: str) -> str:
 class TokenizerConfig:
     """The kind and size of the tokenizer that is trained on the training text."""
 
-    kind: _Kind = (
-        "bpe"  # pieces of words, whole words, characters; pieces of words in small letters
-    )
+    kind: _Kind = "bpe"  # subwords, words, characters; lowercased subwords
     vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000  # tokens, at most
 
 
@@ -77,19 +73,17 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn a vocabulary of at most `vocab` tokens; `tags` become special tokens."""
         names = [*SPECIAL, *tags]
-        room = vocab - len(names) - len(ALPHABET)
-        if room < 0:
+        free = vocab - len(names) - len(ALPHABET)
+        if free < 0:
             raise UserError(
                 f"vocab={vocab} is too small: {len(ALPHABET)} bytes and {len(names)} special "
-                f"tokens take {vocab - room} already"
+                f"tokens need {vocab - free}"
             )
         texts = chain.from_iterable(in_parts(valid_unicode(text)) for text in texts)
         learn = learn_merges if kind in ("bpe", "uncased") else _learn_units
-        pieces, merges = learn(kind, texts, room)
-        vocabulary = {
-            piece: i for i, piece in enumerate([*map(special, names), *ALPHABET, *pieces])
-        }
-        core = _build_tokenizer(kind, vocabulary, merges)
+        pieces, merges = learn(kind, texts, free)
+        tokens = [*map(special, names), *ALPHABET, *pieces]
+        core = _build_tokenizer(kind, {token: i for i, token in enumerate(tokens)}, merges)
         if (size := len(core.to_str().encode())) > LARGEST:
             raise UserError(
                 f"vocab={vocab} is too large: such a tokenizer.json of {size:,} bytes would not be "
@@ -106,15 +100,15 @@ class Tokenizer:
         """
         text = read_bounded(path, LARGEST)
         try:
-            told = json.loads(text)
-            model = told["model"]
+            found = json.loads(text)
+            model = found["model"]
             if len(model["vocab"]) > most:
                 raise UserError(f"it has {len(model['vocab'])} tokens, but may have only {most}")
-            units: _Kind = "char" if told["pre_tokenizer"]["type"] == "Sequence" else "word"
-            pieces: _Kind = "uncased" if told["normalizer"] else "bpe"
+            units: _Kind = "char" if found["pre_tokenizer"]["type"] == "Sequence" else "word"
+            pieces: _Kind = "uncased" if found["normalizer"] else "bpe"
             kind = units if model["ignore_merges"] else pieces
             core = _build_tokenizer(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
-            if json.loads(core.to_str()) != told:
+            if json.loads(core.to_str()) != found:
                 raise UserError("it has other parts than ours have")
             return cls(core)
         except Exception as error:  # the library raises nothing narrower
@@ -146,9 +140,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, special tokens left out; half a character shows as U+FFFD."""
-        return self.core.decode(
-            [i for i in ids if i >= self.first_text_id], skip_special_tokens=False
-        )
+        text = [i for i in ids if i >= self.first_text_id]
+        return self.core.decode(text, skip_special_tokens=False)
 
     @property
     def uncased(self) -> bool:
@@ -175,18 +168,13 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each id in readable form: text, a special name, or bytes of half a character."""
-        return [self._readable(i) for i in ids]
+        symbols = ((i, self._symbols[i]) for i in ids)
+        return [s if i < self.first_text_id else readable(s) for i, s in symbols]
 
     def token_bytes(self, i: int) -> bytes:
         """The bytes of a token; none for a special one."""
-        return (
-            b"" if i < self.first_text_id else bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
-        )
-
-    def _readable(self, i: int) -> str:
-        if i < self.first_text_id:
-            return self._symbols[i]
-        return readable(self._symbols[i])
+        symbols = "" if i < self.first_text_id else self._symbols[i]
+        return bytes(BYTE_OF[symbol] for symbol in symbols)
 
     def show_work(self, text: str) -> list[list[list[str]]]:
         """For each word of a text the pieces after every merge.
@@ -218,12 +206,12 @@ def readable(symbols: str) -> str:
 
 
 def _merge_steps(
-    word: str, rank: dict[tuple[str, ...], int], whole: dict[str, int]
+    word: str, rank: dict[tuple[str, ...], int], units: dict[str, int]
 ) -> Iterator[list[str]]:
     """Bytes first; then, again and again, merge the pair that was learned earliest."""
     pieces = list(word)
     yield pieces
-    if word in whole and len(word) > 1:
+    if word in units and len(word) > 1:
         yield [word]
         return
     while pairs := [pair for pair in pairwise(pieces) if pair in rank]:
@@ -282,13 +270,13 @@ def in_parts(text: str, length: int = LONG) -> list[str]:
 
 def _in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str]]:
     batch: list[str] = []
-    taken = 0
+    size = 0
     for part in parts:
         batch.append(part)
-        taken += len(part)
-        if taken >= length:
+        size += len(part)
+        if size >= length:
             yield batch
-            batch, taken = [], 0
+            batch, size = [], 0
     yield batch
 
 
@@ -303,33 +291,30 @@ def _splitter(kind: _Kind) -> Any:
     return pre_tokenizers.Sequence([_APART if kind == "uncased" else _EACH, spelled])
 
 
-def learn_merges(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+def learn_merges(kind: _Kind, texts: Iterable[str], count: int) -> tuple[list[str], list[Any]]:
     """Byte-pair encoding (Sennrich et al. 2016), as the paper uses it (section 5.1)."""
     core = _wrap_model(models.BPE(), kind)
-    trainer = trainers.BpeTrainer(
-        vocab_size=room + len(ALPHABET), initial_alphabet=ALPHABET, show_progress=False
-    )
+    size = count + len(ALPHABET)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=ALPHABET, show_progress=False)
     core.train_from_iterator(texts, trainer)
     model = json.loads(core.to_str())["model"]
     learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return [piece for piece in learned if piece not in BYTE_OF], [tuple(m) for m in model["merges"]]
 
 
-def _learn_units(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+def _learn_units(kind: _Kind, texts: Iterable[str], count: int) -> tuple[list[str], list[Any]]:
     """The most frequent words or characters; equal counts in alphabetical order."""
     split = _splitter(kind)
-    count: Counter[str] = Counter()
-    for text in texts:
-        count.update(piece for piece, _ in split.pre_tokenize_str(text))
-    longer = [piece for piece in count if len(piece) > 1]
-    return sorted(longer, key=lambda piece: (-count[piece], piece))[:room], []
+    seen = Counter(piece for text in texts for piece, _ in split.pre_tokenize_str(text))
+    longer = [piece for piece in seen if len(piece) > 1]
+    return sorted(longer, key=lambda piece: (-seen[piece], piece))[:count], []
 
 
 def _build_tokenizer(
     kind: _Kind, vocabulary: dict[str, int], merges: list[Any]
 ) -> tokenizers.Tokenizer:
-    whole = kind in ("word", "char")
-    core = _wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
+    units = kind in ("word", "char")
+    core = _wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=units), kind)
     core.decoder = decoders.ByteLevel()
     return core
 

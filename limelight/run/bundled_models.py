@@ -1,9 +1,8 @@
-"""Models that come with the package, known by their names.
+"""Bundled models, known by their names.
 
-`limelight/models/en-de` is a run folder like any other: a recipe, a tokenizer and finished weights
-(in bytes, see `packed`), and besides `card.md` for people and `model.json` for programs. Wherever a
-run folder is asked for, such a name will do. A run folder of your own with the same name comes
-first: what lies where you stand is what you mean.
+`limelight/models/en-de` is a run folder (with int8 weights), and has `card.md` for people and
+`model.json` for programs. Its name can be given wherever a run folder is expected; a folder of that
+name in the working directory comes first.
 """
 
 import os
@@ -69,20 +68,18 @@ def canonical_name(run: RunFolder) -> str:
 def facts_of(name: str) -> dict[str, Any]:
     """The content of `model.json`, and the size of the model on disk."""
     folder = RunFolder(MODELS / name)
-    told = folder.read_json(FACTS)
     size = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
-    return {"name": name, **told, "bytes": size}
+    return {"name": name, **folder.read_json(FACTS), "bytes": size}
 
 
-def show(told: dict[str, Any], console: "Console") -> None:
+def show(report: dict[str, Any], console: "Console") -> None:
     """Print all bundled models for people."""
     from rich.text import Text
 
-    for model in told["models"]:
+    for model in report["models"]:
         size = f"{model['bytes'] / 1e6:.1f} MB, {model['parameters'] / 1e6:.1f} million parameters"
-        console.print(
-            Text(model["name"], "bold") + Text(f"  {model['about']} ({size})", "not bold")
-        )
+        about = Text(f"  {model['about']} ({size})", "not bold")
+        console.print(Text(model["name"], "bold") + about)
         for score in model["scores"]:
             console.print(Text(f"  {score['value']:>8} {score['name']}: {score['on']}"))
         console.print(Text(f"  {model['licence']}", "dim"))

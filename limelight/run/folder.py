@@ -27,9 +27,7 @@ PARTS = (  # all that a training writes
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
 )
 _LARGEST_RECIPE = 2**16  # bytes
-_LONGEST_LINE = (
-    2**12
-)  # characters: with "a.a.a. ..." one line can keep TOML's reader busy for hours
+_LONGEST_LINE = 2**12  # characters: "a.a.a. ..." in one line can keep tomllib busy for hours
 
 
 @dataclass(frozen=True)
@@ -70,13 +68,13 @@ class RunFolder:
         """The name of its recipe; anything but a run folder of this format is rejected."""
         if not self.exists:
             raise UserError(f"{self.path} is no run folder: it has no run.json")
-        told = self.read_json("run.json")
-        if not isinstance(told, dict) or told.get("format") != _FORMAT:
+        meta = self.read_json("run.json")
+        if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
             raise UserError(
                 f"{self.path} has another format than this version of limelight reads "
-                f"({_FORMAT}): its run.json says {told!s:.80}"
+                f"({_FORMAT}): its run.json says {meta!s:.80}"
             )
-        return str(told.get("recipe", self.path.name))
+        return str(meta.get("recipe", self.path.name))
 
     def write(self, name: str, text: str) -> None:
         atomic_write(self.path / name, text.encode())
@@ -111,10 +109,10 @@ class RunFolder:
 
     def environment(self) -> dict[str, Any]:
         """Versions, seed, device and data that the run began with."""
-        told = self.read_json("environment.json")
-        if not isinstance(told, dict):
+        found = self.read_json("environment.json")
+        if not isinstance(found, dict):
             raise UserError(f"{self.path / 'environment.json'} is not what a run writes")
-        return told
+        return found
 
     def weights(self) -> tuple[Path, list[str]]:
         """The folder with the weights to use: finished ones, or else the newest checkpoint's.
@@ -123,8 +121,8 @@ class RunFolder:
         """
         warnings: list[str] = []
         for parent in (self.finished, self.checkpoints):
-            folder, passed_over = latest_valid(parent)
-            warnings += [f"{parent.name}/{sentence}" for sentence in passed_over]
+            folder, skipped = latest_valid(parent)
+            warnings += [f"{parent.name}/{sentence}" for sentence in skipped]
             if folder is not None:
                 return folder, warnings
         raise UserError("; ".join([f"{self.path} has no weights yet", *warnings]))

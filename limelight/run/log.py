@@ -1,7 +1,7 @@
 """The log of a run: one JSON object a line, in `log.jsonl`.
 
-A resumed run goes on where its checkpoint stood, so what was logged after it is taken away first:
-the log reads as if nothing had happened. Only the fields of `TIMING` differ between two runs.
+A resumed run first removes what was logged after its checkpoint: the log reads as if nothing had
+happened. Only the fields of `_TIMING` differ between two runs.
 """
 
 import json
@@ -54,11 +54,9 @@ class Log:
 class _LogSink(Protocol):
     """Receives every line too, as TensorBoard does."""
 
-    def add(self, entry: Entry) -> None:
-        """A line."""
+    def add(self, entry: Entry) -> None: ...
 
-    def close(self) -> None:
-        """No more lines."""
+    def close(self) -> None: ...
 
 
 def read_log(path: Path) -> Iterator[Entry]:
