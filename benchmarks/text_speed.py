@@ -36,11 +36,11 @@ def peak_of_preparing(folder: Path, copies: int) -> float:
     """Megabytes, in a process of its own, read on Linux: ru_maxrss begins at the parent's."""
     code = (
         "from pathlib import Path; from limelight.data.config import DataConfig;"
-        "from limelight.data.token_store import prepare;"
+        "from limelight.data.token_store import open_or_build;"
         "from limelight.data.tokenizer import Tokenizer;"
         f"f = Path({str(folder)!r}); t = Tokenizer.load(f / 'tokenizer.json');"
         f"data = DataConfig(kind='texts', train=(str(f / '{copies}.txt'),));"
-        f"prepare(data, 'train', t, f / 's{copies}');"
+        f"open_or_build(data, 'train', t, f / 's{copies}');"
         "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,12 +1,13 @@
-"""Tables of settings: frozen dataclasses whose every field has a type and bounds.
+"""Config classes: frozen dataclasses whose every field has a type and bounds.
 
-Whether the values come from a file, from the command line or from Python, pydantic checks them, and
-what is wrong is told in one sentence with the value and the nearest right choice.
+Whether values come from a file, the command line or Python, pydantic checks them, and an error is
+one sentence with the value and the nearest right choice. The sentences about pydantic's errors are
+made here for the service too.
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from functools import wraps
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args
 
@@ -23,23 +24,41 @@ Positive = Annotated[float, pydantic.Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 T = TypeVar("T")
 _STRICT = pydantic.ConfigDict(extra="forbid", strict=True)
-_KINDS = {
+_TYPES = {  # pydantic's errors about the type of a value: the type that it should have
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
-    "finite_number": "a number, and finite",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "text",
     "tuple_type": "a list",
+    "list_type": "a list",
     "dict_type": "a table",
     "dataclass_type": "a table",
     "dataclass_exact_type": "a table",
+    "model_attributes_type": "an object",
+}
+_RULES = {  # its other errors: the rule that the value breaks
+    "missing": "this is missing",
+    "extra_forbidden": "there is no such field",
+    "greater_than": "should be above {gt}",
+    "greater_than_equal": "should be {ge} or more",
+    "less_than": "should be below {lt}",
+    "less_than_equal": "should be {le} at most",
+    "string_too_short": "should have {min_length} or more characters",
+    "string_too_long": "should have {max_length} characters at most",
+    "too_short": "should have {min_length} or more entries",
+    "too_long": "should have {max_length} entries at most",
+    "int_parsing_size": "is too large",
+    "literal_error": "should be {expected}",
+    "string_pattern_mismatch": "should match {pattern}",
 }
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def config_class(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass that refuses wrong values with a `UserError`.
+    """Make a class a frozen dataclass that rejects wrong values with a `UserError`.
 
     Its `RENAMED`, if there is one, maps old names of fields to new ones; both are accepted.
     """
@@ -61,45 +80,66 @@ def config_class(cls: type[T]) -> type[T]:
     return cast(type[T], checked)
 
 
+def with_settings(config: T, values: Mapping[str, Any]) -> T:
+    """A copy with other values; unlike `dataclasses.replace` it accepts old names of fields."""
+    return cast(T, replace(cast(Any, config), **_with_current_names(type(config), values)))
+
+
 def current_name(cls: type, name: str) -> str:
     """A field's name of today, for one that may be an older one."""
     return str(getattr(cls, "RENAMED", {}).get(name, name))
 
 
-def _with_current_names(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Values under today's names; each old one is mentioned in a warning."""
-    current: dict[str, Any] = {}
-    for name, value in values.items():
-        new = current_name(cls, name)
-        if new in current or (new != name and new in values):
+def _with_current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values under today's names; one warning mentions the old ones."""
+    old = {name: current_name(cls, name) for name in values if current_name(cls, name) != name}
+    for name, new in old.items():
+        if new in values:
             raise UserError(f"{new} is given twice: {name} is its old name")
-        if new != name:
-            warnings.warn(f"{name} is now called {new}", RenamedWarning, stacklevel=4)
-        current[new] = value
-    return current
+    if old:
+        renamed = ", ".join(f"{name} is now called {new}" for name, new in old.items())
+        warnings.warn(renamed, RenamedWarning, stacklevel=4)
+    return {current_name(cls, name): value for name, value in values.items()}
 
 
 def _validation_message(problems: list[Any], cls: type) -> str:
-    """What pydantic found first, told to a person."""
-    kind = problems[0]["type"]
-    if kind == "value_error":  # one of our own sentences
-        return str(problems[0]["ctx"]["error"])
-    name = str(problems[0]["loc"][0])
-    if kind == "missing":
+    """One sentence about the first field that is wrong."""
+    first = problems[0]
+    if first["type"] == "value_error":  # one of our own sentences
+        return str(first["ctx"]["error"])
+    name, value = str(first["loc"][0]), first["input"]
+    if first["type"] == "missing":
         return f"{name} is missing"
-    value = problems[0]["input"]
-    if kind == "literal_error":
+    if first["type"] == "literal_error":
         choices = get_args(cls.__dataclass_fields__[name].type)  # type: ignore[attr-defined]
         return str(unknown_name(name, value, map(str, choices)))
     same = [problem for problem in problems if problem["loc"][0] == name]
-    if all(problem["type"] in (*_KINDS, "literal_error") for problem in same):
-        wanted = [_KINDS.get(p["type"]) or p["ctx"]["expected"] for p in same]
-        return f"{name}={_shown(value)} must be {' or '.join(wanted)}"
-    return f"{name}={_shown(value)} is out of range: {problems[0]['msg'].removeprefix('Input ')}"
+    if all(problem["type"] in (*_TYPES, "literal_error") for problem in same):
+        return f"{name}={_shown(value)} must be {expected_types(same)}"
+    return f"{name}={_shown(value)} is out of range: {broken_rule(first)}"
+
+
+def is_type_error(error: Mapping[str, Any]) -> bool:
+    """Whether pydantic complains of a value's type, and not of a rule that it breaks."""
+    return error["type"] in _TYPES
+
+
+def expected_types(errors: Iterable[Mapping[str, Any]]) -> str:
+    """The types or choices that would do, each once: "a whole number or 'auto'"."""
+    expected = (_TYPES.get(e["type"]) or e["ctx"]["expected"] for e in errors)
+    return " or ".join(dict.fromkeys(expected))
+
+
+def broken_rule(error: Mapping[str, Any]) -> str:
+    """What a value of the right type should be: "should be 2 or more"."""
+    if error["type"] not in _RULES:
+        return str(error["msg"]).removeprefix("Input ")
+    bounds = error.get("ctx", {}).items()
+    plain = {name: f"{x:g}" if isinstance(x, float) else x for name, x in bounds}  # 2, not 2.0
+    return _RULES[error["type"]].format(**plain).replace("False", "false")  # as JSON has it
 
 
 def _shown(value: object) -> str:
-    """A value in a message: short, and never a failure of its own."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write out thousands of digits

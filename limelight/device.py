@@ -1,4 +1,4 @@
-"""Where training happens, and in how many bits."""
+"""The device, and the precision that it computes in."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
-    """The device asked for, or the best there is: CUDA, Apple's MPS, or else the CPU."""
+    """The requested device, or the best available: CUDA, Apple's MPS, or else the CPU."""
     there = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
@@ -50,7 +50,7 @@ def copy_to_device_async(values: Tensor, device: torch.device) -> Tensor:
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:
-    """float32, or bfloat16 where the device is made for it; never the one that kills a CPU."""
+    """The requested precision, if the device has it; auto is bfloat16 on GPUs made for it."""
     if wanted not in _PRECISIONS:
         raise unknown_name("precision", wanted, _PRECISIONS)
     if wanted == "auto":
@@ -63,22 +63,22 @@ def choose_precision(wanted: str, device: torch.device) -> str:
             "or choose float32"
         )
     if wanted == "float64" and device.type == "mps":
-        raise UserError("precision='float64' is not to be had on Apple's MPS: choose float32")
+        raise UserError("precision='float64' is not available on Apple's MPS: choose float32")
     return wanted
 
 
 def survives_bfloat16() -> bool:
-    """Whether a matrix product in bfloat16 can be computed here; tried where dying does no harm."""
+    """Whether a bfloat16 matrix product works on this CPU; tried in a process that may die."""
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False)
     return done.returncode == 0
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes that training has taken at most so far."""
+    """The most bytes that this process has used so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
-        return 0  # it has no such count for us to ask for
+        return 0  # it has no such counter
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
@@ -86,14 +86,14 @@ def peak_memory(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is how a device says that it has no more room; CPUs say it in words."""
+    """Whether an error means that memory ran out; on a CPU only its text says so."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def local_rank() -> int:
-    """Which of this machine's processes this is, as `torchrun` says."""
+    """The number of this process on this machine, set by `torchrun`."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong is told in a sentence: what it was, with the value, and what to do."""
+"""Errors for people: what was wrong, with the value, and what to do."""
 
 import errno
 from collections.abc import Iterable, Iterator
@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 
 class UserError(ValueError):
-    """Something impossible was asked for; the message is for a person. Exit code 2."""
+    """The request is impossible; the message is for a person. Exit status 2."""
 
 
 class FailedError(Exception):
-    """What was asked for is possible, but the work cannot go on. Exit code 1."""
+    """The request is possible, but the work failed. Exit status 1."""
 
 
 class RenamedWarning(FutureWarning):
@@ -22,23 +22,23 @@ class OlderWeightsWarning(UserWarning):
     """The newest weights of a run are damaged, and older ones are used."""
 
 
-_WHAT_TO_DO = {  # when the system refuses, by its own name for why
-    errno.ENOSPC: "make room on this disk, or choose a folder on another one",
-    errno.EDQUOT: "make room on this disk, or choose a folder on another one",
+_WHAT_TO_DO = {
+    errno.ENOSPC: "free some space on this disk, or choose a folder on another one",
+    errno.EDQUOT: "free some space on this disk, or choose a folder on another one",
     errno.EACCES: "choose a place that you may use, or ask for permission",
     errno.EPERM: "choose a place that you may use, or ask for permission",
     errno.EROFS: "choose a place that can be written to",
     errno.ENOENT: "is the name right?",
-    errno.ENOTDIR: "a file stands where a folder should be; choose another place",
-    errno.EEXIST: "a file stands where a folder should be; choose another place",
-    errno.EISDIR: "a folder stands where a file should be; choose another name",
+    errno.ENOTDIR: "a file is where a folder should be; choose another place",
+    errno.EEXIST: "a file is where a folder should be; choose another place",
+    errno.EISDIR: "a folder is where a file should be; choose another name",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "close some programs, or raise the limit with: ulimit -n 4096",
 }
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the system refuses, why, and what to do about it."""
+    """What the system rejected, why, and what to do about it."""
     why = error.strerror or str(error)
     what = f"{error.filename}: {why}" if error.filename is not None else why
     advice = _WHAT_TO_DO.get(error.errno or 0)
@@ -47,18 +47,18 @@ def describe_os_error(error: OSError) -> str:
 
 @contextmanager
 def path_from_option(setting: str) -> Iterator[None]:
-    """Make folders in here: one that cannot be made is told with what says where it is."""
+    """If a folder cannot be created in this block, name the option that chose its path."""
     try:
         yield
     except OSError as error:
-        refusal = describe_os_error(error)
+        message = describe_os_error(error)
         if error.errno == errno.ENOENT:  # not a wrong name: folders above it are made as well
-            refusal = f"{error.filename}: no folder can be made there; choose another place"
-        raise FailedError(f"{refusal} ({setting} says where)") from error
+            message = f"{error.filename}: no folder can be made there; choose another place"
+        raise FailedError(f"{message} ({setting} says where)") from error
 
 
 def check_count(name: str, value: object, most: int) -> None:
-    """Refuse what is no whole number from 1 to `most`."""
+    """Reject anything but a whole number from 1 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise UserError(f"{name}={value!r} is out of range: ask for 1 to {most}")
 

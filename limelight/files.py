@@ -1,9 +1,11 @@
-"""Files that are really on the disk: synced, never seen half written, locked; and where caches lie.
+"""Atomic writes: a file or folder is complete or absent, on the disk, and never seen half written.
 
-Only the standard library is imported, so that a test can start the committer a few hundred times.
+Also locks, bounded reads, and where caches lie. Only the standard library is imported: a test
+starts and kills the checkpoint commit a few hundred times.
 """
 
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -15,9 +17,9 @@ from limelight.errors import UserError
 
 
 def sync(path: Path) -> None:
-    """Have a file or folder really written, not only promised."""
+    """Flush a file or folder to the disk."""
     if sys.platform == "win32" and path.is_dir():
-        return  # Windows writes folders by itself, and files only through a writable descriptor
+        return  # Windows flushes folders itself, and files only through a writable descriptor
     descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -26,13 +28,13 @@ def sync(path: Path) -> None:
 
 
 def temp_sibling(path: Path) -> Path:
-    """A name beside this one, for what is not finished yet or about to go."""
+    """A temporary name beside this one, for what is unfinished or about to be deleted."""
     return path.with_name(f"{path.name}.tmp-{os.urandom(4).hex()}")
 
 
 @contextmanager
 def with_filename(path: Path) -> Iterator[None]:
-    """What cannot be written in here is told by name: of a full disk the system gives none."""
+    """Add the name to errors raised in this block: for a full disk the system gives none."""
     try:
         yield
     except OSError as error:
@@ -42,20 +44,44 @@ def with_filename(path: Path) -> Iterator[None]:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write a small file anew: a reader, and the next start, find the old or the new one whole."""
+    """Replace a small file: readers, and the next start, find the old content or the new."""
     unfinished = temp_sibling(path)
     try:
         with with_filename(path):
             unfinished.write_bytes(data)
-            sync(unfinished)
-        unfinished.replace(path)
+        replace_synced(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def replace_synced(unfinished: Path, path: Path) -> None:
+    """Give a finished file its name, once its content is on the disk."""
+    with with_filename(path):
+        sync(unfinished)
+    unfinished.replace(path)
     sync(path.parent)
 
 
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that gets its name when the block ends without an error.
+
+    The block syncs the files it writes. A folder of that name must not be there.
+    """
+    unfinished = temp_sibling(folder)
+    try:
+        unfinished.mkdir()
+        with with_filename(folder):
+            yield unfinished
+        sync(unfinished)
+        unfinished.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def read_bounded(path: Path, most: int = 2**20) -> str:
-    """A small text file that a stranger may have put there: no link, no pipe, and never huge."""
+    """Read a small text file that anybody may have put there: no link, no pipe, never huge."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise UserError(f"{path} is not a plain file")
@@ -71,7 +97,7 @@ def read_bounded(path: Path, most: int = 2**20) -> str:
 
 
 def cache_folder() -> Path:
-    """The folder for what can be had again: LIMELIGHT_CACHE, or where caches lie on this system."""
+    """The folder for reproducible files: LIMELIGHT_CACHE, or the system's folder for caches."""
     ours = os.environ.get("LIMELIGHT_CACHE")
     general = os.environ.get("XDG_CACHE_HOME")
     return Path(ours) if ours else Path(general or Path.home() / ".cache") / "limelight"
@@ -81,11 +107,11 @@ if sys.platform == "win32":
     import msvcrt
 
     def try_lock_file(file: IO[str]) -> None:
-        """Lock a file, or fail at once when another process has."""
+        """Lock a file; fail at once if another process holds the lock."""
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
     def lock_file(file: IO[str]) -> None:
-        """Lock a file, when nobody else has it any more."""
+        """Lock a file; wait for the lock."""
         while True:
             with suppress(OSError):  # after ten seconds Windows gives up
                 return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
@@ -94,11 +120,11 @@ else:
     import fcntl
 
     def try_lock_file(file: IO[str]) -> None:
-        """Lock a file, or fail at once when another process has."""
+        """Lock a file; fail at once if another process holds the lock."""
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # A forked child would hold the lock too, and after the death of this process still.
         os.register_at_fork(after_in_child=file.close)
 
     def lock_file(file: IO[str]) -> None:
-        """Lock a file, when nobody else has it any more."""
+        """Lock a file; wait for the lock."""
         fcntl.flock(file, fcntl.LOCK_EX)

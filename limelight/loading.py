@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import torch
 from torch import nn
 
+from limelight.config import with_settings
 from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
@@ -83,7 +84,7 @@ class LoadedModel(TextModel):
             raise UserError(
                 f"precision belongs to the model, not to one text: write .to(precision={wanted!r})"
             )
-        return replace(self.decode, **changes)
+        return with_settings(self.decode, changes)
 
     def to(self, device: str = "auto", precision: Precision = "auto") -> "LoadedModel":
         """Move to a device; `auto` is a GPU in bfloat16 if there is one, else as it was trained.

@@ -1,14 +1,15 @@
-"""One experiment as data: a TOML file, by its path or by the name of one in the package.
+"""One experiment as data: a TOML file, by its path or by the name of a bundled one.
 
-Each table belongs to the part that uses it and is checked there. Any setting can be changed from
-outside (`--train.steps 500`), and the recipe as it was finally used can be written down and read
-again.
+Each table belongs to the part that uses it and is checked there. Overrides change any setting, by
+value in Python ({"train.steps": 500}) or as text on the command line (`--train.steps 500`). The
+recipe as it was finally used can be written down and read again.
 """
 
 import json
 import tomllib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -16,22 +17,22 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import Field
 
-from limelight.config import config_class, current_name
+from limelight.config import config_class, current_name, with_settings
 from limelight.data.config import DataConfig, lists_to_tuples
 from limelight.data.tokenizer import SMALLEST, TokenizerConfig
 from limelight.decode.config import DecodeConfig
 from limelight.errors import RenamedWarning, UserError, unknown_name
 from limelight.model import AnyConfig, model_config
-from limelight.model.config import FAMILIES
 from limelight.run.folder import RunFolder
 from limelight.training.config import TrainConfig
 
-SHIPPED = files("limelight") / "recipes"
+_SHIPPED = files("limelight") / "recipes"
+Overrides = Mapping[str, Any] | Iterable[str]  # {"train.steps": 500}, or ["train.steps=500"]
 
 
 @config_class
 class _Published:
-    """What others say of this model, to hold our count against."""
+    """The published size of this model, to compare ours with."""
 
     parameters: Annotated[int, Field(ge=1, le=10**18)]  # how many they count
     source: str  # where they say so
@@ -62,15 +63,15 @@ TABLES: dict[str, type[Any]] = {
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    return sorted(item.name.removesuffix(".toml") for item in SHIPPED.iterdir())
+    """The bundled recipes."""
+    return sorted(item.name.removesuffix(".toml") for item in _SHIPPED.iterdir())
 
 
-def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
-    """Read a recipe and change it ("train.steps=500"); mistakes are named with file and key."""
+def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
+    """Read a recipe and change it; an error names the file and the key."""
     if name in recipe_names():
-        text = (SHIPPED / f"{name}.toml").read_text(encoding="utf-8")
-        return parse_recipe(name, text, changes)
+        text = (_SHIPPED / f"{name}.toml").read_text(encoding="utf-8")
+        return parse_recipe(name, text, overrides)
     path = Path(name)
     try:
         if not name.endswith(".toml") and not path.is_file():
@@ -80,12 +81,12 @@ def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         raise UserError(f"cannot read the recipe {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not a text file in UTF-8 (byte {error.start})") from error
-    return parse_recipe(name, text, changes)
+    return parse_recipe(name, text, overrides)
 
 
-def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
-    """The recipe that this TOML describes, with these changes."""
-    try:
+def parse_recipe(name: str, text: str, overrides: Overrides = ()) -> Recipe:
+    """The recipe that this TOML describes, with these overrides."""
+    with _errors_named(name):
         values = _parse_toml(text)
         for key in values:
             if key not in ("about", "model", *TABLES):
@@ -94,16 +95,64 @@ def parse_recipe(name: str, text: str, changes: Iterable[str] = ()) -> Recipe:
                 raise UserError(f"{key} must be a table, [{key}], and not {values[key]!r}")
         if "model" not in values:
             raise UserError("there is no [model] table: a recipe says at least what the model is")
-        _apply_overrides(values, changes)
+        for key, changed in _by_table(as_overrides(overrides)).items():
+            owner = TABLES.get(key, object)
+            new = {current_name(owner, setting) for setting in changed}
+            kept = {
+                k: v for k, v in values.get(key, {}).items() if current_name(owner, k) not in new
+            }
+            values[key] = kept | changed
         return _assemble(Path(name).name.removesuffix(".toml"), values)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
 
 
-def with_overrides(recipe: Recipe, changes: Iterable[str]) -> Recipe:
-    """A recipe that was read before, with these changes."""
-    made = parse_recipe(recipe.name, write_recipe(recipe), changes)
-    return replace(made, name=recipe.name)
+def with_overrides(recipe: Recipe, overrides: Overrides) -> Recipe:
+    """A recipe with these settings changed."""
+    with _errors_named(recipe.name):
+        parts: dict[str, Any] = {}
+        for key, changed in _by_table(as_overrides(overrides)).items():
+            part = getattr(recipe, key)
+            with _errors_in(key):
+                parts[key] = with_settings(part, changed) if part else TABLES[key](**changed)
+        return _consistent(replace(recipe, **parts))
+
+
+def as_overrides(overrides: Overrides) -> dict[str, Any]:
+    """Overrides by value, whether they are given so or as text."""
+    if isinstance(overrides, str):  # would be read as one override for each of its letters
+        raise UserError(
+            f"changes={overrides!r} is a str, and no list of them: write [{overrides!r}]"
+        )
+    if not isinstance(overrides, Mapping):
+        return parse_overrides(overrides)
+    return {name.replace("-", "_"): value for name, value in overrides.items()}
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Read "table.setting=value", each as its setting's type wants it; a list has one for each."""
+    found: dict[str, Any] = {}
+    for one in texts:
+        name, equals, raw = one.partition("=")
+        name = name.replace("-", "_")
+        if not (equals and "." in name):
+            raise UserError(f"{one!r} is no change: write table.setting=value")
+        kind = _type_of(*name.split(".", 1))
+        if get_origin(kind) is tuple:
+            found[name] = (*found.get(name, ()), raw)
+        else:
+            found[name] = raw if kind is str else _parse_value(raw)
+    return found
+
+
+def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in overrides.items():
+        key, dot, setting = name.partition(".")
+        if not dot:
+            raise UserError(f"{name!r} is no setting: write table.setting")
+        if key not in ("model", *TABLES):
+            raise unknown_name("table", key, ("model", *TABLES))
+        tables.setdefault(key, {})[setting] = value
+    return {key: lists_to_tuples(changed) for key, changed in tables.items()}
 
 
 def recipe_from_run(run: RunFolder) -> Recipe:
@@ -116,7 +165,7 @@ def recipe_from_run(run: RunFolder) -> Recipe:
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
-    """TOML as a dict; a hostile file (endless digits, bottomless nesting) is only a wrong one."""
+    """TOML as a dict; a hostile file (endless digits, deep nesting) is rejected like any other."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -125,25 +174,31 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 def _assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     """A recipe from its tables, each checked by the part that owns it."""
-    parts = {
-        key: _checked(key, lambda owner=owner, key=key: owner(**lists_to_tuples(values[key])))
-        for key, owner in TABLES.items()
-        if key in values
-    }
+    parts: dict[str, Any] = {}
+    for key, owner in TABLES.items():
+        if key in values:
+            with _errors_in(key):
+                parts[key] = owner(**lists_to_tuples(values[key]))
     model = dict(values["model"])
-    if "tokenizer" in values:  # how many tokens there are is the tokenizer's to say
+    if "tokenizer" in values:  # the tokenizer decides how many tokens there are
         model.setdefault("vocab", parts["tokenizer"].vocab)
     about = values.get("about", "")
     if not isinstance(about, str):
         raise UserError(f"about={about!r} must be text")
-    config = _checked("model", lambda: model_config(**model))
+    with _errors_in("model"):
+        config = model_config(**model)
     if "tokenizer" not in values and config.vocab < TokenizerConfig().vocab:
         parts["tokenizer"] = TokenizerConfig(vocab=max(SMALLEST, config.vocab))
-    recipe = Recipe(name, config, about=about, **parts)
-    if recipe.tokenizer.kind == "uncased" and config.family != "encoder-only":
+    return _consistent(Recipe(name, config, about=about, **parts))
+
+
+def _consistent(recipe: Recipe) -> Recipe:
+    """The recipe, if its tables fit together."""
+    family = recipe.model.family
+    if recipe.tokenizer.kind == "uncased" and family != "encoder-only":
         raise UserError(
-            f"tokenizer.kind='uncased' knows no capitals, and family={config.family!r} should "
-            "write them: take 'bpe', or family='encoder-only'"
+            f"tokenizer.kind='uncased' knows no capitals, and family={family!r} should write them: "
+            "choose 'bpe', or family='encoder-only'"
         )
     if recipe.tokenizer.vocab > max(recipe.model.vocab, SMALLEST):
         raise UserError(
@@ -153,51 +208,32 @@ def _assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def _checked(key: str, build: Any) -> Any:
-    """What `build` gives; its complaint with the table's name in front."""
+@contextmanager
+def _errors_named(name: str) -> Iterator[None]:
     try:
-        return build()
+        yield
     except UserError as error:
-        raise UserError(f"[{key}] {error}") from error
+        raise UserError(f"{name}: {error}") from error
 
 
-def as_list(changes: Iterable[str]) -> list[str]:
-    """Changes as a list; one alone would be taken for as many as it has letters."""
-    if isinstance(changes, str):
-        raise UserError(f"changes={changes!r} is a str, and no list of them: write [{changes!r}]")
-    return list(changes)
+@contextmanager
+def _errors_in(table: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"[{table}] {error}") from error
 
 
-def _apply_overrides(values: dict[str, Any], changes: Iterable[str]) -> None:
-    """Apply "table.setting=value", in the tables as they were read."""
-    lists: dict[tuple[str, str], list[str]] = {}
-    for one in as_list(changes):
-        place, equals, raw = one.partition("=")
-        key, dot, setting = place.replace("-", "_").partition(".")
-        if not (equals and dot):
-            raise UserError(f"{one!r} is no change: write table.setting=value")
-        if key not in ("model", *TABLES):
-            raise unknown_name("table", key, ("model", *TABLES))
-        target = values.setdefault(key, {})
-        kind = _type_of(key, setting, values)
-        if get_origin(kind) is tuple:
-            target[setting] = lists.setdefault((key, setting), [])
-            target[setting].append(raw)
-        else:
-            target[setting] = raw if kind is str else _parse_value(raw)
-
-
-def _type_of(key: str, setting: str, values: Mapping[str, Any]) -> Any:
-    """The type of a setting, or None where there is no such setting: that is refused later."""
-    family = str(values["model"].get("family", "encoder-decoder"))
-    owner = TABLES[key] if key != "model" else FAMILIES.get(family)
-    if owner is None:
-        return None
-    return {f.name: f.type for f in fields(owner)}.get(current_name(owner, setting))
+def _type_of(key: str, setting: str) -> Any:
+    """The type of a setting, or None where there is no such setting: that is rejected later."""
+    if key not in TABLES:
+        return None  # no setting of [model] is text or a list
+    types = {field.name: field.type for field in fields(TABLES[key])}
+    return types.get(current_name(TABLES[key], setting))
 
 
 def _parse_value(raw: str) -> Any:
-    """A value as TOML would read it, or else the text as it stands."""
+    """A value as TOML reads it, or else the text itself."""
     try:
         return raw if "\n" in raw else tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):

@@ -83,14 +83,14 @@ FAULTS = [
     Fault(
         "padding of the source seen by the encoder",
         "model/encoder_decoder.py",
-        "        mask = None if source_real is None else may_see(source_real)\n",
+        "        mask = None if source_real is None else attention_mask(source_real)\n",
         "        mask = None\n",
         "model/test_padding.py",
     ),
     Fault(
         "padding of the source seen by cross-attention",
         "model/encoder_decoder.py",
-        "        memory_mask = None if source_real is None else may_see(source_real)\n",
+        "        memory_mask = None if source_real is None else attention_mask(source_real)\n",
         "        memory_mask = None\n",
         "model/test_padding.py",
     ),
@@ -118,8 +118,8 @@ FAULTS = [
     Fault(
         "keys not rotated",
         "model/attention.py",
-        "q, k = rotate(q), rotate(k)",
-        "q, k = rotate(q), k",
+        "q, k = rope(q), rope(k)",
+        "q, k = rope(q), k",
         "model/test_reference.py",
     ),
     Fault(
@@ -174,8 +174,8 @@ FAULTS = [
     Fault(
         "cache counts the padding of a prompt",
         "model/kv_cache.py",
-        "taken = real.sum(dim=1)",
-        "taken = torch.full_like(self.length, count)",
+        "read = real.sum(dim=1)",
+        "read = torch.full_like(self.length, count)",
         "model/test_kv_cache.py",
     ),
     Fault(
@@ -258,8 +258,8 @@ FAULTS = [
     Fault(
         "a checkpoint gets its name before its manifest",
         "run/atomic.py",
-        "        seal(unfinished)\n        unfinished.rename(folder)\n",
-        "        unfinished.rename(folder)\n        seal(folder)\n",
+        "        write_manifest(unfinished)\n",
+        "    write_manifest(folder)\n",
         "run/test_power_cut.py",
     ),
     Fault(
@@ -272,8 +272,8 @@ FAULTS = [
     Fault(
         "pruning takes the newest",
         "run/atomic.py",
-        "    for folder in numbered(parent):\n        if whole <",
-        "    for folder in reversed(numbered(parent)):\n        if whole <",
+        "    for folder in list_checkpoints(parent):\n        if valid <",
+        "    for folder in reversed(list_checkpoints(parent)):\n        if valid <",
         "run/test_atomic.py::test_pruning_keeps_the_newest_whole_ones_and_those_to_spare",
     ),
     Fault(

@@ -29,9 +29,62 @@ def test_nothing_is_missing_and_additions_are_listed(facts):
     assert known().keys() - facts.keys() == set()
 
 
+def lost(old, new, way="", request=False):
+    """What is not there any more, or is of another type; a request may not demand more either."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key, value in old.items():
+            inside = request or key in ("body", "parameters")
+            if key == "required":
+                less, more = (new.get(key, []), value) if request else (value, new.get(key, []))
+                yield from (f"{way} required: {name}" for name in {*less} - {*more})
+            elif key not in new:
+                yield f"{way} {key}"
+            else:
+                yield from lost(value, new[key], f"{way} {key}", inside)
+        if request:
+            yield from (f"{way} required: all" for _ in {"required"} & {*new} - {*old})
+    elif isinstance(old, list) and isinstance(new, list):
+        for value in old:
+            if all(any(lost(value, other, request=request)) for other in new):
+                yield f"{way} {value!s:.80}"
+    elif old != new:
+        yield f"{way}: {old} is now {new!s:.80}"
+
+
 @pytest.mark.parametrize("key", known(), ids=" ".join)
-def test_interfaces_are_as_they_were(facts, key):
+def test_interfaces_are_as_they_were_or_have_grown(facts, key):
+    assert list(lost(known()[key], facts[key])) == []
     if key in ADDED:
         assert facts[key] != known()[key], f"{key} did not change: take it off the list"
     else:
         assert facts[key] == known()[key]
+
+
+FIELDS = {"fields": {"a": {"type": "string"}}, "required": ["a"]}
+WITH_B = {"fields": {**FIELDS["fields"], "b": {"type": "string"}}, "required": ["a"]}
+WITHOUT = {"fields": {}, "required": []}
+RETYPED = {"fields": {"a": {"type": "integer"}}, "required": ["a"]}
+DEMANDS = {**WITH_B, "required": ["a", "b"]}
+OPTIONAL = {**FIELDS, "required": []}
+
+
+@pytest.mark.parametrize(
+    ("side", "new", "grown"),
+    [
+        *(
+            (side, new, new in (FIELDS, WITH_B))
+            for side in ("answers", "body")
+            for new in (FIELDS, WITH_B, WITHOUT, RETYPED)
+        ),
+        ("answers", DEMANDS, True),
+        ("body", DEMANDS, False),
+        ("answers", OPTIONAL, False),
+        ("body", OPTIONAL, True),
+    ],
+)
+def test_only_growth_is_let_through(side, new, grown):
+    """The control of the comparison: fields may come, but not go, and types stay."""
+    assert (not list(lost({side: FIELDS}, {side: new}))) is grown
+    assert (not list(lost({side: [FIELDS]}, {side: [new, WITHOUT | {"x": 1}]}))) is grown
+    assert list(lost(["encoder.input", "logits"], ["logits"]))
+    assert list(lost({"w": [2, 3]}, {"w": [2, 4]}))

@@ -1,7 +1,15 @@
-"""Strings become integers.
+"""Text becomes batches. Read in this order:
 
-Read in this order: `tokenizer`, `config` (where texts come from), `readers` (files become
-examples), `toys`, `corpora` (examples are judged), `fetch` and `named` (public ones), `store`
-(tokenised once), `masking` (BERT's exercise), `examples` (what a model learns from), `batches`,
-and last `mixups` and `doctor` (what is wrong with a corpus).
+progress     a count on the terminal while something takes long
+tokenizer    text becomes token ids and comes back, byte for byte
+config       where examples come from: the [data] table of a recipe
+readers      files become examples; every rejected line is counted
+corpora      a split of a corpus: files, datasets of the hub, or a toy
+download     downloads that resume
+registry     public corpora by name (`corpora.toml`)
+token_store  a corpus as integers on disk, tokenised once
+masking      BERT's exercise
+datasets     training examples of five kinds
+batching     examples of similar length become batches
+check        what is wrong with a corpus
 """

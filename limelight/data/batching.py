@@ -1,8 +1,8 @@
-"""Examples of like length go together, so that little of a batch is padding.
+"""Examples of similar length are batched together, so that little of a batch is padding.
 
 One seed gives one order of batches for every epoch, whatever the number of processes or workers:
-the plan of an epoch is a list that everybody can compute, process r of R takes the batches r, r +
-R, r + 2R, ..., and to go on after an interruption is to begin the list further down.
+the plan of an epoch is a list that every process computes, process r of R gets the batches r, r +
+R, r + 2R, ..., and a resumed run begins the list further down.
 """
 
 import signal
@@ -34,9 +34,9 @@ def plan_epoch(
 ) -> list[Rows]:
     """The batches of an epoch: each example once, at most `batch_tokens` padded tokens on a side.
 
-    Within the same length, which examples meet is drawn anew for every epoch, and so is the order
-    of the batches. With `rounded` shapes there are few of them, for a compiler's sake. Examples
-    longer than `longest` are left out; with `weights` some come more often than others.
+    Examples of equal length are shuffled anew for every epoch, and so are the batches. `bucketed`
+    rounds shapes, so that there are few of them to compile. Examples longer than `longest` are left
+    out; with `weights` some come more often than others.
     """
     draw = np.random.default_rng([seed, epoch])
     order = draw.permutation(len(lengths))
@@ -47,9 +47,7 @@ def plan_epoch(
     widths = round_up(lengths, longest) if bucketed else lengths
     first = widths[order, -1] if bucketed else widths[order].max(axis=1)
     order = order[np.lexsort((lengths[order, 0], first))]
-    batches = _fill_batches(
-        order, widths, batch_tokens, buckets=widths[order, -1] if bucketed else None
-    )
+    batches = _fill_batches(order, widths, batch_tokens, widths[order, -1] if bucketed else None)
     return [batches[i] for i in draw.permutation(len(batches))]
 
 
@@ -63,9 +61,9 @@ def round_up(lengths: Lengths, longest: int | None = None) -> Lengths:
 def _fill_batches(
     order: Rows, widths: Lengths, budget: int, buckets: Rows | None = None
 ) -> list[Rows]:
-    """Take examples in this order until rows x longest would exceed the budget, or a bucket ends.
+    """Fill batches in this order until rows x longest exceeds the budget, or a bucket ends.
 
-    An example that exceeds it alone gets a batch of its own.
+    An example that exceeds it alone gets a batch for itself.
     """
     longest = widths[order].max(axis=1)
     batches, begin = [], 0
@@ -98,7 +96,6 @@ class BatchPlan:
 
     @property
     def usable(self) -> Rows:
-        """The examples that are short enough for the model."""
         return np.flatnonzero((self.examples.lengths <= (self.longest or np.inf)).all(axis=1))
 
     @property
@@ -112,21 +109,15 @@ class BatchPlan:
 
     def plan(self, epoch: int) -> list[Rows]:
         """All batches of an epoch, for all processes, as lists of examples."""
-        return plan_epoch(
-            self.examples.lengths,
-            self.batch_tokens,
-            self.seed,
-            epoch,
-            self.bucketed,
-            self.examples.weights,
-            self.longest,
-        )
+        lengths, weights = self.examples.lengths, self.examples.weights
+        budget, seed = self.batch_tokens, self.seed
+        return plan_epoch(lengths, budget, seed, epoch, self.bucketed, weights, self.longest)
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Any]:
         """This process's batches from a position of the plan on; None where it has nothing to do.
 
-        Every process gets equally many turns, so that none waits for another. A turn takes `ranks`
-        batches of the plan; go on with the position after the last of them.
+        Every process gets equally many turns, so that none waits for another. A turn uses `ranks`
+        batches of the plan; continue with the position after the last of them.
         """
         plan = self.plan(epoch)
         mine = range(position + self.rank, len(plan), self.ranks)
@@ -148,7 +139,7 @@ class BatchPlan:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """They come when this is over; to processes that are started meanwhile they never come."""
+    """Delay signals until the block ends; processes started in it never get them."""
     if sys.platform == "win32":
         yield
         return
@@ -166,7 +157,7 @@ def leave_signals_to_the_trainer(_: int) -> None:
 
 
 class EpochPlan(Dataset[Batch]):
-    """The batches of one epoch, made when asked for."""
+    """The batches of one epoch, built on demand."""
 
     def __init__(self, batches: BatchPlan, epoch: int, plan: list[Rows]) -> None:
         self.batches, self.epoch, self.plan = batches, epoch, plan
@@ -184,15 +175,13 @@ class EpochPlan(Dataset[Batch]):
 
 
 def _full_rows(rows: int, longest: int, batch_tokens: int) -> int:
-    """So many rows and some more, up to the next quarter of a full batch: few numbers occur."""
+    """Round rows up to the next quarter of a full batch, so that few shapes occur."""
     most = batch_tokens // longest
     quarter = max(1, most // 4)
     return max(rows, min(-(-rows // quarter) * quarter, most))
 
 
 def _pad_rows(batch: Batch, more: int, pad: int) -> Batch:
-    """Add so many empty rows."""
-
     def longer(name: str, values: Any) -> Any:
         if not isinstance(values, Tensor):
             return values

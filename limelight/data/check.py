@@ -1,14 +1,14 @@
-"""The data doctor: what is in a corpus, and what is wrong with it, before a model learns it.
+"""`limelight data check`: what is in a corpus, and what is wrong with it, before a model learns it.
 
-`limelight data check RECIPE`. Nothing is changed; everything is counted.
+Nothing is changed; everything is counted.
 """
 
 import math
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.data.batching import plan_epoch
-from limelight.data.config import DataConfig, corpora_for_split, num_columns, tags_of
-from limelight.data.corpora import read_split
+from limelight.data.config import DataConfig, num_columns, tags_of
+from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.datasets import lengths_of
-from limelight.data.language_mixups import find_mixups
 from limelight.data.progress import counting
 from limelight.data.readers import Example, LineStats
 from limelight.data.token_store import open_or_build
@@ -38,13 +37,17 @@ _MIXED_UP = {
     "source": "have a source that looks like the target's language",
     "target": "have a target that looks like the source's language",
 }
-_BLOCK = 400  # lines that are looked at together when two files are suspected of being shifted
+_BLOCK = 400  # lines in which an offset between two files is looked for
+_BUCKETS = 2**16  # that the trigrams are counted in; a few share one
+_ENOUGH = 12  # trigrams: shorter lines (names, numbers) can be anything
+_TWO_LANGUAGES = 0.75  # of the lines must be typical of their side: of two languages 0.97 are
+_SURE = 0.7  # of the mean logarithm of the odds, for one language against the other
 
 
 def check(
     data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
-    """Everything that `limelight data check` tells, as plain data."""
+    """All that `limelight data check` reports, as plain data."""
     splits = {split: _examine(data, split) for split in _SPLITS if corpora_for_split(data, split)}
     if not splits:
         raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
@@ -57,7 +60,6 @@ def check(
 
 
 def _examine(data: DataConfig, split: str) -> dict[str, Any]:
-    """One split: its tally, lengths, duplicates, and whether its two sides fit together."""
     tally = LineStats()
     lengths, exact, near, sources = (array("Q") for _ in range(4))  # eight bytes an example each
     for example in read_split(data, split, tally):
@@ -69,10 +71,7 @@ def _examine(data: DataConfig, split: str) -> dict[str, Any]:
     repeated = len(exact) - len(np.unique(exact))
     report: dict[str, Any] = {
         "tally": {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(tally).items()},
-        "characters": {
-            side: _percentiles(sizes[:, i])
-            for i, side in enumerate(("source", "target")[: num_columns(data)])
-        },
+        "characters": dict(zip(("source", "target"), map(_percentiles, sizes.T), strict=False)),
         "duplicates": repeated,
         "near_duplicates": len(near) - len(np.unique(near)) - repeated,
         "sources": np.unique(sources),
@@ -84,19 +83,17 @@ def _examine(data: DataConfig, split: str) -> dict[str, Any]:
 
 
 def _digest(texts: Iterable[str]) -> int:
-    """A short fingerprint; two texts that share one are the same for our purposes."""
     content = "\0".join(map(valid_unicode, texts)).encode()
     return int.from_bytes(blake2b(content, digest_size=8).digest())
 
 
 def plain(text: str) -> str:
-    """A text without case, accents, digits, punctuation and spaces: what near duplicates share."""
+    """A text without case, accents, digits, punctuation and spaces, to find near duplicates."""
     decomposed = unicodedata.normalize("NFKD", text.casefold())
     return "".join(c for c in decomposed if c.isalpha()) or text
 
 
 def _percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:
-    """The lengths that so many percent stay below; 100 is the longest."""
     if not len(sizes):
         return {}
     return {str(p): int(np.percentile(sizes, p, method="lower")) for p in _PERCENTILES}
@@ -105,8 +102,8 @@ def _percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:
 def misaligned_blocks(sizes: NDArray[np.int64]) -> list[int]:
     """First lines of blocks whose lengths fit the line before or after better than their own.
 
-    The longer a sentence, the longer its translation: in a block that is aligned, the logarithms of
-    the lengths go together; shift one side by a line, and they go together there instead.
+    The longer a sentence, the longer its translation: in an aligned block the logarithms of the
+    lengths correlate; shift one side by a line, and they correlate there instead.
     """
     logs = np.log(np.maximum(sizes, 1))
     suspects = []
@@ -122,14 +119,62 @@ def misaligned_blocks(sizes: NDArray[np.int64]) -> list[int]:
 
 
 def _correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The correlation of two rows of numbers; 0 where one of them does not vary."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
     return float(np.corrcoef(a, b)[0, 1])
 
 
+@dataclass(frozen=True)
+class LanguageMixups:
+    """Numbers of suspicious pairs."""
+
+    copied: int  # the target is the source: not translated
+    swapped: int  # each side looks like the other's language
+    source: int  # only the source looks like the target's language
+    target: int  # only the target looks like the source's
+
+
+def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> LanguageMixups:
+    """Count lines in the wrong language, with no model and no list of languages.
+
+    Three letters in a row are typical of one side or of the other, and what most lines say about
+    them judges every single line. The pairs are read twice: to count, and to judge. Where few lines
+    are typical of their side, as in questions and answers, there is one language.
+    """
+    counts = np.ones((2, _BUCKETS))  # no trigram is impossible
+    for pair in read():
+        for side in (0, 1):
+            np.add.at(counts[side], _trigrams(pair[side]), 1)
+    odds = np.diff(np.log(counts / counts.sum(axis=1, keepdims=True)), axis=0)[0]
+    found = {"copied": 0, "swapped": 0, "source": 0, "target": 0}
+    typical, judged = np.zeros(2), np.zeros(2)
+    for source, target in read():
+        # Above 0: typical of its own side.
+        lean = np.array([-_language_score(source, odds), _language_score(target, odds)])
+        typical, judged = typical + (lean > _SURE), judged + (lean != 0)
+        wrong = lean < -_SURE
+        if source == target and len(source.split()) > 2:
+            found["copied"] += 1
+        elif any(wrong):
+            found["swapped" if all(wrong) else "source" if wrong[0] else "target"] += 1
+    if any(typical < _TWO_LANGUAGES * judged):
+        return LanguageMixups(found["copied"], 0, 0, 0)
+    return LanguageMixups(**found)
+
+
+def _language_score(text: str, odds: NDArray[np.float64]) -> float:
+    """Above 0 for a text like the target's side, below for the source's."""
+    found = _trigrams(text)
+    return float(odds[found].mean()) if len(found) >= _ENOUGH else 0.0
+
+
+def _trigrams(text: str) -> NDArray[np.int64]:
+    codes = np.frombuffer(f" {text.lower()} ".encode("utf-32-le", "replace"), "<u4")
+    codes = codes.astype(np.int64)
+    return (codes[:-2] * 1_000_003 + codes[1:-1] * 10_007 + codes[2:] * 101) % _BUCKETS
+
+
 def _leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
-    """How many different sources of one split occur in another, near duplicates included."""
     pairs = [("train", "valid"), ("train", "test"), ("valid", "test")]
     both = [(a, b) for a, b in pairs if a in seen and b in seen]
     return {f"{b} in {a}": len(np.intersect1d(seen[a], seen[b])) for a, b in both}
@@ -138,12 +183,8 @@ def _leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
 def _tokens(
     data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
-    """What the recipe's tokenizer makes of the training text, and what batches come of it."""
-    texts = (
-        text
-        for example in read_split(data, "train", LineStats())
-        for text in _texts_of(data, example)
-    )
+    examples = read_split(data, "train", LineStats())
+    texts = (text for example in examples for text in _texts_of(data, example))
     tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
     with TemporaryDirectory() as folder:
         with counting("tokenising") as progress:
@@ -159,24 +200,20 @@ def _tokens(
         if data.kind != "texts":  # those are cut into blocks
             report["over_max_len"] = int((lengths_of(store) > max_len).any(axis=1).sum())
         if num_columns(data) == 2:
-            report |= _batches(lengths_of(store), batch_tokens)
+            lengths = lengths_of(store)
+            plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
+            padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in plan)
+            padding = round(1 - float(lengths.sum()) / max(1, padded), 4)
+            report |= {"batches": len(plan), "padding": padding}
     return report
 
 
 def _texts_of(data: DataConfig, example: Example) -> Example:
-    """The texts of an example, its label left out."""
     return example[: num_columns(data)]
 
 
-def _batches(lengths: NDArray[np.int64], batch_tokens: int) -> dict[str, Any]:
-    """How many batches an epoch has, and how much of them is padding."""
-    plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
-    padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in plan)
-    return {"batches": len(plan), "padding": round(1 - float(lengths.sum()) / max(1, padded), 4)}
-
-
 def show(report: dict[str, Any], console: Console) -> None:
-    """The same for people."""
+    """Print a report for people."""
     for split, facts in report["splits"].items():
         tally = facts["tally"]
         console.print(f"[bold]{split}[/]  {tally['read']:,} read, {tally['used']:,} used")
@@ -191,17 +228,15 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print(f"[bold]tokens[/]  {facts['tokens']:,} in training, ", end="")
         console.print(f"{facts['tokens_per_word']} to a word, vocabulary {facts['vocabulary']:,}")
         if "batches" in facts:
-            console.print(
-                f"  {facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
-            )
+            shown = f"{facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
+            console.print(f"  {shown}")
     for warning in report["warnings"]:
         console.print(Text("warning: ", "yellow") + Text(warning, "default"))
     if not report["warnings"]:
-        console.print("[green]nothing to warn of[/]")
+        console.print("[green]no warnings[/]")
 
 
 def _show_lengths(characters: dict[str, dict[str, int]], console: Console) -> None:
-    """How long the texts are, as bars: the length that so many percent stay within."""
     longest = max((at for sizes in characters.values() for at in sizes.values()), default=1)
     for side, sizes in characters.items():
         for percent, at in sizes.items():
@@ -210,28 +245,27 @@ def _show_lengths(characters: dict[str, dict[str, int]], console: Console) -> No
 
 
 def _warnings(report: dict[str, Any]) -> Iterable[str]:
-    """What a person should look at, in sentences."""
     for split, facts in report["splits"].items():
         tally = facts["tally"]
-        refused = sum(n for reason, n in tally["rejected"].items() if reason != "in another split")
+        rejected = sum(n for why, n in tally["rejected"].items() if why != "in another split")
         if not tally["used"]:
             yield f"{split} has no example that can be used"
-        elif refused > 0.05 * tally["read"]:
-            share = math.ceil(100 * refused / tally["read"])
-            yield f"{share}% of {split} is refused: see the reasons"
+        elif rejected > 0.05 * tally["read"]:
+            share = math.ceil(100 * rejected / tally["read"])
+            yield f"{share}% of {split} is rejected: see the reasons"
         for kind, count in facts.get("mixups", {}).items():
             if count:
                 yield f"{count} pairs of {split} {_MIXED_UP[kind]}"
-        if places := facts.get("shifted"):
+        if blocks := facts.get("shifted"):
             yield (
-                f"{split} seems shifted by a line from about example {places[0]} on "
-                f"({len(places)} places): is a line missing on one side?"
+                f"{split} seems shifted by a line from about example {blocks[0]} on "
+                f"({len(blocks)} blocks): is a line missing on one side?"
             )
     for leak, count in report["leaks"].items():
         if count:
             yield f"{count} sources of {leak}: scores on them mean little"
-    told = report.get("tokens", {})
-    if told.get("not_round_trip"):
-        yield "some texts do not come back from the tokenizer"
-    if long := told.get("over_max_len"):
+    tokens = report.get("tokens", {})
+    if tokens.get("not_round_trip"):
+        yield "some texts are changed by encoding and decoding"
+    if long := tokens.get("over_max_len"):
         yield f"{long} examples are longer than the model's max_len in tokens"

@@ -1,17 +1,15 @@
 """Where examples come from, as data: the [data] table of a recipe."""
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
 from limelight.config import Count, Fraction, Positive, Size, config_class
-from limelight.data.hub import hub_splits
 from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError
 
 _Kind = Literal["pairs", "texts", "labelled", "dialogues"]
-_PLACES = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
+_ORIGINS = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
@@ -21,7 +19,7 @@ KEYS = {  # what an example of each kind has, and so a line of JSON
 
 
 def _from_tables(values: object) -> object:
-    """The corpora of a recipe: TOML has tables where Python has `DataConfig`."""
+    """TOML has tables where Python has `DataConfig`."""
     if not isinstance(values, list | tuple):
         return values
     return tuple(DataConfig(**lists_to_tuples(v)) if isinstance(v, dict) else v for v in values)
@@ -32,9 +30,12 @@ def lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
 
 
+_Corpora = Annotated[tuple["DataConfig", ...], BeforeValidator(_from_tables)]
+
+
 @config_class
 class DataConfig:
-    """Where examples come from: files, a hub, a toy that makes its own, or several such corpora."""
+    """Where examples come from: files, a hub, a toy that makes its own, or several corpora."""
 
     RENAMED: ClassVar[dict[str, str]] = {
         "longest": "max_chars",
@@ -53,20 +54,16 @@ class DataConfig:
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
     hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
-    valid_tail: Fraction = (
-        0.0  # texts: the file is one text, and this share at its end becomes valid
-    )
+    valid_tail: Fraction = 0.0  # texts: the file is one text, and this share of its end is valid
     header: bool = False  # .tsv: the first line names the columns
     columns: tuple[str, ...] = ()  # which to take: JSON keys ("a.b" for b inside a), or 1, 2, ...
     separator: str = ""  # texts: the line between two documents; without one each line is a text
     context_turns: Size = 3  # dialogues: how many turns before an answer are its source
-    max_chars: Size = 100_000  # characters; longer ones are refused
+    max_chars: Size = 100_000  # characters; longer ones are rejected
     reverse: bool = False  # pairs: learn the other direction
     tag: str = ""  # a token of this name goes before every source: what is asked of the model
     weight: Positive = 1.0  # how often an epoch has each example; 0.5: one half, drawn every time
-    corpora: Annotated[
-        tuple["DataConfig", ...], BeforeValidator(_from_tables)
-    ] = ()  # read together
+    corpora: _Corpora = ()  # read together
 
     def __post_init__(self) -> None:
         self.check_where()
@@ -81,7 +78,6 @@ class DataConfig:
         self.check_corpora()
 
     def check_where(self) -> None:
-        """Examples come from one place."""
         if self.toy and (self.train or self.valid or self.test):
             raise UserError(
                 f"toy={self.toy!r} makes its own examples: leave train, valid, test out"
@@ -89,7 +85,7 @@ class DataConfig:
         if self.toy and self.kind != "pairs":
             raise UserError(f"toy={self.toy!r} makes pairs, not kind={self.kind!r}")
         for own in ("name", "hub"):
-            others = [other for other in _PLACES if other != own and getattr(self, other)]
+            others = [other for other in _ORIGINS if other != own and getattr(self, other)]
             if getattr(self, own) and others:
                 raise UserError(
                     f"{own}={getattr(self, own)!r} has its own files: leave {', '.join(others)} "
@@ -97,7 +93,6 @@ class DataConfig:
                 )
 
     def check_splits(self) -> None:
-        """Validation texts come from one place too."""
         if self.hold_out > 0.4:
             raise UserError(f"hold_out={self.hold_out} leaves little to train on: at most 0.4")
         if self.valid_tail and (self.kind != "texts" or self.valid or self.hold_out):
@@ -110,7 +105,6 @@ class DataConfig:
             )
 
     def check_corpora(self) -> None:
-        """Several corpora say each for itself where they come from, and are of one kind."""
         if not self.corpora:
             return
         if self.name or self.hub or self.toy or self.train:
@@ -124,38 +118,17 @@ class DataConfig:
                 )
 
 
-def corpora_for_split(data: DataConfig, split: str) -> tuple[DataConfig, ...]:
-    """The corpora that a split is made of: those that have it, or the one that there is."""
-    if not data.corpora:
-        return (data,) if _has(data, split) else ()
-    if getattr(data, split):  # validation files for all of them together
-        return (replace(data, corpora=()),)
-    return tuple(corpus for corpus in data.corpora if _has(corpus, split))
-
-
-def _has(data: DataConfig, split: str) -> bool:
-    """Whether there is such a split."""
-    if data.hub and not data.hold_out:
-        return split in hub_splits(data.hub)
-    return bool(data.toy or data.hub or files_of(data, split))
-
-
 def tags_of(data: DataConfig) -> tuple[str, ...]:
-    """The tags that sources begin with, each once, in order."""
+    """The tags that begin sources, each once, in order."""
     return tuple(dict.fromkeys(part.tag for part in (data, *data.corpora) if part.tag))
 
 
 def files_of(data: DataConfig, split: str) -> tuple[str, ...]:
-    """The files that a split is read from; parts of the training text have none of their own."""
+    """The files that a split is read from; a held-out part is read from the training files."""
     part = data.hold_out or (data.valid_tail and split == "valid")
     return data.train if part else cast(tuple[str, ...], getattr(data, split))
 
 
-def hub_rows(data: DataConfig, split: str) -> Any:
-    """The same for a dataset of the hub: the rows that a split is read from."""
-    return hub_splits(data.hub)["train" if data.hold_out else split]
-
-
 def num_columns(data: DataConfig) -> int:
-    """How many texts an example has: a source and a target, or one (a label is no text)."""
+    """Texts per example: a source and a target, or one (a label is no text)."""
     return 2 if data.kind in ("pairs", "dialogues") else 1

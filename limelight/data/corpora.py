@@ -1,17 +1,26 @@
-"""A corpus as a stream of examples: read, judged, counted.
+"""A corpus as a stream of examples: from files, the Hugging Face hub or a toy; judged and counted.
 
 An example is a source and a target (`pairs`, `dialogues`), a text (`texts`), or a text and its
-label (`labelled`). Nothing is dropped in silence: lines read == examples used + lines refused,
+label (`labelled`). Nothing is dropped silently: lines read == examples used + lines rejected,
 reason by reason.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 
-from limelight.data.config import DataConfig, corpora_for_split
-from limelight.data.readers import Example, LineStats, find_examples
-from limelight.data.toys import make_toys
+from limelight.data.config import DataConfig, files_of
+from limelight.data.readers import Example, LineStats, read_entries, read_files
 from limelight.errors import UserError
+
+TOYS: dict[str, Callable[[list[str]], list[str]]] = {
+    "reverse": lambda words: words[::-1],
+    "copy": lambda words: words,
+    "sort": sorted,
+}
 
 
 def read_split(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
@@ -24,16 +33,32 @@ def read_split(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
     tally.check()
 
 
+def corpora_for_split(data: DataConfig, split: str) -> tuple[DataConfig, ...]:
+    """The corpora that have a split; for data of one corpus, that one or none."""
+    if not data.corpora:
+        return (data,) if _has(data, split) else ()
+    if getattr(data, split):  # validation files for all of them together
+        return (replace(data, corpora=()),)
+    return tuple(corpus for corpus in data.corpora if _has(corpus, split))
+
+
+def _has(data: DataConfig, split: str) -> bool:
+    if data.hub and not data.hold_out:
+        return split in _hub_splits(data.hub)
+    return bool(data.toy or data.hub or files_of(data, split))
+
+
 def _read_part(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
-    """The same for one corpus."""
     if data.toy:
-        yield from make_toys(data, split, tally)
+        yield from _make_toys(data, split, tally)
         return
-    for origin, example in find_examples(data, split, tally):
+    rows = iter(hub_rows(data, split)) if data.hub else None
+    found = read_files(data, split, tally) if rows is None else read_entries(data, rows, tally)
+    for origin, example in found:
         if data.hold_out and held_in(origin, data.hold_out) != split:
             tally.rejected["in another split"] += 1
-        elif refusal := _refuse(example, data.max_chars):
-            tally.rejected[refusal] += 1
+        elif reason := _why_rejected(example, data.max_chars):
+            tally.rejected[reason] += 1
         else:
             tally.used += 1
             yield (example[1], example[0]) if data.reverse else example
@@ -41,16 +66,63 @@ def _read_part(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
 
 def held_in(origin: str, share: float) -> str:
     """Which split an example belongs to: equal sources stay together, and so does a dialogue."""
-    place = int.from_bytes(sha256(origin.encode()).digest()[:6]) / 2**48
-    return "valid" if place < share else "test" if place < 2 * share else "train"
+    point = int.from_bytes(sha256(origin.encode()).digest()[:6]) / 2**48
+    return "valid" if point < share else "test" if point < 2 * share else "train"
 
 
-def _refuse(example: Example, longest: int) -> str | None:
-    """Why an example cannot be used, if so."""
+def _why_rejected(example: Example, max_chars: int) -> str | None:
     if any("\0" in text for text in example):
         return "NUL"
     if any(not text.strip() for text in example):
         return "empty"
-    if any(len(text) > longest for text in example):
+    if any(len(text) > max_chars for text in example):
         return "too long"
     return None
+
+
+def _make_toys(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
+    """Random letters and what a toy makes of them. No row of one split occurs in another."""
+    number = {"train": 0, "valid": 1, "test": 2}[split]
+    wanted = data.toy_examples if split == "train" else max(1, data.toy_examples // 10)
+    draw = random.Random(f"{data.toy} {split}")
+    for _ in range(wanted):
+        rows = _rows_of_letters(draw, data.toy_length)
+        letters = next(row for row in rows if _split_of(row) == number)
+        tally.read += 1
+        tally.used += 1
+        yield " ".join(letters), " ".join(TOYS[data.toy](letters))
+
+
+def _rows_of_letters(draw: random.Random, longest: int) -> Iterator[list[str]]:
+    while True:
+        yield draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(1, longest))
+
+
+def _split_of(row: list[str]) -> int:
+    """Eight rows in ten are for train, one each for valid and test."""
+    return max(0, random.Random("".join(row)).randrange(10) - 7)
+
+
+def hub_rows(data: DataConfig, split: str) -> Any:
+    """The rows of a dataset of the hub that a split is read from."""
+    return _hub_splits(data.hub)["train" if data.hold_out else split]
+
+
+@lru_cache
+def _hub_splits(hub: str) -> dict[str, Any]:
+    """The splits of a dataset, "name" or "name:configuration", by our names.
+
+    The library `datasets` downloads and caches it; a validation split has several names in the
+    wild.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"hub={hub!r} needs the library datasets: pip install datasets") from error
+    name, _, configuration = hub.partition(":")
+    try:
+        found = datasets.load_dataset(name, configuration or None)
+    except Exception as error:  # the library raises many kinds, none of them its own
+        raise UserError(f"cannot load the dataset {hub} from the hub: {error}") from error
+    ours = {"validation": "valid", "dev": "valid"}
+    return {ours.get(split, split): rows for split, rows in found.items()}

@@ -19,7 +19,7 @@ def mask_tokens(
     rate: float = 0.15,
     words: Tensor | None = None,  # V, True where a token begins a word: hide whole words
 ) -> tuple[Tensor, Tensor]:
-    """The tokens with some hidden, and which ones are asked for (B S). Drawn anew at each call."""
+    """The tokens with some masked, and which ones are to be predicted (B S)."""
     may = real & (tokens >= tokenizer.first_text_id)  # special tokens are never asked for
     chance = torch.rand(tokens.shape, generator=draw)
     if words is not None:

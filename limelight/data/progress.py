@@ -10,7 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 @contextmanager
 def counting(what: str, console: Console | None = None) -> Iterator[Callable[[int], object]]:
-    """Show how many are done; what this gives is told of every few more."""
+    """Show a count on a terminal; call the function that this yields with each further number."""
     console = console or Console(stderr=True)
     if not console.is_terminal or console.quiet:
         yield lambda _: None

@@ -1,7 +1,6 @@
-"""Files of every format become examples, and every line that does not is counted with its reason.
+"""Files become examples, and every line that does not is counted with its reason.
 
-Plain text, .tsv and .jsonl files are read, packed with gzip or xz or not, and datasets of the
-Hugging Face hub.
+Plain text, .tsv and .jsonl files are read, packed with gzip or xz or not.
 """
 
 import gzip
@@ -10,20 +9,21 @@ import lzma
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, cast
 
-from limelight.data.config import KEYS, DataConfig, files_of, hub_rows, num_columns
+from limelight.data.config import KEYS, DataConfig, files_of, num_columns
 from limelight.data.tokenizer import valid_unicode
 from limelight.errors import UserError
+from limelight.files import atomic_write, cache_folder
 
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
 _Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 PACKED = (".gz", ".xz")
 _END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
-
-
 _NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
 
 
@@ -42,26 +42,17 @@ class LineStats:
         wrong = {why: n for why, n in self.rejected.items() if why not in _NO_FAULT}
         bad = sum(wrong.values())
         reasons = ", ".join(f"{count:,} {why}" for why, count in wrong.items())
-        all_lines = f"{bad:,} of {self.used + bad:,} lines"
-        return f"{all_lines} cannot be used ({reasons})" if bad else ""
+        return f"{bad:,} of {self.used + bad:,} lines cannot be used ({reasons})" if bad else ""
 
     def check(self) -> None:
-        """Nothing is lost: what was read was used or refused."""
+        """Every line that was read was used or rejected."""
         if self.read != self.used + self.rejected.total():
             raise RuntimeError(f"{self.read} lines read, but {self.used} used and {self.rejected}")
 
 
-def find_examples(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
-    """Examples before they are judged; lines that give none are counted as refused here."""
-    if data.hub:
-        return _read_entries(data, iter(hub_rows(data, split)), tally)
-    return _read_files(data, [Path(name) for name in files_of(data, split)], split, tally)
-
-
-def _read_files(
-    data: DataConfig, files: list[Path], split: str, tally: LineStats
-) -> Iterator[_Found]:
-    """The same from files, by their endings."""
+def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
+    """Examples before they are judged; lines that give none are counted as rejected here."""
+    files = [Path(name) for name in files_of(data, split)]
     if num_columns(data) == 2 and len(files) == 2:
         if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
             raise UserError(
@@ -73,7 +64,7 @@ def _read_files(
         raise UserError(f"{data.kind} come from {wanted}, but {len(files)} are named")
     ending = [suffix for suffix in files[0].suffixes if suffix not in PACKED][-1:]
     if ending == [".jsonl"]:
-        return _read_entries(data, _json_lines(files[0], tally), tally)
+        return read_entries(data, _json_lines(files[0], tally), tally)
     if ending == [".tsv"] and data.kind in ("pairs", "labelled"):
         return _read_tsv(files[0], data, tally)
     if data.kind == "texts" and data.valid_tail:
@@ -87,9 +78,9 @@ def _read_files(
 
 
 def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
-    """The lines of a file, mended where that is harmless; None where one cannot be text.
+    """The lines of a file; None where one is not UTF-8.
 
-    A byte-order mark and a carriage return are taken off; invalid UTF-8 is refused.
+    A byte-order mark and carriage returns are removed.
     """
     for number, raw in enumerate(raw_lines(path)):
         line = raw.removesuffix(b"\n")
@@ -100,66 +91,90 @@ def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
             line = line[:-1]
             tally.repaired["carriage return"] += 1
         try:
-            text: str | None = line.decode()
+            yield line.decode()
         except UnicodeDecodeError:
             tally.rejected["invalid UTF-8"] += 1
-            text = None
-        yield text
+            yield None
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
     """The bytes of a file line by line, unpacked if need be."""
+    with _opened(path) as file:
+        yield from file
+
+
+def cached_sha256(path: Path, unpack: bool = True) -> tuple[str, int]:
+    """SHA-256 and lines of a file, unpacked or as it is; unchanged files are not read again."""
     try:
-        with open_packed(path) as file:
-            yield from file
+        stat = path.stat()  # the inode and not the name: a download is read before it has its name
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {unpack and path.suffix}"
+    note = cache_folder() / "hashes" / sha256(seen.encode()).hexdigest()
+    with suppress(OSError, ValueError):
+        known, count = note.read_text("ascii").split()
+        return known, int(count)
+    digest, lines = sha256(), 0
+    with _opened(path, unpack) as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+            lines += chunk.count(b"\n")
+    with suppress(OSError):  # a folder that cannot be written to only costs the reading
+        note.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(note, f"{digest.hexdigest()} {lines}".encode())
+    return digest.hexdigest(), lines
+
+
+@contextmanager
+def _opened(path: Path, unpack: bool = True) -> Iterator[IO[bytes]]:
+    try:
+        with open_packed(path, unpack) as file:
+            yield file
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
+    except UserError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise UserError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        raise _unreadable(path, error) from error
 
 
-def open_packed(path: Path) -> IO[Any]:
-    """A file for reading bytes, unpacked by its ending."""
-    check_regular_file(path)
-    if path.suffix == ".gz":
-        return cast(IO[Any], gzip.open(path))
-    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
-def check_regular_file(path: Path) -> None:
-    """Files of data are read more than once, which a pipe waits for forever."""
+def open_packed(path: Path, unpack: bool = True) -> IO[bytes]:
+    """Open a file for reading bytes, unpacked according to its ending.
+
+    Data is read more than once, and a pipe would be waited for forever: it is rejected.
+    """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(
             f"{path} is a pipe or a device, and data is read more than once: write it into a file"
         )
+    unpackers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open} if unpack else {}
+    return cast(IO[bytes], unpackers.get(path.suffix, open)(path, "rb"))
 
 
 def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[_Found]:
-    """Line n of the one is the translation of line n of the other; both must have as many."""
+    """Line n of the one is the translation of line n of the other."""
     counts = [sum(1 for _ in raw_lines(path)) for path in (source, target)]
     if counts[0] != counts[1]:
         raise UserError(
             f"{source} has {counts[0]} lines and {target} has {counts[1]}: they cannot be parallel"
         )
-    faults = [LineStats(), LineStats()]
-    both = zip(_lines(source, faults[0]), _lines(target, faults[1]), strict=True)
-    for left, right in both:
+    sides = LineStats(), LineStats()
+    for left, right in zip(_lines(source, sides[0]), _lines(target, sides[1]), strict=True):
         tally.read += 1
         if left is not None and right is not None:
             yield left, (left, right)
-            continue
-        reasons = [reason for fault in faults for reason in fault.rejected.elements()]
-        tally.rejected[reasons[0]] += 1  # one line, one reason: the first that was met
-        for fault in faults:
-            fault.rejected.clear()
-    for fault in faults:
-        tally.repaired += fault.repaired
+        else:  # one pair, one reason: the first that was met
+            tally.rejected[next(iter(sides[0].rejected + sides[1].rejected))] += 1
+            for side in sides:
+                side.rejected.clear()
+    tally.repaired += sides[0].repaired + sides[1].repaired
 
 
 def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
-    """Two columns with a tab between them, or two of more."""
     names: list[str] = []
     for number, line in enumerate(_lines(path, tally)):
         tally.read += 1
@@ -170,9 +185,9 @@ def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found
             names = cells
             tally.rejected["header"] += 1
         elif data.columns:
-            places = [_column_place(path, column, names) for column in data.columns]
-            if max(places) < len(cells):
-                yield cells[places[0]], (cells[places[0]], cells[places[1]])
+            first, second = (_column_index(path, column, names) for column in data.columns)
+            if max(first, second) < len(cells):
+                yield cells[first], (cells[first], cells[second])
             else:
                 tally.rejected["too few columns"] += 1
         elif len(cells) == 2:
@@ -181,18 +196,17 @@ def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found
             tally.rejected["not two columns"] += 1
 
 
-def _column_place(path: Path, column: str, names: list[str]) -> int:
-    """Where a column stands: by its name in the header, or by its number from 1 on."""
+def _column_index(path: Path, column: str, names: list[str]) -> int:
+    """The index of a column: by its name in the header, or by its number from 1 on."""
     if column in names:
         return names.index(column)
     if column.isdecimal() and int(column) >= 1:
         return int(column) - 1
-    told = f"its header names {', '.join(names)}" if names else "say header = true, or a number"
-    raise UserError(f"{path} has no column {column!r}: {told}")
+    hint = f"its header names {', '.join(names)}" if names else "say header = true, or a number"
+    raise UserError(f"{path} has no column {column!r}: {hint}")
 
 
 def _json_lines(path: Path, tally: LineStats) -> Iterator[object]:
-    """One JSON value a line; None where it is none."""
     for line in _lines(path, tally):
         if line is None:
             tally.read += 1
@@ -203,10 +217,8 @@ def _json_lines(path: Path, tally: LineStats) -> Iterator[object]:
             yield None
 
 
-def _read_entries(
-    data: DataConfig, entries: Iterator[object], tally: LineStats
-) -> Iterator[_Found]:
-    """JSON objects with the keys of their kind: source and target, text, label, turns."""
+def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) -> Iterator[_Found]:
+    """JSON objects, or rows of a hub's dataset, with the keys of their kind."""
     keys = data.columns or KEYS[data.kind]
     for entry in entries:
         found = [_look_up(entry, key) for key in keys]
@@ -224,7 +236,7 @@ def _read_entries(
 
 
 def _look_up(entry: object, key: str) -> object:
-    """What stands in a JSON object under a key, or under a.b: under b of what stands under a."""
+    """The value of a key in a JSON object; "a.b" is b inside a."""
     if not isinstance(entry, dict):
         return None
     if key in entry or "." not in key:
@@ -234,7 +246,6 @@ def _look_up(entry: object, key: str) -> object:
 
 
 def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_Found]:
-    """Documents between separator lines, or without a separator one text a line."""
     document: list[str] = []
     for line in _lines(path, tally):
         if line is None:
@@ -250,7 +261,7 @@ def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_F
 
 
 def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[_Found]:
-    """The whole file as one text, and of it the beginning or, for `valid`, the end."""
+    """The file as one text: its beginning or, for `valid`, its end."""
     found = [line for line in _lines(path, tally) if line is not None]
     tally.read += tally.rejected.total()
     text = "\n".join(found)
@@ -259,7 +270,6 @@ def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator
 
 
 def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
-    """The document collected so far, if there is one."""
     if document:
         tally.read += 1
         text = "\n".join(document)
@@ -268,7 +278,6 @@ def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
 
 
 def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[_Found]:
-    """One dialogue a line, its turns ended by `__eou__`, or in a .tsv file with tabs between."""
     for line in _lines(path, tally):
         if line is None:
             tally.read += 1

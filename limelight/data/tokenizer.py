@@ -1,14 +1,12 @@
 """Text becomes token ids and comes back, byte for byte.
 
-All kinds stand on bytes, so no text is unknown to them: `bpe` merges frequent neighbours into
-larger pieces, `word` has a token for every frequent word, `char` for every frequent character, and
-what has none is spelled out in bytes. `uncased` is `bpe` for models that read and do not write:
-like BERT's it makes letters small and lets marks stand apart, so that "It's" and "it 's" are the
-same, and what comes back is such a text. The work is done by the `tokenizers` library;
-`tokenizer.json` is its file.
+All kinds are byte-level, so no text is unknown: `bpe` merges frequent neighbours, `word` and `char`
+have tokens for frequent words and characters and spell the rest in bytes. `uncased` is `bpe` for
+models that read and do not write: like BERT's it lowercases and splits off punctuation. The work is
+done by the `tokenizers` library; `tokenizer.json` is its file.
 
-Special tokens such as ⟨end⟩ are written with brackets that byte-level text cannot contain (a "⟨"
-that a user types is three bytes, and three other symbols). So no text can ever spell one.
+Special tokens such as ⟨end⟩ are written with brackets that byte-level text cannot contain: a "⟨"
+that a user types is three bytes, and three other symbols. So no text can ever spell one.
 """
 
 import json
@@ -39,22 +37,20 @@ AT_ONCE = 300_000  # characters in one call: enough for all cores, little memory
 
 
 def special(name: str) -> str:
-    """How a special token is written in the vocabulary."""
+    """The spelling of a special token in the vocabulary."""
     return f"⟨{name}⟩"
 
 
 @config_class
 class TokenizerConfig:
-    """What kind of tokenizer is learned from the training text, and how large."""
+    """The kind and size of the tokenizer that is trained on the training text."""
 
-    kind: _Kind = (
-        "bpe"  # pieces of words, whole words, characters; pieces of words in small letters
-    )
+    kind: _Kind = "bpe"  # subwords, words, characters; lowercased subwords
     vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000  # tokens, at most
 
 
 class Tokenizer:
-    """Encodes text as ids, decodes ids as text, and can show its work."""
+    """Encodes text as ids, decodes ids as text, and can show its merges."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         self.core = core
@@ -77,19 +73,17 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn a vocabulary of at most `vocab` tokens; `tags` become special tokens."""
         names = [*SPECIAL, *tags]
-        room = vocab - len(names) - len(ALPHABET)
-        if room < 0:
+        free = vocab - len(names) - len(ALPHABET)
+        if free < 0:
             raise UserError(
                 f"vocab={vocab} is too small: {len(ALPHABET)} bytes and {len(names)} special "
-                f"tokens take {vocab - room} already"
+                f"tokens need {vocab - free}"
             )
         texts = chain.from_iterable(in_parts(valid_unicode(text)) for text in texts)
         learn = learn_merges if kind in ("bpe", "uncased") else _learn_units
-        pieces, merges = learn(kind, texts, room)
-        vocabulary = {
-            piece: i for i, piece in enumerate([*map(special, names), *ALPHABET, *pieces])
-        }
-        core = _build_tokenizer(kind, vocabulary, merges)
+        pieces, merges = learn(kind, texts, free)
+        tokens = [*map(special, names), *ALPHABET, *pieces]
+        core = _build_tokenizer(kind, {token: i for i, token in enumerate(tokens)}, merges)
         if (size := len(core.to_str().encode())) > LARGEST:
             raise UserError(
                 f"vocab={vocab} is too large: such a tokenizer.json of {size:,} bytes would not be "
@@ -99,42 +93,41 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, most: int = LARGEST) -> "Tokenizer":
-        """Read a `tokenizer.json` of at most so many tokens, which anybody may have written.
+        """Read a `tokenizer.json`, which anybody may have written, of at most `most` tokens.
 
-        It is built anew from its vocabulary and merges, and all else in the file must be as it is
-        in ours: a pattern or a rule of somebody else's is never run.
+        It is rebuilt from its vocabulary and merges, and everything else in the file must be as in
+        ours: a pattern or a rule of somebody else's never runs.
         """
         text = read_bounded(path, LARGEST)
         try:
-            told = json.loads(text)
-            model = told["model"]
+            found = json.loads(text)
+            model = found["model"]
             if len(model["vocab"]) > most:
                 raise UserError(f"it has {len(model['vocab'])} tokens, but may have only {most}")
-            units: _Kind = "char" if told["pre_tokenizer"]["type"] == "Sequence" else "word"
-            pieces: _Kind = "uncased" if told["normalizer"] else "bpe"
+            units: _Kind = "char" if found["pre_tokenizer"]["type"] == "Sequence" else "word"
+            pieces: _Kind = "uncased" if found["normalizer"] else "bpe"
             kind = units if model["ignore_merges"] else pieces
             core = _build_tokenizer(kind, model["vocab"], [tuple(pair) for pair in model["merges"]])
-            if json.loads(core.to_str()) != told:
+            if json.loads(core.to_str()) != found:
                 raise UserError("it has other parts than ours have")
             return cls(core)
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"{path} is not a tokenizer of ours: {error!s:.200}") from error
 
     def save(self, path: Path) -> None:
-        """Write `tokenizer.json`."""
         path.write_text(self.core.to_str(), encoding="utf-8")
 
     @property
     def hash(self) -> str:
-        """The same for the same tokenizer, on any machine."""
+        """SHA-256 of `tokenizer.json`: equal tokenizers have equal hashes, on any machine."""
         return sha256(self.core.to_str().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; a lone surrogate, which is no character, is read as U+FFFD."""
+        """The ids of a text; a lone surrogate is read as U+FFFD."""
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same for many texts, on all cores that the library may use."""
+        """The ids of many texts, on all cores that the library may use."""
         parts: list[str] = []
         counts: list[int] = []
         for text in texts:
@@ -147,17 +140,16 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, special tokens left out; half a character shows as U+FFFD."""
-        return self.core.decode(
-            [i for i in ids if i >= self.first_text_id], skip_special_tokens=False
-        )
+        text = [i for i in ids if i >= self.first_text_id]
+        return self.core.decode(text, skip_special_tokens=False)
 
     @property
     def uncased(self) -> bool:
-        """Whether letters are made small and marks stand apart."""
+        """Whether text is lowercased and punctuation split off."""
         return self.core.normalizer is not None
 
     def normalize(self, text: str) -> str:
-        """What comes back of a text: all of it, or as `uncased` reads it."""
+        """The text that `decode` gives back: all of it, or for `uncased` its normal form."""
         text = valid_unicode(text)
         if not self.uncased:
             return text
@@ -166,32 +158,26 @@ class Tokenizer:
 
     @property
     def first_text_id(self) -> int:
-        """The first id that stands for text: the special ones come before it."""
+        """The first id after the special tokens."""
         return len(self.special)
 
     def tag(self, name: str) -> int:
-        """The id of a tag."""
         if name not in self.special:
             raise UserError(f"this tokenizer has no tag {name!r}: it was learned without")
         return self.special[name]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Each id as a person can read it: text, a special name, or bytes of half a character."""
-        return [self._readable(i) for i in ids]
+        """Each id in readable form: text, a special name, or bytes of half a character."""
+        symbols = ((i, self._symbols[i]) for i in ids)
+        return [s if i < self.first_text_id else readable(s) for i, s in symbols]
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes that a token stands for; none for a special one."""
-        return (
-            b"" if i < self.first_text_id else bytes(BYTE_OF[symbol] for symbol in self._symbols[i])
-        )
-
-    def _readable(self, i: int) -> str:
-        if i < self.first_text_id:
-            return self._symbols[i]
-        return readable(self._symbols[i])
+        """The bytes of a token; none for a special one."""
+        symbols = "" if i < self.first_text_id else self._symbols[i]
+        return bytes(BYTE_OF[symbol] for symbol in symbols)
 
     def show_work(self, text: str) -> list[list[list[str]]]:
-        """How each word of a text came to its pieces: for each word the pieces after every merge.
+        """For each word of a text the pieces after every merge.
 
         This is the algorithm in the open; a test holds its last line equal to `encode`.
         """
@@ -204,14 +190,14 @@ class Tokenizer:
         ]
 
     def words(self, text: str) -> list[str]:
-        """What no piece reaches across, spelled in byte symbols."""
+        """The units that no piece crosses, spelled in byte symbols."""
         if self.uncased:
             text = self.core.normalizer.normalize_str(text)
         return [word for word, _ in self.core.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def readable(symbols: str) -> str:
-    """A piece that is spelled in byte symbols, as text; half a character as its bytes."""
+    """A piece spelled in byte symbols, as text; half a character as its bytes."""
     raw = bytes(BYTE_OF[symbol] for symbol in symbols)
     try:
         return raw.decode()
@@ -220,12 +206,12 @@ def readable(symbols: str) -> str:
 
 
 def _merge_steps(
-    word: str, rank: dict[tuple[str, ...], int], whole: dict[str, int]
+    word: str, rank: dict[tuple[str, ...], int], units: dict[str, int]
 ) -> Iterator[list[str]]:
-    """Bytes first; then again and again the pair that was learned earliest, until none is left."""
+    """Bytes first; then, again and again, merge the pair that was learned earliest."""
     pieces = list(word)
     yield pieces
-    if word in whole and len(word) > 1:
+    if word in units and len(word) > 1:
         yield [word]
         return
     while pairs := [pair for pair in pairwise(pieces) if pair in rank]:
@@ -250,7 +236,7 @@ def _in_order(vocabulary: dict[str, int], specials: int) -> bool:
 
 
 def valid_unicode(text: str) -> str:
-    """Lone surrogates are no characters and have no bytes: they become U+FFFD."""
+    """Replace lone surrogates, which are no characters, by U+FFFD."""
     if not isinstance(text, str):
         raise UserError(f"a text is wanted, and not {text!r:.80}")
     try:
@@ -266,12 +252,12 @@ _STRETCHES = pre_tokenizers.Split(Regex(r"\s*[^\s\p{L}\p{N}]*(?:\p{L}+|\p{N}+)?"
 
 
 def in_parts(text: str, length: int = LONG) -> list[str]:
-    """A text in parts of this length or a little more, cut where no word is cut.
+    """Cut a text into parts of this length or a little more, never inside a word.
 
     A million words in one call, or a million letters in one word, would leave the processor's cache
-    and take more than twice the time of half a million. The end of a stretch is a safe place: words
-    see nothing before them, and behind them only whether spaces go on. So the parts have the words
-    of the whole, unless a stretch of more than a hundred characters lies in the way.
+    and take more than twice the time of half a million. The end of a stretch is a safe cut: words
+    depend on nothing before them, and behind them only on whether spaces follow. So the parts have
+    the words of the text, unless a stretch of more than a hundred characters lies in the way.
     """
     parts, start = [], 0
     while len(text) - start > length:
@@ -283,15 +269,14 @@ def in_parts(text: str, length: int = LONG) -> list[str]:
 
 
 def _in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str]]:
-    """Parts together, until they are this many characters or a little more."""
     batch: list[str] = []
-    taken = 0
+    size = 0
     for part in parts:
         batch.append(part)
-        taken += len(part)
-        if taken >= length:
+        size += len(part)
+        if size >= length:
             yield batch
-            batch, taken = [], 0
+            batch, size = [], 0
     yield batch
 
 
@@ -300,47 +285,41 @@ _APART = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]"), "removed"
 
 
 def _splitter(kind: _Kind) -> Any:
-    """Where pieces may never reach across: word by word, or character by character."""
     if kind in ("bpe", "word"):
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=kind == "uncased", use_regex=False)
     return pre_tokenizers.Sequence([_APART if kind == "uncased" else _EACH, spelled])
 
 
-def learn_merges(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
+def learn_merges(kind: _Kind, texts: Iterable[str], count: int) -> tuple[list[str], list[Any]]:
     """Byte-pair encoding (Sennrich et al. 2016), as the paper uses it (section 5.1)."""
     core = _wrap_model(models.BPE(), kind)
-    trainer = trainers.BpeTrainer(
-        vocab_size=room + len(ALPHABET), initial_alphabet=ALPHABET, show_progress=False
-    )
+    size = count + len(ALPHABET)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=ALPHABET, show_progress=False)
     core.train_from_iterator(texts, trainer)
     model = json.loads(core.to_str())["model"]
     learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return [piece for piece in learned if piece not in BYTE_OF], [tuple(m) for m in model["merges"]]
 
 
-def _learn_units(kind: _Kind, texts: Iterable[str], room: int) -> tuple[list[str], list[Any]]:
-    """The most frequent words or characters, the first in alphabet among equals."""
+def _learn_units(kind: _Kind, texts: Iterable[str], count: int) -> tuple[list[str], list[Any]]:
+    """The most frequent words or characters; equal counts in alphabetical order."""
     split = _splitter(kind)
-    count: Counter[str] = Counter()
-    for text in texts:
-        count.update(piece for piece, _ in split.pre_tokenize_str(text))
-    longer = [piece for piece in count if len(piece) > 1]
-    return sorted(longer, key=lambda piece: (-count[piece], piece))[:room], []
+    seen = Counter(piece for text in texts for piece, _ in split.pre_tokenize_str(text))
+    longer = [piece for piece in seen if len(piece) > 1]
+    return sorted(longer, key=lambda piece: (-seen[piece], piece))[:count], []
 
 
 def _build_tokenizer(
     kind: _Kind, vocabulary: dict[str, int], merges: list[Any]
 ) -> tokenizers.Tokenizer:
-    """A vocabulary and its merges as the library's tokenizer."""
-    whole = kind in ("word", "char")
-    core = _wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole), kind)
+    units = kind in ("word", "char")
+    core = _wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=units), kind)
     core.decoder = decoders.ByteLevel()
     return core
 
 
 def _wrap_model(model: models.BPE, kind: _Kind) -> tokenizers.Tokenizer:
-    """What a text goes through before its words come to the model."""
     core = tokenizers.Tokenizer(model)
     core.pre_tokenizer = _splitter(kind)
     if kind == "uncased":
@@ -349,7 +328,7 @@ def _wrap_model(model: models.BPE, kind: _Kind) -> tokenizers.Tokenizer:
 
 
 def _byte_symbols() -> dict[str, int]:
-    """Which byte each symbol of the byte-level alphabet stands for, in GPT-2's order.
+    """The byte of each symbol of the byte-level alphabet, in GPT-2's order.
 
     The visible ones of Latin-1 stand for themselves; the others follow from U+0100 on.
     """

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.errors import UserError
-from limelight.explain.dataflow import dataflow, sides
 from limelight.explain.stage import Check, Formula, Heatmap, factor, number
 from limelight.explain.tokens import Words
 from limelight.explain.trace import Trace, in_range
 from limelight.model.positions import rotation
+from limelight.model.taps import dataflow, sides
 
 
 @dataclass(frozen=True)

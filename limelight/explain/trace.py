@@ -20,10 +20,9 @@ from limelight.decode.constraints import without_space
 from limelight.decode.request import pad_histories
 from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample, uniform_draws
 from limelight.errors import UserError, unknown_name
-from limelight.explain.dataflow import axes_of, sides
 from limelight.explain.tokens import pieces_of, words_of
 from limelight.explain.traced_text import TracedText
-from limelight.model.taps import Recorder, matching, taps
+from limelight.model.taps import Recorder, dataflow, matching, sides, taps
 from limelight.tasks.text_model import TextModel
 
 _TOP = 20  # candidates kept of every step
@@ -152,7 +151,7 @@ class Trace:
     def part(self, name: str, value: Tensor, head: int | None, rows: slice | None) -> Tensor:
         """One head of a value, or some of its rows."""
         if head is not None:
-            if "head" not in axes_of(name, self.config):
+            if "head" not in dataflow(self.config)[name].axes:
                 raise UserError(f"{name!r} has no heads")
             value = value[in_range("head", head, value.size(0))]
         if rows is not None and value.dim() < 2:

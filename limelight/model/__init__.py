@@ -1,9 +1,20 @@
-"""Integers become predictions: every family of Transformer from one set of blocks.
+"""Batches become predictions: every family of Transformer from one set of blocks.
 
-Read in this order: `config` (what a model looks like), `attention` (the heart), `positions`,
-`layers` (Figure 1), `cache` (what decoding keeps), `stack` (N layers and both ends), then the
-families `encoder_decoder` (the paper), `decoder_only` (GPT), `encoder_only` (BERT), `recurrent`
-(what the paper replaced), and last `taps` (how to watch them all).
+Read in this order:
+
+config           the numbers of the paper's Table 3, and variants
+attention        equation 1, explicit and fused, for every use
+positions        sinusoidal, learned, rotary
+layers           Figure 1: a layer with its residual connections and norms
+kv_cache         keys and values of the tokens so far
+stack            N layers with an embedding and a classifier
+encoder_decoder  the paper's model
+decoder_only     GPT
+encoder_only     BERT
+recurrent        the networks that the paper replaced
+taps             names for every value of the forward pass, and a recorder
+count            parameters by part
+topk             fast argmax and top-k on a CPU
 
 Shape letters, the same in every file:
     B batch    T target or query positions    S source or key positions    V vocabulary    N layers

@@ -1,7 +1,7 @@
-"""Attention, the heart of the paper (section 3.2): every position asks, every position may answer.
+"""Attention, the heart of the paper (section 3.2): a weighted sum of values for every query.
 
-Equation 1 stands here twice. `attend_explicitly` is the truth, one line per step, each of which can
-be watched; `attend` is the same in one fused kernel, and a test holds the two equal.
+Equation 1 is here twice. `explicit_attention` is the reference, one line per step, each of which
+can be watched; `fused_attention` is one kernel, and a test holds the two equal.
 """
 
 import math
@@ -16,6 +16,7 @@ from limelight.model.config import ModelConfig
 
 _Watch = Callable[[str, Tensor], Tensor]
 KeysValues = tuple[Tensor, Tensor]
+_UpdateCache = Callable[[Tensor, Tensor], KeysValues]
 
 
 class Attend(Protocol):
@@ -24,7 +25,7 @@ class Attend(Protocol):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float, /
     ) -> Tensor:
-        """The weighted sums of values, B H T K. `mask` is True where a query may look."""
+        """The weighted sums of values, B H T K. `mask` is True where a query may attend."""
         ...
 
 
@@ -60,12 +61,11 @@ def explicit_attention(
 
 
 def _repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """Repeat each of the G heads of keys or values for the group of query heads that shares it."""
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
 def _causal_mask(length: int, device: torch.device) -> Tensor:
-    """The look-ahead mask, T T: a position sees itself and what came before, never what follows."""
+    """T T: a position sees itself and what came before, never what follows."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
@@ -73,7 +73,7 @@ def attention_mask(real: Tensor, causal: bool = False) -> Tensor:
     """The mask for a padded batch, B 1 T S or B 1 1 S, from `real` (B S), False at padding.
 
     Softmax over nothing would be NaN. So a padding position under the causal mask sees itself, and
-    a row that is all padding sees its padding; nothing real ever looks there.
+    a row that is all padding sees its padding; nothing real ever attends to it.
     """
     if not causal:
         return (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
@@ -86,8 +86,8 @@ class Attention(nn.Module):
     """Multi-head attention (section 3.2.2), for self, masked, cross and cached use alike.
 
     Queries always come from `x`. Keys and values come from `x` too (self-attention) or from
-    `memory`, the encoder's output (cross-attention): the decoder asks, the encoder answers. Many
-    explainers have this reversed; the shape B H T S of the weights settles it.
+    `memory`, the encoder's output (cross-attention). Many explainers have this reversed; the shape
+    B H T S of the weights settles it.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -105,14 +105,13 @@ class Attention(nn.Module):
         self,
         x: Tensor,  # B T D
         memory: Tensor | KeysValues | None = None,  # B S D, or what `keys_values` made of it before
-        mask: Tensor | None = None,  # True where a query may look
+        mask: Tensor | None = None,  # True where a query may attend
         causal: bool = False,  # the look-ahead mask, without building it
         rope: Callable[[Tensor], Tensor] | None = None,  # rotary positions
-        update_cache: Callable[[Tensor, Tensor], KeysValues]
-        | None = None,  # a cache: adds the past
+        update_cache: _UpdateCache | None = None,  # adds the past
     ) -> Tensor:
         if causal and mask is not None:
-            raise ValueError("give a mask or causal=True, not both: may_see can make one of them")
+            raise ValueError("give a mask or causal=True, not both: attention_mask combines them")
         q = self.split(self.query(x))  # B H T K
         if isinstance(memory, tuple):
             k, v = memory
@@ -126,9 +125,9 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))  # heads side by side again: B T D
 
     def keys_values(self, states: Tensor) -> KeysValues:
-        """Keys and values of these states; for a source they are computed once and kept."""
+        """Keys and values of these states; those of a source are computed once and kept."""
         return self.split(self.key(states)), self.split(self.value(states))
 
     def split(self, x: Tensor) -> Tensor:
-        """Cut D numbers into heads of K: B T D -> B H T K."""
+        """Split D numbers into heads of K: B T D -> B H T K."""
         return x.view(*x.shape[:2], x.size(2) // self.d_head, self.d_head).transpose(1, 2)

@@ -127,7 +127,7 @@ FAMILIES: dict[str, type[AnyConfig]] = {
 
 
 def model_config(**values: Any) -> AnyConfig:
-    """The configuration that these names and values describe, or a sentence that says why none."""
+    """The configuration of the family that `values` name."""
     family = values.get("family", "encoder-decoder")
     if str(family) not in FAMILIES:
         raise unknown_name("family", family, FAMILIES)

@@ -13,7 +13,7 @@ from limelight.model.stack import Classifier, Embedding, Stack, initialise, last
 
 
 class DecoderOnly(nn.Module):
-    """Tokens in, a score for every next token out."""
+    """Tokens in, logits for every next token out."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -39,32 +39,29 @@ class DecoderOnly(nn.Module):
         initialise(self, draw)
 
     def tie(self) -> None:
-        """One table for embedding and classifier; see EncoderDecoder.tie."""
         if self.config.tied:
             self.classifier.weight = self.target.tokens.weight
 
     def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """States, B T D: row t has read the tokens up to t.
 
-        `real` (B T) is False at padding; padding on the right needs none, it comes after all the
-        rest.
+        `real` (B T) is False at padding; padding on the right, behind all the rest, needs none.
         """
         positions = positions_of(tokens, real)
         mask = None if real is None else attention_mask(real, causal=True)
         return self.decoder(self.target(tokens, positions), positions, mask, causal=mask is None)
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
-        """Logits, B T V: row t scores the token that follows tokens[:, t]."""
+        """Logits, B T V: row t is for the token that follows tokens[:, t]."""
         return self.classifier(self.decode(tokens, real))
 
     def start(self, rows: int, max_len: int | None = None) -> KVCache:
-        """The state from which `step` writes: nothing read yet."""
         table = self.target.tokens.weight
         return KVCache(self.config, rows, max_len or self.config.max_len, like=table)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: KVCache, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        """Read the next tokens (B T, padded on the right); logits of the one that follows, B V."""
         state.begin(tokens.size(1))
         states = self.decoder.step(self.target(tokens, state.positions), state)
         return self.classifier(last_real(states, state.commit(real)))

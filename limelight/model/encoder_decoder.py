@@ -13,7 +13,7 @@ from limelight.model.stack import Classifier, Embedding, Stack, initialise, last
 
 
 class EncoderDecoder(nn.Module):
-    """Source and target tokens in, a score for every next target token out.
+    """Source and target tokens in, logits for every next target token out.
 
     `source_real` and `target_real` (B S, B T) are False at padding. They may be left out when there
     is none; so may `target_real` for padding on the right, which the look-ahead mask hides anyway.
@@ -66,7 +66,7 @@ class EncoderDecoder(nn.Module):
         source_real: Tensor | None = None,
         target_real: Tensor | None = None,
     ) -> Tensor:
-        """States, B T D: row t has read the target up to t, and the whole memory."""
+        """States, B T D: row t has read the target up to t, and all of the memory."""
         positions = positions_of(target, target_real)
         mask = None if target_real is None else attention_mask(target_real, causal=True)
         memory_mask = None if source_real is None else attention_mask(source_real)
@@ -82,7 +82,7 @@ class EncoderDecoder(nn.Module):
         source_real: Tensor | None = None,
         target_real: Tensor | None = None,
     ) -> Tensor:
-        """Logits, B T V: row t scores the token that follows target[:, t]."""
+        """Logits, B T V: row t is for the token that follows target[:, t]."""
         memory = self.encode(source, source_real)
         return self.classifier(self.decode(target, memory, source_real, target_real))
 
@@ -90,7 +90,7 @@ class EncoderDecoder(nn.Module):
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
     ) -> KVCache:
-        """The state from which `step` writes: the source is read once, its keys and values kept."""
+        """The state for `step`: the source is read once, its keys and values are kept."""
         memory = self.encode(source, source_real)
         cache = KVCache(self.config, source.size(0), max_len or self.config.max_len, like=memory)
         cache.memory = self.decoder.keys_values(memory)
@@ -99,7 +99,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: KVCache, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
+        """Read the next tokens (B T, padded on the right); logits of the one that follows, B V."""
         state.begin(tokens.size(1))
         states = self.decoder.step(self.target(tokens, state.positions), state)
         return self.classifier(last_real(states, state.commit(real)))

@@ -11,7 +11,7 @@ from limelight.model.stack import Classifier, Embedding, Stack, initialise
 
 
 class MaskedLMHead(nn.Module):
-    """What stood here? One more layer, then a score for every token of the vocabulary."""
+    """Which token was here? One more layer, then logits for the vocabulary."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -21,7 +21,6 @@ class MaskedLMHead(nn.Module):
         self.classifier = Classifier(config.vocab, config.d_model, bias=True)
 
     def prepare(self, states: Tensor) -> Tensor:
-        """States as the classifier wants them."""
         return self.norm(self.activate(self.inner(states)))
 
     def forward(self, states: Tensor) -> Tensor:
@@ -42,9 +41,9 @@ class ClassificationHead(nn.Module):
 
 
 class EncoderOnly(nn.Module):
-    """Tokens in, a state for every token out, and on top the head that the model is trained for.
+    """Tokens in, a state for every token out, and the head that the model is trained for.
 
-    A pre-trained model fills in masked tokens, and with `sentence_pairs` tells whether two
+    A pre-trained model fills in masked tokens, and with `sentence_pairs` decides whether two
     sentences belong together. With `classes` it is a classifier of texts.
     """
 
@@ -67,7 +66,6 @@ class EncoderOnly(nn.Module):
         initialise(self, lambda _, matrix: nn.init.trunc_normal_(matrix, 0, 0.02, -0.04, 0.04))
 
     def tie(self) -> None:
-        """One table for embedding and masked tokens; see EncoderDecoder.tie."""
         if self.config.tied and not self.config.classes:
             self.masked_head.classifier.weight = self.source.tokens.weight
 
@@ -82,12 +80,11 @@ class EncoderOnly(nn.Module):
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Logits: B classes for a classifier, else B S V for what may stand at each position."""
+        """Logits: B classes for a classifier, else B S V for the token at each position."""
         states = self.encode(tokens, segments, real)
         return self.classify(states, real) if self.config.classes else self.masked_head(states)
 
     def classify(self, states: Tensor, real: Tensor | None = None) -> Tensor:
-        """Logits for each class of text, B classes."""
         return self.text_head(_first_real(states, real))
 
     def next_sentence(self, states: Tensor, real: Tensor | None = None) -> Tensor:
@@ -95,7 +92,7 @@ class EncoderOnly(nn.Module):
         return self.pair_head(_first_real(states, real))
 
     def pool(self, states: Tensor, real: Tensor | None = None) -> Tensor:
-        """One vector for the text, B D: the mean of its real tokens, to compare by meaning."""
+        """One vector for the text, B D: the mean of its real tokens."""
         if real is None:
             return states.mean(dim=1)
         kept = states.masked_fill(~real[..., None], 0)
@@ -103,7 +100,6 @@ class EncoderOnly(nn.Module):
 
 
 def _first_real(states: Tensor, real: Tensor | None) -> Tensor:
-    """The state of each row's first real token, B D."""
     if real is None:
         return states[:, 0]
     return states[torch.arange(states.size(0), device=states.device), real.int().argmax(dim=1)]

@@ -1,6 +1,6 @@
-"""What a decoder keeps between two tokens, so that a step does not redo the past.
+"""The KV cache: keys and values of the tokens so far, so that a step does not compute them again.
 
-All room is taken once. A token's slot is its position: row b writes its next token at slot
+It is allocated once. A token's slot is its position: row b writes its next token at slot
 `length[b]`, and a query at position p sees the slots up to p. That one rule covers the look-ahead
 mask, rows of different lengths, and padding, which is written behind the last real token, never
 seen, and overwritten by what comes next.
@@ -17,7 +17,7 @@ from limelight.model.config import ModelConfig
 class KVCache:
     """Keys and values of every layer for a batch of rows, and those of the source, if any.
 
-    To read tokens: `open`, then each layer's `append`, then `close`.
+    To read tokens: `begin`, then each layer's `update`, then `commit`.
     """
 
     def __init__(self, config: ModelConfig, rows: int, max_len: int, like: Tensor) -> None:
@@ -36,11 +36,11 @@ class KVCache:
         self.memory_mask: Tensor | None = None
 
     def begin(self, count: int) -> None:
-        """Make ready for `count` more tokens in every row."""
-        room = self.keys[0].size(2)
-        if self.max_used + count > room:
+        """Prepare for `count` more tokens in every row."""
+        capacity = self.keys[0].size(2)
+        if self.max_used + count > capacity:
             raise UserError(
-                f"{self.max_used + count} tokens do not fit into a cache made for max_len={room}: "
+                f"{self.max_used + count} tokens do not fit into a cache for max_len={capacity}: "
                 "ask for a longer one, or stop earlier"
             )
         self.positions = self.length[:, None]
@@ -65,17 +65,17 @@ class KVCache:
         count = self.positions.size(1)
         if real is None:
             self.max_used += count
-            taken = torch.full_like(self.length, count)
+            read = torch.full_like(self.length, count)
         else:
-            taken = real.sum(dim=1)
-            self.max_used = max((self.length + taken).tolist(), default=0)
-        self.length = self.length + taken
-        return taken
+            read = real.sum(dim=1)
+            self.max_used = max((self.length + read).tolist(), default=0)
+        self.length = self.length + read
+        return read
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be named again (beams) or not at all.
 
-        As many rows as before stay where they are in memory, and only what was written is moved.
+        If their number stays the same, the memory does too, and only what was written is moved.
         """
         same = rows.numel() == self.length.numel()
         for kept in (self.keys, self.values):
@@ -91,33 +91,32 @@ class KVCache:
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[rows]
 
-    def insert_rows(self, other: "KVCache", places: Tensor) -> None:
-        """Put the rows of another cache into these places: over a row, or behind the last one."""
-        rows, room = self.length.numel(), max(self.keys[0].size(2), other.keys[0].size(2))
-        more = max(0, max(places.tolist(), default=-1) + 1 - rows)
+    def insert_rows(self, other: "KVCache", indices: Tensor) -> None:
+        """Insert the rows of another cache at these indices: over a row, or behind the last one."""
+        rows, capacity = self.length.numel(), max(self.keys[0].size(2), other.keys[0].size(2))
+        more = max(0, max(indices.tolist(), default=-1) + 1 - rows)
         self.length = padded(self.length, 0, more)
-        self.length[places] = other.length
+        self.length[indices] = other.length
         self.max_used = max(self.length.tolist(), default=0)
         for kept, new in ((self.keys, other.keys), (self.values, other.values)):
             for layer, old in enumerate(kept):
-                kept[layer] = placed(old, new[layer], places, more, room)
+                kept[layer] = placed(old, new[layer], indices, more, capacity)
         if self.memory:
-            self.insert_memory(other, places, more)
+            self.insert_memory(other, indices, more)
 
-    def insert_memory(self, other: "KVCache", places: Tensor, more: int) -> None:
-        """The same for the sources; the shorter ones get padding, which is hidden."""
+    def insert_memory(self, other: "KVCache", indices: Tensor, more: int) -> None:
+        """The sources' part of `insert_rows`; shorter ones get padding, which is hidden."""
         length = max(self.memory[0][0].size(2), other.memory[0][0].size(2))
         both = zip(self.memory, other.memory, strict=True)
         seen, new_seen = self.seen_memory(), other.seen_memory()
         self.memory = [
-            (placed(k, new_k, places, more, length), placed(v, new_v, places, more, length))
+            (placed(k, new_k, indices, more, length), placed(v, new_v, indices, more, length))
             for (k, v), (new_k, new_v) in both
         ]
-        mask = placed(seen.mT, new_seen.mT, places, more, length).mT
+        mask = placed(seen.mT, new_seen.mT, indices, more, length).mT
         self.memory_mask = None if mask.all() else mask
 
     def seen_memory(self) -> Tensor:
-        """What may be looked at in the sources, B 1 1 S."""
         if self.memory_mask is not None:
             return self.memory_mask
         rows, _, length, _ = self.memory[0][0].shape
@@ -125,7 +124,7 @@ class KVCache:
 
 
 def padded(x: Tensor, dim: int, count: int) -> Tensor:
-    """So many more zeros at the end of a dimension."""
+    """Append `count` zeros to a dimension."""
     if not count:
         return x
     shape = list(x.shape)
@@ -133,8 +132,8 @@ def padded(x: Tensor, dim: int, count: int) -> Tensor:
     return torch.cat([x, x.new_zeros(shape)], dim=dim)
 
 
-def placed(old: Tensor, new: Tensor, places: Tensor, more: int, length: int) -> Tensor:
-    """B ... S K: the new rows in their places among the old ones, all of this length."""
+def placed(old: Tensor, new: Tensor, indices: Tensor, more: int, length: int) -> Tensor:
+    """B ... S K: the new rows inserted among the old ones, all of this length."""
     result = padded(padded(old, -2, length - old.size(-2)), 0, more)
-    result[places] = padded(new, -2, length - new.size(-2))
+    result[indices] = padded(new, -2, length - new.size(-2))
     return result

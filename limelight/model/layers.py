@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Layer normalisation, or Llama's without mean and shift."""
+    """Layer normalisation, or Llama's RMS norm without mean and shift."""
     kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
     return kind(config.d_model, eps=config.norm_eps)
 
@@ -61,7 +61,7 @@ class Residual(nn.Module):
 
 
 class Layer(nn.Module):
-    """Figure 1: the left column, or with `cross` the right one, which also looks at the memory."""
+    """Figure 1: the left column, or with `cross` the right one, which also reads the memory."""
 
     def __init__(self, config: ModelConfig, cross: bool = False) -> None:
         super().__init__()

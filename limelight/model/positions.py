@@ -53,7 +53,7 @@ def rotation(positions: Tensor, d_head: int, dtype: torch.dtype) -> Callable[[Te
 
 
 class SinusoidalPositions(nn.Module):
-    """The paper's fixed waves."""
+    """The paper's fixed sinusoids."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """A vector per position, learned like a word's; it ends where the table ends."""
+    """A learned vector per position, up to the end of the table."""
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
         if positions.size(-1) > self.num_embeddings:

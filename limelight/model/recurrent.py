@@ -22,8 +22,8 @@ _CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, 
 _Hidden = tuple[Tensor, ...]  # what a cell carries along, each N B D: (h,), or (h, c) for an LSTM
 
 
-class EncoderOutput(NamedTuple):
-    """What a recurrent encoder leaves: its state after each token, B S D, and after the last."""
+class _EncoderOutput(NamedTuple):
+    """A recurrent encoder's state after each token, B S D, and after the last."""
 
     states: Tensor
     hidden: _Hidden
@@ -31,7 +31,7 @@ class EncoderOutput(NamedTuple):
 
 @dataclass
 class RecurrentState:
-    """Where a recurrent decoder stands: a few vectors per row, however much it has read."""
+    """The state of a recurrent decoder: a few vectors per row, however much it has read."""
 
     hidden: _Hidden
     memory: Tensor | None = None  # B S D
@@ -39,30 +39,27 @@ class RecurrentState:
     mask: Tensor | None = None  # B 1 S
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may be named again (beams) or not at all."""
         self.hidden = tuple(h[:, rows] for h in self.hidden)
         for name in ("memory", "keys", "mask"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[rows])
 
-    def insert_rows(self, other: "RecurrentState", places: Tensor) -> None:
-        """Put the rows of another state into these places: over a row, or behind the last one."""
-        more = max(0, max(places.tolist(), default=-1) + 1 - self.hidden[0].size(1))
+    def insert_rows(self, other: "RecurrentState", indices: Tensor) -> None:
+        more = max(0, max(indices.tolist(), default=-1) + 1 - self.hidden[0].size(1))
         hidden = tuple(padded(h, 1, more) for h in self.hidden)
         for mine, new in zip(hidden, other.hidden, strict=True):
-            mine[:, places] = new
+            mine[:, indices] = new
         self.hidden = hidden
         if self.memory is None or other.memory is None:
             return
         length = max(self.memory.size(1), other.memory.size(1))
-        mask = placed(self.seen(), other.seen(), places, more, length)
+        mask = placed(self.seen(), other.seen(), indices, more, length)
         self.mask = None if mask.all() else mask.mT
         for name in ("memory", "keys"):
             old, new = getattr(self, name), getattr(other, name)
-            setattr(self, name, placed(old, new, places, more, length))
+            setattr(self, name, placed(old, new, indices, more, length))
 
     def seen(self) -> Tensor:
-        """What may be looked at in the memory, B S 1."""
         if self.mask is not None:
             return self.mask.mT
         memory = cast(Tensor, self.memory)
@@ -86,7 +83,7 @@ class RecurrentStack(nn.Module):
     def forward(
         self, x: Tensor, hidden: _Hidden | None = None, real: Tensor | None = None
     ) -> tuple[Tensor, _Hidden]:
-        """The state after each token, B T D, and what is carried along after each row's last."""
+        """The state after each token, B T D, and what is carried on after each row's last."""
         carried = hidden[0] if hidden is not None and len(hidden) == 1 else hidden
         if real is None:
             states, carried = self.cell(x, carried)
@@ -179,23 +176,20 @@ class RecurrentEncoderDecoder(nn.Module):
         self.decoder.initialise()
 
     def tie(self) -> None:
-        """One table for both embeddings and the classifier; see EncoderDecoder.tie."""
         if self.config.tied:
             self.source.weight = self.classifier.weight = self.target.weight
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> EncoderOutput:
-        """The states of every source token, and the last."""
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> _EncoderOutput:
         x = _embed(self.source, source, self.dropout)
-        return EncoderOutput(*self.encoder(x, None, source_real))
+        return _EncoderOutput(*self.encoder(x, None, source_real))
 
     def decode(
         self,
         target: Tensor,
-        memory: EncoderOutput,
+        memory: _EncoderOutput,
         source_real: Tensor | None = None,
         target_real: Tensor | None = None,
     ) -> Tensor:
-        """States, B T D: row t has read the target up to t."""
         return self.read(target, self.remember(memory, source_real), target_real)
 
     def forward(
@@ -205,7 +199,6 @@ class RecurrentEncoderDecoder(nn.Module):
         source_real: Tensor | None = None,
         target_real: Tensor | None = None,
     ) -> Tensor:
-        """Logits, B T V: row t scores the token that follows target[:, t]."""
         memory = self.encode(source, source_real)
         return self.classifier(self.decode(target, memory, source_real, target_real))
 
@@ -213,16 +206,15 @@ class RecurrentEncoderDecoder(nn.Module):
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
     ) -> RecurrentState:
-        """The state from which `step` writes; it needs no room, so `max_len` changes nothing."""
+        """The state for `step`; it does not grow, so `max_len` changes nothing."""
         return self.remember(self.encode(source, source_real), source_real)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         states = self.read(tokens, state, real)
         return self.classifier(last_real(states, _count_real(tokens, real)))
 
-    def remember(self, memory: EncoderOutput, source_real: Tensor | None) -> RecurrentState:
+    def remember(self, memory: _EncoderOutput, source_real: Tensor | None) -> RecurrentState:
         """The decoder's first state: the encoder's last one, and with attention all the others."""
         state = RecurrentState(memory.hidden)
         if self.attention is None:
@@ -233,7 +225,7 @@ class RecurrentEncoderDecoder(nn.Module):
         )
 
     def read(self, tokens: Tensor, state: RecurrentState, real: Tensor | None) -> Tensor:
-        """Take the tokens in and move the state on; B T D."""
+        """Read the tokens and advance the state; B T D."""
         x, state.hidden = self.decoder(
             _embed(self.target, tokens, self.dropout), state.hidden, real
         )
@@ -255,45 +247,38 @@ class RecurrentDecoderOnly(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        """See RecurrentEncoderDecoder."""
         self.tie()
         initialise(self, _draw)
         self.decoder.initialise()
 
     def tie(self) -> None:
-        """One table for embedding and classifier; see EncoderDecoder.tie."""
         if self.config.tied:
             self.classifier.weight = self.target.weight
 
     def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
-        """States, B T D: row t has read the tokens up to t."""
         states, _ = self.decoder(_embed(self.target, tokens, self.dropout), None, real)
         return self.dropout(states)
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
-        """Logits, B T V: row t scores the token that follows tokens[:, t]."""
         return self.classifier(self.decode(tokens, real))
 
     def start(self, rows: int, max_len: int | None = None) -> RecurrentState:
-        """The state from which `step` writes: nothing read yet, so all zeros."""
         nothing = self.target.weight.new_zeros(self.config.layers, rows, self.config.d_model)
         return RecurrentState((nothing, nothing) if self.config.cell == "lstm" else (nothing,))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); score the one that follows them, B V."""
         x = _embed(self.target, tokens, self.dropout)
         states, state.hidden = self.decoder(x, state.hidden, real)
         return self.classifier(self.dropout(last_real(states, _count_real(tokens, real))))
 
 
 def _embed(table: nn.Embedding, tokens: Tensor, dropout: nn.Module) -> Tensor:
-    """B T -> B T D, lifted by sqrt(d_model) as in the Transformer."""
+    """B T -> B T D, scaled by sqrt(d_model) as in the Transformer."""
     return dropout(table(tokens) * math.sqrt(table.embedding_dim))
 
 
 def _count_real(tokens: Tensor, real: Tensor | None) -> Tensor:
-    """How many real tokens each row has, B."""
     return (torch.ones_like(tokens) if real is None else real).sum(dim=1)
 
 

@@ -1,4 +1,4 @@
-"""Tokens become vectors, these go through N layers, and what comes out scores every word."""
+"""Tokens become vectors, these go through N layers, and a classifier gives the logits."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,8 +18,8 @@ from limelight.model.positions import LearnedPositions, SinusoidalPositions, rot
 class Embedding(nn.Module):
     """A learned vector for each token (section 3.4), plus its position (3.5).
 
-    `scale` is the paper's sqrt(d_model), which lifts small shared weights to the size of the waves
-    added to them; GPT-2 and BERT have none. `segments` and `norm` are BERT's.
+    `scale` is the paper's sqrt(d_model), which lifts small shared weights to the size of the
+    sinusoids; GPT-2 and BERT have none. `segments` and `norm` are BERT's.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
-        """The same for tokens that follow those in the cache."""
+        """All layers, for tokens that follow those in the cache."""
         rope = rotation(cache.positions, self.d_head, x.dtype) if self.rotary else None
         mask = cache.mask()
         for i, layer in enumerate(self.layers):
@@ -88,13 +88,13 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def keys_values(self, memory: Tensor) -> list[KeysValues]:
-        """What each layer's cross-attention makes of a source: computed once for all steps."""
+        """What each layer's cross-attention keeps of a source, computed once for all steps."""
         layers = cast(Iterable[Layer], self.layers)
         return [layer.cross_attention.keys_values(memory) for layer in layers]
 
 
 class Classifier(nn.Module):
-    """A score (logit) for each token of the vocabulary: D -> V."""
+    """Logits for each token of the vocabulary: D -> V."""
 
     def __init__(self, vocab: int, d_model: int, bias: bool) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def initialise(model: nn.Module, draw: Callable[[str, Tensor], object]) -> None:
             nn.init.constant_(parameter, 1.0 if name.endswith("norm.weight") else 0.0)
 
 
-def last_real(states: Tensor, taken: Tensor) -> Tensor:
-    """The state of each row's last real token, B D, where `taken` counts the real ones in front."""
-    index = (taken - 1).clamp(min=0)
+def last_real(states: Tensor, count: Tensor) -> Tensor:
+    """The state of each row's last real token, B D, where `count` (B) real ones are in front."""
+    index = (count - 1).clamp(min=0)
     return states[torch.arange(states.size(0), device=states.device), index]

@@ -1,17 +1,18 @@
-"""Watching a model think: every value of the forward pass has a name, and a recorder collects them.
+"""Taps: every value of the forward pass has a name, and a recorder collects them.
 
     with Recorder(model, ["encoder.0.self.*", "logits"]) as recorder:
         recorder.model(source, target)
     recorder["encoder.0.self.weights"]
 
-The models know nothing of this. A recorder hangs hooks on the very modules that answer, asks
-attention for its explicit path, and leaves everything as it was. The names are part of the
-interface.
+The models know nothing of this. A recorder hangs hooks on the very modules that answer, switches
+attention to its explicit path, and leaves everything as it was. The names are part of the
+interface. `dataflow` lists them with how each value is made from others, for the model that is
+there: post-norm or pre-norm, what kind of positions, gated or not.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,109 +20,151 @@ from torch import Tensor, nn
 
 from limelight.errors import UserError, unknown_name
 from limelight.model.attention import Attention, explicit_attention
-from limelight.model.config import ModelConfig, RecurrentConfig
+from limelight.model.config import AnyConfig, ModelConfig, RecurrentConfig
 
 _INSIDE_ATTENTION = ("q", "k", "v", "scores", "scaled", "masked", "weights", "mixed")
+_STATES, _SCORES = ("word", "dim"), ("head", "query", "key")  # axes
 
 
-class TapLocation(NamedTuple):
-    """Where a tap sits: a module's input, its output, or a step inside an attention's equation."""
+class _Tap(NamedTuple):
+    """A value of the forward pass: where it appears, and how it is made from which others."""
 
-    module: str
-    what: str
+    module: str  # its path in the model
+    at: str  # the module's input, its output, or a step inside an attention's equation
+    op: str
+    sources: tuple[str, ...]  # names of taps
+    axes: tuple[str, ...] = _STATES  # of one text
 
 
-def taps(model: nn.Module) -> dict[str, TapLocation]:
-    """The names of everything that can be watched in this model, in the order of happening."""
+_Named = Iterator[tuple[str, _Tap]]
+
+
+def taps(model: nn.Module) -> dict[str, _Tap]:
+    """Everything that can be watched in this model, by name, in the order of computation."""
     config = getattr(model, "config", None)
+    if not isinstance(config, ModelConfig | RecurrentConfig):
+        raise UserError(f"{type(model).__name__} is not one of Limelight's models: it has no taps")
+    return dataflow(config)
+
+
+@lru_cache(maxsize=16)
+def dataflow(config: AnyConfig) -> dict[str, _Tap]:
+    """The forward pass of a model as a graph of named values."""
     if isinstance(config, RecurrentConfig):
         return dict(_recurrent_taps(config))
-    if isinstance(config, ModelConfig):
-        return dict(_transformer_taps(config))
-    raise UserError(f"{type(model).__name__} is not one of Limelight's models: it has no taps")
-
-
-def _transformer_taps(config: ModelConfig) -> Iterator[tuple[str, TapLocation]]:
-    """The two sides, as far as the family has them, and the scores."""
-    if config.family != "decoder-only":
-        yield from _side_taps(config, "encoder", "source", cross=False)
-    if config.family != "encoder-only":
-        yield from _side_taps(config, "decoder", "target", config.family == "encoder-decoder")
-    heads = {"encoder-only": "text_head" if config.classes else "masked_head"}
-    yield "logits", TapLocation(heads.get(config.family, "classifier"), "output")
-
-
-def _side_taps(
-    config: ModelConfig, side: str, embedding: str, cross: bool
-) -> Iterator[tuple[str, TapLocation]]:
-    """An encoder's or a decoder's: embedding, positions, layers, output."""
-    yield f"{side}.embedding", TapLocation(f"{embedding}.tokens", "output")
-    if config.positions != "rotary":
-        yield f"{side}.positions", TapLocation(f"{embedding}.positions", "output")
+    found = {name: tap for side in sides(config) for name, tap in _side_taps(config, side)}
+    last = f"{sides(config)[-1]}.output"
+    head = "classifier"
     if config.family == "encoder-only":
-        yield f"{side}.segments", TapLocation(f"{embedding}.segments", "output")
-    yield f"{side}.input", TapLocation(embedding, "output")
-    for i in range(config.layers):
-        path = f"{side}.layers.{i}"
-        yield from _attention_taps(config, f"{side}.{i}.self", path, "self")
-        if cross:
-            yield from _attention_taps(config, f"{side}.{i}.cross", path, "cross")
-        yield from _feed_forward_taps(config, f"{side}.{i}.feed_forward", path)
-    yield f"{side}.output", TapLocation(side, "output")
+        head = "text_head" if config.classes else "masked_head"
+    axes = ("class",) if config.classes else ("word", "token")
+    return found | {"logits": _Tap(head, "output", "classify", (last,), axes)}
 
 
-def _attention_taps(
-    config: ModelConfig, name: str, layer: str, use: str
-) -> Iterator[tuple[str, TapLocation]]:
-    """From the three linear layers through equation 1 to the output layer, and add & norm."""
-    path = f"{layer}.{use}_attention"
-    inner = [
-        (f"{name}.{part}", TapLocation(f"{path}.{part}", "output"))
-        for part in ("query", "key", "value")
-    ]
-    inner += [(f"{name}.{step}", TapLocation(path, step)) for step in _INSIDE_ATTENTION]
-    inner += [(f"{name}.concat", TapLocation(f"{path}.output", "input"))]
-    inner += [(f"{name}.output", TapLocation(f"{path}.output", "output"))]
-    yield from _with_residual(config, name, f"{layer}.{use}_residual", inner)
+def sides(config: ModelConfig) -> tuple[str, ...]:
+    """The stacks that this family has."""
+    return {
+        "encoder-decoder": ("encoder", "decoder"),
+        "decoder-only": ("decoder",),
+        "encoder-only": ("encoder",),
+    }[config.family]
 
 
-def _feed_forward_taps(
-    config: ModelConfig, name: str, layer: str
-) -> Iterator[tuple[str, TapLocation]]:
-    """Before and after the activation, the output, and add & norm."""
-    path = f"{layer}.feed_forward"
-    inner = [(f"{name}.inner", TapLocation(f"{path}.inner", "output"))]
-    if config.activation == "swiglu":
-        inner.insert(0, (f"{name}.gate", TapLocation(f"{path}.gate", "output")))
-    inner += [(f"{name}.active", TapLocation(f"{path}.outer", "input"))]
-    inner += [(f"{name}.output", TapLocation(f"{path}.outer", "output"))]
-    yield from _with_residual(config, name, f"{layer}.feed_forward_residual", inner)
+def parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
+    """The sub-layers of a layer of Figure 1, in order."""
+    crossing = side == "decoder" and config.family == "encoder-decoder"
+    return ("self", "cross", "feed_forward") if crossing else ("self", "feed_forward")
 
 
-def _with_residual(
-    config: ModelConfig, name: str, path: str, inner: list[tuple[str, TapLocation]]
-) -> Iterator[tuple[str, TapLocation]]:
-    """Add & norm come after the sub-layer in post-norm; in pre-norm the norm comes before it."""
-    norm = (f"{name}.norm", TapLocation(f"{path}.norm", "output"))
-    if config.norm_order == "post":
-        yield from [*inner, (f"{name}.add", TapLocation(f"{path}.norm", "input")), norm]
+def _side_taps(config: ModelConfig, side: str) -> _Named:
+    embedding = "source" if side == "encoder" else "target"
+    added = {"embedding": ("tokens", "look up")}
+    if config.positions != "rotary":
+        added["positions"] = ("positions", config.positions)
+    if config.family == "encoder-only":
+        added["segments"] = ("segments", "look up")
+    for name, (module, op) in added.items():
+        yield f"{side}.{name}", _Tap(f"{embedding}.{module}", "output", op, ())
+    state = f"{side}.input"
+    yield state, _Tap(embedding, "output", "add", tuple(f"{side}.{name}" for name in added))
+    for layer in range(config.layers):
+        for part in parts_of(config, side):
+            name, path = f"{side}.{layer}.{part}", f"{side}.layers.{layer}.{part}"
+            yield from _sublayer_taps(config, name, path, state)
+            state = f"{name}.{'norm' if config.norm_order == 'post' else 'add'}"
+    op = "norm" if config.norm_order == "pre" else "copy"
+    yield f"{side}.output", _Tap(side, "output", op, (state,))
+
+
+def _sublayer_taps(config: ModelConfig, name: str, path: str, state: str) -> _Named:
+    """One sub-layer: its norm comes before it (pre-norm) or after the sum with its input."""
+    inner = _feed_forward_taps if name.endswith("feed_forward") else _attention_taps
+    added = (state, f"{name}.output")
+    norm = _Tap(f"{path}_residual.norm", "output", "norm", (state,))
+    if config.norm_order == "pre":
+        yield f"{name}.norm", norm
+        yield from inner(config, name, path, f"{name}.norm")
+        yield f"{name}.add", _Tap(f"{path}_residual", "output", "add", added)
     else:
-        yield from [norm, *inner, (f"{name}.add", TapLocation(path, "output"))]
+        yield from inner(config, name, path, state)
+        yield f"{name}.add", _Tap(f"{path}_residual.norm", "input", "add", added)
+        yield f"{name}.norm", norm._replace(sources=(f"{name}.add",))
 
 
-def _recurrent_taps(config: RecurrentConfig) -> Iterator[tuple[str, TapLocation]]:
-    """The states of the cells, and attention where there is one."""
+def _attention_taps(config: ModelConfig, name: str, path: str, read: str) -> _Named:
+    """Queries from the side itself; keys and values too, or in cross-attention from the encoder."""
+    module, cross = f"{path}_attention", name.endswith("cross")
+    memory = "encoder.output" if cross else read
+    split = "split and turn" if config.positions == "rotary" and not cross else "split"
+    queries, keys = ("head", "query", "dim"), ("head", "key", "dim")
+    for part in ("query", "key", "value"):
+        source = read if part == "query" else memory
+        yield f"{name}.{part}", _Tap(f"{module}.{part}", "output", "linear", (source,))
+    steps = (
+        ("q", split, ("query",), queries),
+        ("k", split, ("key",), keys),
+        ("v", "split", ("value",), keys),
+        ("scores", "q k^T", ("q", "k"), _SCORES),
+        ("scaled", "/ sqrt(d_k)", ("scores",), _SCORES),
+        ("masked", "mask", ("scaled",), _SCORES),
+        ("weights", "softmax", ("masked",), _SCORES),
+        ("mixed", "weights v", ("weights", "v"), queries),
+    )
+    for step, op, sources, axes in steps:
+        made_of = tuple(f"{name}.{source}" for source in sources)
+        yield f"{name}.{step}", _Tap(module, step, op, made_of, axes)
+    yield f"{name}.concat", _Tap(f"{module}.output", "input", "side by side", (f"{name}.mixed",))
+    yield f"{name}.output", _Tap(f"{module}.output", "output", "linear", (f"{name}.concat",))
+
+
+def _feed_forward_taps(config: ModelConfig, name: str, path: str, read: str) -> _Named:
+    neurons = ("word", "neuron")
+    widened = ("inner", "gate") if config.activation == "swiglu" else ("inner",)
+    for part in reversed(widened):
+        yield f"{name}.{part}", _Tap(f"{path}.{part}", "output", "linear", (read,), neurons)
+    made_of = tuple(f"{name}.{part}" for part in widened)
+    yield f"{name}.active", _Tap(f"{path}.outer", "input", config.activation, made_of, neurons)
+    yield f"{name}.output", _Tap(f"{path}.outer", "output", "linear", (f"{name}.active",))
+
+
+def _recurrent_taps(config: RecurrentConfig) -> _Named:
     seq2seq = config.family == "recurrent-encoder-decoder"
     if seq2seq:
-        yield "encoder.embedding", TapLocation("source", "output")
-        yield "encoder.output", TapLocation("encoder", "output")
-    yield "decoder.embedding", TapLocation("target", "output")
-    yield "decoder.states", TapLocation("decoder", "output")
+        yield "encoder.embedding", _Tap("source", "output", "look up", ())
+        yield "encoder.output", _Tap("encoder", "output", config.cell, ("encoder.embedding",))
+    yield "decoder.embedding", _Tap("target", "output", "look up", ())
+    memory = ("encoder.output",) if seq2seq else ()
+    states = "decoder.states"
+    yield states, _Tap("decoder", "output", config.cell, ("decoder.embedding", *memory))
     if seq2seq and config.attention:
-        yield "decoder.cross.masked", TapLocation("attention.softmax", "input")
-        yield "decoder.cross.weights", TapLocation("attention.softmax", "output")
-        yield "decoder.cross.output", TapLocation("attention", "output")
-    yield "logits", TapLocation("classifier", "output")
+        name, axes = "decoder.cross", ("query", "key")
+        yield f"{name}.masked", _Tap("attention.softmax", "input", "mask", (states, *memory), axes)
+        softmax = _Tap("attention.softmax", "output", "softmax", (f"{name}.masked",), axes)
+        yield f"{name}.weights", softmax
+        sources = (states, f"{name}.weights", *memory)
+        states = f"{name}.output"
+        yield states, _Tap("attention", "output", "linear and tanh", sources)
+    yield "logits", _Tap("classifier", "output", "classify", (states,), ("word", "token"))
 
 
 class Recorder:
@@ -129,8 +172,8 @@ class Recorder:
 
     It records passes through `recorder.model`, the eager model underneath whatever torch.compile or
     a distributed wrapper put around it. A later pass replaces the values of an earlier one. All
-    attention goes the explicit way, watched or not, so that a value does not depend on what else
-    was asked for. `keep` says what is kept of a value, so that a part of it need not hold the whole
+    attention is computed explicitly, watched or not, so that a value does not depend on what else
+    is recorded. `keep` says what is kept of a value, so that a part of it need not hold all of it
     in memory.
     """
 
@@ -143,9 +186,9 @@ class Recorder:
         self.model, self.keep = _eager(model), keep
         known = taps(self.model)
         wanted = [names] if isinstance(names, str) else names
-        self.places = {name: known[name] for name in matching(wanted, known)}
+        self.watched = {name: known[name] for name in matching(wanted, known)}
         paths = {path for path, _ in self.model.named_modules()}
-        if hidden := [name for name, place in self.places.items() if place.module not in paths]:
+        if hidden := [name for name, tap in self.watched.items() if tap.module not in paths]:
             raise UserError(
                 f"the tap {hidden[0]!r} cannot be reached: a part of the model is wrapped; compile "
                 "parts with `part.compile()`, which leaves them in place, not `torch.compile(part)`"
@@ -159,7 +202,7 @@ class Recorder:
         known = taps(self.model)
         if name not in known:
             raise unknown_name("tap", name, known)
-        why = "no pass went through it" if name in self.places else "it was filtered out"
+        why = "no pass went through it" if name in self.watched else "it was filtered out"
         raise UserError(f"the tap {name!r} was not recorded: {why}")
 
     def __enter__(self) -> Self:
@@ -167,22 +210,17 @@ class Recorder:
             if isinstance(module, Attention) and isinstance(module.attend, partial):
                 raise UserError("this model is being recorded already: one recorder at a time")
         self.values.clear()
-        name_at = {place: name for name, place in self.places.items()}
+        name_at = {(tap.module, tap.at): name for name, tap in self.watched.items()}
         for path, module in self.model.named_modules():
             self._change(module, "_compiled_call_impl", None)  # hooks never fire in compiled code
             if isinstance(module, Attention):
-                steps = {
-                    s: name
-                    for s in _INSIDE_ATTENTION
-                    if (name := name_at.get(TapLocation(path, s)))
-                }
-                self._change(
-                    module, "attend", partial(explicit_attention, watch=self._watch(steps))
-                )
-            if name := name_at.get(TapLocation(path, "input")):
+                steps = {s: name for s in _INSIDE_ATTENTION if (name := name_at.get((path, s)))}
+                watched = partial(explicit_attention, watch=self._watch(steps))
+                self._change(module, "attend", watched)
+            if name := name_at.get((path, "input")):
                 hook = module.register_forward_pre_hook(partial(self._keep_input, name))
                 self._undo.append(hook.remove)
-            if name := name_at.get(TapLocation(path, "output")):
+            if name := name_at.get((path, "output")):
                 after = module.register_forward_hook(partial(self._keep_output, name))
                 self._undo.append(after.remove)
         return self
@@ -205,7 +243,7 @@ class Recorder:
     ) -> None:
         value = output[0] if isinstance(output, tuple) else output
         if name == "logits":
-            value = value.clone()  # whoever asked for them may write over them
+            value = value.clone()  # the caller may write over them
         self.values[name] = self.keep(name, value)
 
     def _watch(self, names: dict[str, str]) -> Callable[[str, Tensor], Tensor]:
@@ -225,7 +263,7 @@ def _eager(model: nn.Module) -> nn.Module:
 
 
 def matching(patterns: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The known names that any of the patterns fits; a pattern that fits none is a mistake."""
+    """The known names that any of the patterns fits; a pattern that fits none is rejected."""
     known, patterns = list(known), list(patterns)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):

@@ -1,5 +1,11 @@
-"""The run folder, and the crash-safe committer behind it.
+"""The run folder, and the crash-safe commit behind it. Read in this order:
 
-Read in this order: `commit` (all or nothing), `log` (what happened), `folder` (what lies
-where), `curves` and `board` (the log as a picture).
+atomic          checkpoints: complete or absent, damage is noticed
+log             what happened, one JSON object a line
+folder          the files of a run
+bundled_models  the models that come with the package
+tensorboard     the log for TensorBoard
+plots           the log as a figure
+int8_storage    weights in a quarter of the bytes
+weights         files of weights, checked before they are read
 """

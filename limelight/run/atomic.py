@@ -1,8 +1,8 @@
-"""A checkpoint is whole or it is not there, whatever kills the process, the machine or the disk.
+"""The checkpoint commit: complete or absent, whatever kills the process, the machine or the disk.
 
-It is a folder of files, written under another name and renamed when all of it is on the disk. Its
-manifest, written last, tells each file's size and SHA-256, so that later damage is noticed too.
-There is no pointer to the newest one that could be wrong: whoever needs it looks for it.
+A checkpoint is a folder, written under a temporary name and renamed when all of it is on the disk.
+Its manifest, written last, has each file's size and SHA-256, so that later damage is noticed too.
+There is no pointer to the newest one that could be wrong: readers list the folders.
 
 Only the standard library is imported: a test starts this a few hundred times and kills it at each
 of its system calls.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from limelight.errors import UserError
-from limelight.files import sync, temp_sibling, try_lock_file, with_filename
+from limelight.files import atomic_folder, sync, temp_sibling, try_lock_file
 
 _FORMAT = 1  # of the manifest
 MANIFEST = "MANIFEST.json"
@@ -28,37 +28,27 @@ _LARGEST_MANIFEST = 2**20  # bytes; ours have a few hundred
 _NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
 _LOCK = ".lock"
 _TEMPORARY = "*.tmp-" + "[0-9a-f]" * 8
-_Told = dict[str, tuple[Any, Any]]  # of each file its size and hash, as a manifest tells them
+_Manifest = dict[str, tuple[Any, Any]]  # each file's size and hash
 
 
 def commit(folder: Path, write: Callable[[Path], None]) -> None:
     """Make a checkpoint of the files that `write` puts into a folder: all of it, or nothing.
 
-    One that is there and whole stays: a resumed run comes to the same step with the same bytes.
+    A valid one that is already there stays: a resumed run writes the same bytes at the same step.
     """
-    if find_damage(folder) is not None:
-        if os.path.lexists(folder):
-            remove_atomically(folder)
-        _create(folder, write)
-    sync(folder.parent)
-
-
-def _create(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a checkpoint under a temporary name and rename it when it is whole."""
+    if find_damage(folder) is None:
+        sync(folder.parent)  # the run that wrote it may have been killed just before this
+        return
+    if os.path.lexists(folder):
+        remove_atomically(folder)
     make_folder(folder.parent)
-    unfinished = temp_sibling(folder)
-    try:
-        unfinished.mkdir()
-        with with_filename(folder):
-            write(unfinished)
-            write_manifest(unfinished)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with atomic_folder(folder) as unfinished:
+        write(unfinished)
+        write_manifest(unfinished)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, so that a power cut does not lose them again."""
+    """Make a folder and those above it, so that a power cut does not lose them."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -66,7 +56,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_manifest(folder: Path) -> None:
-    """Have every file on the disk, and then the manifest that vouches for them."""
+    """Sync every file, and then write the manifest with their sizes and hashes."""
     files = {}
     for name, size in _files_in(folder).items():
         sync(folder / name)
@@ -74,11 +64,10 @@ def write_manifest(folder: Path) -> None:
     with (folder / MANIFEST).open("x", encoding="utf-8") as manifest:
         json.dump({"format": _FORMAT, "files": files}, manifest, indent=1)
     sync(folder / MANIFEST)
-    sync(folder)
 
 
 def _files_in(folder: Path) -> dict[str, int]:
-    """The files of a folder and their sizes; links and folders in it are refused."""
+    """The files of a folder and their sizes; links and folders in it are rejected."""
     sizes = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -89,13 +78,13 @@ def _files_in(folder: Path) -> dict[str, int]:
 
 
 def sha256_of(path: Path) -> str:
-    """The hash of a file's content."""
+    """The hash of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
 
 def remove_atomically(folder: Path) -> None:
-    """Take a checkpoint away: first its name, so that no half of it is ever taken for one."""
+    """Delete a checkpoint: first its name, so that no half of it is mistaken for one."""
     doomed = temp_sibling(folder)
     folder.rename(doomed)
     sync(folder.parent)
@@ -103,7 +92,6 @@ def remove_atomically(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder with all that is in it, or a file, or a link but not what it leads to."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -111,7 +99,7 @@ def _remove(path: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Why this is no whole checkpoint, or None; whatever lies there, it answers and never fails.
+    """Why this is no valid checkpoint, or None; whatever lies there, it answers and never fails.
 
     Only what a listing of the folder shows is opened, never a path that the manifest names.
     """
@@ -119,16 +107,16 @@ def find_damage(folder: Path) -> str | None:
         if folder.is_symlink():
             return "it is a link"
         sizes = _files_in(folder)
-        told = _read_manifest(folder / MANIFEST, sizes.pop(MANIFEST, None))
-        return _difference(folder, told, sizes)
+        listed = _read_manifest(folder / MANIFEST, sizes.pop(MANIFEST, None))
+        return _difference(folder, listed, sizes)
     except ValueError as error:
         return str(error)
     except OSError as error:
         return f"it cannot be read: {error.strerror or error}"
 
 
-def _read_manifest(path: Path, size: int | None) -> _Told:
-    """What the manifest tells of each file; that they are a number and a hash is not checked."""
+def _read_manifest(path: Path, size: int | None) -> _Manifest:
+    """Size and hash of each file, as the manifest has them; their types are not checked."""
     if size is None:
         raise ValueError(f"{MANIFEST} is missing")
     if size > _LARGEST_MANIFEST:
@@ -136,23 +124,22 @@ def _read_manifest(path: Path, size: int | None) -> _Told:
     try:
         manifest = json.loads(path.read_bytes())
         version = manifest["format"]
-        told = {name: (file["size"], file["sha256"]) for name, file in manifest["files"].items()}
+        files = {name: (file["size"], file["sha256"]) for name, file in manifest["files"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{MANIFEST} is no manifest") from None
     if version != _FORMAT:
         raise ValueError(f"{MANIFEST} is of another format than {_FORMAT}")
-    return told
+    return files
 
 
-def _difference(folder: Path, told: _Told, sizes: dict[str, int]) -> str | None:
-    """The first file, if any, that is not what the manifest says."""
-    for name in sorted(told.keys() | sizes.keys()):
+def _difference(folder: Path, listed: _Manifest, sizes: dict[str, int]) -> str | None:
+    for name in sorted(listed.keys() | sizes.keys()):
         shown = f"{name!a:.80}"  # a name may hold anything, and be long
         if name not in sizes:
             return f"{shown} is missing"
-        if name not in told:
+        if name not in listed:
             return f"{shown} is not in the manifest"
-        size, sha256 = told[name]
+        size, sha256 = listed[name]
         if size != sizes[name]:
             return f"{shown} has another size"
         if sha256 != sha256_of(folder / name):
@@ -161,7 +148,7 @@ def _difference(folder: Path, told: _Told, sizes: dict[str, int]) -> str | None:
 
 
 def list_checkpoints(parent: Path) -> list[Path]:
-    """What is named like a checkpoint, newest first."""
+    """Folders named like checkpoints, newest first."""
     try:
         matches = [_NAME.fullmatch(name) for name in os.listdir(parent)]
     except FileNotFoundError:
@@ -171,10 +158,10 @@ def list_checkpoints(parent: Path) -> list[Path]:
 
 
 def latest_valid(parent: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, and a sentence about each newer one that is damaged.
+    """The newest valid checkpoint, and a sentence about each newer one that is damaged.
 
-    Another process may be saving and pruning. A checkpoint goes away all at once, so whoever finds
-    a file of it gone while reading asks again.
+    Another process may be saving and pruning. A checkpoint disappears all at once, so a reader that
+    finds one of its files gone starts again.
     """
     passed: list[str] = []
     for folder in list_checkpoints(parent):
@@ -188,34 +175,34 @@ def latest_valid(parent: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(parent: Path, keep: int, spare: Iterable[str] = (), written: Container[str] = ()) -> None:
-    """Delete what is older than the newest `keep` whole checkpoints, but none of those to spare.
+    """Delete what is older than the newest `keep` valid checkpoints, except those to `spare`.
 
-    Of the whole ones at least one stays, whatever `keep` is. Those that this process has `written`
-    it has hashed when it did; they are not read again.
+    At least one valid checkpoint stays, whatever `keep` is. Those that this process has `written`
+    and hashed are not read again.
     """
     spared = set(spare)
-    whole = 0
+    valid = 0
     for folder in list_checkpoints(parent):
-        if whole < max(keep, 1):
-            whole += folder.name in written or find_damage(folder) is None
+        if valid < max(keep, 1):
+            valid += folder.name in written or find_damage(folder) is None
         elif folder.name not in spared:
             remove_atomically(folder)
 
 
 def remove_stale_temp(parent: Path) -> None:
-    """Take away what dead runs left under temporary names; nobody else may be writing here."""
+    """Delete what dead runs left under temporary names; nobody else may be writing here."""
     for path in parent.glob(_TEMPORARY):
         _remove(path)
 
 
 def was_used_before(folder: Path) -> bool:
-    """Whether a training was here before, even one that could not begin."""
+    """Whether a training ran here before, even one that could not begin."""
     return (folder / _LOCK).exists()
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from training here; the kernel frees it however this one ends."""
+    """Keep other processes from training here; the kernel releases it however this one ends."""
     make_folder(folder)
     with (folder / _LOCK).open("a", encoding="utf-8") as file:
         try:
@@ -231,5 +218,5 @@ def check_disk_space(parent: Path, needed: int) -> None:
     """Fail before the disk is full, and not in the middle of a save; a fifth more must be free."""
     free = shutil.disk_usage(parent).free
     if free < 1.2 * needed:
-        said = f"{needed:,} bytes are to be written and {free:,} are free"
-        raise OSError(errno.ENOSPC, said, str(parent))
+        message = f"{needed:,} bytes are to be written and {free:,} are free"
+        raise OSError(errno.ENOSPC, message, str(parent))

@@ -1,9 +1,8 @@
-"""Models that come with the package, known by their names.
+"""Bundled models, known by their names.
 
-`limelight/models/en-de` is a run folder like any other: a recipe, a tokenizer and finished weights
-(in bytes, see `packed`), and besides `card.md` for people and `model.json` for programs. Wherever a
-run folder is asked for, such a name will do. A run folder of your own with the same name comes
-first: what lies where you stand is what you mean.
+`limelight/models/en-de` is a run folder (with int8 weights), and has `card.md` for people and
+`model.json` for programs. Its name can be given wherever a run folder is expected; a folder of that
+name in the working directory comes first.
 """
 
 import os
@@ -23,12 +22,12 @@ CARD = "card.md"
 
 
 def model_names() -> list[str]:
-    """The models that come with the package."""
+    """The bundled models."""
     return sorted(path.parent.name for path in MODELS.glob(f"*/{FACTS}"))
 
 
 def find_run(run: str | Path) -> RunFolder:
-    """The run folder at a path, or else the model of that name; a misspelt one is answered."""
+    """The run folder at a path, or else the bundled model of that name."""
     name = _name_as_typed(run)
     own = RunFolder(Path(name))
     if own.exists:
@@ -45,7 +44,6 @@ def find_run(run: str | Path) -> RunFolder:
 
 
 def _name_as_typed(run: str | Path) -> str:
-    """A run's name as it was given: a path would forget how it was written."""
     name = os.fspath(run) if isinstance(run, os.PathLike) else run
     if not isinstance(name, str):
         raise UserError(f"a run is named by a str or a Path, and not by {run!r:.80}")
@@ -58,32 +56,30 @@ def _name_as_typed(run: str | Path) -> str:
 
 
 def is_run(run: str | Path) -> bool:
-    """Whether `find_run` would look there: a folder, or a model's name."""
+    """Whether `find_run` would find something: a folder, or a model's name."""
     return Path(run).is_dir() or str(run) in model_names()
 
 
 def canonical_name(run: RunFolder) -> str:
-    """How to call a run again, wherever the caller stands: a model's name, or a path."""
+    """A run's name or path that is valid from any working directory."""
     return run.path.name if run.path.parent == MODELS else str(run.path.resolve())
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """What `model.json` tells of a model, and how large all of it is."""
+    """The content of `model.json`, and the size of the model on disk."""
     folder = RunFolder(MODELS / name)
-    told = folder.read_json(FACTS)
     size = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
-    return {"name": name, **told, "bytes": size}
+    return {"name": name, **folder.read_json(FACTS), "bytes": size}
 
 
-def show(told: dict[str, Any], console: "Console") -> None:
-    """All models for people: what each does, how large and how good it is, under which terms."""
+def show(report: dict[str, Any], console: "Console") -> None:
+    """Print all bundled models for people."""
     from rich.text import Text
 
-    for model in told["models"]:
+    for model in report["models"]:
         size = f"{model['bytes'] / 1e6:.1f} MB, {model['parameters'] / 1e6:.1f} million parameters"
-        console.print(
-            Text(model["name"], "bold") + Text(f"  {model['about']} ({size})", "not bold")
-        )
+        about = Text(f"  {model['about']} ({size})", "not bold")
+        console.print(Text(model["name"], "bold") + about)
         for score in model["scores"]:
             console.print(Text(f"  {score['value']:>8} {score['name']}: {score['on']}"))
         console.print(Text(f"  {model['licence']}", "dim"))

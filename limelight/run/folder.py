@@ -27,84 +27,72 @@ PARTS = (  # all that a training writes
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
 )
 _LARGEST_RECIPE = 2**16  # bytes
-_LONGEST_LINE = (
-    2**12
-)  # characters: with "a.a.a. ..." one line can keep TOML's reader busy for hours
+_LONGEST_LINE = 2**12  # characters: "a.a.a. ..." in one line can keep tomllib busy for hours
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where the parts of a run lie."""
+    """The paths of a run's files, and how they are read and written."""
 
     path: Path
 
     @property
     def checkpoints(self) -> Path:
-        """Folders of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def finished(self) -> Path:
-        """Folders of weights to be used; the newest counts."""
         return self.path / "finished"
 
     @property
     def tokenizer(self) -> Path:
-        """The tokenizer's own file."""
         return self.path / "tokenizer.json"
 
     @property
     def log(self) -> Path:
-        """The log."""
         return self.path / "log.jsonl"
 
     @property
     def curves(self) -> Path:
-        """The log as a picture."""
         return self.path / "curves.svg"
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here."""
         return (self.path / "run.json").is_file()
 
     def begin(self, recipe: str) -> None:
-        """Make this a run folder: the last thing to be written of what it begins with."""
+        """Make this a run folder; called last, when everything else is written."""
         self.write_json("run.json", {"format": _FORMAT, "recipe": recipe})
 
     def check(self) -> str:
-        """The name of its recipe. What is no run folder, or one of another format, is refused."""
+        """The name of its recipe; anything but a run folder of this format is rejected."""
         if not self.exists:
             raise UserError(f"{self.path} is no run folder: it has no run.json")
-        told = self.read_json("run.json")
-        if not isinstance(told, dict) or told.get("format") != _FORMAT:
+        meta = self.read_json("run.json")
+        if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
             raise UserError(
                 f"{self.path} has another format than this version of limelight reads "
-                f"({_FORMAT}): its run.json says {told!s:.80}"
+                f"({_FORMAT}): its run.json says {meta!s:.80}"
             )
-        return str(told.get("recipe", self.path.name))
+        return str(meta.get("recipe", self.path.name))
 
     def write(self, name: str, text: str) -> None:
-        """Write a small file, whole or not at all."""
         atomic_write(self.path / name, text.encode())
 
     def write_json(self, name: str, value: Any) -> None:
-        """The same for plain data."""
         self.write(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
     def write_recipe(self, text: str) -> None:
-        """Write the recipe, if it can be read again."""
         self.check_recipe(text)
         self.write("recipe.toml", text)
 
     def read_recipe(self) -> str:
-        """The recipe as TOML."""
         text = read_bounded(self.path / "recipe.toml", _LARGEST_RECIPE)
         self.check_recipe(text)
         return text
 
     def check_recipe(self, text: str) -> None:
-        """Refuse what would take very long to read."""
+        """Reject what would take very long to parse."""
         longest = max(map(len, text.splitlines()), default=0)
         if len(text) > _LARGEST_RECIPE or longest > _LONGEST_LINE:
             raise UserError(
@@ -113,7 +101,6 @@ class RunFolder:
             )
 
     def read_json(self, name: str) -> Any:
-        """A small file as plain data."""
         text = read_bounded(self.path / name)
         try:
             return json.loads(text)
@@ -121,21 +108,21 @@ class RunFolder:
             raise UserError(f"{self.path / name} is not JSON: {error}") from error
 
     def environment(self) -> dict[str, Any]:
-        """What the run was begun with."""
-        told = self.read_json("environment.json")
-        if not isinstance(told, dict):
+        """Versions, seed, device and data that the run began with."""
+        found = self.read_json("environment.json")
+        if not isinstance(found, dict):
             raise UserError(f"{self.path / 'environment.json'} is not what a run writes")
-        return told
+        return found
 
     def weights(self) -> tuple[Path, list[str]]:
         """The folder with the weights to use: finished ones, or else the newest checkpoint's.
 
-        With it come sentences about damaged ones that were passed over.
+        With it come sentences about damaged ones that were skipped.
         """
         warnings: list[str] = []
         for parent in (self.finished, self.checkpoints):
-            folder, passed_over = latest_valid(parent)
-            warnings += [f"{parent.name}/{sentence}" for sentence in passed_over]
+            folder, skipped = latest_valid(parent)
+            warnings += [f"{parent.name}/{sentence}" for sentence in skipped]
             if folder is not None:
                 return folder, warnings
         raise UserError("; ".join([f"{self.path} has no weights yet", *warnings]))

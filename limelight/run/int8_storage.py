@@ -41,7 +41,7 @@ def _scales_of(matrix: Tensor) -> Tensor:
 
 
 def dequantize_rows(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights again; a file that has nothing packed comes back as it is."""
+    """The weights in float32; a file without quantized matrices is returned as it is."""
     return {
         name: tensor * packed[name + SCALES][:, None] if tensor.dtype == torch.int8 else tensor
         for name, tensor in packed.items()
@@ -50,12 +50,12 @@ def dequantize_rows(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def is_scales(name: str, tensors: Mapping[str, object]) -> bool:
-    """Whether these are a matrix's scales, and no weights of their own."""
+    """Whether these are a matrix's scales, and not weights."""
     return name.endswith(SCALES) and name.removesuffix(SCALES) in tensors
 
 
 def check_packed(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, str]) -> None:
-    """Every matrix in bytes has a scale for each of its rows, and scales belong to such a one."""
+    """Every int8 matrix has a scale for each of its rows, and scales belong to such a matrix."""
     for name, shape in shapes.items():
         if kinds[name] == "I8":
             scales = name + SCALES

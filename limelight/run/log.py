@@ -1,7 +1,7 @@
 """The log of a run: one JSON object a line, in `log.jsonl`.
 
-A resumed run goes on where its checkpoint stood, so what was logged after it is taken away first:
-the log reads as if nothing had happened. Only the fields of `TIMING` differ between two runs.
+A resumed run first removes what was logged after its checkpoint: the log reads as if nothing had
+happened. Only the fields of `_TIMING` differ between two runs.
 """
 
 import json
@@ -19,9 +19,9 @@ Entry = dict[str, Any]
 
 
 class Log:
-    """Appends to a log file; every line is whole, or cut away when the run resumes.
+    """Appends to a log file; a half-written line is removed when the run resumes.
 
-    What a full disk does not take waits here: training goes on, and `sync` says what is wrong.
+    Lines that a full disk rejects wait here: training continues, and `sync` raises the error.
     """
 
     def __init__(self, path: Path, also: "_LogSink | None" = None) -> None:
@@ -30,7 +30,6 @@ class Log:
         self.waiting = b""
 
     def add(self, entry: Entry) -> None:
-        """Write a line, and have the system know it."""
         self.waiting += json.dumps(entry).encode() + b"\n"
         with suppress(OSError):
             self.write()
@@ -38,34 +37,30 @@ class Log:
             self.also.add(entry)
 
     def write(self) -> None:
-        """Write as much as there is room for."""
         while self.waiting:
             self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def sync(self) -> None:
-        """Have all lines on the disk: before a checkpoint says that they were written."""
+        """Flush all lines, before a checkpoint says that they were written."""
         self.write()
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        """Nothing more will come."""
         self.file.close()
         if self.also is not None:
             self.also.close()
 
 
 class _LogSink(Protocol):
-    """Who is told of every line too."""
+    """Receives every line too, as TensorBoard does."""
 
-    def add(self, entry: Entry) -> None:
-        """A line."""
+    def add(self, entry: Entry) -> None: ...
 
-    def close(self) -> None:
-        """No more lines."""
+    def close(self) -> None: ...
 
 
 def read_log(path: Path) -> Iterator[Entry]:
-    """The entries of a log, as far as they are whole; old names of fields become today's."""
+    """The complete entries of a log; old names of fields become today's."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -80,7 +75,7 @@ def read_log(path: Path) -> Iterator[Entry]:
 
 
 def cut_log(path: Path, step: int, validated: int) -> None:
-    """Take away what was logged after a step, and validations after another: they come again."""
+    """Remove what was logged after a step, and validations after another: they come again."""
     kept = [
         entry
         for entry in read_log(path)
@@ -90,12 +85,12 @@ def cut_log(path: Path, step: int, validated: int) -> None:
 
 
 def without_timing(entry: Entry) -> Entry:
-    """What two runs of the same recipe have in common."""
+    """An entry without what differs between two runs of the same recipe."""
     return {key: value for key, value in entry.items() if key not in _TIMING}
 
 
 def summary(path: Path) -> Entry:
-    """How far a run has come: its last training line, and its best and last validation."""
+    """The last training line, and the best validation."""
     entries = [without_timing(entry) for entry in read_log(path)]
     train = [entry for entry in entries if "lr" in entry]
     valid = [entry for entry in entries if entry.get("validation")]

@@ -1,4 +1,4 @@
-"""The log of a run as a picture: how the loss falls, and how fast the steps are."""
+"""The log of a run as a figure: loss and learning rate by step."""
 
 from pathlib import Path
 
@@ -23,14 +23,9 @@ def draw_curves(log: Path, picture: Path) -> None:
         steps = [entry["step"] for entry in train]
         left.plot(steps, [e["loss"] for e in train], color="#9bb4d0", label="training")
         if valid:
-            left.plot(
-                [e["step"] for e in valid],
-                [e["loss"] for e in valid],
-                color="#c0392b",
-                marker="o",
-                markersize=3,
-                label="validation",
-            )
+            points = ([e["step"] for e in valid], [e["loss"] for e in valid])
+            style = {"color": "#c0392b", "marker": "o", "markersize": 3}
+            left.plot(*points, **style, label="validation")
         left.set(xlabel="step", ylabel="loss per token")
         left.legend()
         right.plot(steps, [e["lr"] for e in train], color="#555555")

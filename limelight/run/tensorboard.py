@@ -20,7 +20,7 @@ class TensorBoardSink:
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def add(self, entry: Entry) -> None:
-        """A line of the log. A disk that takes no more ends the board, and not the training."""
+        """Write a line of the log; a full disk ends the events, and not the training."""
         kind = "validation" if entry.get("validation") else "training"
         numbers = {name: value for name, value in entry.items() if isinstance(value, float)}
         try:
@@ -31,7 +31,6 @@ class TensorBoardSink:
             self.writer = None
 
     def close(self) -> None:
-        """Nothing more will come."""
         with suppress(OSError):
             if self.writer is not None:
                 self.writer.close()

@@ -1,4 +1,4 @@
-"""Files of weights: data and never code, looked at before they are read."""
+"""Files of weights: data and never code, checked before they are read."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from limelight.errors import UserError
 from limelight.run.int8_storage import check_packed, dequantize_rows, is_scales
 
 WEIGHTS = "weights.safetensors"
-_LARGEST_HEADER = 2**23  # bytes that tell the names and shapes of tensors: some 50,000 of them
+_LARGEST_HEADER = 2**23  # bytes of names and shapes: some 50,000 tensors
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors from a file of safetensors, which is data and never code."""
+    """Tensors from a safetensors file, which is data and never code."""
     try:
         return load_file(path)
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -23,12 +23,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The same for weights to be used, whose shapes were looked at; bytes become float32."""
+    """Weights to be used, whose shapes were checked; int8 becomes float32."""
     return dequantize_rows(read_tensors(path))
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights in a file, of which not more than the header is read."""
+    """The shapes of the weights in a file; no more than its header is read."""
     try:
         with path.open("rb") as file:
             if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
@@ -50,7 +50,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def name_of(step: int) -> str:
-    """The name of a checkpoint."""
+    """The folder name of a checkpoint."""
     return f"step-{step:06}"
 
 

@@ -111,10 +111,14 @@ def restore(trainer: Trainer, folder: Path) -> None:
     vars(trainer.state).update(vars(read_state(folder / STATE)))
 
 
+_RENAMED = {"usual": "smoothed_loss", "tired": "validations_without_improvement"}  # since 0.1.0
+
+
 def read_state(path: Path) -> TrainState:
     """The numbers of a checkpoint; unknown or missing ones are rejected."""
     try:
         values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        values = {_RENAMED.get(name, name): value for name, value in values.items()}
         if set(values) != {f.name for f in fields(TrainState)}:
             raise ValueError("it has other entries than it should")
         return TrainState(**values)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from limelight.data.batching import BatchPlan
-from limelight.data.config import DataConfig, corpora_for_split
+from limelight.data.config import DataConfig
+from limelight.data.corpora import corpora_for_split
 from limelight.data.datasets import (
     CausalLMDataset,
     ClassificationDataset,

@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from limelight.data.config import DataConfig, corpora_for_split
-from limelight.data.corpora import read_split
+from limelight.data.config import DataConfig
+from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.progress import counting
 from limelight.data.readers import LineStats
 from limelight.data.registry import resolve, with_registry_defaults
@@ -33,7 +33,7 @@ from limelight.evaluate.metrics import (
 )
 from limelight.evaluate.significance import Comparison, compare_examples, compare_translations
 from limelight.loading import LoadedModel, load
-from limelight.recipe import Recipe, as_list, recipe_from_run, with_overrides
+from limelight.recipe import Overrides, Recipe, as_overrides, recipe_from_run, with_overrides
 from limelight.run.bundled_models import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
@@ -72,10 +72,10 @@ class _EvaluationLines:
 
 
 def score_run(
-    path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
+    path: str | Path, split: str = "test", changes: Overrides = (), silent: bool = False
 ) -> dict[str, Any]:
     """All scores of a run on a split, as the JSON document of `limelight evaluate`."""
-    changes = as_list(changes)
+    changes = as_overrides(changes)
     recipe = _evaluation_recipe(path, split, changes)
     find_run(path).weights()  # that there are any is known before a corpus is downloaded
     lines = _read_lines(recipe, split)
@@ -88,7 +88,7 @@ def score_run(
 
 
 def evaluate_run(
-    path: str | Path, split: str = "test", changes: Iterable[str] = (), silent: bool = False
+    path: str | Path, split: str = "test", changes: Overrides = (), silent: bool = False
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
@@ -118,12 +118,12 @@ def evaluate_run(
     }
 
 
-def _evaluation_recipe(path: str | Path, split: str, changes: Iterable[str] = ()) -> Recipe:
+def _evaluation_recipe(path: str | Path, split: str, changes: Overrides = ()) -> Recipe:
     """A run's recipe with these changes; files that they name replace the recipe's."""
     if split not in _SPLITS:
         raise unknown_name("split", split, _SPLITS)
-    changes = as_list(changes)
-    named = {change.partition("=")[0].replace("-", "_") for change in changes}
+    changes = as_overrides(changes)
+    named = changes.keys()
     for other in _SPLITS:
         if other != split and f"data.{other}" in named:
             raise UserError(f"--data.{other} names texts of another split: use --split {other}")
@@ -145,7 +145,7 @@ def _check_changes(recipe: Recipe, changes: Iterable[str]) -> None:
     masked_lm = recipe.model.family == "encoder-only" and not getattr(recipe.model, "classes", 0)
     usable = (*_LOSS_SETTINGS, *_MASKING_SETTINGS) if masked_lm else _LOSS_SETTINGS
     for change in changes:
-        table, _, setting = change.partition("=")[0].replace("-", "_").partition(".")
+        table, _, setting = change.partition(".")
         useless = table == "train" and setting not in usable
         if useless or table in ("model", "tokenizer", "published"):
             raise UserError(
@@ -235,11 +235,11 @@ def _labels_of(loaded: LoadedModel, texts: Sequence[str]) -> list[str]:
 def compare_runs(
     paths: tuple[str | Path, str | Path],
     split: str = "test",
-    changes: Iterable[str] = (),
+    changes: Overrides = (),
     silent: bool = False,
 ) -> dict[str, Any]:
     """Both scores on the same texts, and whether chance explains the difference."""
-    changes = as_list(changes)
+    changes = as_overrides(changes)
     recipes = [_evaluation_recipe(path, split, changes) for path in paths]
     both = [load(path, device="cpu", precision="auto") for path in paths]
     if both[0].tasks != both[1].tasks:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from limelight.data.config import DataConfig, corpora_for_split, num_columns
+from limelight.data.config import DataConfig, num_columns
+from limelight.data.corpora import corpora_for_split
 from limelight.data.readers import raw_lines
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name

@@ -5,7 +5,7 @@
 
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from limelight.data.batching import BatchPlan
-from limelight.data.config import DataConfig, corpora_for_split, num_columns, tags_of
-from limelight.data.corpora import read_split
+from limelight.data.config import DataConfig, num_columns, tags_of
+from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.datasets import Batch
 from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
@@ -27,7 +27,7 @@ from limelight.device import choose_precision, describe
 from limelight.errors import UserError, path_from_option
 from limelight.loading import LoadedModel, load
 from limelight.model import build
-from limelight.recipe import Recipe, load_recipe, with_overrides, write_recipe
+from limelight.recipe import Overrides, Recipe, load_recipe, with_overrides, write_recipe
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
 from limelight.run.folder import RunFolder
 from limelight.run.plots import draw_curves
@@ -48,7 +48,7 @@ _EXACT_MATCH_SOURCES = 200  # decoded in a validation; `evaluate` decodes all
 def train(
     recipe: Recipe | str,
     run: str | Path,
-    changes: Iterable[str] = (),
+    changes: Overrides = (),
     start_from: str | Path | None = None,
     silent: bool = False,
 ) -> int:

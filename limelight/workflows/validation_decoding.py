@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from limelight.data.config import corpora_for_split, tags_of
-from limelight.data.corpora import read_split
+from limelight.data.config import tags_of
+from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.datasets import Rows
 from limelight.data.readers import LineStats
 from limelight.data.tokenizer import Tokenizer

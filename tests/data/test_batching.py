@@ -72,9 +72,9 @@ def test_epochs_and_seeds_differ(store):
     assert other != orders[0]
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-def test_a_batch_holds_its_examples(store, rounded):
-    for batch in batches(store, rounded=rounded).epoch(0):
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_a_batch_holds_its_examples(store, bucketed):
+    for batch in batches(store, bucketed=bucketed).epoch(0):
         rows, width = batch.source.shape
         assert rows * max(width, batch.target.size(1) - 1) <= 160
         for row, i in enumerate(batch.examples.tolist()):
@@ -118,7 +118,7 @@ def test_rounded_shapes_are_few(tmp_path):
     )
     data = DataConfig(train=(str(tmp_path / "a.tsv"),))
     store = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
-    made = list(batches(store, batch_tokens=4096, rounded=True).epoch(0))
+    made = list(batches(store, batch_tokens=4096, bucketed=True).epoch(0))
     shapes = {(batch.source.shape, batch.target.shape) for batch in made}
     assert len(shapes) <= 48
     real = sum(int(b.source_real.sum() + b.target_real.sum()) for b in made)
@@ -148,9 +148,9 @@ def test_weights_say_how_often_an_epoch_has_an_example():
     assert (seen[0] != seen[1]).any()  # which ones is drawn anew
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-def test_what_a_model_cannot_read_is_left_out_and_counted(store, rounded):
-    few = batches(store, longest=14, rounded=rounded)
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_what_a_model_cannot_read_is_left_out_and_counted(store, bucketed):
+    few = batches(store, longest=14, bucketed=bucketed)
     long = {i for i in range(137) if (few.examples.lengths[i] > 14).any()}
     assert few.too_long == len(long) > 0
     seen = [i for batch in few.epoch(0) for i in batch.examples.tolist() if i >= 0]

@@ -78,8 +78,8 @@ def test_twelve_planted_faults_are_counted_exactly(tmp_path):
     data = DataConfig(train=tuple(map(str, files)), valid=valid, max_chars=500)
     report = check(data, SMALL, 512, 256)
     train = report["splits"]["train"]
-    assert train["tally"]["refused"] == {"empty": 2, "invalid UTF-8": 1, "NUL": 1, "too long": 2}
-    assert train["tally"]["mended"] == {"carriage return": 1, "byte-order mark": 1}
+    assert train["tally"]["rejected"] == {"empty": 2, "invalid UTF-8": 1, "NUL": 1, "too long": 2}
+    assert train["tally"]["repaired"] == {"carriage return": 1, "byte-order mark": 1}
     assert train["tally"]["read"] == len(lines) == train["tally"]["used"] + 6
     assert (train["duplicates"], train["near_duplicates"]) == (2, 1)
     assert report["leaks"] == {"valid in train": 1}

@@ -112,7 +112,7 @@ def test_the_tail_of_one_text_is_valid(tmp_path):
     ((end,),), _ = read(data, "valid")
     assert begin + end == text.removesuffix("\n")
     assert len(end) == pytest.approx(0.1 * len(text), abs=1)
-    with pytest.raises(UserError, match=r"tail=0.1 is for one file of texts"):
+    with pytest.raises(UserError, match=r"valid_tail=0.1 is for one file of texts"):
         DataConfig(kind="pairs", valid_tail=0.1)
 
 
@@ -190,7 +190,7 @@ def test_toys_are_right_repeatable_and_apart(toy):
         ({"toy": "revers"}, "did you mean 'reverse'"),
         ({"toy": "flip"}, "choose one of: copy, reverse, sort"),
         ({"kind": "pair"}, "did you mean 'pairs'"),
-        ({"history": 0}, "history=0 is out of range"),
+        ({"context_turns": 0}, "context_turns=0 is out of range"),
         ({"toy_length": 1, "toy": "copy"}, "toy_length=1 is out of range"),
         ({"train": ("a.tsv", "b.tsv")}, "holds both sides alone"),
         ({"train": ("a\0b.tsv",)}, "cannot read a"),
@@ -278,7 +278,7 @@ def complaint_of(data, split):
         ({"corpora": (DataConfig(corpora=(DataConfig(),)),)}, "none of its own"),
         ({"hub": "x", "name": "multi30k-en-de"}, "leave hub out, or set --data.name ''"),
         ({"hub": "x", "train": ("a.tsv",)}, "has its own files"),
-        ({"swap": True, "kind": "texts"}, "turns pairs around"),
+        ({"reverse": True, "kind": "texts"}, "turns pairs around"),
         ({"tag": "end"}, "must be of letters"),
         ({"tag": "a⟩"}, "must be of letters"),
     ],
@@ -305,7 +305,7 @@ def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
     assert "data.test names no file" in complaint_of(data, "test")
     held = DataConfig(hub=str(folder), columns=data.columns, hold_out=0.3)
     assert sum(len(read(held, split)[0]) for split in ("train", "valid", "test")) == 1
-    assert "the hub gave no dataset" in complaint(DataConfig(hub=str(tmp_path / "none")))
+    assert "cannot load the dataset" in complaint(DataConfig(hub=str(tmp_path / "none")))
 
 
 def test_without_the_hubs_library_a_sentence_says_so(monkeypatch):

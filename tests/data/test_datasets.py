@@ -81,8 +81,8 @@ def test_a_language_model_is_asked_for_all_but_the_first(texts):
     for batch in batches:
         assert batch.tokens.shape[1] == 9
         assert batch.real is None
-        assert not batch.asked[:, 0].any()
-        assert batch.asked[:, 1:].all()
+        assert not batch.loss_mask[:, 0].any()
+        assert batch.loss_mask[:, 1:].all()
 
 
 def test_filling_up_adds_nothing_to_learn(texts):
@@ -94,7 +94,7 @@ def test_filling_up_adds_nothing_to_learn(texts):
         rows = len(a.tokens)
         assert torch.equal(a.tokens, b.tokens[:rows])
         assert (b.examples[rows:] == -1).all()
-        assert not b.asked[rows:].any()
+        assert not b.loss_mask[rows:].any()
 
 
 def test_a_prompt_is_read_and_its_answer_asked_for(tmp_path):
@@ -105,7 +105,7 @@ def test_a_prompt_is_read_and_its_answer_asked_for(tmp_path):
         source, target = (column[i].tolist() for column in store.columns)
         whole = [TOKENIZER.start, *source, TOKENIZER.separator, *target, TOKENIZER.end]
         assert batch.tokens[row][batch.real[row]].tolist() == whole
-        assert batch.tokens[row][batch.asked[row]].tolist() == [*target, TOKENIZER.end]
+        assert batch.tokens[row][batch.loss_mask[row]].tolist() == [*target, TOKENIZER.end]
         assert examples.lengths[i, 0] == len(whole) - 1
     assert (batch.tokens[~batch.real] == TOKENIZER.pad).all()
 
@@ -117,16 +117,17 @@ def test_blanks_are_drawn_by_epoch_and_the_answers_stay(texts):
         return list(BatchPlan(examples, batch_tokens=64, seed=0, **settings).epoch(epoch))
 
     for batch in batches(0):
-        assert (batch.answers[:, 0] == TOKENIZER.start).all()
-        assert batch.tokens.shape == batch.answers.shape == (len(batch.examples), 16)
-        assert torch.equal(batch.tokens[~batch.asked], batch.answers[~batch.asked])
-        assert not batch.asked[batch.answers < TOKENIZER.first_text_id].any()
+        assert (batch.labels[:, 0] == TOKENIZER.start).all()
+        assert batch.tokens.shape == batch.labels.shape == (len(batch.examples), 16)
+        assert torch.equal(batch.tokens[~batch.loss_mask], batch.labels[~batch.loss_mask])
+        assert not batch.loss_mask[batch.labels < TOKENIZER.first_text_id].any()
         block = examples.blocks.gather(0, batch.examples.numpy())
-        assert torch.equal(batch.answers[:, 1:], torch.from_numpy(block[:, :-1]))
-    again = [batch.asked for batch in batches(0, workers=2)]
-    assert all(torch.equal(a.asked, b) for a, b in zip(batches(0), again, strict=True))
+        assert torch.equal(batch.labels[:, 1:], torch.from_numpy(block[:, :-1]))
+    again = [batch.loss_mask for batch in batches(0, workers=2)]
+    assert all(torch.equal(a.loss_mask, b) for a, b in zip(batches(0), again, strict=True))
     assert any(
-        not torch.equal(a.asked, b.asked) for a, b in zip(batches(1), batches(2), strict=True)
+        not torch.equal(a.loss_mask, b.loss_mask)
+        for a, b in zip(batches(1), batches(2), strict=True)
     )
 
 

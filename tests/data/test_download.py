@@ -293,12 +293,12 @@ def test_one_member_comes_out_and_nothing_else(tmp_path, name):
 @pytest.mark.parametrize("name", PACKERS)
 def test_archives_that_do_not_have_it(tmp_path, name):
     whole = PACKERS[name](tmp_path / name, {"a.txt": os.urandom(100_000)})
-    with pytest.raises(UserError, match=rf"cannot take b.txt out of .*{name}"):
+    with pytest.raises(UserError, match=rf"cannot unpack b.txt from .*{name}"):
         extract(whole, "b.txt", tmp_path / "b.txt")
     content = whole.read_bytes()
     for damaged in (content[: len(content) // 2], b"no archive at all", b""):
         whole.write_bytes(damaged)
-        with pytest.raises(UserError, match=rf"{name}: .*; delete it to download it anew"):
+        with pytest.raises(UserError, match=rf"{name}: .*; delete it to download it again"):
             extract(whole, "a.txt", tmp_path / "a.txt")
     assert not {"a.txt", "b.txt"} & set(names(tmp_path))
 

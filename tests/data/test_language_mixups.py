@@ -2,7 +2,7 @@
 
 import random
 
-from limelight.data.language_mixups import LanguageMixups, find_mixups
+from limelight.data.check import LanguageMixups, find_mixups
 
 # Two made-up languages: words of the one end in vowels, of the other in consonants.
 ONE = ["tako", "mira", "solu", "kena", "vipo", "lira", "donu", "feka", "rati", "gomu"]

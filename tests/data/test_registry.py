@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from limelight.data import download, registry
+from limelight.data import download, readers, registry
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
 from limelight.data.readers import LineStats
@@ -204,8 +204,8 @@ def test_what_has_no_address_says_where_it_comes_from(tmp_path, monkeypatch):
 
 def test_a_file_is_read_again_only_when_it_has_changed(own, monkeypatch):
     read = []
-    raw_lines = registry.raw_lines
-    monkeypatch.setattr(registry, "raw_lines", lambda path: read.append(path) or raw_lines(path))
+    open_packed = readers.open_packed
+    monkeypatch.setattr(readers, "open_packed", lambda *a: read.append(a[0]) or open_packed(*a))
     resolve(DataConfig(name="multi30k-en-de"))
     assert len(read) == 6
     resolve(DataConfig(name="multi30k-en-de"))
@@ -237,7 +237,7 @@ def wmt14(monkeypatch):
     corpus = NAMED["wmt14-en-de"]
     files = {
         f: b"".join(f"{i} {f}\n".encode() for i in range(3))
-        for pair in (*corpus.parts, corpus.valid, corpus.test)
+        for pair in (*corpus.train, corpus.valid, corpus.test)
         for f in pair
     }
     urls = {SOURCES[file].url for file in files}
@@ -329,7 +329,7 @@ def test_a_text_of_another_length_is_refused(wmt14, tmp_path):
 
 def test_what_is_known_of_the_files():
     for corpus in NAMED.values():
-        for file in (*(f for part in corpus.parts for f in part), *corpus.valid, *corpus.test):
+        for file in (*(f for part in corpus.train for f in part), *corpus.valid, *corpus.test):
             assert corpus.shipped or len(SHA256.get(file, "")) == 64 or LINES[file] > 0
         assert corpus.licence
         assert corpus.origin
@@ -348,7 +348,7 @@ def test_every_recipe_names_a_corpus_that_exists_and_the_docs_name_them_all():
     for name, corpus in NAMED.items():
         (row,) = (line for line in told.splitlines() if line[0:3] == "| `" and f"`{name}`" in line)
         assert corpus.licence in row
-        has_address = {file in SOURCES for part in corpus.parts for file in part}
+        has_address = {file in SOURCES for part in corpus.train for file in part}
         assert has_address == {"| yes" in row}
 
 
@@ -372,7 +372,7 @@ def test_held_out_sources_are_in_one_split_only(tmp_path):
     assert len(set.union(*sources)) == sum(map(len, sources)) == 400
     for split in ("valid", "test"):
         assert 60 <= len(splits[split]) <= 180  # a tenth of 1200, give or take
-        assert tallies[split].refused["in another split"] == 1200 - len(splits[split])
+        assert tallies[split].rejected["in another split"] == 1200 - len(splits[split])
 
 
 def test_a_dialogue_is_held_out_as_a_whole(tmp_path):

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from limelight.data import readers
 from limelight.data import token_store as store_module
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
@@ -53,7 +54,7 @@ def test_a_second_start_reads_nothing_and_changes_get_a_store_of_their_own(tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "read_split", never)
-        patch.setattr(store_module, "file_digest", never)
+        patch.setattr(readers, "open_packed", never)
         assert open_or_build(data, "train", TOKENIZER, tmp_path / "stores").folder == first.folder
 
     other = Tokenizer.train("bpe", ["a b"], 270)
@@ -80,8 +81,8 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.data.test_token_store import DATA, TOKENIZER
-from limelight.data.token_store import prepare
-prepare(DATA, "train", TOKENIZER, Path(sys.argv[1]), lambda _: os._exit(9))
+from limelight.data.token_store import open_or_build
+open_or_build(DATA, "train", TOKENIZER, Path(sys.argv[1]), lambda _: os._exit(9))
 """
 
 

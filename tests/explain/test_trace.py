@@ -9,11 +9,10 @@ import torch
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.explain.dataflow import dataflow
 from limelight.explain.explanation import explain
 from limelight.explain.tokens import visible, words_of
 from limelight.model import build, model_config
-from limelight.model.taps import taps
+from limelight.model.taps import dataflow, taps
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import translate
 from limelight.tasks.write import write

@@ -171,7 +171,7 @@ def test_padding_takes_no_room():
     assert state.length.tolist() == [6, 2]
     for _ in range(2):
         model.step(tokens(2, 1), state)  # slots 6 and 7 of the longer row
-    assert state.reach == 8
+    assert state.max_used == 8
 
 
 def test_a_step_that_fails_changes_nothing():

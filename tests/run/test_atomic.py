@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from limelight import files as limelight_files
 from limelight.errors import UserError
 from limelight.files import atomic_write
 from limelight.run import atomic
@@ -141,7 +142,8 @@ def test_everything_is_synced_before_its_name_and_the_manifest_last(tmp_path, mo
         done.append(("rename", Path(target).name))
         rename(source, target)
 
-    monkeypatch.setattr(atomic, "sync", lambda path: done.append(("sync", path.name)))
+    for module in (atomic, limelight_files):
+        monkeypatch.setattr(module, "sync", lambda path: done.append(("sync", path.name)))
     monkeypatch.setattr(os, "rename", record_rename)
     save(tmp_path, 1)
     files, rest = done[:3], done[3:]
@@ -392,7 +394,7 @@ def test_pruning_reads_nothing_again_that_this_process_has_written(tmp_path, mon
         save(tmp_path, step)
     read = []
     true_damage = atomic.find_damage
-    monkeypatch.setattr(atomic, "damage", lambda f: read.append(f.name) or true_damage(f))
+    monkeypatch.setattr(atomic, "find_damage", lambda f: read.append(f.name) or true_damage(f))
     prune(tmp_path, keep=3, written={name_of(4), name_of(5)})
     assert read == [name_of(3)]
     assert names_in(tmp_path) == [name_of(step) for step in (3, 4, 5)]

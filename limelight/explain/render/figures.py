@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from limelight.errors import UserError
-from limelight.explain.dataflow import sides
 from limelight.explain.focus import focus_on
 from limelight.explain.trace import Trace, Which
 from limelight.files import with_filename
+from limelight.model.taps import sides
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

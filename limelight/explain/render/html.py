@@ -12,7 +12,6 @@ from html import escape
 from itertools import product
 from typing import Any
 
-from limelight.explain.dataflow import sides
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
@@ -21,6 +20,7 @@ from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import extra_stages, main_stages, stage_at
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
+from limelight.model.taps import sides
 from limelight.web.bundle import single_file
 
 MAX_BYTES = 3_000_000  # of a file

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.errors import UserError, unknown_name
-from limelight.explain.dataflow import axes_of, dataflow, parts_of, sides
 from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
 from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Summary, Trace, in_range
+from limelight.model.taps import dataflow, parts_of, sides
 
 _Kind = Literal["f32", "f16", "u8"]  # for numbers; for colours; for thumbnails
 _THUMBNAIL = 16  # pixels
@@ -140,7 +140,7 @@ def _tensors(trace: Trace) -> dict[str, Any]:
     return {
         name: {
             "shape": list(summary.shape),
-            "axes": list(axes_of(name, trace.config)),
+            "axes": list(made[name].axes),
             **_ranges(summary),
             "op": made[name].op,
             "from": list(made[name].sources),

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from limelight.data.toys import TOYS
+from limelight.data.corpora import TOYS
 from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import without_space
 from limelight.errors import UserError
