@@ -44,8 +44,8 @@ def translate(
         exclude: a word, part of one, or several that must not appear; may be repeated
         ensemble: a run that decodes together with the first; may be repeated
     """
-    changes = arg.overrides(set, beam=beam, temperature=temperature, seed=seed)
-    loaded, config = io.load_for("translate", run, changes, ensemble)
+    overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed)
+    loaded, config = io.load_for("translate", run, overrides, ensemble)
 
     from limelight.tasks import translate as task
 
@@ -118,8 +118,8 @@ def chat(
     Args:
         text: your side of the conversation, turn by turn
     """
-    changes = arg.overrides(set, beam=beam, temperature=temperature, seed=seed)
-    loaded, config = io.load_for("chat", run, changes)
+    overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed)
+    loaded, config = io.load_for("chat", run, overrides)
 
     from limelight.tasks.chat import Conversation
 
@@ -162,8 +162,8 @@ def write(
         stop: stop where this text appears; may be repeated
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    changes = arg.overrides(set, max_tokens=max_tokens, **sampling)
-    loaded, config = io.load_for("write", run, changes)
+    overrides = arg.overrides(set, max_tokens=max_tokens, **sampling)
+    loaded, config = io.load_for("write", run, overrides)
 
     from limelight.tasks import write as task
 

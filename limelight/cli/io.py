@@ -7,10 +7,11 @@ and does not stop the others.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from io import TextIOWrapper
 from select import select
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 from limelight.errors import UserError
@@ -28,19 +29,21 @@ _MAX_WINDOW = 4096  # lines
 
 
 def load_for(
-    task: str, run: str, changes: Iterable[str] = (), ensemble: Iterable[str] = ()
+    task: str,
+    run: str,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    ensemble: Iterable[str] = (),
 ) -> "tuple[LoadedModel, DecodeConfig]":
     """A model that can do the task, and how it decodes. To be explained, it stays on the CPU."""
-    for change in changes:
-        if not change.startswith("decode."):
-            name = change.partition("=")[0]
+    for name in overrides:
+        if not name.startswith("decode."):
             raise UserError(f"{name} cannot be changed in a trained model: only [decode] can")
 
     from limelight.loading import load
     from limelight.recipe import with_overrides
 
     loaded = load(run, *ensemble, device="cpu", precision="auto")
-    config = with_overrides(loaded.recipe, changes).decode
+    config = with_overrides(loaded.recipe, overrides).decode
     for stream in (sys.stdin, sys.stdout):  # text is UTF-8, whatever the locale says
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")

@@ -360,7 +360,9 @@ def _check_bare(name: str) -> None:
         raise UserError(f"--{name} needs a value: write --{name} {value}")
 
 
-def overrides(changes: Iterable[str], **decode: float | None) -> list[str]:
-    """The settings that were given, and the options of [decode], as recipes take them."""
-    given = {name: value for name, value in decode.items() if value is not None}
-    return [*changes, *(f"decode.{name}={value}" for name, value in given.items())]
+def overrides(settings: Iterable[str], **decode: float | None) -> dict[str, Any]:
+    """The settings that were given and the options of [decode], by name and value."""
+    from limelight.recipe import parse_overrides
+
+    given = {f"decode.{name}": value for name, value in decode.items() if value is not None}
+    return parse_overrides(settings) | given

@@ -77,8 +77,10 @@ def evaluate(
     """
     from limelight.workflows.evaluate import compare_runs, score_run, show
 
-    changes = arg.overrides(set)
-    report = compare_runs((run, other), split, changes) if other else score_run(run, split, changes)
+    overrides = arg.overrides(set)
+    report = (
+        compare_runs((run, other), split, overrides) if other else score_run(run, split, overrides)
+    )
     io.print_report(report, show, json)
 
 
