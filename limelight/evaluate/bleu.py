@@ -80,9 +80,8 @@ def paper_bleu(
     language = language or data_name.rpartition("-")[2]
     bleu = BLEU(tokenize="none", smooth_method="none", force=True)  # force: tokenised on purpose
     score = bleu.corpus_score(split_words(outputs, language), [split_words(references, language)])
-    preparation = f"prep:moses-{language}+atat|sacremoses:{version('sacremoses')}"
-    signature = f"{bleu.get_signature()}|{preparation}"
-    return Measure("BLEU of the paper", float(score.score), signature=signature)
+    way = f"{bleu.get_signature()}|prep:moses-{language}+atat|sacremoses:"
+    return Measure("BLEU of the paper", float(score.score), "higher", way + version("sacremoses"))
 
 
 def split_words(texts: Sequence[str], language: str) -> list[str]:

@@ -103,8 +103,7 @@ def compare_examples(
         _Estimate(run, float(score), float(low), float(high))
         for run, score, low, high in zip(runs, scores, lows, highs, strict=True)
     )
-    difference = scores[0] - scores[1]
-    p_value = _chance_of(drawn[:, 0] - drawn[:, 1], difference)
+    p_value = _chance_of(drawn[:, 0] - drawn[:, 1], scores[0] - scores[1])
     signature = f"examples:{len(first)}|bs:{samples}|seed:{seed}"
     return Comparison(name, better, one, other, p_value, signature)
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,18 @@ from limelight.recipe import Recipe, load_recipe, recipe_names
 from limelight.workflows.info import describe, kept_for_backward, short
 
 
+@cache
+def facts_of(name):
+    """Counted once for all tests: it takes a while for large and recurrent models."""
+    return describe(load_recipe(name))
+
+
 def test_the_papers_base_model_by_hand():
     d, ff, v, n = 512, 2048, 37_000, 6
     attention = 4 * (d * d + d)
     feed_forward = d * ff + ff + ff * d + d
     norm = 2 * d
-    assert describe(load_recipe("wmt14-en-de-base"))["parts"] == {
+    assert facts_of("wmt14-en-de-base")["parts"] == {
         "embedding": v * d,
         "encoder attention": n * attention,
         "encoder norms": n * 2 * norm,
@@ -46,7 +53,7 @@ def test_the_papers_base_model_by_hand():
     ],
 )
 def test_published_sizes(name, ours, published):
-    facts = describe(load_recipe(name))
+    facts = facts_of(name)
     assert facts["parameters"] == sum(facts["parts"].values()) == ours
     assert facts["published"]["parameters"] == published
     if round(ours / published, 2) != 1:
@@ -74,13 +81,13 @@ def test_same_count_as_hugging_face():
     with torch.device("meta"):
         gpt2, bert = hf.GPT2LMHeadModel(hf.GPT2Config()), hf.BertForPreTraining(hf.BertConfig())
     for name, theirs in (("gpt2-124m", gpt2), ("bert-base", bert)):
-        count = describe(load_recipe(name))["parameters"]
+        count = facts_of(name)["parameters"]
         assert count == sum(p.numel() for p in theirs.parameters())
 
 
 def test_multiply_adds_by_hand():
     d, ff, v, n, length = 768, 3072, 50_257, 12, 1024
-    work = describe(load_recipe("gpt2-124m"))["multiply_adds_per_token"]
+    work = facts_of("gpt2-124m")["multiply_adds_per_token"]
     assert work == {
         "decoder": {"weights": n * (4 * d * d + 2 * d * ff), "positions": n * 2 * length * d},
         "classifier": {"weights": d * v, "positions": 0},
@@ -104,7 +111,7 @@ def test_multiply_adds_are_all_there(name):
         text = torch.zeros(1, config.max_len, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.eval()(*([text, text] if config.family.endswith("encoder-decoder") else [text]))
-    parts = describe(load_recipe(name))["multiply_adds_per_token"].values()
+    parts = facts_of(name)["multiply_adds_per_token"].values()
     total = sum(work["weights"] + work["positions"] for work in parts)
     assert total * 2 * config.max_len == counter.get_total_flops()
 
@@ -117,12 +124,12 @@ def test_a_classifier_pays_for_its_classes_only():
 
 
 def test_open_sizes_are_shown_as_they_turn_out():
-    facts = describe(load_recipe("gpt2-124m"))
+    facts = facts_of("gpt2-124m")
     assert (facts["model"]["d_ff"], facts["model"]["kv_heads"]) == (3072, 12)
 
 
 def test_sharding_divides_what_is_shared_and_adds_what_is_gathered():
-    alone = describe(load_recipe("gpt3-175b"))["training_bytes"]
+    alone = facts_of("gpt3-175b")["training_bytes"]
     shared = describe(load_recipe("gpt3-175b"), devices=1000)["training_bytes"]
     parameters, layer = 174_604_259_328, 12 * 12_288**2 + 13 * 12_288
     assert alone["weights, gradients, Adam"] == 16 * parameters
@@ -177,10 +184,10 @@ def test_the_estimate_of_activations_is_what_a_real_pass_keeps(config):
 
 def test_decoding_memory_by_hand():
     n, g, k, length = 12, 12, 64, 1024
-    memory = describe(load_recipe("gpt2-124m"))["decoding_bytes"]
+    memory = facts_of("gpt2-124m")["decoding_bytes"]
     assert memory["weights"] == 4 * 124_439_808
     assert abs(memory["cache of one text"] - 2 * n * g * length * k * 4) < 100  # and the counters
-    assert "cache of one text" not in describe(load_recipe("bert-base"))["decoding_bytes"]
+    assert "cache of one text" not in facts_of("bert-base")["decoding_bytes"]
 
 
 def test_gpt3_takes_no_memory():
@@ -200,7 +207,7 @@ def test_gpt3_takes_no_memory():
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_can_be_described_and_survives_json(name):
-    facts = describe(load_recipe(name))
+    facts = facts_of(name)
     assert json.loads(json.dumps(facts)) == facts
     assert facts["about"]
 
