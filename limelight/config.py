@@ -6,7 +6,9 @@ made here for the service too.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, replace
 from functools import wraps
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args
@@ -23,6 +25,7 @@ Fraction = Annotated[float, pydantic.Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, pydantic.Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 T = TypeVar("T")
+_OLD_NAMES_ALLOWED: ContextVar[bool] = ContextVar("old names allowed", default=False)
 _STRICT = pydantic.ConfigDict(extra="forbid", strict=True)
 _TYPES = {  # pydantic's errors about the type of a value: the type that it should have
     "int_type": "a whole number",
@@ -90,13 +93,26 @@ def current_name(cls: type, name: str) -> str:
     return str(getattr(cls, "RENAMED", {}).get(name, name))
 
 
+@contextmanager
+def allow_old_names() -> Iterator[None]:
+    """No warning about old names in this block: nobody should edit a run folder.
+
+    A filter of `warnings` would also make Python forget which other warnings it has shown.
+    """
+    token = _OLD_NAMES_ALLOWED.set(True)
+    try:
+        yield
+    finally:
+        _OLD_NAMES_ALLOWED.reset(token)
+
+
 def _with_current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values under today's names; one warning mentions the old ones."""
     old = {name: current_name(cls, name) for name in values if current_name(cls, name) != name}
     for name, new in old.items():
         if new in values:
             raise UserError(f"{new} is given twice: {name} is its old name")
-    if old:
+    if old and not _OLD_NAMES_ALLOWED.get():
         renamed = ", ".join(f"{name} is now called {new}" for name, new in old.items())
         warnings.warn(renamed, RenamedWarning, stacklevel=4)
     return {current_name(cls, name): value for name, value in values.items()}

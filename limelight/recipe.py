@@ -7,7 +7,6 @@ recipe as it was finally used can be written down and read again.
 
 import json
 import tomllib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,11 +16,11 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import Field
 
-from limelight.config import config_class, current_name, with_settings
+from limelight.config import allow_old_names, config_class, current_name, with_settings
 from limelight.data.config import DataConfig, lists_to_tuples
 from limelight.data.tokenizer import SMALLEST, TokenizerConfig
 from limelight.decode.config import DecodeConfig
-from limelight.errors import RenamedWarning, UserError, unknown_name
+from limelight.errors import UserError, unknown_name
 from limelight.model import AnyConfig, model_config
 from limelight.run.folder import RunFolder
 from limelight.training.config import TrainConfig
@@ -158,8 +157,7 @@ def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def recipe_from_run(run: RunFolder) -> Recipe:
     """The recipe as a run used it."""
     name = run.check()
-    with warnings.catch_warnings():  # nobody is asked to edit a run folder's old names
-        warnings.simplefilter("ignore", RenamedWarning)
+    with allow_old_names():
         recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe())
     return replace(recipe, name=name)
 

@@ -1,8 +1,7 @@
-"""BERT's exercise (Devlin et al. 2019, section 3.1): hide some tokens, and ask what stood there.
+"""Masked language modelling (Devlin et al. 2019, section 3.1): hide some tokens, predict them.
 
-Of all real tokens 15% are asked for. Eight in ten of them are replaced by ⟨mask⟩, one in ten by any
-token, and one in ten stays, so that the model cannot tell which of the tokens it sees can be
-trusted.
+Of all real tokens 15% are predicted. Eight in ten of them are replaced by ⟨mask⟩, one in ten by any
+token, and one in ten stays, so that the model cannot know which tokens to trust.
 """
 
 import torch
@@ -33,8 +32,8 @@ def mask_tokens(
 
 def _word_heads(begins: Tensor) -> Tensor:
     """For each position the position where its word begins, B S."""
-    place = torch.arange(begins.size(1)).expand_as(begins)
-    return torch.where(begins, place, 0).cummax(dim=1).values
+    position = torch.arange(begins.size(1)).expand_as(begins)
+    return torch.where(begins, position, 0).cummax(dim=1).values
 
 
 def word_starts(tokenizer: Tokenizer) -> Tensor:

@@ -221,7 +221,7 @@ def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) 
     """JSON objects, or rows of a hub's dataset, with the keys of their kind."""
     keys = data.columns or KEYS[data.kind]
     for entry in entries:
-        found = [_look_up(entry, key) for key in keys]
+        found = [_value_at(entry, key) for key in keys]
         if data.kind == "dialogues":
             yield from _answers(found[0], data.context_turns, tally)
             continue
@@ -235,14 +235,14 @@ def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) 
             tally.rejected["without " + " and ".join(keys)] += 1
 
 
-def _look_up(entry: object, key: str) -> object:
+def _value_at(entry: object, key: str) -> object:
     """The value of a key in a JSON object; "a.b" is b inside a."""
     if not isinstance(entry, dict):
         return None
     if key in entry or "." not in key:
         return entry.get(key)
     first, rest = key.split(".", 1)
-    return _look_up(entry.get(first), rest)
+    return _value_at(entry.get(first), rest)
 
 
 def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_Found]:

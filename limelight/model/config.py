@@ -1,6 +1,6 @@
 """What a model looks like, as data: the numbers of the paper's Table 3, and some variants.
 
-Impossible configurations are refused here, before a single number is allocated.
+Impossible configurations are rejected here, before anything is allocated.
 """
 
 from typing import Annotated, Any, Literal, get_args

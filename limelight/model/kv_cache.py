@@ -37,10 +37,10 @@ class KVCache:
 
     def begin(self, count: int) -> None:
         """Prepare for `count` more tokens in every row."""
-        capacity = self.keys[0].size(2)
-        if self.max_used + count > capacity:
+        needed, capacity = self.max_used + count, self.keys[0].size(2)
+        if needed > capacity:
             raise UserError(
-                f"{self.max_used + count} tokens do not fit into a cache for max_len={capacity}: "
+                f"{needed} tokens do not fit into a cache made for max_len={capacity}: "
                 "ask for a longer one, or stop earlier"
             )
         self.positions = self.length[:, None]
@@ -100,7 +100,7 @@ class KVCache:
         self.max_used = max(self.length.tolist(), default=0)
         for kept, new in ((self.keys, other.keys), (self.values, other.values)):
             for layer, old in enumerate(kept):
-                kept[layer] = placed(old, new[layer], indices, more, capacity)
+                kept[layer] = with_rows(old, new[layer], indices, more, capacity)
         if self.memory:
             self.insert_memory(other, indices, more)
 
@@ -110,10 +110,10 @@ class KVCache:
         both = zip(self.memory, other.memory, strict=True)
         seen, new_seen = self.seen_memory(), other.seen_memory()
         self.memory = [
-            (placed(k, new_k, indices, more, length), placed(v, new_v, indices, more, length))
+            (with_rows(k, new_k, indices, more, length), with_rows(v, new_v, indices, more, length))
             for (k, v), (new_k, new_v) in both
         ]
-        mask = placed(seen.mT, new_seen.mT, indices, more, length).mT
+        mask = with_rows(seen.mT, new_seen.mT, indices, more, length).mT
         self.memory_mask = None if mask.all() else mask
 
     def seen_memory(self) -> Tensor:
@@ -132,7 +132,7 @@ def padded(x: Tensor, dim: int, count: int) -> Tensor:
     return torch.cat([x, x.new_zeros(shape)], dim=dim)
 
 
-def placed(old: Tensor, new: Tensor, indices: Tensor, more: int, length: int) -> Tensor:
+def with_rows(old: Tensor, new: Tensor, indices: Tensor, more: int, length: int) -> Tensor:
     """B ... S K: the new rows inserted among the old ones, all of this length."""
     result = padded(padded(old, -2, length - old.size(-2)), 0, more)
     result[indices] = padded(new, -2, length - new.size(-2))

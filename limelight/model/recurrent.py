@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from limelight.model.attention import attention_mask
 from limelight.model.config import RecurrentConfig
-from limelight.model.kv_cache import padded, placed
+from limelight.model.kv_cache import padded, with_rows
 from limelight.model.stack import Classifier, initialise, last_real
 
 _CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
@@ -53,11 +53,11 @@ class RecurrentState:
         if self.memory is None or other.memory is None:
             return
         length = max(self.memory.size(1), other.memory.size(1))
-        mask = placed(self.seen(), other.seen(), indices, more, length)
+        mask = with_rows(self.seen(), other.seen(), indices, more, length)
         self.mask = None if mask.all() else mask.mT
         for name in ("memory", "keys"):
             old, new = getattr(self, name), getattr(other, name)
-            setattr(self, name, placed(old, new, indices, more, length))
+            setattr(self, name, with_rows(old, new, indices, more, length))
 
     def seen(self) -> Tensor:
         if self.mask is not None:

@@ -16,7 +16,7 @@ class TensorBoardSink:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             return
-        # What a run wrote after the checkpoint that it resumes from is taken back.
+        # Events after the checkpoint that the run resumes from are removed.
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def add(self, entry: Entry) -> None:

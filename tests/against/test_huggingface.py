@@ -207,7 +207,9 @@ def test_bert_fills_and_relates():
     expected = theirs(text, attention_mask=real.long(), token_type_ids=segments)
     states = ours.encode(text, segments, real)
     related = expected.seq_relationship_logits
-    a = torch.cat([ours.masked_head(states)[real].flatten(), ours.relate(states, real).flatten()])
+    a = torch.cat(
+        [ours.masked_head(states)[real].flatten(), ours.next_sentence(states, real).flatten()]
+    )
     b = torch.cat([expected.prediction_logits[real].flatten(), related.flatten()])
     compare(ours, theirs, a, b, bert_mapping)
 

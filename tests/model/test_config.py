@@ -31,9 +31,7 @@ def test_sizes_are_bounded_whole_numbers(name, value):
 
 @pytest.mark.parametrize("name", ["vocab", "layers", "d_model", "heads", "max_len"])
 def test_sizes_that_must_be_there_are_not_zero(name):
-    with pytest.raises(
-        UserError, match=f"{name}=0 is out of range: should be greater than or equal to 1"
-    ):
+    with pytest.raises(UserError, match=f"{name}=0 is out of range: should be 1 or more"):
         ModelConfig(**{"vocab": 10, name: 0})
 
 

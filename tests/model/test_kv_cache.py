@@ -193,8 +193,8 @@ def test_learned_positions_bound_the_cache():
 def test_keys_of_another_precision_are_kept_in_the_caches_own():
     """As autocast gives them: half precision from weights in single precision."""
     state = small("decoder-only", torch.float32).start(2)
-    state.open(3)
-    k, v = state.append(0, *torch.randn(2, 2, 4, 3, 4).half())
+    state.begin(3)
+    k, v = state.update(0, *torch.randn(2, 2, 4, 3, 4).half())
     assert k.dtype == v.dtype == torch.float32
     assert k.abs().sum() > 0
 

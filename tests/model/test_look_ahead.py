@@ -102,7 +102,7 @@ def test_no_look_ahead_with_a_cache(family, variant, trained):
 def sees_ahead_in_a_cache(model, source, target) -> list[tuple[int, int]]:
     """The same by gradient for a prompt that is read into a cache: states at i, tokens at j > i."""
     state = begin(model, source)
-    state.open(LENGTH)
+    state.begin(LENGTH)
     x = model.target(target, state.positions).detach().requires_grad_()
     states = model.decoder.step(x, state)[0]
     pairs = []

@@ -129,7 +129,7 @@ def test_heads_for_pairs_and_pooling_ignore_padding():
         states = model.encode(text, None, real)
         for i, row in enumerate(rows):
             alone = model.encode(row[None])
-            for head in (model.pool, model.relate):
+            for head in (model.pool, model.next_sentence):
                 torch.testing.assert_close(
                     head(states, real)[i], head(alone)[0], rtol=0, atol=1e-10
                 )
