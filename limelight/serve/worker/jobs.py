@@ -103,7 +103,7 @@ class _CompletionSequence:
     def take(self, event: TokenEvent) -> str:
         """One more token."""
         self.tokens.append(event)
-        self.pieces.append(self.text.take(event.token))
+        self.pieces.append(self.text.add(event.token))
         return self.pieces[-1]
 
     def finish(self) -> str:
