@@ -1,8 +1,4 @@
-"""A trained model, ready to be used: `limelight.load(RUN)` gives one.
-
-model = limelight.load("runs/en-de")
-model.translate("A man sleeps.").text
-"""
+"""A trained model, ready to use: `limelight.load("runs/en-de").translate("A man sleeps.").text`."""
 
 import copy
 import warnings
@@ -20,7 +16,6 @@ from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig, Precision
-from limelight.decode.request import device_of
 from limelight.device import choose_device, choose_precision
 from limelight.errors import OlderWeightsWarning, UserError, unknown_name
 from limelight.model import AnyConfig, build
@@ -53,11 +48,6 @@ class LoadedModel(TextModel):
     originals: Sequence[nn.Module] = field(default=(), repr=False)  # if `to` has rounded weights
 
     @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return device_of(self.model)
-
-    @property
     def precision(self) -> str:
         """What it computes in: float32, bfloat16, float64 or int8."""
         dtype = next(self.model.parameters()).dtype
@@ -77,13 +67,10 @@ class LoadedModel(TextModel):
     def settings(self, **changes: Any) -> DecodeConfig:
         """The recipe's [decode] settings with these changes."""
         for name in changes.keys() & Constraints.__dataclass_fields__.keys():
-            wanted = f"constraints=Constraints({name}={changes[name]!r})"
-            raise UserError(f"{name} is not a setting: write {wanted}")
-        if "precision" in changes:
-            wanted = changes["precision"]
-            raise UserError(
-                f"precision belongs to the model, not to one text: write .to(precision={wanted!r})"
-            )
+            value = f"constraints=Constraints({name}={changes[name]!r})"
+            raise UserError(f"{name} is not a setting: write {value}")
+        if wanted := changes.get("precision"):
+            raise UserError(f"precision belongs to the model: write .to(precision={wanted!r})")
         return with_settings(self.decode, changes)
 
     def to(self, device: str = "auto", precision: Precision = "auto") -> "LoadedModel":
@@ -98,18 +85,19 @@ class LoadedModel(TextModel):
         dtype = getattr(torch, choose_precision("float32" if int8 else precision, target))
         # Nothing has changed so far: a device or precision that is rejected leaves it as it was.
         models = self.originals or (self.model, *self.ensemble)
-        trained = [next(model.parameters()).dtype for model in models]
         as_trained = target.type == "cpu" and precision == "auto"
-        dtypes = trained if as_trained else [dtype] * len(models)
-        both = zip(dtypes, trained, strict=True)
-        rounds = any(torch.finfo(new).eps > torch.finfo(old).eps for new, old in both)
-        made = zip(copy.deepcopy(models) if rounds else models, dtypes, strict=True)
-        self.model, *self.ensemble = (model.to(target, kind) for model, kind in made)
+        eps = [torch.finfo(next(model.parameters()).dtype).eps for model in models]
+        rounds = not as_trained and torch.finfo(dtype).eps > min(eps)
+        moved = copy.deepcopy(models) if rounds else models
+        for model in moved:
+            model.to(device=target, dtype=next(model.parameters()).dtype if as_trained else dtype)
+        self.model, *self.ensemble = moved
         self.originals = models if rounds else ()
         self.int8 = int8
-        if before != (self.device, self.precision):
-            for made_for_before in ("engine", "full_precision"):
-                vars(self).pop(made_for_before, None)
+        for cached in (
+            ("engine", "full_precision") if before != (self.device, self.precision) else ()
+        ):
+            vars(self).pop(cached, None)
         return self
 
     def translate(
@@ -126,8 +114,8 @@ class LoadedModel(TextModel):
         **settings: Any,
     ) -> Iterator[Translation]:
         """Translate any number of texts, in order, as they are read."""
-        constraints = constraints or NO_CONSTRAINTS
-        return translate(self, texts, self.settings(**settings), nbest, constraints)
+        config = self.settings(**settings)
+        return translate(self, texts, config, nbest, constraints or NO_CONSTRAINTS)
 
     def chat(self, tag: str = "", **settings: Any) -> Conversation:
         """A conversation: `.reply("Hi how are you")`."""
@@ -164,10 +152,8 @@ class LoadedModel(TextModel):
         """Trace a text through the model in full precision; see `limelight.explain`."""
         from limelight.explain.explanation import explain
 
-        smoothing = self.recipe.train.label_smoothing
-        config = self.settings(**settings)
-        model = self.full_precision
-        return explain(model, text, target, config, smoothing=smoothing, tag=tag)
+        config, smoothing = self.settings(**settings), self.recipe.train.label_smoothing
+        return explain(self.full_precision, text, target, config, smoothing=smoothing, tag=tag)
 
 
 Outcome = TypeVar("Outcome", Translation, Scored)
@@ -256,9 +242,9 @@ def _read_classes(run: RunFolder, config: AnyConfig) -> tuple[str, ...]:
     wanted = getattr(config, "classes", 0)
     if not wanted:
         return ()
-    names = run.read_json("classes.json")
+    names, path = run.read_json("classes.json"), run.path / "classes.json"
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{run.path / 'classes.json'} must be a list of names")
+        raise UserError(f"{path} must be a list of names")
     if len(names) != wanted:
-        raise UserError(f"{run.path / 'classes.json'} has {len(names)} names, not {wanted}")
+        raise UserError(f"{path} has {len(names)} names, not {wanted}")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""What else could have come here, and how would it have gone on?"""
+"""Which other tokens were likely, and how they would have continued."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from limelight.errors import UserError
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another token at some place, how likely it was, and what follows it."""
+    """A token at some position, its log-probability, and its most likely continuation."""
 
     token: int
     logprob: float
@@ -27,17 +27,17 @@ def top_tokens_at(
     model: StepModel,
     request: Request,
     written: Sequence[int],
-    places: Sequence[int],
+    positions: Sequence[int],
     count: int,
     tokenizer: Tokenizer,
 ) -> list[list[tuple[int, float]]]:
-    """The likeliest tokens at places of what was written, and their log-probabilities.
+    """The most likely tokens at these positions, and their log-probabilities.
 
-    The token that was written is among them, and none that was not allowed.
+    The token that was written is among them, and none that is excluded.
     """
-    if wrong := [place for place in places if not 0 <= place <= len(written)]:
-        raise UserError(f"there is no place {wrong[0]} in a text of {len(written)} tokens")
-    here = [_prefix_request(request, written, place) for place in places]
+    if wrong := [at for at in positions if not 0 <= at <= len(written)]:
+        raise UserError(f"there is no position {wrong[0]} in a text of {len(written)} tokens")
+    here = [_prefix_request(request, written, at) for at in positions]
     logits, _ = prefill(model, here, tokenizer.pad)
     precise = torch.promote_types(logits.dtype, torch.float32)
     logprobs = logits.to(precise).log_softmax(dim=-1)
@@ -45,12 +45,12 @@ def top_tokens_at(
         request.exclude, tokenizer, request.prompt, request.needs_leading_space
     )
     found = []
-    for place, row in zip(places, logprobs, strict=True):
+    for at, row in zip(positions, logprobs, strict=True):
         allowed = row.clone()
-        allowed[excluded.banned(written[:place])] = NEG_INF
+        allowed[excluded.banned(written[:at])] = NEG_INF
         best = allowed.topk(min(count, int((allowed > NEG_INF).sum()))).indices.tolist()
-        if place < len(written) and written[place] not in best:
-            best[-1:] = [written[place]]
+        if at < len(written) and written[at] not in best:
+            best[-1:] = [written[at]]
         found.append([(token, row[token].item()) for token in best])
     return found
 
@@ -59,34 +59,33 @@ def alternatives(
     model: StepModel,
     request: Request,
     written: Sequence[int],
-    places: Sequence[int],
+    positions: Sequence[int],
     count: int,
     tokenizer: Tokenizer,
 ) -> list[list[Alternative]]:
-    """The same, each token with its likeliest continuation."""
-    found = top_tokens_at(model, request, written, places, count, tokenizer)
-    going_on: dict[tuple[int, int], Request] = {}
-    for place, tokens in zip(places, found, strict=True):
-        here = _prefix_request(request, written, place)
+    """The most likely tokens at these positions, each with its greedy continuation."""
+    found = top_tokens_at(model, request, written, positions, count, tokenizer)
+    open_requests: dict[tuple[int, int], Request] = {}
+    for at, tokens in zip(positions, found, strict=True):
+        here = _prefix_request(request, written, at)
         for token, _ in tokens:
             if token != tokenizer.end and here.limit > 1:
-                going_on[place, token] = _prefix_request(here, [token], 1)
+                open_requests[at, token] = _prefix_request(here, [token], 1)
     greedy = DecodeConfig(beam=1)
-    rests = write(model, list(going_on.values()), greedy, tokenizer) if going_on else []
-    continued = dict(zip(going_on, rests, strict=True))
+    rests = write(model, list(open_requests.values()), greedy, tokenizer) if open_requests else []
+    continued = dict(zip(open_requests, rests, strict=True))
     nothing = Hypothesis([], [], False, 0.0)
     return [
-        [Alternative(token, lp, continued.get((place, token), nothing)) for token, lp in tokens]
-        for place, tokens in zip(places, found, strict=True)
+        [Alternative(token, lp, continued.get((at, token), nothing)) for token, lp in tokens]
+        for at, tokens in zip(positions, found, strict=True)
     ]
 
 
-def _prefix_request(request: Request, written: Sequence[int], place: int) -> Request:
-    """The same request, after so many of these tokens; no words are promised any more."""
+def _prefix_request(request: Request, written: Sequence[int], at: int) -> Request:
     return replace(
         request,
-        prompt=[*request.prompt, *written[:place]],
-        limit=max(1, request.limit - place),
+        prompt=[*request.prompt, *written[:at]],
+        limit=max(1, request.limit - at),
         include=(),
-        needs_leading_space=request.needs_leading_space and not place,
+        needs_leading_space=request.needs_leading_space and not at,
     )

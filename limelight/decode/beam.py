@@ -27,6 +27,7 @@ from limelight.decode.request import (
     StepModel,
     StepQueue,
     device_of,
+    max_total_length,
     pad_histories,
     prefill,
     should_evict,
@@ -328,7 +329,8 @@ class BeamSearch:
         if not done:
             return
         active = set(self.rows) - done
-        if not should_evict(self.requests, self.rows, active, self.length):
+        lengths = [len(self.requests[row].prompt) + self.length for row in self.rows if row in done]
+        if not should_evict(lengths, len(self.rows), max_total_length(self.requests)):
             if done - self.closed_rows:
                 closed = torch.tensor([row in done for row in self.rows])[:, None]
                 self.scores.masked_fill_(copy_to_device_async(closed, self.scores.device), NEG_INF)

@@ -1,4 +1,4 @@
-"""How a model writes, as data. The defaults are the paper's (section 6.1)."""
+"""All settings of decoding. The defaults are the paper's (section 6.1)."""
 
 from typing import Annotated, ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""Words that must, or must not, appear in what is written."""
+"""Phrases that must, or must not, appear in what is written."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -9,7 +9,7 @@ from limelight.errors import UserError
 
 
 def as_phrases(texts: Iterable[str], name: str) -> tuple[str, ...]:
-    """Texts, and not a single one, whose letters would be taken for texts."""
+    """A tuple of texts; a single string, whose letters would be read as texts, is rejected."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise UserError(f"{name}={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
     found = tuple(valid_unicode(text) for text in texts)
@@ -19,17 +19,16 @@ def as_phrases(texts: Iterable[str], name: str) -> tuple[str, ...]:
 
 
 def prompt_text_tokens(prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """What a text begins with: all behind the last special token, which no word spans."""
+    """The prompt behind its last special token, which no phrase spans."""
     plain = takewhile(lambda i: i >= tokenizer.first_text_id, reversed(prompt))
     return [*plain][::-1]
 
 
 class BannedPhrases:
-    """Words that no output contains, however its tokens might spell them.
+    """Phrases that no output contains, however its tokens might spell them.
 
-    Tokens are compared by their bytes: a token is banned if it would complete the word, whatever
-    part of the word stands there already, at the end of the prompt too. And where a space must
-    come first, all tokens are banned there that begin with something else.
+    Tokens are compared by their bytes: a token is banned if it would complete a phrase, also one
+    that the prompt has begun. Where a space must come first, all other tokens are banned.
     """
 
     def __init__(
@@ -64,23 +63,22 @@ class BannedPhrases:
 
 @lru_cache(maxsize=64)
 def without_space(tokenizer: Tokenizer) -> list[int]:
-    """The tokens of texts that do not begin with a space."""
+    """The tokens that do not begin with a space."""
     texts = range(tokenizer.first_text_id, len(tokenizer))
     return [i for i in texts if not tokenizer.token_bytes(i).startswith(b" ")]
 
 
 @lru_cache(maxsize=64)
 def has_leading_space_tokens(tokenizer: Tokenizer) -> bool:
-    """Whether words have the space before them in their tokens; single characters have not."""
+    """Whether a word's token includes the space before it, as with subwords."""
     pieces = map(tokenizer.token_bytes, range(tokenizer.first_text_id, len(tokenizer)))
     return any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)
 
 
 def encode_prefix(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
-    """A text that will go on, as tokens, and whether it goes on with a space.
+    """The tokens of a text that will be continued, and whether a space comes next.
 
-    Where a space belongs to the word behind it, one that is left alone at the end would be read as
-    if no word could follow.
+    Where a space belongs to the next word's token, a token for it alone would mislead the model.
     """
     cut = text.rstrip(" ") if has_leading_space_tokens(tokenizer) else text
     return tokenizer.encode(cut), cut != text
@@ -88,7 +86,6 @@ def encode_prefix(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
 
 @lru_cache(maxsize=4096)
 def _completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
-    """The tokens with which a word is complete that is there already up to some byte."""
     rest = word[there:]
     pieces = ((i, tokenizer.token_bytes(i)) for i in range(tokenizer.first_text_id, len(tokenizer)))
     if not there:
@@ -97,7 +94,7 @@ def _completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
 
 
 class RequiredPhrases:
-    """Words that every output of a beam search has, wherever they fit best."""
+    """Phrases that every output of a beam search has, wherever they fit best."""
 
     def __init__(
         self, words: Iterable[str], tokenizer: Tokenizer, prompt: Sequence[int] = ()
@@ -111,28 +108,28 @@ class RequiredPhrases:
         return bool(self.words)
 
     def progress(self, written: Sequence[int]) -> tuple[int, list[int]]:
-        """How many tokens of the words are there, and which tokens would be one more."""
-        whole = [*self.given, *written]
-        text = self.tokenizer.decode(whole)
+        """How many tokens of the phrases are there, and which tokens would be one more."""
+        tokens = [*self.given, *written]
+        text = self.tokenizer.decode(tokens)
         met, begun, wanted = 0, 0, []
         for word, first, later in zip(self.words, self.first, self.later, strict=True):
             if word in text:
                 met += len(later)
                 continue
             phrase = later if text else first
-            there = _matched(whole, phrase)
+            there = _matched(tokens, phrase)
             begun = max(begun, there)  # only one can be in the making
             wanted.append(phrase[there])
         return met + begun, wanted
 
     def complete(self, written: Sequence[int]) -> bool:
-        """Whether all words are there."""
+        """Whether all phrases are there."""
         text = self.tokenizer.decode([*self.given, *written])
         return all(word in text for word in self.words)
 
 
 def _matched(written: Sequence[int], phrase: tuple[int, ...]) -> int:
-    """How much of a phrase stands at the end already; never the whole of it."""
+    """How many tokens of a phrase are at the end already; fewer than all."""
     return next(
         n
         for n in range(len(phrase) - 1, -1, -1)

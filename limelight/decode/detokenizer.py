@@ -1,4 +1,4 @@
-"""Tokens as text, as they come: never half a character, never the beginning of a stop string."""
+"""Tokens become text as they come: never half a character, never part of a stop string."""
 
 import codecs
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from limelight.decode.constraints import as_phrases
 
 
 class IncrementalDetokenizer:
-    """Takes tokens and gives back the text that is certain; joined, it is what `decode` gives."""
+    """Turns tokens into text that is certain; joined, it is what `decode` returns."""
 
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str] = (), needs_leading_space: bool = False
@@ -37,7 +37,7 @@ class IncrementalDetokenizer:
         if self.stopped:
             return ""
         self._held += text
-        found = [place for stop in self.stops if (place := self._held.find(stop)) >= 0]
+        found = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
             return self._held[: min(found)]

@@ -15,7 +15,7 @@ from limelight.decode.accel import accelerate
 from limelight.decode.beam import BeamSearch, DeviceBeamModel, is_unconstrained
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
-from limelight.decode.generate import GenerationBatch, Watch, write
+from limelight.decode.generate import Watch, write
 from limelight.decode.request import Hypothesis, Request, StepModel
 
 _READ_AHEAD = 512  # items that are read before the first of them is answered, at most
@@ -82,13 +82,6 @@ def new_search(
     if isinstance(model, DeviceBeamModel) and not keep_tree and is_unconstrained(requests, config):
         return model.new_beam_search(requests, config, tokenizer, nbest)
     return BeamSearch(model, requests, config, tokenizer, nbest, keep_tree)
-
-
-def new_batch(
-    model: StepModel, requests: Sequence[Request], config: DecodeConfig, tokenizer: Tokenizer
-) -> GenerationBatch:
-    """A batch for greedy search and sampling; tokens are chosen on the device if the model can."""
-    return GenerationBatch(model, requests, config, tokenizer)
 
 
 def growing_windows(items: Iterable[Item]) -> Iterator[list[Item]]:

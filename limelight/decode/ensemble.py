@@ -12,7 +12,7 @@ from limelight.errors import UserError
 
 
 class Ensemble:
-    """Models with the same tokenizer, which write together."""
+    """Models of one family with the same tokenizer."""
 
     def __init__(self, models: Sequence[StepModel]) -> None:
         families = {str(model.config.family).removeprefix("recurrent-") for model in models}
@@ -28,31 +28,27 @@ class Ensemble:
         for model in self.models:
             yield from model.parameters()
 
-    def start(self, *given: Any, **room: Any) -> "_States":
-        """Each model's own state."""
-        return _States([model.start(*given, **room) for model in self.models])
+    def start(self, *given: Any, **options: Any) -> "_States":
+        """The states of all models."""
+        return _States([model.start(*given, **options) for model in self.models])
 
     def step(self, tokens: Tensor, state: "_States", real: Tensor | None = None) -> Tensor:
         """The logarithm of the mean of their probabilities, B V."""
         both = zip(self.models, state.states, strict=True)
-        scores = [model.step(tokens, own, real) for model, own in both]
-        precise = torch.promote_types(scores[0].dtype, torch.float32)
-        told = [logits.log_softmax(dim=-1, dtype=precise) for logits in scores]
-        return torch.stack(told).logsumexp(dim=0) - math.log(len(told))
+        logits = [model.step(tokens, own, real) for model, own in both]
+        precise = torch.promote_types(logits[0].dtype, torch.float32)
+        each = torch.stack([some.log_softmax(dim=-1, dtype=precise) for some in logits])
+        return each.logsumexp(dim=0) - math.log(len(each))
 
 
 class _States:
-    """The states of several models, which go through everything together."""
-
     def __init__(self, states: Sequence[Any]) -> None:
         self.states = states
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order."""
         for state in self.states:
             state.select(rows)
 
-    def insert_rows(self, other: "_States", places: Tensor) -> None:
-        """Put the rows of other states into these places: over a row, or behind the last one."""
+    def insert_rows(self, other: "_States", rows: Tensor) -> None:
         for mine, its in zip(self.states, other.states, strict=True):
-            mine.insert_rows(its, places)
+            mine.insert_rows(its, rows)

@@ -23,7 +23,6 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import BannedPhrases
 from limelight.decode.request import (
     DAMAGED,
-    EVICT_FRACTION,
     GreedyStepModel,
     Hypothesis,
     Request,
@@ -34,6 +33,7 @@ from limelight.decode.request import (
     max_total_length,
     pad_histories,
     prefill,
+    should_evict,
 )
 from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample, uniform_draws
 from limelight.device import copy_to_device_async, copy_to_host_async
@@ -192,26 +192,15 @@ class GenerationBatch:
         for text in texts:
             text.length += 1
         if self.greedy_model and all(text.is_greedy for text in texts):
-            self.in_flight.append(self.launch_greedy_step(self.greedy_model, texts))
+            outputs, self.tokens = self.greedy_model.step_greedy(self.tokens, self.state)
+            arrived, rows = copy_to_host_async(outputs), [*self.rows]
+            for text in texts:
+                text.chosen += 1
+            self.in_flight.append(_PendingTokens(rows, lambda: [*arrived()[0][:, : len(rows)]]))
             return
         logits = self.model.step(self.tokens[:, None], self.state)
         self.tokens = _choose(logits, texts)
         self.in_flight.append(_pending_tokens([*self.rows], texts, logits, self.tokens))
-
-    def launch_greedy_step(
-        self, model: GreedyStepModel, texts: Sequence[_ActiveSequence]
-    ) -> _PendingTokens:
-        """A step whose tokens are chosen on the device; no logits are needed."""
-        outputs, self.tokens = model.step_greedy(self.tokens, self.state)
-        for text in texts:
-            text.chosen += 1
-        arrived = copy_to_host_async(outputs)
-
-        def read() -> list[Tensor]:
-            tokens, logprobs = arrived()[0][:, : len(texts)]
-            return [tokens.long(), logprobs]
-
-        return _PendingTokens([*self.rows], read)
 
     def collect(self, step: _PendingTokens) -> list[TokenEvent]:
         """Read a step's tokens, as far as their requests are still active."""
@@ -224,9 +213,10 @@ class GenerationBatch:
                 raise UserError(DAMAGED)
             text = self.texts[row]
             top = tuple(zip(*(kind[i] for kind in best), strict=True)) if best else ()
-            events.append(TokenEvent(row, token, logprob, top[: text.request.top]))
-            text.written.append(token)
-            if token == self.tokenizer.end or len(text.written) == text.request.limit:
+            token_id = int(token)  # a GPU sends it as a float, beside its log-probability
+            events.append(TokenEvent(row, token_id, logprob, top[: text.request.top]))
+            text.written.append(token_id)
+            if token_id == self.tokenizer.end or len(text.written) == text.request.limit:
                 self.stop(row)
         return events
 
@@ -236,11 +226,11 @@ class GenerationBatch:
 
     def evict_finished(self) -> None:
         """Remove finished rows if they are many, or if the cache has no slot left for one."""
-        done = [self.texts[row] for row in self.rows if row not in self.active]
-        full = any(text.length >= self.max_len for text in done)
-        if not full and len(done) < EVICT_FRACTION * len(self.rows):
+        done = [row for row in self.rows if row not in self.active]
+        lengths = [self.texts[row].length for row in done]
+        if not should_evict(lengths, len(self.rows), self.max_len):
             return
-        self.drop(row for row in self.rows if row not in self.active)
+        self.drop(done)
         keep = [index for index, row in enumerate(self.rows) if row in self.active]
         indices = torch.tensor(keep, device=self.tokens.device)
         self.state.select(indices)

@@ -1,7 +1,7 @@
 """Requests, hypotheses, a model as search sees it, and how a batch of requests begins."""
 
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -10,19 +10,9 @@ from torch import Tensor
 
 from limelight.errors import UserError
 
-EVICT_FRACTION = 0.25  # finished rows stay in the batch until they are this share of it
+_EVICT_FRACTION = 0.25  # finished rows stay in the batch until they are this share of it
 DAMAGED = "the model's scores are not numbers (NaN): its weights are damaged"
 LARGEST_LIMIT = 100_000  # tokens: more than any model writes well, less than would fill a memory
-
-
-class _DecoderState(Protocol):
-    """What a model keeps between two tokens: its KV cache, or a recurrent state."""
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may be repeated (beams) or left out."""
-
-    def insert_rows(self, other: Any, rows: Tensor) -> None:
-        """Write another state's rows to these row numbers, which may lie behind the last one."""
 
 
 @runtime_checkable
@@ -35,7 +25,11 @@ class StepModel(Protocol):
         """Its weights."""
 
     def start(self, *given: Any, **options: Any) -> Any:
-        """The state from which `step` writes."""
+        """The state from which `step` writes: a KV cache, or the state of a recurrent network.
+
+        `state.select(rows)` keeps these rows, in this order; a row may be repeated (beams).
+        `state.insert_rows(other, rows)` writes another state's rows to these, or behind the last.
+        """
 
     def step(self, tokens: Tensor, state: Any, real: Tensor | None = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); return logits of the next ones, B V.
@@ -134,14 +128,9 @@ def max_total_length(requests: Sequence[Request]) -> int:
     return max(len(request.prompt) + request.limit for request in requests)
 
 
-def should_evict(
-    requests: Sequence[Request], rows: Sequence[int], active: Container[int], steps: int
-) -> bool:
-    """Whether finished rows should leave the batch: many have finished, or a cache row is full."""
-    done = [row for row in rows if row not in active]
-    longest = max_total_length(requests)
-    full = any(len(requests[row].prompt) + steps >= longest for row in done)
-    return full or len(done) >= EVICT_FRACTION * len(rows)
+def should_evict(finished: Sequence[int], rows: int, max_len: int) -> bool:
+    """Whether rows of these lengths should leave the batch: they are many, or a cache is full."""
+    return max(finished, default=0) >= max_len or len(finished) >= _EVICT_FRACTION * rows
 
 
 def device_of(model: Any) -> torch.device:

@@ -13,15 +13,12 @@ from limelight.tasks.translate import longest_source, request_for
 
 @dataclass
 class Conversation:
-    """What was said, and a model to say more.
-
-    A model sees as many turns as it learned to look at, and never more than it has room for.
-    """
+    """The turns so far, as many as the model was trained on and can read."""
 
     trained: TextModel
     config: DecodeConfig | None = None
-    tag: str = ""  # what is asked of a model that learned several things
-    turns: list[str] = field(default_factory=list)  # as many as the model may look at
+    tag: str = ""  # selects a task, if the model was trained on several
+    turns: list[str] = field(default_factory=list)  # as many as the model reads
     cut: bool = field(default=False, init=False)  # the last one was too long: its end was read
 
     def __post_init__(self) -> None:
@@ -29,10 +26,9 @@ class Conversation:
         self.trained.tag(self.tag)
 
     def reply(self, text: str, show: Callable[[str], object] = lambda _: None) -> str:
-        """The answer to what somebody says. `show` is given it piece by piece, as it is written.
+        """Answer. `show` is called with each piece as it is written; with a beam, once at the end.
 
-        A beam knows only in the end what it says, so then there is one piece. An answer that is
-        interrupted leaves the conversation as it was.
+        An answer that is interrupted leaves the conversation as it was.
         """
         trained, config = self.trained, self.config or self.trained.decode
         turns = [*self.turns, " ".join(valid_unicode(text).split())]
@@ -45,12 +41,8 @@ class Conversation:
             return False
 
         ((written, *_),) = trained.engine.generate([request], config, on_token=watch)
-        if not pieces:
-            pieces = [trained.tokenizer.decode(written.tokens)]
-            show(pieces[0])
-        else:
-            pieces.append(stream.finish())
-            show(pieces[-1])
+        pieces.append(stream.finish() if pieces else trained.tokenizer.decode(written.tokens))
+        show(pieces[-1])
         answer = " ".join("".join(pieces).split())
         self.turns = [*turns, answer][-self.trained.history :]
         return answer

@@ -3,21 +3,18 @@
 from collections.abc import Iterable, Iterator
 
 import torch
+from torch import Tensor
 
-from limelight.decode.engine import growing_windows
-from limelight.tasks.text_model import TextModel, add_special_tokens, in_batches
+from limelight.tasks.text_model import TextModel, compute_each
 
 
 def classify(trained: TextModel, texts: Iterable[str]) -> Iterator[dict[str, float]]:
     """For each text the probability of every class, the most likely first."""
     trained.require("classify")
-    for window in growing_windows(texts):
-        rows = [add_special_tokens(trained, text) for text in window]
-        found: list[dict[str, float]] = [{} for _ in rows]
-        with torch.inference_mode():
-            for batch, tokens, real in in_batches(trained, rows):
-                probabilities = trained.model(tokens, real=real).softmax(dim=-1)
-                for i, row in zip(batch, probabilities.tolist(), strict=True):
-                    named = zip(trained.classes, row, strict=True)
-                    found[i] = dict(sorted(named, key=lambda pair: -pair[1]))
-        yield from found
+
+    def probabilities(tokens: Tensor, real: Tensor) -> Tensor:
+        return torch.softmax(trained.model(tokens, real=real), dim=-1)
+
+    for row in compute_each(trained, texts, probabilities):
+        named = zip(trained.classes, row, strict=True)
+        yield dict(sorted(named, key=lambda pair: -pair[1]))

@@ -1,6 +1,6 @@
 """Fill in the blanks: what could stand here, given all that stands around it?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,35 +31,34 @@ class FilledText:
 
 
 def fill(trained: TextModel, text: str, count: int = 5, blank: str = BLANK) -> FilledText:
-    """The text with the likeliest token in each blank; the blanks are filled independently."""
+    """The text with the most likely token in each blank; blanks are filled independently."""
     trained.require("fill")
     check_count("count", count, 1000)
     text = valid_unicode(text)
     tokens = mask_blanks(trained, text, blank)
-    places = [i for i, token in enumerate(tokens) if token == trained.tokenizer.mask]
-    if not places:
+    masked = [i for i, token in enumerate(tokens) if token == trained.tokenizer.mask]
+    if not masked:
         raise UserError(f"there is no blank in the text: write {blank} where a word is missing")
     if len(tokens) > trained.max_len:
         raise UserError(
             f"the text has {len(tokens)} tokens, and the model reads {trained.max_len}: shorten it"
         )
-    device = next(trained.model.parameters()).device
     with torch.inference_mode():
-        scores = trained.model(torch.tensor([tokens], device=device))[0, places]
+        scores = trained.model(torch.tensor([tokens], device=trained.device))[0, masked]
         first, end = trained.tokenizer.first_text_id, len(trained.tokenizer)
         words = scores[:, first:end]  # no blank is a special token
-        chances, found = words.softmax(dim=-1).topk(min(count, words.size(-1)), dim=-1)
+        probabilities, found = words.softmax(dim=-1).topk(min(count, words.size(-1)), dim=-1)
         found += first
-    for place, best in zip(places, found[:, 0].tolist(), strict=True):
-        tokens[place] = best
+    for i, best in zip(masked, found[:, 0].tolist(), strict=True):
+        tokens[i] = best
     blanks = tuple(
         tuple(
-            FillCandidate(piece.strip() or piece, chance)
-            for piece, chance in zip(trained.tokenizer.pieces(row), its, strict=True)
+            FillCandidate(piece.strip() or piece, probability)
+            for piece, probability in zip(trained.tokenizer.pieces(row), its, strict=True)
         )
-        for row, its in zip(found.tolist(), chances.tolist(), strict=True)
+        for row, its in zip(found.tolist(), probabilities.tolist(), strict=True)
     )
-    if trained.tokenizer.uncased:  # it did not see how the text was set, which is to stay
+    if trained.tokenizer.uncased:  # it did not read capitals and spaces, so they stay as given
         best = (candidates[0].text for candidates in blanks)
         return FilledText("".join(part + next(best, "") for part in text.split(blank)), blanks)
     return FilledText(trained.tokenizer.decode(tokens).strip(), blanks)
@@ -78,19 +77,22 @@ def mask_blanks(trained: TextModel, text: str, blank: str) -> list[int]:
 
 
 def ranks_of_hidden(trained: TextModel, texts: Sequence[str], seed: int = 1) -> list[list[int]]:
-    """Of every text some tokens are hidden: how many others the model finds likelier than each.
+    """Hide some tokens of every text: how many others the model finds more likely than each.
 
-    0 is right at once. A text that is longer than the model reads is taken in stretches.
+    0 is right. A text that is longer than the model reads is read in stretches.
     """
     trained.require("fill")
     tokenizer, draw = trained.tokenizer, torch.Generator().manual_seed(seed)
     stretches, owners, hidden = [], [], []
+    length = trained.max_len - 1
     for owner, text in enumerate(texts):
-        for stretch in _in_stretches(tokenizer.encode(text), trained.max_len - 1):
+        read = tokenizer.encode(text)
+        for begin in range(0, len(read), length):
+            stretch = read[begin : begin + length]
             stretches.append([tokenizer.start, *stretch])
             owners.append(owner)
             hidden.append((torch.rand(len(stretch), generator=draw) < HIDDEN).nonzero()[:, 0] + 1)
-    told: list[list[int]] = [[] for _ in texts]
+    found: list[list[int]] = [[] for _ in texts]
     for batch, tokens, real in in_batches(trained, stretches):
         for row, i in enumerate(batch):
             tokens[row, hidden[i].to(tokens.device)] = tokenizer.mask
@@ -98,16 +100,10 @@ def ranks_of_hidden(trained: TextModel, texts: Sequence[str], seed: int = 1) -> 
             states = trained.model.encode(tokens, real=real)
             for row, i in enumerate(batch):
                 scores = trained.model.masked_head(states[row, hidden[i].to(tokens.device)])
-                told[owners[i]] += _ranks(scores, [stretches[i][place] for place in hidden[i]])
-    return told
-
-
-def _in_stretches(tokens: list[int], length: int) -> Iterator[list[int]]:
-    """A long text in parts of this length, the last of them shorter."""
-    return (tokens[begin : begin + length] for begin in range(0, len(tokens), length))
+                found[owners[i]] += _ranks(scores, [stretches[i][at] for at in hidden[i]])
+    return found
 
 
 def _ranks(scores: torch.Tensor, right: Sequence[int]) -> list[int]:
-    """For each row how many tokens have a higher score than the right one."""
     wanted = scores[torch.arange(len(right)), torch.tensor(right, dtype=torch.long)]
     return (scores > wanted[:, None]).sum(dim=1).tolist()

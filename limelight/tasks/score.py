@@ -20,11 +20,11 @@ class Scored:
 
     tokens: tuple[str, ...] = ()
     logprobs: tuple[float, ...] = ()
-    problem: str = ""  # why there is none
+    problem: str = ""  # why it could not be scored
 
     @property
     def total(self) -> float:
-        """The text's own."""
+        """The log-probability of the text."""
         return sum(self.logprobs)
 
 
@@ -37,37 +37,33 @@ def score(trained: TextModel, texts: Iterable[tuple[str, ...]], tag: str = "") -
 
 
 def _score_some(trained: TextModel, texts: list[tuple[str, ...]], tag: list[int]) -> list[Scored]:
-    """The same for a few, those of like length together."""
-    told = [Scored() for _ in texts]
+    found = [Scored() for _ in texts]
     read: dict[int, _Reading] = {}
     for i, text in enumerate(texts):
         try:
-            read[i] = _to_be_read(trained, text, tag)
+            read[i] = _encode(trained, text, tag)
         except UserError as error:
-            told[i] = Scored(problem=str(error))
-    places = list(read)
+            found[i] = Scored(problem=str(error))
+    indices = list(read)
     with torch.inference_mode():
-        wholes, sources = [r.whole for r in read.values()], [r.source for r in read.values()]
-        for batch, tokens, real in in_batches(trained, wholes, 1024, sources):
-            own = [read[places[i]] for i in batch]
+        targets, sources = [r.target for r in read.values()], [r.source for r in read.values()]
+        for batch, tokens, real in in_batches(trained, targets, 1024, sources):
+            own = [read[indices[i]] for i in batch]
             logprobs = _logprobs_of(trained, [r.source for r in own], tokens, real)
             for i, row, r in zip(batch, logprobs.tolist(), own, strict=True):
-                pieces = trained.tokenizer.pieces(r.whole[r.first :])
-                numbers = row[r.first - 1 : len(r.whole) - 1]
-                told[places[i]] = Scored(tuple(pieces), tuple(numbers))
-    return told
+                pieces = trained.tokenizer.pieces(r.target[r.first :])
+                numbers = row[r.first - 1 : len(r.target) - 1]
+                found[indices[i]] = Scored(tuple(pieces), tuple(numbers))
+    return found
 
 
 class _Reading(NamedTuple):
-    """A text as a model reads it."""
-
     source: list[int]  # what the encoder reads
-    whole: list[int]  # what the decoder reads and writes
+    target: list[int]  # what the decoder reads and writes
     first: int  # the first token there that is scored
 
 
-def _to_be_read(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _Reading:
-    """The text as the family reads it, as in training."""
+def _encode(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _Reading:
     tokenizer = trained.tokenizer
     wanted = 1 if trained.kind == "texts" else 2
     if len(text) != wanted:
@@ -79,19 +75,16 @@ def _to_be_read(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _R
     *source, target = (tokenizer.encode(side) for side in text)
     ending = [*target, tokenizer.end]
     if trained.kind == "texts":
-        whole = [tokenizer.end, *ending]
-        given: list[int] = []
-        first = 1
+        given, decoded, first = list[int](), [tokenizer.end, *ending], 1
     elif trained.family == "encoder-decoder":
-        given = [*tag, *source[0], tokenizer.end]
-        whole, first = [tokenizer.start, *ending], 1
+        given, decoded, first = [*tag, *source[0], tokenizer.end], [tokenizer.start, *ending], 1
     else:
         before = [tokenizer.start, *tag, *source[0], tokenizer.separator]
-        given, whole, first = [], [*before, *ending], len(before)
-    longest = max(len(given), len(whole) - 1)
+        given, decoded, first = [], [*before, *ending], len(before)
+    longest = max(len(given), len(decoded) - 1)
     if longest > trained.max_len:
         raise UserError(f"{longest} tokens are too many: the model reads {trained.max_len}")
-    return _Reading(given, whole, first)
+    return _Reading(given, decoded, first)
 
 
 def _logprobs_of(
@@ -103,35 +96,31 @@ def _logprobs_of(
     if trained.family == "encoder-decoder":
         source, source_real = (x.to(tokens.device) for x in pad_batch(sources, 0))
         given = [source, read, source_real, real[:, :-1]]
-    models = [trained.model, *trained.ensemble]
-    told = [_precise(model(*given)).log_softmax(dim=-1) for model in models]
-    mean = torch.stack(told).logsumexp(dim=0) - math.log(len(told))  # of the probabilities
+    logits = [model(*given) for model in (trained.model, *trained.ensemble)]
+    precise = torch.promote_types(logits[0].dtype, torch.float32)
+    each = torch.stack([some.log_softmax(dim=-1, dtype=precise) for some in logits])
+    mean = each.logsumexp(dim=0) - math.log(len(each))  # of the probabilities
     return mean.gather(2, answers[..., None])[..., 0]
-
-
-def _precise(logits: Tensor) -> Tensor:
-    """Scores in which a sum of many loses nothing."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def nll_per_text(trained: TextModel, texts: Sequence[str]) -> list[float]:
     """For each text the negative log-probability of all its tokens and its end, in nats.
 
-    A text that is longer than the model reads is taken in stretches; each begins afresh, with the
-    last token of the one before.
+    A text that is longer than the model reads is read in stretches; each begins without context,
+    at the last token of the one before.
     """
     trained.require("score")
     tokenizer, longest = trained.tokenizer, trained.max_len
     stretches, owners = [], []
     for owner, text in enumerate(texts):
-        whole = [tokenizer.end, *tokenizer.encode(text), tokenizer.end]
-        for begin in range(0, len(whole) - 1, longest):
-            stretches.append(whole[begin : begin + longest + 1])
+        tokens = [tokenizer.end, *tokenizer.encode(text), tokenizer.end]
+        for begin in range(0, len(tokens) - 1, longest):
+            stretches.append(tokens[begin : begin + longest + 1])
             owners.append(owner)
-    told = [0.0] * len(texts)
+    found = [0.0] * len(texts)
     with torch.inference_mode():
-        for batch, tokens, real in in_batches(trained, stretches, 4096):
-            logprobs = _logprobs_of(trained, [], tokens, real) * real[:, 1:]
+        for batch, padded, real in in_batches(trained, stretches, 4096):
+            logprobs = _logprobs_of(trained, [], padded, real) * real[:, 1:]
             for i, total in zip(batch, logprobs.sum(dim=1).tolist(), strict=True):
-                told[owners[i]] -= total
-    return told
+                found[owners[i]] -= total
+    return found

@@ -29,14 +29,14 @@ def in_parts(text: str, length: Callable[[str], int], longest: int) -> list[str]
 
 
 def _cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
-    """Pieces that fit, but for the space around them; one after the other they are the text."""
+    """Pieces that fit once stripped; joined they are the text."""
     if length(text.strip()) <= longest or len(text) == 1:
         return [text]
     ends = [end.end() for end in _SENTENCE_END.finditer(text)]
-    places = [0, *(end for end in ends if 0 < end < len(text)), len(text)]
-    if len(places) == 2:
-        places.insert(1, _middle(text))
-    pieces = [text[first:end] for first, end in pairwise(places) if first < end]
+    cuts = [0, *(end for end in ends if 0 < end < len(text)), len(text)]
+    if len(cuts) == 2:
+        cuts.insert(1, _middle(text))
+    pieces = [text[first:end] for first, end in pairwise(cuts) if first < end]
     return [part for piece in pieces for part in _cut(piece, length, longest)]
 
 

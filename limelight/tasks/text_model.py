@@ -1,39 +1,45 @@
 """A trained model, its tokenizer, and what people can do with it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
-from limelight.decode.engine import Engine, batch_by_length
-from limelight.decode.request import pad_batch
+from limelight.decode.engine import Engine, batch_by_length, growing_windows
+from limelight.decode.request import device_of, pad_batch
 from limelight.errors import UserError, unknown_name
 
 
 @dataclass
 class TextModel:
-    """What a task needs to know of a model."""
+    """A model with its tokenizer, and what tasks need to know of it."""
 
     model: Any
     tokenizer: Tokenizer
     decode: DecodeConfig = field(default_factory=DecodeConfig)
-    kind: str = "pairs"  # of the data that it learned from
-    history: int = 1  # turns of a dialogue that it learned to look at
+    kind: str = "pairs"  # of its training data
+    history: int = 1  # turns of a dialogue that it reads
     tags: tuple[str, ...] = ()  # one of them goes before every source
-    default_tag: str = ""  # which, where nobody says it
+    default_tag: str = ""  # if none is given
     classes: tuple[str, ...] = ()
-    int8: bool = False  # write with weights rounded to bytes
-    ensemble: Sequence[Any] = ()  # models that write with it, as an ensemble
+    int8: bool = False  # decode with weights rounded to bytes
+    ensemble: Sequence[Any] = ()  # models that decode together with it
 
     @cached_property
     def engine(self) -> Engine:
-        """The fast way to write with it."""
+        """Decodes with it, accelerated."""
         return Engine([self.model, *self.ensemble], self.tokenizer, self.int8)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return device_of(self.model)
 
     @property
     def family(self) -> str:
@@ -42,12 +48,12 @@ class TextModel:
 
     @property
     def max_len(self) -> int:
-        """The longest text it can read or write, and all who write with it."""
+        """Tokens that it, and its ensemble, can read or write at most."""
         return min(int(model.config.max_len) for model in (self.model, *self.ensemble))
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What it can be asked for."""
+        """The tasks that it can do."""
         if self.family == "encoder-only":
             return ("classify", "embed") if self.classes else ("fill", "embed")
         if self.kind == "texts":
@@ -55,7 +61,7 @@ class TextModel:
         return ("translate", "chat", "score", "embed")
 
     def require(self, ability: str) -> None:
-        """Refuse what it cannot do, and say what it can."""
+        """Reject a task that it cannot do, and name those that it can."""
         if ability not in self.tasks:
             raise UserError(
                 f"this model cannot {ability}: it is {self.family} and learned from {self.kind}, "
@@ -63,7 +69,7 @@ class TextModel:
             )
 
     def tag(self, wanted: str) -> list[int]:
-        """The token that says what is asked for, if the model learned several things."""
+        """The token that selects a task, if the model was trained on several."""
         if not self.tags:
             self.refuse_tag(wanted)
             return []
@@ -75,7 +81,7 @@ class TextModel:
         return [self.tokenizer.tag(wanted or self.tags[0])]
 
     def refuse_tag(self, wanted: str) -> None:
-        """Where there is no source that a tag could go before, none may be asked for."""
+        """Reject any tag."""
         if wanted:
             raise UserError(f"this model learned no tags, so there is no {wanted!r}")
 
@@ -86,15 +92,27 @@ def in_batches(
     positions: int = 4096,
     sources: Sequence[Sequence[int]] = (),
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Rows of tokens side by side, those of like length together: which rows, tokens, and real.
+    """Batches of rows of similar length: their indices, tokens B T, and a mask of real ones.
 
-    The sources that belong to them take room as well.
+    The positions of their sources count as well.
     """
-    device = next(trained.model.parameters()).device
     sizes = [sum(map(len, parts)) for parts in zip_longest(rows, sources, fillvalue=())]
     for batch in batch_by_length(sizes, positions):
         tokens, real = pad_batch([rows[i] for i in batch], trained.tokenizer.pad)
-        yield batch, tokens.to(device), real.to(device)
+        yield batch, tokens.to(trained.device), real.to(trained.device)
+
+
+def compute_each(
+    trained: TextModel, texts: Iterable[str], compute: Callable[[Tensor, Tensor], Tensor]
+) -> Iterator[list[float]]:
+    """For each text its row of `compute(tokens, real)`, in order; those of like length together."""
+    for window in growing_windows(texts):
+        found: dict[int, list[float]] = {}
+        with torch.inference_mode():
+            rows = [add_special_tokens(trained, text) for text in window]
+            for batch, tokens, real in in_batches(trained, rows):
+                found.update(zip(batch, compute(tokens, real).tolist(), strict=True))
+        yield from (found[i] for i in range(len(window)))
 
 
 def add_special_tokens(trained: TextModel, text: str) -> list[int]:

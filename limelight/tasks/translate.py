@@ -1,7 +1,7 @@
-"""Translate: a text in, its translation out; or a summary, an answer, whatever pairs can teach."""
+"""Translate: a text in, its translation out; or a summary, an answer, whatever pairs teach."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,20 +15,18 @@ from limelight.tasks.sentence_split import in_parts
 from limelight.tasks.text_model import TextModel
 
 _HALF = "\ufffd"  # where a text ends within a character
-TOGETHER = 8  # places whose alternatives are looked at together
+TOGETHER = 8  # positions whose alternatives are computed together
 
 
 @dataclass(frozen=True)
 class InvalidLine:
-    """A line that is no text."""
+    """A line that is not valid text."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class _TranslationOutput:
-    """A text that a model wrote, and how likely it found it."""
-
     text: str
     score: float
     tokens: tuple[str, ...] = ()
@@ -37,11 +35,11 @@ class _TranslationOutput:
 
 @dataclass(frozen=True)
 class Translation:
-    """What became of one text: translations, the best first, and what is wrong with them."""
+    """The translations of one text, the best first, or the problem with it."""
 
     source: str
     outputs: tuple[_TranslationOutput, ...] = ()
-    parts: int = 1  # in which it was translated, being too long for the model
+    parts: int = 1  # into which it was split, being too long for the model
     problem: str = ""
 
     @property
@@ -52,12 +50,12 @@ class Translation:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a translation should be like, besides good."""
+    """What a translation must begin with, include and exclude."""
 
-    tag: str = ""  # what is asked of a model that learned several things
+    tag: str = ""  # selects one of several tasks that the model was trained on
     prefix: str = ""  # how it begins
-    include: tuple[str, ...] = ()  # what must stand in it somewhere, letter by letter
-    exclude: tuple[str, ...] = ()  # what must not
+    include: tuple[str, ...] = ()  # texts that must appear, letter by letter
+    exclude: tuple[str, ...] = ()  # texts that must not
 
     def __post_init__(self) -> None:
         valid_unicode(self.prefix)
@@ -80,10 +78,13 @@ def translate(
     nbest: int = 1,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[Translation]:
-    """The translations of texts, in order; a line that is no text has its own outcome."""
+    """The translations of texts, in order; a problem with one does not stop the others."""
     trained.require("translate")
     config = widen_beam(config or trained.decode, nbest)
-    _check_constraints(trained, config, constraints)
+    if not isinstance(constraints, Constraints):
+        raise UserError(f"constraints={constraints!r:.80} must be Constraints(prefix='...', ...)")
+    trained.tag(constraints.tag)
+    request_for(trained, [], config, constraints)  # rejects a prefix that is too long
     if isinstance(texts, str):
         raise UserError(f"texts={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
     jobs = (_job_for(trained, text, config, constraints) for text in texts)
@@ -94,34 +95,25 @@ def translate(
             yield translation_of(trained, text, found, constraints)
 
 
-def _check_constraints(trained: TextModel, config: DecodeConfig, constraints: Constraints) -> None:
-    """What no text could be given is refused before the first one."""
-    if not isinstance(constraints, Constraints):
-        raise UserError(f"constraints={constraints!r:.80} must be Constraints(prefix='...', ...)")
-    trained.tag(constraints.tag)
-    request_for(trained, [], config, constraints)  # which has room for a prefix, or none
-
-
 def translation_of(
     trained: TextModel, text: str, found: list[list[Hypothesis]], constraints: Constraints
 ) -> Translation:
-    """What was found for the parts of a text, as its translations."""
+    """Join what was found for the parts of a text."""
     ways = zip(*found, strict=False)
     outputs = tuple(_join(trained, way, constraints.prefix) for way in ways)
-    missing = [
-        word for word in constraints.include if outputs and word.strip() not in outputs[0].text
-    ]
+    best = outputs[0].text if outputs else None
+    missing = [w for w in constraints.include if best is not None and w.strip() not in best]
     problem = f"no translation with {missing[0]!r} was found" if missing else ""
     return Translation(text, outputs, max(1, len(found)), problem)
 
 
 def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
-    """The settings, with a beam in which so many find room."""
+    """The settings, with a beam of at least `nbest`."""
     check_count("nbest", nbest, 1000)
     if nbest > 1 and config.temperature:
         raise UserError(
             f"nbest={nbest} needs a beam, but with temperature={config.temperature} every token is "
-            "drawn: set temperature to 0, or ask again with another seed"
+            "sampled: set temperature to 0, or ask again with another seed"
         )
     if nbest > config.beam and config.beam_groups > 1:
         raise UserError(
@@ -134,7 +126,6 @@ def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
 def _job_for(
     trained: TextModel, text: str | InvalidLine, config: DecodeConfig, constraints: Constraints
 ) -> tuple[str | Translation, list[Request]]:
-    """A text and what the model is asked for it; what cannot be asked does not stop the others."""
     if isinstance(text, InvalidLine):
         return Translation("", problem=text.why), []
     text = valid_unicode(text)
@@ -147,7 +138,7 @@ def _job_for(
 def requests_for(
     trained: TextModel, text: str, config: DecodeConfig, constraints: Constraints
 ) -> list[Request]:
-    """What the model is asked for a text: nothing for an empty one, several things for a long."""
+    """The requests for a text: none if it is empty, one for each part if it is long."""
     if not text.strip():
         return []
     tag, encode = trained.tag(constraints.tag), trained.tokenizer.encode
@@ -157,16 +148,15 @@ def requests_for(
         raise UserError(
             f"a text in {len(parts)} parts, being too long for the model, cannot be promised words"
         )
-    sources = [[*tag, *encode(part)[:longest]] for part in parts]
-    later = replace(constraints, prefix="")
+    first, later = constraints, replace(constraints, prefix="")
     return [
-        request_for(trained, source, config, later if i else constraints)
-        for i, source in enumerate(sources)
+        request_for(trained, [*tag, *encode(part)[:longest]], config, later if i else first)
+        for i, part in enumerate(parts)
     ]
 
 
 def longest_source(trained: TextModel) -> int:
-    """How many tokens a source may have: an encoder reads its end too, a GPT its answer."""
+    """Tokens of a source, at most: an encoder reads an end token too, a GPT its own answer."""
     if trained.family == "encoder-decoder":
         return trained.max_len - 1
     return max(1, (trained.max_len - 2) // 2)
@@ -178,7 +168,7 @@ def request_for(
     config: DecodeConfig,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> Request:
-    """An encoder reads the source; a language model has it before it, and a separator."""
+    """For an encoder the source is its own input; a GPT reads it in the prompt."""
     tokenizer = trained.tokenizer
     begun, spaced = encode_prefix(tokenizer, constraints.prefix)
     two_sided = trained.family == "encoder-decoder"
@@ -189,11 +179,10 @@ def request_for(
         raise UserError(
             f"nothing can follow {len(prompt)} tokens: the model has room for {trained.max_len}"
         )
-    limits = [len(source) + config.max_extra_tokens, trained.max_len - len(prompt), LARGEST_LIMIT]
-    limit = min([*limits, config.max_tokens or LARGEST_LIMIT])
+    most = min(config.max_tokens or LARGEST_LIMIT, len(source) + config.max_extra_tokens)
     return Request(
         prompt=prompt,
-        limit=max(1, limit),
+        limit=max(1, min(most, trained.max_len - len(prompt), LARGEST_LIMIT)),
         source=[*source, tokenizer.end] if two_sided else (),
         seed=config.seed,
         include=constraints.include,
@@ -202,16 +191,12 @@ def request_for(
     )
 
 
-def _join(
-    trained: TextModel, parts: Iterable[Hypothesis], begun: str = "", strip: bool = True
-) -> _TranslationOutput:
-    """The parts of a translation as one text, with the beginning that was given."""
-    parts, tokenizer = list(parts), trained.tokenizer
-    given = [encode_prefix(tokenizer, begun)[0], *([] for _ in parts[1:])]
+def _join(trained: TextModel, parts: Sequence[Hypothesis], prefix: str) -> _TranslationOutput:
+    tokenizer = trained.tokenizer
+    given = [encode_prefix(tokenizer, prefix)[0], *([] for _ in parts[1:])]
     texts = [tokenizer.decode([*g, *part.tokens]) for g, part in zip(given, parts, strict=True)]
-    texts = [text.strip() for text in texts] if strip else texts
     return _TranslationOutput(
-        text=" ".join(texts),
+        text=" ".join(text.strip() for text in texts),
         score=sum(part.score for part in parts),
         tokens=tuple(tokenizer.pieces(token for part in parts for token in part.tokens)),
         logprobs=tuple(value for part in parts for value in part.logprobs),
@@ -219,7 +204,7 @@ def _join(
 
 
 class TokenProbability(NamedTuple):
-    """A piece that could have stood at a place of a translation."""
+    """A piece that could have come at some position of a translation."""
 
     piece: str
     probability: float
@@ -227,14 +212,12 @@ class TokenProbability(NamedTuple):
 
 @dataclass(frozen=True)
 class AlternativeChoice:
-    """The same, and where it would have led."""
+    """A piece that could have come, and the translation that it would have led to."""
 
     piece: str
     probability: float
-    text: str  # the whole translation, had this been chosen
-    begin: (
-        str  # up to this piece, and a whole character: as `Constraints.prefix` it makes the choice
-    )
+    text: str  # the translation, had this been chosen
+    begin: str  # up to this piece and a full character: as a prefix it makes the choice
 
 
 def alternative_choices(
@@ -244,7 +227,7 @@ def alternative_choices(
     count: int = 3,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[list[AlternativeChoice]]:
-    """For every token of a translation, and for its end: what else could have come here."""
+    """For every token of a translation, and for its end: the alternatives and their texts."""
     request, written = _translate_single(trained, text, config or trained.decode, constraints)
     return choices_along(trained, request, written, count)
 
@@ -256,20 +239,19 @@ def alternative_tokens(
     count: int = 3,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[list[TokenProbability]]:
-    """The same in a fraction of the time: nobody asks where it would have led."""
+    """For every token and the end: the alternatives alone, in a fraction of the time."""
     request, written = _translate_single(trained, text, config or trained.decode, constraints)
     tokenizer, model = trained.tokenizer, trained.engine.model
-    for some in _places_of(written):
+    for some in _position_groups(written):
         for found in top_tokens_at(model, request, written, some, count, tokenizer):
             pieces = tokenizer.pieces(token for token, _ in found)
-            chances = (math.exp(logprob) for _, logprob in found)
-            yield [TokenProbability(*pair) for pair in zip(pieces, chances, strict=True)]
+            probabilities = (math.exp(logprob) for _, logprob in found)
+            yield [TokenProbability(*pair) for pair in zip(pieces, probabilities, strict=True)]
 
 
 def _translate_single(
     trained: TextModel, text: str, config: DecodeConfig, constraints: Constraints
 ) -> tuple[Request, list[int]]:
-    """The translation of a text that the model reads at once, its end among the tokens."""
     trained.require("translate")
     requests = requests_for(trained, text, config, constraints)
     if len(requests) != 1:
@@ -279,35 +261,33 @@ def _translate_single(
 
 
 def with_end(trained: TextModel, written: Hypothesis) -> list[int]:
-    """All tokens that a model wrote."""
+    """All tokens of a hypothesis, the end token included."""
     return [*written.tokens, trained.tokenizer.end] if written.ended else written.tokens
 
 
-def _places_of(written: list[int]) -> Iterator[range]:
-    """The place of every token, some at a time."""
-    places = range(len(written))
-    return (places[first : first + TOGETHER] for first in places[::TOGETHER])
+def _position_groups(written: list[int]) -> Iterator[range]:
+    every = range(len(written))
+    return (every[first : first + TOGETHER] for first in every[::TOGETHER])
 
 
 def choices_along(
     trained: TextModel, request: Request, written: list[int], count: int
 ) -> Iterator[list[AlternativeChoice]]:
-    """The same for what was written already, place by place."""
+    """For every token of a text that was written already: the alternatives and their texts."""
     tokenizer, model = trained.tokenizer, trained.engine.model
     given = prompt_text_tokens(request.prompt, tokenizer)
-    for some in _places_of(written):
+    for some in _position_groups(written):
         found = alternatives(model, request, written, some, count, tokenizer)
-        for place, choices in zip(some, found, strict=True):
-            before = [*given, *written[:place]]
+        for position, choices in zip(some, found, strict=True):
+            before = [*given, *written[:position]]
             yield [_choice_of(tokenizer, before, choice) for choice in choices]
 
 
 def _choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> AlternativeChoice:
-    """An alternative behind these tokens, as text."""
-    whole = [*before, choice.token, *choice.rest.tokens]
-    ends = range(len(before) + 1, len(whole) + 1)
-    text = tokenizer.decode(whole)
-    begins = (tokenizer.decode(whole[:end]) for end in ends)
+    tokens = [*before, choice.token, *choice.rest.tokens]
+    ends = range(len(before) + 1, len(tokens) + 1)
+    text = tokenizer.decode(tokens)
+    begins = (tokenizer.decode(tokens[:end]) for end in ends)
     begin = next((some for some in begins if not some.endswith(_HALF)), text)
     piece = tokenizer.pieces([choice.token])[0]
     return AlternativeChoice(piece, math.exp(choice.logprob), text.strip(), begin)

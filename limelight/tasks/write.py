@@ -20,21 +20,21 @@ def write(
     config: DecodeConfig | None = None,
     stops: Sequence[str] = (),
 ) -> Iterator[str]:
-    """How a text goes on, piece by piece as it is written.
+    """Continue a text, piece by piece as it is written.
 
-    Where the model's context ends, it goes on with the last half of it in mind.
+    When the model's context is full, it goes on with the last half of it.
     """
     text = Continuation(trained, prompt, config or trained.decode, stops)
     while (request := text.request()) is not None:
-        for token in tokens_of(trained, request, text.config):
-            yield text.take(token)
-            if text.stream.stopped:
-                break
+        batch = GenerationBatch(trained.engine.model, [request], text.config, trained.tokenizer)
+        while batch.active and not text.stream.stopped:
+            for event in batch.step():
+                yield text.add(event.token)
     yield text.stream.finish()
 
 
 class Continuation:
-    """A text that goes on: what to ask the model for next, and what came of it."""
+    """A text that is being continued: its next request, and what was written so far."""
 
     def __init__(
         self, trained: TextModel, prompt: str, config: DecodeConfig, stops: Sequence[str] = ()
@@ -44,7 +44,7 @@ class Continuation:
         self.config = replace(config, beam=1, beam_groups=1)  # texts come token by token
         self.tokens, self.spaced = encode_prompt(trained, prompt)
         self.most = config.max_tokens or DEFAULT_MAX_TOKENS
-        self.read_from = 0  # what is before this place has no room in the model's context any more
+        self.read_from = 0  # tokens before this one are no longer in the model's context
         self.written: list[int] = []
         self.stream = IncrementalDetokenizer(trained.tokenizer, stops, self.spaced)
 
@@ -54,46 +54,35 @@ class Continuation:
         return self.written[-1:] == [self.trained.tokenizer.end]
 
     def request(self) -> Request | None:
-        """What to write next, if it goes on at all."""
+        """The next request, or None at the end."""
         if len(self.written) >= self.most or self.ended or self.stream.stopped:
             return None
-        room = self.trained.max_len
-        if len(self.tokens) - self.read_from >= room:
-            self.read_from = len(self.tokens) - max(1, room // 2)
+        context = self.trained.max_len
+        if len(self.tokens) - self.read_from >= context:
+            self.read_from = len(self.tokens) - max(1, context // 2)
         before, read = self.tokens[: self.read_from], self.tokens[self.read_from :]
         return Request(
             read,
-            limit=min(self.most - len(self.written), max(1, room - len(read))),
+            limit=min(self.most - len(self.written), max(1, context - len(read))),
             seed=self.config.seed + len(self.written),
             truncated_prompt=before,
             needs_leading_space=self.spaced and not self.written,
         )
 
-    def take(self, token: int) -> str:
-        """A token has come: the text that is certain now."""
+    def add(self, token: int) -> str:
+        """Add a token; return the text that has become certain."""
         self.tokens.append(token)
         self.written.append(token)
         return self.stream.feed(token)
 
 
 def refuse_beam(wanted: int | None) -> None:
-    """A recipe's beam is for other uses, and does not count; one that is asked for is refused."""
+    """Reject a beam that was asked for; the recipe's is ignored."""
     if wanted not in (None, 1):
         raise UserError(f"beam={wanted} is not for writing: a text is shown as it comes")
 
 
 def encode_prompt(trained: TextModel, prompt: str) -> tuple[list[int], bool]:
-    """What the model reads first, and whether a space follows that is not among it.
-
-    Between two texts it has always seen an end token.
-    """
+    """The tokens of a prompt, behind an end token, and whether a space follows them."""
     begun, spaced = encode_prefix(trained.tokenizer, prompt)
     return [trained.tokenizer.end, *begun], spaced
-
-
-def tokens_of(trained: TextModel, request: Request, config: DecodeConfig) -> Iterator[int]:
-    """The tokens of one request, as they come."""
-    writing = GenerationBatch(trained.engine.model, [request], config, trained.tokenizer)
-    while writing.active:
-        for event in writing.step():
-            yield event.token

@@ -5,9 +5,11 @@ from itertools import pairwise
 import pytest
 
 import limelight
+from limelight.decode.generate import write
 from limelight.errors import UserError
 from limelight.tasks.chat import Conversation
-from limelight.tasks.write import Continuation, tokens_of
+from limelight.tasks.translate import with_end
+from limelight.tasks.write import Continuation
 
 WRITERS = ("writer", "rnn")
 WILD = {"temperature": 1.0, "seed": 5}
@@ -41,8 +43,9 @@ def test_no_repetition_beyond_the_context_either(model, n):
     babbler = model("babbler")
     text = Continuation(babbler, "the", babbler.settings(max_tokens=300, no_repeat_ngram=n))
     while (request := text.request()) is not None:
-        for token in tokens_of(babbler, request, text.config):
-            text.take(token)
+        (found,) = write(babbler.engine.model, [request], text.config, babbler.tokenizer)
+        for token in with_end(babbler, found):
+            text.add(token)
     assert len(text.tokens) > babbler.max_len
     pairs = list(pairwise(text.tokens))
     assert (len(set(pairs)) == len(pairs)) == bool(n)

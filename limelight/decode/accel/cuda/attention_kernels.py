@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Arguments of kernels are grouped: tensors and sizes, then compile-time constants.
+# fmt: off
 _SHORT = 64  # slots
 _MANY_PROGRAMS = 256  # fill a GPU by themselves
 
@@ -28,18 +30,8 @@ def _rotary(x, partner, position, d, d_head: tl.constexpr, precise: tl.constexpr
 
 @triton.jit
 def _online_softmax(
-    q,
-    keys,
-    values,
-    at,
-    seen,
-    best,
-    total,
-    mixed,
-    d,
-    inside,
-    d_head: tl.constexpr,
-    precise: tl.constexpr,
+    q, keys, values, at, seen, best, total, mixed, d, inside,
+    d_head: tl.constexpr, precise: tl.constexpr,
 ):
     """Some more keys and values into a softmax that is still running (Milakov, Gimelshein 2018)."""
     wanted = seen[:, None] & inside[None, :]
@@ -55,21 +47,9 @@ def _online_softmax(
 
 @triton.jit
 def _self_attention(
-    heads,
-    keys,
-    values,
-    table,
-    next_slot,
-    out,
-    slots,
-    scale: tl.constexpr,
-    h: tl.constexpr,
-    g: tl.constexpr,
-    d_head: tl.constexpr,
-    power: tl.constexpr,
-    block: tl.constexpr,
-    rotary: tl.constexpr,
-    precise: tl.constexpr,
+    heads, keys, values, table, next_slot, out, slots,
+    scale: tl.constexpr, h: tl.constexpr, g: tl.constexpr, d_head: tl.constexpr,
+    power: tl.constexpr, block: tl.constexpr, rotary: tl.constexpr, precise: tl.constexpr,
 ):
     """Self-attention of one new token, whose key and value are written to the past first.
 
@@ -115,21 +95,9 @@ def _self_attention(
 
 @triton.jit
 def _cross_attention(
-    queries,
-    keys,
-    values,
-    table,
-    seen_at,
-    out,
-    slots,
-    width,
-    scale: tl.constexpr,
-    h: tl.constexpr,
-    g: tl.constexpr,
-    d_head: tl.constexpr,
-    power: tl.constexpr,
-    block: tl.constexpr,
-    precise: tl.constexpr,
+    queries, keys, values, table, seen_at, out, slots, width,
+    scale: tl.constexpr, h: tl.constexpr, g: tl.constexpr, d_head: tl.constexpr,
+    power: tl.constexpr, block: tl.constexpr, precise: tl.constexpr,
 ):
     """Cross-attention of one token to its row's source, where `seen_at` allows it."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -160,20 +128,9 @@ def decode_self_attention(
     count = heads.size(1) // width - 2 * groups
     out = heads.new_empty(rows, count * width)
     _self_attention[(rows, count)](
-        heads,
-        keys,
-        values,
-        table,
-        next_slot,
-        out,
-        slots,
-        scale=1 / math.sqrt(width),
-        h=count,
-        g=groups,
-        d_head=width,
-        power=triton.next_power_of_2(width),
-        rotary=rotary,
-        precise=precision_of(heads),
+        heads, keys, values, table, next_slot, out, slots,
+        scale=1 / math.sqrt(width), h=count, g=groups, d_head=width,
+        power=triton.next_power_of_2(width), rotary=rotary, precise=precision_of(heads),
         **_launch_config(rows * count, slots),
     )
     return out
@@ -187,20 +144,9 @@ def decode_cross_attention(
     count = queries.size(1) // width
     out = torch.empty_like(queries)
     _cross_attention[(len(queries), count)](
-        queries,
-        keys,
-        values,
-        table,
-        seen,
-        out,
-        table.size(1) - 2,
-        length,
-        scale=1 / math.sqrt(width),
-        h=count,
-        g=groups,
-        d_head=width,
-        power=triton.next_power_of_2(width),
-        precise=precision_of(queries),
+        queries, keys, values, table, seen, out, table.size(1) - 2, length,
+        scale=1 / math.sqrt(width), h=count, g=groups, d_head=width,
+        power=triton.next_power_of_2(width), precise=precision_of(queries),
         **_launch_config(len(queries) * count, length),
     )
     return out

@@ -13,22 +13,15 @@ from torch import Tensor, nn
 
 from limelight.decode.accel.cuda.attention_kernels import precision_of
 
+# Arguments of kernels are grouped: tensors and sizes, then compile-time constants.
+# fmt: off
 _PART = 4096  # tokens of the vocabulary that one program ranks
 
 
 @triton.jit
 def _add_and_norm(
-    x,
-    more,
-    weight,
-    bias,
-    total,
-    out,
-    width,
-    eps: tl.constexpr,
-    adds: tl.constexpr,
-    centred: tl.constexpr,
-    power: tl.constexpr,
+    x, more, weight, bias, total, out, width,
+    eps: tl.constexpr, adds: tl.constexpr, centred: tl.constexpr, power: tl.constexpr,
     precise: tl.constexpr,
 ):
     """One row: x + more, and its norm."""
@@ -51,26 +44,10 @@ def _add_and_norm(
 
 @triton.jit
 def _product(
-    x,
-    weight,
-    bias,
-    gain,
-    shift,
-    more,
-    normed,
-    out,
-    width,
-    length,
-    eps: tl.constexpr,
-    norms: tl.constexpr,
-    centred: tl.constexpr,
-    biased: tl.constexpr,
-    adds: tl.constexpr,
-    activation: tl.constexpr,
-    full: tl.constexpr,
-    part: tl.constexpr,
-    block: tl.constexpr,
-    precise: tl.constexpr,
+    x, weight, bias, gain, shift, more, normed, out, width, length,
+    eps: tl.constexpr, norms: tl.constexpr, centred: tl.constexpr, biased: tl.constexpr,
+    adds: tl.constexpr, activation: tl.constexpr, full: tl.constexpr, part: tl.constexpr,
+    block: tl.constexpr, precise: tl.constexpr,
 ):
     """Some outputs of a linear layer of one row: its norm before, a function or a sum behind."""
     row, o = tl.program_id(1).to(tl.int64), tl.program_id(0) * block + tl.arange(0, block)
@@ -113,16 +90,8 @@ def _product(
 
 @triton.jit
 def _rank_part(
-    logits,
-    stride,
-    values,
-    tokens,
-    tops,
-    sums,
-    vocab,
-    few: tl.constexpr,
-    part: tl.constexpr,
-    precise: tl.constexpr,
+    logits, stride, values, tokens, tops, sums, vocab,
+    few: tl.constexpr, part: tl.constexpr, precise: tl.constexpr,
 ):
     """The highest of a part of a row's scores, and what the others come to beside them."""
     row, which, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
@@ -142,16 +111,8 @@ def _rank_part(
 
 @triton.jit
 def _rank_all(
-    values,
-    tokens,
-    tops,
-    sums,
-    logprobs,
-    chosen,
-    parts,
-    few: tl.constexpr,
-    power: tl.constexpr,
-    parts_power: tl.constexpr,
+    values, tokens, tops, sums, logprobs, chosen, parts,
+    few: tl.constexpr, power: tl.constexpr, parts_power: tl.constexpr,
 ):
     """The highest of all parts of a row, as log-probabilities."""
     row = tl.program_id(0).to(tl.int64)
@@ -177,17 +138,8 @@ def add_and_norm(x: Tensor, more: Tensor | None, norm: Any) -> tuple[Tensor, Ten
     centred = isinstance(norm, nn.LayerNorm)
     bias = norm.bias if centred else norm.weight
     _add_and_norm[(rows,)](
-        x,
-        x if more is None else more,
-        norm.weight,
-        bias,
-        total,
-        out,
-        width,
-        eps=norm.eps,
-        adds=more is not None,
-        centred=centred,
-        power=triton.next_power_of_2(width),
+        x, x if more is None else more, norm.weight, bias, total, out, width,
+        eps=norm.eps, adds=more is not None, centred=centred, power=triton.next_power_of_2(width),
         precise=precision_of(x),
     )
     return total, out
@@ -209,25 +161,11 @@ def small_batch_linear(
     gain, bias = layer.weight if norm is None else norm.weight, layer.bias
     centred = isinstance(norm, nn.LayerNorm)
     _product[(triton.cdiv(length, 4), rows)](
-        x,
-        layer.weight,
-        layer.weight if bias is None else bias,
-        gain,
-        norm.bias if centred else gain,
-        x if more is None else more,
-        normed,
-        out,
-        width,
-        length,
-        eps=norm.eps if norm is not None else 0.0,
-        norms=norm is not None,
-        centred=centred,
-        biased=bias is not None,
-        adds=more is not None,
-        activation=activation,
-        full=triton.next_power_of_2(width),
-        part=min(triton.next_power_of_2(width), 1024),
-        block=4,
+        x, layer.weight, layer.weight if bias is None else bias, gain,
+        norm.bias if centred else gain, x if more is None else more, normed, out, width, length,
+        eps=norm.eps if norm is not None else 0.0, norms=norm is not None, centred=centred,
+        biased=bias is not None, adds=more is not None, activation=activation,
+        full=triton.next_power_of_2(width), part=min(triton.next_power_of_2(width), 1024), block=4,
         precise=precision_of(x),
     )
     return out, normed
@@ -245,29 +183,14 @@ def topk_logprobs(logits: Tensor, few: int) -> tuple[Tensor, Tensor]:
     tokens = logits.new_empty(rows, parts, few, dtype=torch.long)
     tops, sums = logits.new_empty(2, rows, parts, dtype=kind)
     _rank_part[(rows, parts)](
-        logits,
-        logits.stride(0),
-        values,
-        tokens,
-        tops,
-        sums,
-        vocab,
-        few=few,
-        part=_PART,
-        precise=precision_of(logits),
+        logits, logits.stride(0), values, tokens, tops, sums, vocab,
+        few=few, part=_PART, precise=precision_of(logits),
     )
     logprobs = logits.new_empty(rows, few, dtype=kind)
     chosen = logits.new_empty(rows, few, dtype=torch.long)
     _rank_all[(rows,)](
-        values,
-        tokens,
-        tops,
-        sums,
-        logprobs,
-        chosen,
-        parts,
-        few=few,
-        power=triton.next_power_of_2(max(16, parts * few)),
+        values, tokens, tops, sums, logprobs, chosen, parts,
+        few=few, power=triton.next_power_of_2(max(16, parts * few)),
         parts_power=triton.next_power_of_2(parts),
     )
     return logprobs, chosen
