@@ -1,7 +1,7 @@
 """The application: all routes, one form of errors, and the middleware before them."""
 
 from collections.abc import Iterable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -41,7 +41,7 @@ def application(
     """The service for these models, as an ASGI application."""
     app = FastAPI(
         title="Limelight",
-        version=version("limelight"),
+        version=_version(),
         docs_url=None,  # FastAPI's own page would load scripts from another host
         redoc_url=None,
         redirect_slashes=False,
@@ -54,6 +54,13 @@ def application(
     add_files(app, public)
     add_error_handlers(app)
     return SecurityMiddleware(app, registry.limits, registry.metrics, key, hosts, origins, public)
+
+
+def _version() -> str:
+    try:
+        return version("limelight")
+    except PackageNotFoundError:  # run from its source, not installed
+        return "unknown"
 
 
 @_health.get("/healthz", summary="Whether the process is alive, and where models run")
