@@ -23,6 +23,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import BannedPhrases
 from limelight.decode.request import (
     DAMAGED,
+    EVICT_FRACTION,
     GreedyStepModel,
     Hypothesis,
     Request,
@@ -57,7 +58,9 @@ class TokenEvent(NamedTuple):
 class _ActiveSequence:
     """A request that is being written."""
 
-    def __init__(self, request: Request, config: DecodeConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: Request, config: DecodeConfig, tokenizer: Tokenizer, silent: bool = False
+    ) -> None:
         if request.include:
             raise UserError(NO_BEAM)
         self.request = request
@@ -66,7 +69,9 @@ class _ActiveSequence:
             request.exclude, tokenizer, request.prompt, request.needs_leading_space
         )
         self.first_text_id = tokenizer.first_text_id
+        self.silent = silent  # nobody wants its tokens before it has finished
         self.written: list[int] = []
+        self.logprobs: list[float] = []
         self.length = len(request.prompt)  # tokens that the model has read
         self.chosen = 0  # tokens; the last of them may still be on the GPU
         self.uniforms = uniform_draws(request.seed, request.limit) if config.temperature else None
@@ -113,14 +118,24 @@ class GenerationBatch:
         self.max_len = 0  # tokens that a row of the state can hold
         self.first: list[_PendingTokens] = []  # the first tokens of requests that were just added
         self.in_flight = StepQueue[_PendingTokens](device_of(model))
+        self.finished: dict[int, tuple[list[int], list[float]]] = {}  # silent requests
         self.added = 0
         if requests:
             self.add_requests(requests, [config] * len(requests))
 
-    def add_requests(self, requests: Sequence[Request], configs: Sequence[DecodeConfig]) -> range:
-        """Let more requests in, and return their numbers. This changes no other request's text."""
-        both = zip(requests, configs, strict=True)
-        texts = [_ActiveSequence(request, config, self.tokenizer) for request, config in both]
+    def add_requests(
+        self,
+        requests: Sequence[Request],
+        configs: Sequence[DecodeConfig],
+        silent: Sequence[bool] = (),
+    ) -> range:
+        """Let more requests in, and return their numbers. This changes no other request's text.
+
+        A silent request has no events: its tokens and their log-probabilities are in `finished`
+        when it ends.
+        """
+        each = zip(requests, configs, silent or [False] * len(requests), strict=True)
+        texts = [_ActiveSequence(r, config, self.tokenizer, s) for r, config, s in each]
         if short := all(len(request.prompt) == 1 for request in requests):
             # The next step reads their prompts: a step of few rows takes as long as of many.
             state = encode_sources(self.model, requests, self.tokenizer.pad)
@@ -212,12 +227,17 @@ class GenerationBatch:
             if math.isnan(logprob):
                 raise UserError(DAMAGED)
             text = self.texts[row]
-            top = tuple(zip(*(kind[i] for kind in best), strict=True)) if best else ()
             token_id = int(token)  # a GPU sends it as a float, beside its log-probability
-            events.append(TokenEvent(row, token_id, logprob, top[: text.request.top]))
             text.written.append(token_id)
+            if text.silent:
+                text.logprobs.append(logprob)
+            else:
+                top = tuple(zip(*(kind[i] for kind in best), strict=True)) if best else ()
+                events.append(TokenEvent(row, token_id, logprob, top[: text.request.top]))
             if token_id == self.tokenizer.end or len(text.written) == text.request.limit:
                 self.stop(row)
+                if text.silent:
+                    self.finished[row] = text.written, text.logprobs
         return events
 
     def stop(self, row: int) -> None:
@@ -228,7 +248,9 @@ class GenerationBatch:
         """Remove finished rows if they are many, or if the cache has no slot left for one."""
         done = [row for row in self.rows if row not in self.active]
         lengths = [self.texts[row].length for row in done]
-        if not should_evict(lengths, len(self.rows), self.max_len):
+        # On a GPU a step of few rows takes as long as of many, and moving them takes longer.
+        fraction = 0.5 if self.in_flight.ahead else EVICT_FRACTION
+        if not should_evict(lengths, len(self.rows), self.max_len, fraction):
             return
         self.drop(done)
         keep = [index for index, row in enumerate(self.rows) if row in self.active]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from limelight.decode.accel import accelerate
 from limelight.decode.accel.cpu.kv_cache import CpuDecodeState
 from limelight.decode.accel.cpu.model import for_cpu
 from limelight.decode.accel.cuda.runner import CudaGraphModel
@@ -73,8 +74,22 @@ def test_who_cannot_join_changes_nothing(monkeypatch):
 @pytest.mark.parametrize("name", [*FAMILIES, *FAST, "ensemble"])
 def test_joining_changes_no_text(name):
     """60 requests come a few at a time, between any two steps, and some leave early."""
-    model, dice, letters = model_of(name), random.Random(name), Letters(20)
-    ahead = name.startswith("ahead")
+    assert_nothing_changes(name, model_of(name), ahead=name.startswith("ahead"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_joining_changes_no_text_on_a_gpu(family, positions):
+    model = tiny(family, 3, vocab=20, sharp=1.0, positions=positions).cuda()
+    fast = accelerate(model)
+    assert_nothing_changes(f"{family} {positions}", fast, ahead=True)
+    assert fast.grows
+    assert all(slot.shape[0] in (8, 16, 32, 64) for slot in fast.slots[-3:])  # few graphs
+
+
+def assert_nothing_changes(name, model, ahead):
+    dice, letters = random.Random(name), Letters(20)
     waiting = list(jobs_for(model, 60, dice, CONFIGS[:2] if ahead else CONFIGS))
     writing, jobs, texts = GenerationBatch(model, [], CONFIGS[0], letters), {}, {}
     writing.in_flight.ahead = int(ahead)
@@ -82,12 +97,17 @@ def test_joining_changes_no_text(name):
         while waiting or writing.active:
             while waiting and (not writing.active or dice.random() < 0.3):
                 job = waiting.pop()
-                (number,) = writing.add_requests([job[0]], [job[1]])
+                silent = job[2] is None and dice.random() < 0.5
+                (number,) = writing.add_requests([job[0]], [job[1]], [silent])
                 jobs[number], texts[number] = job, []
             for event in writing.step():
                 texts[event.row].append((event.token, event.logprob))
                 if len(texts[event.row]) == jobs[event.row][2]:
                     writing.stop(event.row)
+        assert len(writing.finished) > 5  # silent requests
+        for number, written in writing.finished.items():
+            assert not texts[number]
+            texts[number] = list(zip(*written, strict=True))
         for number, (request, config, leaves) in jobs.items():
             (alone,) = write(model, [request], config, letters)
             tokens = [*alone.tokens, *[letters.end] * alone.ended][:leaves]

@@ -28,7 +28,7 @@ from limelight.serve.worker.sequences import Sequence, token_payloads
 from limelight.serve.worker.trace_cache import TraceCache, Work, example_for
 
 _SEARCHES = 2  # beam searches that take turns
-_ADMIT_DELAY = 3  # tokens that newcomers wait for others to join with: a batch is read faster
+_ADMIT_SECONDS = 0.01  # newcomers wait for others to join with: a batch is read faster
 _WORK_SECONDS = 0.02  # for other work between two tokens
 _STREAM_SECONDS = 0.01  # between two messages with pieces of streams
 
@@ -86,7 +86,8 @@ class Scheduler:
         self.work: deque[tuple[int, Work]] = deque()
         self.unsent: dict[_Member, None] = {}  # members of streams with news, in order
         self.outbox = bytearray()
-        self.active = self.waited = 0
+        self.active = 0
+        self.waiting_since = 0.0
         self.streamed = 0.0  # when pieces were sent last
 
     def new_batch(self) -> GenerationBatch:
@@ -212,11 +213,12 @@ class Scheduler:
 
     def admit_to_batch(self) -> None:
         """Let waiting sequences join the batch, as far as its limits allow."""
-        enough = len(self.to_generate) >= max(1, len(self.rows) // 8)
-        if not enough and self.rows and self.waited < _ADMIT_DELAY:
-            self.waited += 1
+        now = time.perf_counter()
+        self.waiting_since = self.waiting_since or now
+        enough = len(self.to_generate) >= max(1, len(self.rows) // 2)
+        if not enough and self.rows and now - self.waiting_since < _ADMIT_SECONDS:
             return
-        self.waited = 0
+        self.waiting_since = 0.0
         chosen: list[_Member] = []
         longest = 0
         while self.to_generate and len(self.rows) + len(chosen) < self.batch:
@@ -238,7 +240,8 @@ class Scheduler:
         requests = [member.request for member in chosen if member.request is not None]
         if requests:
             configs = [member.sequence.config for member in chosen]
-            rows = self.generating.add_requests(requests, configs)
+            silent = [not (m.job.stream or m.sequence.needs_events) for m in chosen]
+            rows = self.generating.add_requests(requests, configs, silent)
             self.rows.update(zip(rows, chosen, strict=True))
 
     def generate(self) -> None:
@@ -261,6 +264,11 @@ class Scheduler:
                 self.generating.stop(event[0])
             if event[0] not in active:
                 del rows[event[0]]
+                self.advance(member)
+        finished, self.generating.finished = self.generating.finished, {}
+        for row, (tokens, logprobs) in finished.items():
+            if member := rows.pop(row, None):
+                member.sequence.add_all(tokens, logprobs)
                 self.advance(member)
 
     def admit_to_search(self) -> None:

@@ -33,8 +33,17 @@ class Sequence:
         request, self.waiting = self.waiting, None
         return request
 
+    @property
+    def needs_events(self) -> bool:
+        """Whether tokens are wanted one by one: for their alternatives, or as a stop may come."""
+        return False
+
     def add(self, event: TokenEvent) -> None:
         self.events.append(event)
+
+    def add_all(self, tokens: list[int], logprobs: list[float]) -> None:
+        """Add the tokens of a stretch at once."""
+        self.events += map(TokenEvent, [0] * len(tokens), tokens, logprobs)
 
     def add_found(self, found: list[Hypothesis], end: int) -> None:
         """Add what a beam search found, the best first, as if it had come token by token."""
@@ -73,6 +82,11 @@ class TextSequence(Sequence):
         self.normalizer = _WhitespaceNormalizer()
         self.text = ""
         self.decoded = self.reported = 0  # events, and characters of the text
+        self.top = request.top if request else 0
+
+    @property
+    def needs_events(self) -> bool:
+        return bool(self.top or self.detokenizer.stops)
 
     def add(self, event: TokenEvent) -> None:
         self.events.append(event)

@@ -155,6 +155,23 @@ class PagedSlot(GraphSlot):
         """How many tokens each row has read, B."""
         return self.block_table[:, 0]
 
+    @property
+    def can_insert(self) -> bool:
+        """Whether no row uses the past or the source of another one."""
+        return not self.reordered
+
+    def insert(self, cache: KVCache, rows: Tensor) -> None:
+        """Copy in what other requests have read so far, to these rows and their own slots."""
+        length, used = self.shape[1], cache.max_used
+        if used:
+            read = [kept[:, :, :used] for kept in (*cache.keys, *cache.values)]  # B G S K each
+            self.past[:, rows, :used] = torch.stack(read).transpose(2, 3)
+        every = torch.arange(length, device=rows.device)
+        self.block_table[rows, 0], self.block_table[rows, 1] = cache.length, rows
+        self.block_table[rows, 2:] = rows[:, None] * length + every
+        if self.seen is not None:
+            load_sources(cache, self.memory, self.seen, rows)
+
     def load(self, cache: KVCache, rows_of: Tensor | None) -> None:
         """Copy in all that a batch has read so far, to the first cache slots of its rows.
 
@@ -171,6 +188,7 @@ class PagedSlot(GraphSlot):
         self.block_table[:, 0], self.block_table[:, 1] = cache.length[lines], lines
         self.block_table[:, 2:] = lines[:, None] * length + every[:length]
         self.next_slot.fill_(used)
+        self.reordered = rows_of is not None
         if self.seen is not None:
             load_sources(cache, self.memory, self.seen)
 
@@ -192,6 +210,7 @@ class PagedSlot(GraphSlot):
 
     def reorder(self, rows: Tensor, max_used: int) -> None:
         """Keep these rows, in this order, by moving lines of the table."""
+        self.reordered = True
         self.block_table[: rows.numel()] = self.block_table[rows]
 
 

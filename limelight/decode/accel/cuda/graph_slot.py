@@ -157,6 +157,21 @@ class GraphSlot:
         """Whether no batch uses it any more."""
         return self.owner is None or self.owner() is None
 
+    @property
+    def can_insert(self) -> bool:
+        """Whether rows that have finished can be overwritten."""
+        return True
+
+    def insert(self, cache: KVCache, rows: Tensor) -> None:
+        """Copy in what other requests have read so far, to these rows."""
+        used, own = cache.max_used, self.cache
+        for theirs, ours in ((cache.keys, own.keys), (cache.values, own.values)):
+            for old, new in zip(theirs, ours, strict=True):
+                new[rows, :, :used] = old[:, :, :used]
+        own.length[rows] = cache.length
+        if own.memory_mask is not None:
+            load_sources(cache, own.memory, own.memory_mask, rows)
+
     def load(self, cache: KVCache, rows_of: Tensor | None) -> None:
         """Copy in all that a batch has read so far; these rows of it, if not all."""
         if rows_of is not None:
@@ -192,14 +207,20 @@ class GraphSlot:
             cache.memory_mask[:count] = cache.memory_mask[rows]
 
 
-def load_sources(cache: KVCache, memory: list[KeysValues], seen: Tensor) -> None:
-    """Copy in the keys and values of sources, B G S K; the slot may be wider."""
-    rows, width = cache.length.numel(), cache.memory[0][0].size(2)
+def load_sources(
+    cache: KVCache, memory: list[KeysValues], seen: Tensor, rows: Tensor | None = None
+) -> None:
+    """Copy in the keys and values of sources, B G S K, to the first rows or to these.
+
+    The slot may be wider.
+    """
+    at = slice(cache.length.numel()) if rows is None else rows
+    width = cache.memory[0][0].size(2)
     for old_pair, new_pair in zip(cache.memory, memory, strict=True):
         for old, new in zip(old_pair, new_pair, strict=True):
-            new[:rows, :, :width] = old
-    seen[:rows, ..., :width] = True if cache.memory_mask is None else cache.memory_mask
-    seen[:rows, ..., width:] = False
+            new[at, :, :width] = old
+    seen[at, ..., :width] = True if cache.memory_mask is None else cache.memory_mask
+    seen[at, ..., width:] = False
 
 
 def alloc_sources(shape: Shape, like: KVCache) -> tuple[list[KeysValues], Tensor | None]:

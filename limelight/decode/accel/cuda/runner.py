@@ -72,7 +72,7 @@ class _GraphState:
                 self.release(rows)
         elif self.slot is None:
             raise AssertionError("a state is in a cache or in a slot")
-        elif rounded(rows.numel()) != self.slot.shape[0]:
+        elif self.runner.rows_for(rows.numel()) != self.slot.shape[0]:
             self.release(rows)
         else:
             self.slot.reorder(rows, self.max_used)
@@ -81,9 +81,17 @@ class _GraphState:
     def insert_rows(self, other: "_GraphState", rows: Tensor) -> None:
         """Write another state's rows to these row numbers, which may lie behind the last one.
 
-        Both leave their slots, and move into new ones with the next token.
+        They are copied into the slot if they fit there. Otherwise both states leave their slots,
+        and move into a larger one with the next token.
         """
-        device = rows.device
+        device, last = rows.device, int(rows.max())
+        self.runner.grows = True
+        if self.slot is not None and other.cache is not None and other.selected is None:
+            fits = last < self.slot.shape[0] and self.runner.fits(other.cache, self.slot.shape)
+            if fits and other.max_used <= self.max_used and self.slot.can_insert:
+                self.slot.insert(other.cache, rows)
+                self.rows = max(self.rows, last + 1)
+                return
         mine = self.release(torch.arange(self.rows, device=device))
         mine.insert_rows(other.release(torch.arange(other.rows, device=device)), rows)
         self.rows, self.max_used = mine.length.numel(), mine.max_used
@@ -98,6 +106,7 @@ class CudaGraphModel:
         self.model, self.config = model, model.config
         self.make_slot = make_slot or partial(GraphSlot, model)
         self.slots: list[GraphSlot] = []
+        self.grows = False  # whether rows are inserted into batches, as a service does
 
     def parameters(self) -> Any:
         """Those of the model underneath."""
@@ -149,12 +158,25 @@ class CudaGraphModel:
             self.slots.remove(slot)
 
     def shape_for(self, cache: KVCache, rows: int) -> Shape:
-        """The shape of a slot for this batch: rounded up, but never beyond learned positions."""
-        length = -(-cache.keys[0].size(2) // 64) * 64
+        """The shape of a slot for this batch: rounded up, but never beyond learned positions.
+
+        Batches that grow get twice the positions, so that they are compacted less often.
+        """
+        length = -(-cache.keys[0].size(2) // 64) * (128 if self.grows else 64)
         if self.config.positions == "learned":
             length = min(length, self.config.max_len)
-        width = -(-cache.memory[0][0].size(2) // 16) * 16 if cache.memory else 0
-        return rounded(rows), length, width
+        step = 64 if self.grows else 16
+        width = -(-cache.memory[0][0].size(2) // step) * step if cache.memory else 0
+        return self.rows_for(rows), length, width
+
+    def rows_for(self, rows: int) -> int:
+        """Rows of a slot. Batches that grow have few sizes, so that few graphs are captured."""
+        return max(8, 2 ** (rows - 1).bit_length()) if self.grows else rounded(rows)
+
+    def fits(self, cache: KVCache, shape: Shape) -> bool:
+        """Whether rows of this cache can become rows of a slot."""
+        width = cache.memory[0][0].size(2) if cache.memory else 0
+        return cache.keys[0].size(2) <= shape[1] and width <= shape[2]
 
 
 class DeviceSearchModel(CudaGraphModel):
