@@ -206,14 +206,14 @@ class GenerationBatch:
         """Read a step's tokens, as far as their requests are still active."""
         tokens, logprobs, *best = (numbers.tolist() for numbers in step.read())
         events = []
-        for i, (row, token, logprob) in enumerate(zip(step.rows, tokens, logprobs, strict=True)):
+        chosen = map(int, tokens)  # a GPU sends them as floats, beside their log-probabilities
+        for i, (row, token, logprob) in enumerate(zip(step.rows, chosen, logprobs, strict=True)):
             if row not in self.active:
                 continue
             if math.isnan(logprob):
                 raise UserError(DAMAGED)
             text = self.texts[row]
             top = tuple(zip(*(kind[i] for kind in best), strict=True)) if best else ()
-            token = int(token)  # a GPU sends it as a float, beside its log-probability
             events.append(TokenEvent(row, token, logprob, top[: text.request.top]))
             text.written.append(token)
             if token == self.tokenizer.end or len(text.written) == text.request.limit:
