@@ -214,6 +214,10 @@ def serving(folder: Path, device: str) -> Iterator[tuple[str, int]]:
                     raise RuntimeError(log.read().decode()[-2000:])
                 time.sleep(0.2)
             yield url, service.pid
+        except Exception:
+            log.seek(0)
+            print(log.read().decode()[-4000:], file=sys.stderr)
+            raise
         finally:
             service.terminate()
 

@@ -94,10 +94,9 @@ class LoadedModel(TextModel):
         self.model, *self.ensemble = moved
         self.originals = models if rounds else ()
         self.int8 = int8
-        for cached in (
-            ("engine", "full_precision") if before != (self.device, self.precision) else ()
-        ):
-            vars(self).pop(cached, None)
+        if before != (self.device, self.precision):
+            vars(self).pop("engine", None)
+            vars(self).pop("full_precision", None)
         return self
 
     def translate(

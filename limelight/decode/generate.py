@@ -221,20 +221,20 @@ class GenerationBatch:
         """Read a step's tokens, as far as their requests are still active."""
         tokens, logprobs, *best = (numbers.tolist() for numbers in step.read())
         events = []
-        for i, (row, token, logprob) in enumerate(zip(step.rows, tokens, logprobs, strict=True)):
+        chosen = map(int, tokens)  # a GPU sends them as floats, beside their log-probabilities
+        for i, (row, token, logprob) in enumerate(zip(step.rows, chosen, logprobs, strict=True)):
             if row not in self.active:
                 continue
             if math.isnan(logprob):
                 raise UserError(DAMAGED)
             text = self.texts[row]
-            token_id = int(token)  # a GPU sends it as a float, beside its log-probability
-            text.written.append(token_id)
+            text.written.append(token)
             if text.silent:
                 text.logprobs.append(logprob)
             else:
                 top = tuple(zip(*(kind[i] for kind in best), strict=True)) if best else ()
-                events.append(TokenEvent(row, token_id, logprob, top[: text.request.top]))
-            if token_id == self.tokenizer.end or len(text.written) == text.request.limit:
+                events.append(TokenEvent(row, token, logprob, top[: text.request.top]))
+            if token == self.tokenizer.end or len(text.written) == text.request.limit:
                 self.stop(row)
                 if text.silent:
                     self.finished[row] = text.written, text.logprobs

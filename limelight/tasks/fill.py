@@ -100,10 +100,7 @@ def ranks_of_hidden(trained: TextModel, texts: Sequence[str], seed: int = 1) -> 
             states = trained.model.encode(tokens, real=real)
             for row, i in enumerate(batch):
                 scores = trained.model.masked_head(states[row, hidden[i].to(tokens.device)])
-                found[owners[i]] += _ranks(scores, [stretches[i][at] for at in hidden[i]])
+                right = torch.tensor(stretches[i])[hidden[i]].to(scores.device)
+                ranks = (scores > scores.gather(1, right[:, None])).sum(dim=1)
+                found[owners[i]] += ranks.tolist()
     return found
-
-
-def _ranks(scores: torch.Tensor, right: Sequence[int]) -> list[int]:
-    wanted = scores[torch.arange(len(right)), torch.tensor(right, dtype=torch.long)]
-    return (scores > wanted[:, None]).sum(dim=1).tolist()

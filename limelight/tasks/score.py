@@ -90,7 +90,7 @@ def _encode(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _Readi
 def _logprobs_of(
     trained: TextModel, sources: list[list[int]], tokens: Tensor, real: Tensor
 ) -> Tensor:
-    """The log-probability of each token but the first, B T-1, all in one pass."""
+    """Log-probabilities of all tokens but the first, B T-1."""
     read, answers = tokens[:, :-1], tokens[:, 1:]
     given = [read, real[:, :-1]]
     if trained.family == "encoder-decoder":

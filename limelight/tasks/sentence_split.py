@@ -41,6 +41,5 @@ def _cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
 
 
 def _middle(text: str) -> int:
-    """Where to cut a sentence in two: between words, or within its only one."""
     gaps = [gap.end() for gap in _SPACE.finditer(text) if gap.start() and gap.end() < len(text)]
     return gaps[len(gaps) // 2] if gaps else len(text) // 2

@@ -86,8 +86,6 @@ class _BeamStepModel(StepModel, Protocol):
 
 
 class _FinishedBeam(NamedTuple):
-    """The step and the slot where a text has ended."""
-
     score: float
     step: int
     slot: int
