@@ -40,13 +40,14 @@ class _GraphState:
         self.slot: GraphSlot | None = None
         self.rows = cache.length.numel()
         self.max_used = cache.max_used
+        self.max_len = cache.keys[0].size(2)  # tokens that its longest request may come to
 
     def bind(self) -> GraphSlot:
         """Move into a slot, if not done yet."""
         if self.slot is None:
             if self.cache is None:
                 raise AssertionError("a state is in a cache or in a slot")
-            self.slot = self.runner.acquire_slot(self.cache, self.rows)
+            self.slot = self.runner.acquire_slot(self.cache, self.rows, self.max_len)
             self.slot.owner = weakref.ref(self)
             self.slot.load(self.cache, self.selected)
             self.max_used, self.cache, self.selected = self.cache.max_used, None, None
@@ -57,6 +58,8 @@ class _GraphState:
         if self.slot is not None:
             self.cache = self.slot.unload(rows, self.max_used)
             self.slot.owner, self.slot = None, None
+            if self.runner.grows:  # the longest row may have left: use no more than the others need
+                self.cache.max_used = int(self.cache.length.max())
         if self.cache is None:
             raise AssertionError("a state is in a cache or in a slot")
         if self.selected is not None:
@@ -86,6 +89,7 @@ class _GraphState:
         """
         device, last = rows.device, int(rows.max())
         self.runner.grows = True
+        self.max_len = max(self.max_len, other.max_len)
         if self.slot is not None and other.cache is not None and other.selected is None:
             fits = last < self.slot.shape[0] and self.runner.fits(other.cache, self.slot.shape)
             if fits and other.max_used <= self.max_used and self.slot.can_insert:
@@ -138,9 +142,9 @@ class CudaGraphModel:
         state.max_used += 1
         return slot
 
-    def acquire_slot(self, cache: KVCache, rows: int) -> GraphSlot:
+    def acquire_slot(self, cache: KVCache, rows: int, max_len: int) -> GraphSlot:
         """A free slot of the right shape, or a new one."""
-        shape = self.shape_for(cache, rows)
+        shape = self.shape_for(cache, rows, max_len)
         for slot in self.slots:
             if slot.shape == shape and slot.is_free:
                 self.slots.remove(slot)
@@ -157,12 +161,12 @@ class CudaGraphModel:
         for slot in free[: max(0, len(self.slots) - MAX_SLOTS + 1)]:
             self.slots.remove(slot)
 
-    def shape_for(self, cache: KVCache, rows: int) -> Shape:
+    def shape_for(self, cache: KVCache, rows: int, max_len: int) -> Shape:
         """The shape of a slot for this batch: rounded up, but never beyond learned positions.
 
         Batches that grow get twice the positions, so that they are compacted less often.
         """
-        length = -(-cache.keys[0].size(2) // 64) * (128 if self.grows else 64)
+        length = -(-max_len // 64) * (128 if self.grows else 64)
         if self.config.positions == "learned":
             length = min(length, self.config.max_len)
         step = 64 if self.grows else 16
