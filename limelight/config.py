@@ -108,14 +108,17 @@ def allow_old_names() -> Iterator[None]:
 
 def _with_current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values under today's names; one warning mentions the old ones."""
-    old = {name: current_name(cls, name) for name in values if current_name(cls, name) != name}
+    renamed: dict[str, str] = getattr(cls, "RENAMED", {})
+    old = {name: renamed[name] for name in renamed if name in values}
+    if not old:
+        return dict(values)
     for name, new in old.items():
         if new in values:
             raise UserError(f"{new} is given twice: {name} is its old name")
     if old and not _OLD_NAMES_ALLOWED.get():
-        renamed = ", ".join(f"{name} is now called {new}" for name, new in old.items())
-        warnings.warn(renamed, RenamedWarning, stacklevel=4)
-    return {current_name(cls, name): value for name, value in values.items()}
+        mentioned = ", ".join(f"{name} is now called {new}" for name, new in old.items())
+        warnings.warn(mentioned, RenamedWarning, stacklevel=4)
+    return {renamed.get(name, name): value for name, value in values.items()}
 
 
 def _validation_message(problems: list[Any], cls: type) -> str:

@@ -12,7 +12,7 @@ that a user types is three bytes, and three other symbols. So no text can ever s
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from hashlib import sha256
 from itertools import chain, islice, pairwise
 from operator import iadd
@@ -196,6 +196,7 @@ class Tokenizer:
         return [word for word, _ in self.core.pre_tokenizer.pre_tokenize_str(text)]
 
 
+@lru_cache(maxsize=2**16)
 def readable(symbols: str) -> str:
     """A piece spelled in byte symbols, as text; half a character as its bytes."""
     raw = bytes(BYTE_OF[symbol] for symbol in symbols)

@@ -85,7 +85,7 @@ def test_joining_changes_no_text_on_a_gpu(family, positions):
     fast = accelerate(model)
     assert_nothing_changes(f"{family} {positions}", fast, ahead=True)
     assert fast.grows
-    assert all(slot.shape[0] in (8, 16, 32, 64) for slot in fast.slots[-3:])  # few graphs
+    assert sum(slot.shape[0] >= 8 for slot in fast.slots) <= 8  # few graphs
 
 
 def assert_nothing_changes(name, model, ahead):

@@ -268,7 +268,7 @@ class Scheduler:
         finished, self.generating.finished = self.generating.finished, {}
         for row, (tokens, logprobs) in finished.items():
             if member := rows.pop(row, None):
-                member.sequence.add_all(tokens, logprobs)
+                member.sequence.add_all(tokens, logprobs, self.loaded.tokenizer.end)
                 self.advance(member)
 
     def admit_to_search(self) -> None:

@@ -41,9 +41,9 @@ class Sequence:
     def add(self, event: TokenEvent) -> None:
         self.events.append(event)
 
-    def add_all(self, tokens: list[int], logprobs: list[float]) -> None:
+    def add_all(self, tokens: list[int], logprobs: list[float], end: int) -> None:
         """Add the tokens of a stretch at once."""
-        self.events += map(TokenEvent, [0] * len(tokens), tokens, logprobs)
+        self.found = [finalize(tokens, logprobs, end)]
 
     def add_found(self, found: list[Hypothesis], end: int) -> None:
         """Add what a beam search found, the best first, as if it had come token by token."""
@@ -92,6 +92,10 @@ class TextSequence(Sequence):
         self.events.append(event)
         if self.detokenizer.stops:
             self.decode()
+
+    def add_all(self, tokens: list[int], logprobs: list[float], end: int) -> None:
+        """Add the tokens of a stretch at once."""
+        self.events += map(TokenEvent, [0] * len(tokens), tokens, logprobs)
 
     def decode(self) -> None:
         """Add the newest tokens to the text."""

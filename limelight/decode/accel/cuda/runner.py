@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.cuda.device_beam import BeamBuffers, DeviceBeamSearch
@@ -27,6 +28,8 @@ from limelight.decode.request import Request
 from limelight.errors import UserError
 from limelight.model.kv_cache import KVCache
 
+# cuDNN's attention would be planned anew for every length of a source, milliseconds each.
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 MAX_SLOTS = 16  # kept in memory while no batch uses them
 
 
@@ -118,7 +121,8 @@ class CudaGraphModel:
 
     def start(self, *given: Any, **options: Any) -> _GraphState:
         """The state from which `step` writes, from what the model's own `start` reads."""
-        return _GraphState(self, self.model.start(*given, **options))
+        with sdpa_kernel(_ATTENTION):
+            return _GraphState(self, self.model.start(*given, **options))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: _GraphState, real: Tensor | None = None) -> Tensor:
@@ -126,7 +130,8 @@ class CudaGraphModel:
         if tokens.size(1) == 1 and real is None:
             return self.slot_for_next_token(state).step(tokens)
         cache = state.release(torch.arange(state.rows, device=tokens.device))
-        logits: Tensor = self.model.step(tokens, cache, real)
+        with sdpa_kernel(_ATTENTION):
+            logits: Tensor = self.model.step(tokens, cache, real)
         state.max_used = cache.max_used
         return logits
 
