@@ -168,8 +168,8 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each id in readable form: text, a special name, or bytes of half a character."""
-        symbols = ((i, self._symbols[i]) for i in ids)
-        return [s if i < self.first_text_id else readable(s) for i, s in symbols]
+        symbols, first = self._symbols, self.first_text_id
+        return [symbols[i] if i < first else readable(symbols[i]) for i in ids]
 
     def token_bytes(self, i: int) -> bytes:
         """The bytes of a token; none for a special one."""

@@ -23,7 +23,6 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import BannedPhrases
 from limelight.decode.request import (
     DAMAGED,
-    EVICT_FRACTION,
     GreedyStepModel,
     Hypothesis,
     Request,
@@ -248,9 +247,13 @@ class GenerationBatch:
         """Remove finished rows if they are many, or if the cache has no slot left for one."""
         done = [row for row in self.rows if row not in self.active]
         lengths = [self.texts[row].length for row in done]
-        # On a GPU a step of few rows takes as long as of many, and moving them takes longer.
-        fraction = 0.5 if self.in_flight.ahead else EVICT_FRACTION
-        if not should_evict(lengths, len(self.rows), self.max_len, fraction):
+        if self.in_flight.ahead:
+            # A GPU's step of few rows takes as long as of many, and moving rows takes longer. A
+            # finished row may stay in a slot that is full: it overwrites its own last position.
+            evict = len(done) >= 0.5 * len(self.rows)
+        else:
+            evict = should_evict(lengths, len(self.rows), self.max_len)
+        if not evict:
             return
         self.drop(done)
         keep = [index for index, row in enumerate(self.rows) if row in self.active]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limelight.errors import UserError
 
-EVICT_FRACTION = 0.25  # finished rows stay in the batch until they are this share of it
+_EVICT_FRACTION = 0.25  # finished rows stay in the batch until they are this share of it
 DAMAGED = "the model's scores are not numbers (NaN): its weights are damaged"
 LARGEST_LIMIT = 100_000  # tokens: more than any model writes well, less than would fill a memory
 
@@ -128,11 +128,9 @@ def max_total_length(requests: Sequence[Request]) -> int:
     return max(len(request.prompt) + request.limit for request in requests)
 
 
-def should_evict(
-    finished: Sequence[int], rows: int, max_len: int, fraction: float = EVICT_FRACTION
-) -> bool:
+def should_evict(finished: Sequence[int], rows: int, max_len: int) -> bool:
     """Whether rows of these lengths should leave the batch: they are many, or a cache is full."""
-    return max(finished, default=0) >= max_len or len(finished) >= fraction * rows
+    return max(finished, default=0) >= max_len or len(finished) >= _EVICT_FRACTION * rows
 
 
 def device_of(model: Any) -> torch.device:

@@ -61,6 +61,7 @@ class _GraphState:
         if self.slot is not None:
             self.cache = self.slot.unload(rows, self.max_used)
             self.slot.owner, self.slot = None, None
+            self.cache.length = self.cache.length.clamp(max=self.max_len)  # of finished rows
             if self.runner.grows:  # the longest row may have left: use no more than the others need
                 self.cache.max_used = int(self.cache.length.max())
         if self.cache is None:
