@@ -1,7 +1,4 @@
-"""`limelight data check`: what is in a corpus, and what is wrong with it, before a model learns it.
-
-Nothing is changed; everything is counted.
-"""
+"""`limelight data check`: what is in a corpus and what is wrong with it; nothing is changed."""
 
 import math
 import unicodedata
@@ -88,8 +85,7 @@ def _digest(texts: Iterable[str]) -> int:
 
 def plain(text: str) -> str:
     """A text without case, accents, digits, punctuation and spaces, to find near duplicates."""
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    return "".join(c for c in decomposed if c.isalpha()) or text
+    return "".join(filter(str.isalpha, unicodedata.normalize("NFKD", text.casefold()))) or text
 
 
 def _percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:

@@ -1,7 +1,4 @@
-"""Files become examples, and every line that does not is counted with its reason.
-
-Plain text, .tsv and .jsonl files are read, packed with gzip or xz or not.
-"""
+"""Text, .tsv and .jsonl files, packed or not, become examples; rejected lines are counted."""
 
 import gzip
 import json
@@ -137,10 +134,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def open_packed(path: Path, unpack: bool = True) -> IO[bytes]:
-    """Open a file for reading bytes, unpacked according to its ending.
-
-    Data is read more than once, and a pipe would be waited for forever: it is rejected.
-    """
+    """A file's bytes, unpacked by its ending; a pipe is rejected: data is read more than once."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(f"{path} is a pipe or a device, and is read twice: write it into a file")
     unpackers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open} if unpack else {}

@@ -124,11 +124,7 @@ def _remove_stale_temp(stores: Path) -> None:
 
 
 def _write(
-    data: DataConfig,
-    split: str,
-    tokenizer: Tokenizer,
-    folder: Path,
-    progress: Callable[[int], object],
+    data: DataConfig, split: str, tokenizer: Tokenizer, folder: Path, progress: Callable[[int], Any]
 ) -> None:
     dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"
     columns = num_columns(data)

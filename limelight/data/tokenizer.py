@@ -145,7 +145,6 @@ class Tokenizer:
 
     @property
     def uncased(self) -> bool:
-        """Whether text is lowercased and punctuation split off."""
         return self.core.normalizer is not None
 
     def normalize(self, text: str) -> str:
@@ -158,7 +157,6 @@ class Tokenizer:
 
     @property
     def first_text_id(self) -> int:
-        """The first id after the special tokens."""
         return len(self.special)
 
     def tag(self, name: str) -> int:
@@ -177,10 +175,7 @@ class Tokenizer:
         return bytes(BYTE_OF[symbol] for symbol in symbols)
 
     def show_work(self, text: str) -> list[list[list[str]]]:
-        """For each word of a text the pieces after every merge.
-
-        This is the algorithm in the open; a test holds its last line equal to `encode`.
-        """
+        """For each word its pieces after every merge; a test holds the last equal to `encode`."""
         words = [word for part in in_parts(valid_unicode(text)) for word in self.words(part)]
         model = json.loads(self.core.to_str())["model"]
         rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
@@ -297,8 +292,8 @@ def learn_merges(kind: _Kind, texts: Iterable[str], count: int) -> tuple[list[st
 
 
 def _learn_units(kind: _Kind, texts: Iterable[str], count: int) -> tuple[list[str], list[Any]]:
-    split = _splitter(kind)
-    seen = Counter(piece for text in texts for piece, _ in split.pre_tokenize_str(text))
+    split = _splitter(kind).pre_tokenize_str
+    seen = Counter(piece for text in texts for piece, _ in split(text))
     longer = [piece for piece in seen if len(piece) > 1]
     return sorted(longer, key=lambda piece: (-seen[piece], piece))[:count], []
 

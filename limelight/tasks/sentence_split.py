@@ -29,7 +29,6 @@ def in_parts(text: str, length: Callable[[str], int], longest: int) -> list[str]
 
 
 def _cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
-    """Pieces that fit once stripped; joined they are the text."""
     if length(text.strip()) <= longest or len(text) == 1:
         return [text]
     ends = [end.end() for end in _SENTENCE_END.finditer(text)]
@@ -41,6 +40,5 @@ def _cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
 
 
 def _middle(text: str) -> int:
-    """Where to cut a sentence in two: between words, or within its only one."""
     gaps = [gap.end() for gap in _SPACE.finditer(text) if gap.start() and gap.end() < len(text)]
     return gaps[len(gaps) // 2] if gaps else len(text) // 2
