@@ -202,8 +202,8 @@ FAULTS = [
     Fault(
         "directions and layers of a recurrent encoder mixed up",
         "model/recurrent.py",
-        "torch.cat([hidden[0::2], hidden[1::2]], dim=-1)",
-        "torch.cat(hidden.chunk(2), dim=-1)",
+        "torch.cat([h[0::2], h[1::2]], dim=-1)",
+        "torch.cat(h.chunk(2), dim=-1)",
         "model/test_reference.py::test_recurrent_logits_equal_the_numpy_reference",
     ),
     Fault(

@@ -58,13 +58,8 @@ def round_up(lengths: Lengths, longest: int | None = None) -> Lengths:
     return rounded if longest is None else np.maximum(lengths, np.minimum(rounded, longest))
 
 
-def _fill_batches(
-    order: Rows, widths: Lengths, budget: int, buckets: Rows | None = None
-) -> list[Rows]:
-    """Fill batches in this order until rows x longest exceeds the budget, or a bucket ends.
-
-    An example that exceeds it alone gets a batch for itself.
-    """
+def _fill_batches(order: Rows, widths: Lengths, budget: int, buckets: Rows | None) -> list[Rows]:
+    """Fill batches in this order until rows x longest exceeds the budget, or a bucket ends."""
     longest = widths[order].max(axis=1)
     batches, begin = [], 0
     while begin < len(order):
@@ -109,9 +104,8 @@ class BatchPlan:
 
     def plan(self, epoch: int) -> list[Rows]:
         """All batches of an epoch, for all processes, as lists of examples."""
-        lengths, weights = self.examples.lengths, self.examples.weights
-        budget, seed = self.batch_tokens, self.seed
-        return plan_epoch(lengths, budget, seed, epoch, self.bucketed, weights, self.longest)
+        lengths, limits = self.examples.lengths, (self.examples.weights, self.longest)
+        return plan_epoch(lengths, self.batch_tokens, self.seed, epoch, self.bucketed, *limits)
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Any]:
         """This process's batches from a position of the plan on; None where it has nothing to do.
@@ -133,8 +127,7 @@ class BatchPlan:
         with _signals_held_back():
             made = iter(loader)
         yield from made
-        turns = -(-(len(plan) - position) // self.ranks)
-        yield from [None] * (turns - len(mine))
+        yield from [None] * (-(-(len(plan) - position) // self.ranks) - len(mine))
 
 
 @contextmanager

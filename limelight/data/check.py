@@ -1,7 +1,4 @@
-"""`limelight data check`: what is in a corpus, and what is wrong with it, before a model learns it.
-
-Nothing is changed; everything is counted.
-"""
+"""`limelight data check`: what is in a corpus and what is wrong with it; nothing is changed."""
 
 import math
 import unicodedata
@@ -24,13 +21,11 @@ from limelight.data.config import DataConfig, num_columns, tags_of
 from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.datasets import lengths_of
 from limelight.data.progress import counting
-from limelight.data.readers import Example, LineStats
+from limelight.data.readers import LineStats
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
 from limelight.errors import UserError
 
-_SPLITS = ("train", "valid", "test")
-_PERCENTILES = (5, 50, 95, 99, 100)
 _MIXED_UP = {
     "copied": "have the source as their target: not translated?",
     "swapped": "look as if source and target were swapped",
@@ -48,7 +43,8 @@ def check(
     data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
     """All that `limelight data check` reports, as plain data."""
-    splits = {split: _examine(data, split) for split in _SPLITS if corpora_for_split(data, split)}
+    there = [split for split in ("train", "valid", "test") if corpora_for_split(data, split)]
+    splits = {split: _examine(data, split) for split in there}
     if not splits:
         raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
     seen = {split: report.pop("sources") for split, report in splits.items()}
@@ -63,7 +59,7 @@ def _examine(data: DataConfig, split: str) -> dict[str, Any]:
     tally = LineStats()
     lengths, exact, near, sources = (array("Q") for _ in range(4))  # eight bytes an example each
     for example in read_split(data, split, tally):
-        lengths.extend(len(text) for text in _texts_of(data, example))
+        lengths.extend(len(text) for text in example[: num_columns(data)])
         exact.append(_digest(example))
         near.append(_digest(map(plain, example)))
         sources.append(_digest([plain(example[0])]))
@@ -89,14 +85,12 @@ def _digest(texts: Iterable[str]) -> int:
 
 def plain(text: str) -> str:
     """A text without case, accents, digits, punctuation and spaces, to find near duplicates."""
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    return "".join(c for c in decomposed if c.isalpha()) or text
+    return "".join(filter(str.isalpha, unicodedata.normalize("NFKD", text.casefold()))) or text
 
 
 def _percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:
-    if not len(sizes):
-        return {}
-    return {str(p): int(np.percentile(sizes, p, method="lower")) for p in _PERCENTILES}
+    percents = (5, 50, 95, 99, 100) if len(sizes) else ()
+    return {str(p): int(np.percentile(sizes, p, method="lower")) for p in percents}
 
 
 def misaligned_blocks(sizes: NDArray[np.int64]) -> list[int]:
@@ -111,17 +105,14 @@ def misaligned_blocks(sizes: NDArray[np.int64]) -> list[int]:
         source, target = logs[begin : begin + _BLOCK].T
         if len(source) < 50:
             break
-        here = _correlation(source, target)
         beside = max(_correlation(source[1:], target[:-1]), _correlation(source[:-1], target[1:]))
-        if beside > here + 0.25:
+        if beside > _correlation(source, target) + 0.25:
             suspects.append(begin + 1)
     return suspects
 
 
 def _correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return 0.0
-    return float(np.corrcoef(a, b)[0, 1])
+    return float(np.corrcoef(a, b)[0, 1]) if np.ptp(a) and np.ptp(b) else 0.0
 
 
 @dataclass(frozen=True)
@@ -163,7 +154,6 @@ def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> LanguageMixups
 
 
 def _language_score(text: str, odds: NDArray[np.float64]) -> float:
-    """Above 0 for a text like the target's side, below for the source's."""
     found = _trigrams(text)
     return float(odds[found].mean()) if len(found) >= _ENOUGH else 0.0
 
@@ -184,7 +174,7 @@ def _tokens(
     data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int
 ) -> dict[str, Any]:
     examples = read_split(data, "train", LineStats())
-    texts = (text for example in examples for text in _texts_of(data, example))
+    texts = (text for example in examples for text in example[: num_columns(data)])
     tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
     with TemporaryDirectory() as folder:
         with counting("tokenising") as progress:
@@ -193,7 +183,7 @@ def _tokens(
         report: dict[str, Any] = {"vocabulary": len(tokenizer), "tokens": total}
         words, lost = 0, 0
         for i, example in enumerate(read_split(data, "train", LineStats())):
-            for column, text in zip(store.columns, _texts_of(data, example), strict=True):
+            for column, text in zip(store.columns, example, strict=False):  # a label is no column
                 words += len(text.split())
                 lost += tokenizer.decode(column[i].tolist()) != tokenizer.normalize(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
@@ -206,10 +196,6 @@ def _tokens(
             padding = round(1 - float(lengths.sum()) / max(1, padded), 4)
             report |= {"batches": len(plan), "padding": padding}
     return report
-
-
-def _texts_of(data: DataConfig, example: Example) -> Example:
-    return example[: num_columns(data)]
 
 
 def show(report: dict[str, Any], console: Console) -> None:
@@ -228,8 +214,9 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print(f"[bold]tokens[/]  {facts['tokens']:,} in training, ", end="")
         console.print(f"{facts['tokens_per_word']} to a word, vocabulary {facts['vocabulary']:,}")
         if "batches" in facts:
-            shown = f"{facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
-            console.print(f"  {shown}")
+            console.print(
+                f"  {facts['batches']:,} batches an epoch, {facts['padding']:.1%} padding"
+            )
     for warning in report["warnings"]:
         console.print(Text("warning: ", "yellow") + Text(warning, "default"))
     if not report["warnings"]:

@@ -9,7 +9,6 @@ from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError
 
 _Kind = Literal["pairs", "texts", "labelled", "dialogues"]
-_ORIGINS = ("name", "hub", "toy", "train", "valid", "test")  # where examples can come from
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
@@ -19,7 +18,6 @@ KEYS = {  # what an example of each kind has, and so a line of JSON
 
 
 def _from_tables(values: object) -> object:
-    """TOML has tables where Python has `DataConfig`."""
     if not isinstance(values, list | tuple):
         return values
     return tuple(DataConfig(**lists_to_tuples(v)) if isinstance(v, dict) else v for v in values)
@@ -79,13 +77,12 @@ class DataConfig:
 
     def check_where(self) -> None:
         if self.toy and (self.train or self.valid or self.test):
-            raise UserError(
-                f"toy={self.toy!r} makes its own examples: leave train, valid, test out"
-            )
+            raise UserError(f"toy={self.toy!r} makes its own examples: drop train, valid, test")
         if self.toy and self.kind != "pairs":
             raise UserError(f"toy={self.toy!r} makes pairs, not kind={self.kind!r}")
+        origins = ("name", "hub", "toy", "train", "valid", "test")
         for own in ("name", "hub"):
-            others = [other for other in _ORIGINS if other != own and getattr(self, other)]
+            others = [other for other in origins if other != own and getattr(self, other)]
             if getattr(self, own) and others:
                 raise UserError(
                     f"{own}={getattr(self, own)!r} has its own files: leave {', '.join(others)} "
@@ -100,9 +97,7 @@ class DataConfig:
                 f"valid_tail={self.valid_tail} is for one file of texts, with no valid or hold_out"
             )
         if self.hold_out and (self.valid or self.test):
-            raise UserError(
-                f"hold_out={self.hold_out} makes valid and test: name no files for them"
-            )
+            raise UserError(f"hold_out={self.hold_out} makes valid and test: name no such files")
 
     def check_corpora(self) -> None:
         if not self.corpora:
@@ -113,9 +108,7 @@ class DataConfig:
             if corpus.corpora:
                 raise UserError("a corpus among corpora has none of its own")
             if corpus.kind != self.kind:
-                raise UserError(
-                    f"corpora are of one kind, but one is of {corpus.kind} among {self.kind}"
-                )
+                raise UserError(f"corpora are of one kind, not of {corpus.kind} and {self.kind}")
 
 
 def tags_of(data: DataConfig) -> tuple[str, ...]:

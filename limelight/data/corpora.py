@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
+from itertools import count, islice
+from string import ascii_lowercase
 from typing import Any
 
 from limelight.data.config import DataConfig, files_of
@@ -73,11 +75,9 @@ def held_in(origin: str, share: float) -> str:
 def _why_rejected(example: Example, max_chars: int) -> str | None:
     if any("\0" in text for text in example):
         return "NUL"
-    if any(not text.strip() for text in example):
+    if not all(map(str.strip, example)):
         return "empty"
-    if any(len(text) > max_chars for text in example):
-        return "too long"
-    return None
+    return "too long" if max(map(len, example)) > max_chars else None
 
 
 def _make_toys(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
@@ -85,22 +85,13 @@ def _make_toys(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
     number = {"train": 0, "valid": 1, "test": 2}[split]
     wanted = data.toy_examples if split == "train" else max(1, data.toy_examples // 10)
     draw = random.Random(f"{data.toy} {split}")
-    for _ in range(wanted):
-        rows = _rows_of_letters(draw, data.toy_length)
-        letters = next(row for row in rows if _split_of(row) == number)
+    rows = (draw.choices(ascii_lowercase, k=draw.randint(1, data.toy_length)) for _ in count())
+    # Eight rows in ten are for train, one each for valid and test.
+    ours = (r for r in rows if max(0, random.Random("".join(r)).randrange(10) - 7) == number)
+    for letters in islice(ours, wanted):
         tally.read += 1
         tally.used += 1
         yield " ".join(letters), " ".join(TOYS[data.toy](letters))
-
-
-def _rows_of_letters(draw: random.Random, longest: int) -> Iterator[list[str]]:
-    while True:
-        yield draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(1, longest))
-
-
-def _split_of(row: list[str]) -> int:
-    """Eight rows in ten are for train, one each for valid and test."""
-    return max(0, random.Random("".join(row)).randrange(10) - 7)
 
 
 def hub_rows(data: DataConfig, split: str) -> Any:
@@ -110,11 +101,6 @@ def hub_rows(data: DataConfig, split: str) -> Any:
 
 @lru_cache
 def _hub_splits(hub: str) -> dict[str, Any]:
-    """The splits of a dataset, "name" or "name:configuration", by our names.
-
-    The library `datasets` downloads and caches it; a validation split has several names in the
-    wild.
-    """
     try:
         import datasets
     except ImportError as error:
@@ -124,5 +110,5 @@ def _hub_splits(hub: str) -> dict[str, Any]:
         found = datasets.load_dataset(name, configuration or None)
     except Exception as error:  # the library raises many kinds, none of them its own
         raise UserError(f"cannot load the dataset {hub} from the hub: {error}") from error
-    ours = {"validation": "valid", "dev": "valid"}
+    ours = {"validation": "valid", "dev": "valid"}  # its names in the wild
     return {ours.get(split, split): rows for split, rows in found.items()}

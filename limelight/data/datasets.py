@@ -15,7 +15,7 @@ from limelight.errors import UserError
 
 Rows = NDArray[np.int64]
 Lengths = NDArray[np.int64]
-_Weights = Sequence[float]  # of the corpora that a store was read from
+_Floats = Sequence[float]  # weights of the corpora that a store was read from
 
 
 class Seq2SeqBatch(NamedTuple):
@@ -72,7 +72,7 @@ class Examples(Protocol):
         """These examples side by side, `width` tokens wide on each side."""
 
 
-def _weights_of(store: TokenStore, weights: _Weights) -> NDArray[np.float64] | None:
+def _weights_of(store: TokenStore, weights: _Floats) -> NDArray[np.float64] | None:
     if all(weight == 1 for weight in weights):
         return None
     return np.repeat(np.array(weights, np.float64), store.meta["parts"])
@@ -81,7 +81,7 @@ def _weights_of(store: TokenStore, weights: _Weights) -> NDArray[np.float64] | N
 class Seq2SeqDataset:
     """A source and its target, for an encoder and a decoder."""
 
-    def __init__(self, store: TokenStore, tokenizer: Tokenizer, weights: _Weights = ()) -> None:
+    def __init__(self, store: TokenStore, tokenizer: Tokenizer, weights: _Floats = ()) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = lengths_of(store)
         self.weights = _weights_of(store, weights)
@@ -91,8 +91,7 @@ class Seq2SeqDataset:
             _add_end(column, rows, int(wide), self.tokenizer)
             for column, wide in zip(self.store.columns, width, strict=True)
         )
-        start = np.full((len(rows), 1), self.tokenizer.start)
-        target = np.concatenate([start, target], axis=1)
+        target = np.insert(target, 0, self.tokenizer.start, axis=1)
         source_real = _real(self.lengths[rows, 0], source.shape[1])
         target_real = _real(self.lengths[rows, 1] + 1, target.shape[1])
         tensors = (from_numpy(x) for x in (rows, source, target, source_real, target_real))
@@ -100,12 +99,9 @@ class Seq2SeqDataset:
 
 
 class PromptDataset:
-    """A source and its target as one text: start, source, separator, target, end.
+    """Start, source, separator, target, end as one text; a language model learns the target."""
 
-    For a language model, which is trained only on what follows the separator.
-    """
-
-    def __init__(self, store: TokenStore, tokenizer: Tokenizer, weights: _Weights = ()) -> None:
+    def __init__(self, store: TokenStore, tokenizer: Tokenizer, weights: _Floats = ()) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = lengths_of(store).sum(axis=1, keepdims=True)  # as it is read
         self.weights = _weights_of(store, weights)
@@ -182,12 +178,7 @@ class CausalLMDataset:
     """Texts end to end, for a language model: every token but the first is predicted."""
 
     def __init__(
-        self,
-        store: TokenStore,
-        tokenizer: Tokenizer,
-        length: int,
-        seed: int,
-        weights: _Weights = (),
+        self, store: TokenStore, tokenizer: Tokenizer, length: int, seed: int, weights: _Floats = ()
     ) -> None:
         self.blocks = PackedBlocks(store, tokenizer.end, length, seed)
         self.lengths = np.full((len(self.blocks), 1), self.blocks.length)
@@ -211,7 +202,7 @@ class MaskedLMDataset:
         seed: int,
         rate: float = 0.15,
         whole_word_masking: bool = False,
-        weights: _Weights = (),
+        weights: _Floats = (),
     ) -> None:
         self.tokenizer, self.rate, self.seed = tokenizer, rate, seed
         self.words = word_starts(tokenizer) if whole_word_masking else None
@@ -238,7 +229,7 @@ class ClassificationDataset:
         tokenizer: Tokenizer,
         classes: Sequence[str],
         longest: int,
-        weights: _Weights = (),
+        weights: _Floats = (),
     ) -> None:
         self.store, self.tokenizer = store, tokenizer
         self.lengths = np.minimum(store.columns[0].lengths + 2, longest)[:, None]

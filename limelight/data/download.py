@@ -49,7 +49,6 @@ def extract(archive: Path, member: str, path: Path, check: _Check = lambda _: No
 
 
 def _make(path: Path, write: Callable[[Path], None], check: _Check) -> None:
-    """Make a file once, however many processes ask; one that fails its check is set aside."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as lock:
@@ -70,7 +69,6 @@ def _make(path: Path, write: Callable[[Path], None], check: _Check) -> None:
 
 
 def _download(url: str, part: Path) -> None:
-    """Retry a download that has begun; report one that has not at once."""
     furthest, pauses = 0, iter(PAUSES)
     while True:
         try:
@@ -87,7 +85,6 @@ def _download(url: str, part: Path) -> None:
 
 
 def _receive(url: str, part: Path) -> None:
-    """One connection: append to what is there, or begin anew if the server has another file."""
     mark = part.with_name(f"{part.name}.version")
     version = mark.read_text("latin-1") if mark.exists() else ""
     have = _size(part) if version else 0
@@ -153,7 +150,6 @@ def _progress(url: str, done: int, total: int | None) -> Iterator[Callable[[int]
 
 
 def _unpack(archive: Path, member: str, part: Path) -> None:
-    """Stream one member of an archive into one file, and nothing else."""
     print(f"unpacking {member} from {archive.name}", file=sys.stderr)
     try:
         with _opened(archive, member) as content, part.open("wb") as file:

@@ -31,7 +31,6 @@ def mask_tokens(
 
 
 def _word_heads(begins: Tensor) -> Tensor:
-    """For each position the position where its word begins, B S."""
     position = torch.arange(begins.size(1)).expand_as(begins)
     return torch.where(begins, position, 0).cummax(dim=1).values
 

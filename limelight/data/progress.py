@@ -15,10 +15,7 @@ def counting(what: str, console: Console | None = None) -> Iterator[Callable[[in
     if not console.is_terminal or console.quiet:
         yield lambda _: None
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description} {task.completed:,.0f}"),
-        TimeElapsedColumn(),
-    )
+    text = TextColumn("{task.description} {task.completed:,.0f}")
+    columns = (SpinnerColumn(), text, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         yield partial(bar.advance, bar.add_task(what, total=None))

@@ -1,7 +1,4 @@
-"""Files become examples, and every line that does not is counted with its reason.
-
-Plain text, .tsv and .jsonl files are read, packed with gzip or xz or not.
-"""
+"""Text, .tsv and .jsonl files, packed or not, become examples; rejected lines are counted."""
 
 import gzip
 import json
@@ -23,7 +20,6 @@ from limelight.files import atomic_write, cache_folder
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
 _Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 PACKED = (".gz", ".xz")
-_END_OF_TURN = "__eou__"  # as in DailyDialog's files, one dialogue a line
 _NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
 
 
@@ -55,9 +51,7 @@ def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Foun
     files = [Path(name) for name in files_of(data, split)]
     if num_columns(data) == 2 and len(files) == 2:
         if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
-            raise UserError(
-                f"{files[0]} and {files[1]}: a .tsv or .jsonl file holds both sides alone"
-            )
+            raise UserError(f"{files[0]} and {files[1]}: a .tsv or .jsonl holds both sides alone")
         return _read_parallel(files[0], files[1], tally)
     if len(files) != 1:
         wanted = "two parallel files, or one" if num_columns(data) == 2 else "one file"
@@ -72,16 +66,13 @@ def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Foun
     if data.kind == "texts":
         return _read_documents(files[0], data.separator, tally)
     if data.kind == "dialogues":
-        between = "\t" if ending == [".tsv"] else _END_OF_TURN
+        between = "\t" if ending == [".tsv"] else "__eou__"  # as in DailyDialog, one a line
         return _read_turn_lines(files[0], between, data.context_turns, tally)
     raise UserError(f"{files[0]} must end in .tsv or .jsonl to hold {data.kind}")
 
 
 def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
-    """The lines of a file; None where one is not UTF-8.
-
-    A byte-order mark and carriage returns are removed.
-    """
+    """The lines of a file, without byte-order mark and carriage returns; None: not UTF-8."""
     for number, raw in enumerate(raw_lines(path)):
         line = raw.removesuffix(b"\n")
         if number == 0 and line.startswith(b"\xef\xbb\xbf"):
@@ -143,25 +134,17 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def open_packed(path: Path, unpack: bool = True) -> IO[bytes]:
-    """Open a file for reading bytes, unpacked according to its ending.
-
-    Data is read more than once, and a pipe would be waited for forever: it is rejected.
-    """
+    """A file's bytes, unpacked by its ending; a pipe is rejected: data is read more than once."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UserError(
-            f"{path} is a pipe or a device, and data is read more than once: write it into a file"
-        )
+        raise UserError(f"{path} is a pipe or a device, and is read twice: write it into a file")
     unpackers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open} if unpack else {}
     return cast(IO[bytes], unpackers.get(path.suffix, open)(path, "rb"))
 
 
 def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[_Found]:
-    """Line n of the one is the translation of line n of the other."""
-    counts = [sum(1 for _ in raw_lines(path)) for path in (source, target)]
-    if counts[0] != counts[1]:
-        raise UserError(
-            f"{source} has {counts[0]} lines and {target} has {counts[1]}: they cannot be parallel"
-        )
+    m, n = (sum(1 for _ in raw_lines(path)) for path in (source, target))
+    if m != n:
+        raise UserError(f"{source} has {m} lines and {target} has {n}: they cannot be parallel")
     sides = LineStats(), LineStats()
     for left, right in zip(_lines(source, sides[0]), _lines(target, sides[1]), strict=True):
         tally.read += 1
@@ -197,7 +180,6 @@ def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found
 
 
 def _column_index(path: Path, column: str, names: list[str]) -> int:
-    """The index of a column: by its name in the header, or by its number from 1 on."""
     if column in names:
         return names.index(column)
     if column.isdecimal() and int(column) >= 1:
@@ -236,7 +218,6 @@ def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) 
 
 
 def _value_at(entry: object, key: str) -> object:
-    """The value of a key in a JSON object; "a.b" is b inside a."""
     if not isinstance(entry, dict):
         return None
     if key in entry or "." not in key:
@@ -261,10 +242,8 @@ def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_F
 
 
 def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[_Found]:
-    """The file as one text: its beginning or, for `valid`, its end."""
-    found = [line for line in _lines(path, tally) if line is not None]
+    text = "\n".join(line for line in _lines(path, tally) if line is not None)
     tally.read += tally.rejected.total()
-    text = "\n".join(found)
     cut = round(len(text) * (1 - tail))
     yield from _finish([text[cut:] if split == "valid" else text[:cut]], tally)
 

@@ -21,8 +21,6 @@ from limelight.files import atomic_write, cache_folder
 
 @dataclass(frozen=True)
 class _CorpusSpec:
-    """The files of a corpus, where they come from, and under which terms."""
-
     licence: str
     origin: str
     train: tuple[list[str], ...]  # the files of each part
@@ -46,11 +44,7 @@ _FILES: dict[str, dict[str, Any]] = _LISTED["files"]
 NAMED = {name: _CorpusSpec(**lists_to_tuples(each)) for name, each in _LISTED["corpora"].items()}
 SHA256 = {name: each["sha256"] for name, each in _FILES.items() if "sha256" in each}
 LINES = {name: each["lines"] for name, each in _FILES.items() if "lines" in each}
-SOURCES = {
-    name: Download(each["url"], each.get("member", ""))
-    for name, each in _FILES.items()
-    if "url" in each
-}
+SOURCES = {k: Download(f["url"], f.get("member", "")) for k, f in _FILES.items() if "url" in f}
 
 
 def with_registry_defaults(data: DataConfig) -> DataConfig:
@@ -87,8 +81,7 @@ def resolve(data: DataConfig, only: str = "") -> DataConfig:
     data = replace(data, name="")
     if len(parts) == 1 or not parts[0]:
         return replace(data, train=parts[0], **splits)
-    corpora = tuple(replace(data, train=part) for part in parts)
-    return replace(data, corpora=corpora, **splits)
+    return replace(data, corpora=tuple(replace(data, train=part) for part in parts), **splits)
 
 
 def find(name: str, file: str) -> Path:
@@ -147,7 +140,6 @@ def _accept(path: Path, file: str) -> None:
 
 
 def _verify_sha256(path: Path, file: str, root: Path) -> str:
-    """The SHA-256 of a file's content, which must be the known one or the one noted beside it."""
     digest, lines = cached_sha256(path)
     note = root / f"{file}.sha256"
     known, says = SHA256.get(file, digest), ""

@@ -96,9 +96,7 @@ def open_or_build(
             with atomic_folder(folder) as unfinished:
                 _write(data, split, tokenizer, unfinished, progress)
                 if _cache_key(data, split, tokenizer) != key:
-                    raise UserError(
-                        f"the files of data.{split} changed while they were read: try again"
-                    )
+                    raise UserError(f"files of data.{split} changed while they were read: retry")
         except OSError:
             if not _is_complete(folder):  # else another process has just made the same one
                 raise
@@ -106,7 +104,6 @@ def open_or_build(
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether this is a store with all its bytes; a damaged one is deleted, to be built again."""
     if not folder.is_dir():
         return False
     try:
@@ -127,11 +124,7 @@ def _remove_stale_temp(stores: Path) -> None:
 
 
 def _write(
-    data: DataConfig,
-    split: str,
-    tokenizer: Tokenizer,
-    folder: Path,
-    progress: Callable[[int], object],
+    data: DataConfig, split: str, tokenizer: Tokenizer, folder: Path, progress: Callable[[int], Any]
 ) -> None:
     dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"
     columns = num_columns(data)
@@ -195,10 +188,7 @@ def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
 
 
 def _cache_key(data: DataConfig, split: str, tokenizer: Tokenizer) -> str:
-    """A name for exactly this content, read this way, by this tokenizer.
-
-    Run folders keep it, to know their data again when they resume: it must not change.
-    """
+    # Run folders keep it, to know their data again when they resume: it must not change.
     parts = [_content_of(part, split) for part in corpora_for_split(data, split)]
     made_of = [_FORMAT, data.kind, parts, tokenizer.hash]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]

@@ -145,7 +145,6 @@ class Tokenizer:
 
     @property
     def uncased(self) -> bool:
-        """Whether text is lowercased and punctuation split off."""
         return self.core.normalizer is not None
 
     def normalize(self, text: str) -> str:
@@ -158,7 +157,6 @@ class Tokenizer:
 
     @property
     def first_text_id(self) -> int:
-        """The first id after the special tokens."""
         return len(self.special)
 
     def tag(self, name: str) -> int:
@@ -177,17 +175,12 @@ class Tokenizer:
         return bytes(BYTE_OF[symbol] for symbol in symbols)
 
     def show_work(self, text: str) -> list[list[list[str]]]:
-        """For each word of a text the pieces after every merge.
-
-        This is the algorithm in the open; a test holds its last line equal to `encode`.
-        """
+        """For each word its pieces after every merge; a test holds the last equal to `encode`."""
         words = [word for part in in_parts(valid_unicode(text)) for word in self.words(part)]
         model = json.loads(self.core.to_str())["model"]
         rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
-        return [
-            list(_merge_steps(word, rank, self.vocabulary if model["ignore_merges"] else {}))
-            for word in words
-        ]
+        units = self.vocabulary if model["ignore_merges"] else {}
+        return [list(_merge_steps(word, rank, units)) for word in words]
 
     def words(self, text: str) -> list[str]:
         """The units that no piece crosses, spelled in byte symbols."""
@@ -206,10 +199,7 @@ def readable(symbols: str) -> str:
         return "".join(f"<{byte:02X}>" for byte in raw)
 
 
-def _merge_steps(
-    word: str, rank: dict[tuple[str, ...], int], units: dict[str, int]
-) -> Iterator[list[str]]:
-    """Bytes first; then, again and again, merge the pair that was learned earliest."""
+def _merge_steps(word: str, rank: dict[Any, int], units: dict[str, int]) -> Iterator[list[str]]:
     pieces = list(word)
     yield pieces
     if word in units and len(word) > 1:
@@ -227,7 +217,6 @@ def _merge_steps(
 
 
 def _in_order(vocabulary: dict[str, int], specials: int) -> bool:
-    """Whether special tokens come first, then the others, spelled in bytes; each byte is there."""
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
     return (
         [vocabulary[piece] for piece in pieces] == list(range(len(pieces)))
@@ -304,18 +293,15 @@ def learn_merges(kind: _Kind, texts: Iterable[str], count: int) -> tuple[list[st
 
 
 def _learn_units(kind: _Kind, texts: Iterable[str], count: int) -> tuple[list[str], list[Any]]:
-    """The most frequent words or characters; equal counts in alphabetical order."""
-    split = _splitter(kind)
-    seen = Counter(piece for text in texts for piece, _ in split.pre_tokenize_str(text))
+    split = _splitter(kind).pre_tokenize_str
+    seen = Counter(piece for text in texts for piece, _ in split(text))
     longer = [piece for piece in seen if len(piece) > 1]
     return sorted(longer, key=lambda piece: (-seen[piece], piece))[:count], []
 
 
-def _build_tokenizer(
-    kind: _Kind, vocabulary: dict[str, int], merges: list[Any]
-) -> tokenizers.Tokenizer:
+def _build_tokenizer(kind: _Kind, vocab: dict[str, int], merges: list[Any]) -> tokenizers.Tokenizer:
     units = kind in ("word", "char")
-    core = _wrap_model(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=units), kind)
+    core = _wrap_model(models.BPE(vocab=vocab, merges=merges, ignore_merges=units), kind)
     core.decoder = decoders.ByteLevel()
     return core
 
@@ -329,10 +315,7 @@ def _wrap_model(model: models.BPE, kind: _Kind) -> tokenizers.Tokenizer:
 
 
 def _byte_symbols() -> dict[str, int]:
-    """The byte of each symbol of the byte-level alphabet, in GPT-2's order.
-
-    The visible ones of Latin-1 stand for themselves; the others follow from U+0100 on.
-    """
+    # GPT-2's: the visible bytes of Latin-1 stand for themselves, the others from U+0100 on.
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     shown = {chr(byte): byte for byte in visible}

@@ -31,23 +31,17 @@ def top_tokens_at(
     count: int,
     tokenizer: Tokenizer,
 ) -> list[list[tuple[int, float]]]:
-    """The most likely tokens at these positions, and their log-probabilities.
-
-    The token that was written is among them, and none that is excluded.
-    """
+    """The likeliest tokens there with their log-probabilities: the written one, none excluded."""
     if wrong := [at for at in positions if not 0 <= at <= len(written)]:
         raise UserError(f"there is no position {wrong[0]} in a text of {len(written)} tokens")
     here = [_prefix_request(request, written, at) for at in positions]
     logits, _ = prefill(model, here, tokenizer.pad)
-    precise = torch.promote_types(logits.dtype, torch.float32)
-    logprobs = logits.to(precise).log_softmax(dim=-1)
-    excluded = BannedPhrases(
-        request.exclude, tokenizer, request.prompt, request.needs_leading_space
-    )
+    logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+    phrases = BannedPhrases(request.exclude, tokenizer, request.prompt, request.needs_leading_space)
     found = []
     for at, row in zip(positions, logprobs, strict=True):
         allowed = row.clone()
-        allowed[excluded.banned(written[:at])] = NEG_INF
+        allowed[phrases.banned(written[:at])] = NEG_INF
         best = allowed.topk(min(count, int((allowed > NEG_INF).sum()))).indices.tolist()
         if at < len(written) and written[at] not in best:
             best[-1:] = [written[at]]

@@ -51,7 +51,6 @@ class _BeamNode:
 
 
 Tree = list[list[_BeamNode]]  # for each step, the slots that hold a text
-_WIDEST_ON_DEVICE = 8  # slots of a beam that a GPU searches by itself
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -82,11 +81,9 @@ class DeviceBeamModel(StepModel, Protocol):
 
 def is_unconstrained(requests: Sequence[Request], config: DecodeConfig) -> bool:
     """Whether only the model's own log-probabilities count, in a narrow beam without groups."""
-    phrases = any(
-        request.include or request.exclude or request.needs_leading_space for request in requests
-    )
+    phrases = any(r.include or r.exclude or r.needs_leading_space for r in requests)
     penalized = config.repetition_penalty != 1 or config.no_repeat_ngram
-    narrow = config.beam_groups == 1 and config.beam <= _WIDEST_ON_DEVICE
+    narrow = config.beam_groups == 1 and config.beam <= 8  # what a GPU searches by itself
     return narrow and not phrases and not penalized
 
 
@@ -113,9 +110,7 @@ class BeamSearch:
         if not 1 <= nbest <= config.beam:
             raise UserError(f"nbest={nbest} of a beam of {config.beam}: ask for 1 to {config.beam}")
         if config.beam_groups > 1 and any(request.include for request in requests):
-            raise UserError(
-                f"beam_groups={config.beam_groups} cannot promise words: set beam_groups to 1"
-            )
+            raise UserError(f"beam_groups={config.beam_groups} cannot promise words: set it to 1")
         self.model, self.requests, self.config = model, requests, config
         self.tokenizer, self.nbest, self.keep_trees = tokenizer, nbest, keep_trees
         self.rows = list(range(len(requests)))  # the request of each beam of the state
@@ -153,7 +148,6 @@ class BeamSearch:
         self.limits = copy_to_device_async(limits, logits.device)[:, None]  # B 1
 
     def run(self) -> list[list[Hypothesis]]:
-        """Search to the end."""
         while self.step():
             pass
         return [self.best_of(row) for row in range(len(self.requests))]
@@ -173,12 +167,10 @@ class BeamSearch:
         return True
 
     def advance_model(self) -> None:
-        """Let the model read the last tokens."""
         self.state.select(self.origins.flatten())
         self.logits = self.model.step(self.tokens[..., -1].reshape(-1, 1), self.state)
 
     def stop(self, row: int) -> None:
-        """Search no longer for this request."""
         self.cancelled.add(row)
 
     def best_of(self, row: int) -> list[Hypothesis]:
@@ -206,8 +198,7 @@ class BeamSearch:
 
     def closed(self) -> Tensor:
         """Which slots, B K, belong to texts that have ended: the last ones of each group."""
-        ranks = torch.arange(self.size, device=self.open.device)
-        return (ranks >= self.open[..., None]).flatten(1)
+        return (torch.arange(self.size, device=self.open.device) >= self.open[..., None]).flatten(1)
 
     def pick(self, judged: Tensor) -> tuple[Tensor, Tensor]:
         """Which slots are extended, and by which tokens, B K each; in each group the best first.
@@ -279,15 +270,12 @@ class BeamSearch:
         history = pad_histories([self.requests[row].history for row in self.rows], logits.device)
         history = history[:, None].expand(-1, self.config.beam, -1)
         read = torch.cat([history, self.tokens], dim=-1).flatten(0, 1)
-        return apply_repetition_penalty(
-            logits, read, self.config, self.tokenizer.first_text_id
-        ).log_softmax(dim=-1)
+        first = self.tokenizer.first_text_id
+        return apply_repetition_penalty(logits, read, self.config, first).log_softmax(dim=-1)
 
     def apply_constraints(self, judged: Tensor) -> Tensor:
         """Log-probabilities, B K V, with -inf for tokens that must not come now."""
-        constrained = [
-            i for i, row in enumerate(self.rows) if self.excluded[row] or self.included[row]
-        ]
+        constrained = [i for i, r in enumerate(self.rows) if self.excluded[r] or self.included[r]]
         judged = judged.clone() if constrained else judged
         for beam in constrained:
             row = self.rows[beam]
@@ -328,7 +316,6 @@ class BeamSearch:
         done = {row for row in self.rows if self.is_done(row, self.upper_bounds[row])}
         if not done:
             return
-        active = set(self.rows) - done
         lengths = [len(self.requests[row].prompt) + self.length for row in self.rows if row in done]
         if not should_evict(lengths, len(self.rows), max_total_length(self.requests)):
             if done - self.closed_rows:
@@ -336,7 +323,7 @@ class BeamSearch:
                 self.scores.masked_fill_(copy_to_device_async(closed, self.scores.device), NEG_INF)
                 self.closed_rows |= done
             return
-        keep = [beam for beam, row in enumerate(self.rows) if row in active]
+        keep = [beam for beam, row in enumerate(self.rows) if row not in done]
         self.rows = [self.rows[beam] for beam in keep]
         self.keep(copy_to_device_async(torch.tensor(keep, dtype=torch.long), self.scores.device))
 
@@ -346,37 +333,25 @@ class BeamSearch:
             setattr(self, name, getattr(self, name)[beams])
 
     def is_done(self, row: int, bound: float) -> bool:
-        """Whether no unfinished text of this request could still become one of the best.
-
-        Sums of log-probabilities only fall, and the length penalty is largest at the limit.
-        """
+        """Whether no unfinished text of this request could still become one of the best."""
         if row in self.cancelled or bound == NEG_INF:
             return True
         scores = self.scores_of(row)
         if len(scores) < self.nbest:
             return False
+        # Sums of log-probabilities only fall, and the length penalty is largest at the limit.
         most = length_penalty(self.requests[row].limit, self.config.length_penalty)
         return sorted(scores, reverse=True)[self.nbest - 1] >= bound / most
 
     def scores_of(self, row: int) -> list[float]:
-        """The scores of the texts that were found."""
         return [text.score for text in self.found[row]]
 
     def record_tree(self, parents: Tensor) -> None:
-        """Add this step's slots to the trees."""
         over = length_penalty(self.tokens.size(-1), self.config.length_penalty)
         sums = self.logprobs.sum(dim=-1) / over
         newest = (parents, self.tokens[..., -1], self.logprobs[..., -1], sums)
-        columns = [numbers.tolist() for numbers in newest]
-        for row, filled, *values in zip(
-            self.rows, (self.scores > NEG_INF).tolist(), *columns, strict=True
-        ):
-            self.trees[row].append(
-                [
-                    _BeamNode(slot, parent, token, logprob, score, token == self.tokenizer.end)
-                    for slot, (parent, token, logprob, score) in enumerate(
-                        zip(*values, strict=True)
-                    )
-                    if filled[slot]
-                ]
-            )
+        ended, filled = self.tokens[..., -1] == self.tokenizer.end, (self.scores > NEG_INF).tolist()
+        for beam, row in enumerate(self.rows):
+            values = zip(*(numbers[beam].tolist() for numbers in (*newest, ended)), strict=True)
+            nodes = [_BeamNode(slot, *each) for slot, each in enumerate(values)]
+            self.trees[row].append([node for node in nodes if filled[beam][node.place]])

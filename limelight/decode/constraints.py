@@ -20,8 +20,7 @@ def as_phrases(texts: Iterable[str], name: str) -> tuple[str, ...]:
 
 def prompt_text_tokens(prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """The prompt behind its last special token, which no phrase spans."""
-    plain = takewhile(lambda i: i >= tokenizer.first_text_id, reversed(prompt))
-    return [*plain][::-1]
+    return [*takewhile(lambda i: i >= tokenizer.first_text_id, reversed(prompt))][::-1]
 
 
 class BannedPhrases:
@@ -46,7 +45,6 @@ class BannedPhrases:
         return bool(self.words or self.needs_leading_space)
 
     def banned(self, written: Sequence[int]) -> list[int]:
-        """The tokens that must not follow these."""
         unspaced = without_space(self.tokenizer) if self.needs_leading_space and not written else []
         if not self.words:
             return unspaced
@@ -123,15 +121,10 @@ class RequiredPhrases:
         return met + begun, wanted
 
     def complete(self, written: Sequence[int]) -> bool:
-        """Whether all phrases are there."""
         text = self.tokenizer.decode([*self.given, *written])
         return all(word in text for word in self.words)
 
 
 def _matched(written: Sequence[int], phrase: tuple[int, ...]) -> int:
-    """How many tokens of a phrase are at the end already; fewer than all."""
-    return next(
-        n
-        for n in range(len(phrase) - 1, -1, -1)
-        if tuple(written[-n or len(written) :]) == phrase[:n]
-    )
+    sizes = range(len(phrase) - 1, -1, -1)  # fewer than all
+    return next(n for n in sizes if tuple(written[-n or len(written) :]) == phrase[:n])

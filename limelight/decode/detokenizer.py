@@ -41,14 +41,12 @@ class IncrementalDetokenizer:
         if found:
             self.stopped = True
             return self._held[: min(found)]
-        certain = len(self._held) - max(
-            (_partial_stop_length(self._held, stop) for stop in self.stops), default=0
-        )
+        begun = (_partial_stop_length(self._held, stop) for stop in self.stops)
+        certain = len(self._held) - max(begun, default=0)
         shown, self._held = self._held[:certain], self._held[certain:]
         return shown
 
 
 def _partial_stop_length(text: str, stop: str) -> int:
-    """How many characters at the end of a text may be the beginning of this stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

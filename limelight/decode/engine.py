@@ -18,12 +18,11 @@ from limelight.decode.ensemble import Ensemble
 from limelight.decode.generate import Watch, write
 from limelight.decode.request import Hypothesis, Request, StepModel
 
-_READ_AHEAD = 512  # items that are read before the first of them is answered, at most
 ROWS = 64  # requests in a batch, at most
 MAX_BATCH_POSITIONS = 2**15  # of sources and texts in a batch, at most: fits into any memory
 
 Key = TypeVar("Key")
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 _Job = tuple[Key, list[Request]]
 _Done = tuple[Key, list[list[Hypothesis]]]
 
@@ -75,21 +74,18 @@ def new_search(
     nbest: int = 1,
     keep_tree: bool = False,
 ) -> BeamSearch:
-    """A beam search: on the device, where the model can and nothing constrains the search.
-
-    A search on the device keeps no tree.
-    """
+    """A beam search: on the device, if the model can, nothing constrains it and no tree is kept."""
     if isinstance(model, DeviceBeamModel) and not keep_tree and is_unconstrained(requests, config):
         return model.new_beam_search(requests, config, tokenizer, nbest)
     return BeamSearch(model, requests, config, tokenizer, nbest, keep_tree)
 
 
-def growing_windows(items: Iterable[Item]) -> Iterator[list[Item]]:
+def growing_windows(items: Iterable[_Item]) -> Iterator[list[_Item]]:
     """One item at first, so that its result comes at once; then twice as many each time."""
     left, ahead = iter(items), 1
     while window := list(islice(left, ahead)):
         yield window
-        ahead = min(2 * ahead, _READ_AHEAD)
+        ahead = min(2 * ahead, 512)
 
 
 def batches_of(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:

@@ -24,12 +24,10 @@ class Ensemble:
         self.config = min((model.config for model in models), key=lambda config: config.max_len)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of all models."""
         for model in self.models:
             yield from model.parameters()
 
     def start(self, *given: Any, **options: Any) -> "_States":
-        """The states of all models."""
         return _States([model.start(*given, **options) for model in self.models])
 
     def step(self, tokens: Tensor, state: "_States", real: Tensor | None = None) -> Tensor:

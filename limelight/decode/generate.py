@@ -55,8 +55,6 @@ class TokenEvent(NamedTuple):
 
 
 class _ActiveSequence:
-    """A request that is being written."""
-
     def __init__(
         self, request: Request, config: DecodeConfig, tokenizer: Tokenizer, silent: bool = False
     ) -> None:
@@ -164,8 +162,7 @@ class GenerationBatch:
             self.rows, self.state, self.tokens, self.max_len = [*rows], state, tokens, max_len
             return
         free = [index for index, row in enumerate(self.rows) if row not in self.active]
-        behind = range(len(self.rows), len(self.rows) + len(rows))
-        indices = [*free, *behind][: len(rows)]
+        indices = [*free, *range(len(self.rows), len(self.rows) + len(rows))][: len(rows)]
         where = torch.tensor(indices, device=tokens.device)
         self.state.insert_rows(state, where)
         self.drop(self.rows[index] for index in free[: len(rows)])
@@ -178,7 +175,6 @@ class GenerationBatch:
         self.max_len = max(self.max_len, max_len)
 
     def drop(self, rows: Iterable[int]) -> None:
-        """Forget requests that have finished."""
         for row in rows:
             del self.texts[row]
 
@@ -200,7 +196,6 @@ class GenerationBatch:
         return known and any(text.chosen < text.request.limit for text in texts)
 
     def launch_step(self) -> None:
-        """Begin the next step; `collect` reads its tokens."""
         self.evict_finished()
         texts = [self.texts[row] for row in self.rows]
         for text in texts:
@@ -240,18 +235,17 @@ class GenerationBatch:
         return events
 
     def stop(self, row: int) -> None:
-        """Write no more of this request."""
         self.active.discard(row)
 
     def evict_finished(self) -> None:
         """Remove finished rows if they are many, or if the cache has no slot left for one."""
         done = [row for row in self.rows if row not in self.active]
-        lengths = [self.texts[row].length for row in done]
         if self.in_flight.ahead:
             # A GPU's step of few rows takes as long as of many, and moving rows takes longer. A
             # finished row may stay in a slot that is full: it overwrites its own last position.
             evict = len(done) >= 0.5 * len(self.rows)
         else:
+            lengths = [self.texts[row].length for row in done]
             evict = should_evict(lengths, len(self.rows), self.max_len)
         if not evict:
             return
@@ -264,7 +258,6 @@ class GenerationBatch:
 
 
 def _choose(logits: Tensor, texts: Sequence[_ActiveSequence]) -> Tensor:
-    """The next token of each text, B; texts with equal settings are chosen together."""
     if len({id(text.config) for text in texts}) == 1:
         return _select_tokens(logits, texts)
     groups: dict[int, list[int]] = {}

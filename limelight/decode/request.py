@@ -10,7 +10,6 @@ from torch import Tensor
 
 from limelight.errors import UserError
 
-_EVICT_FRACTION = 0.25  # finished rows stay in the batch until they are this share of it
 DAMAGED = "the model's scores are not numbers (NaN): its weights are damaged"
 LARGEST_LIMIT = 100_000  # tokens: more than any model writes well, less than would fill a memory
 
@@ -54,10 +53,7 @@ Step = TypeVar("Step")
 
 
 class StepQueue(deque[Step]):
-    """Steps that were launched and whose results were not read yet.
-
-    A GPU computes the next step while Python reads the last one, so it may be one step ahead.
-    """
+    """Steps that were launched and not read yet: a GPU may compute one while Python reads one."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -102,11 +98,9 @@ class Hypothesis:
 
 def prefill(model: StepModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Any]:
     """Read sources and prompts: logits of each row's next token, B V, and the state."""
-    device = device_of(model)
-    prompt, real = pad_batch([request.prompt for request in requests], pad)
     state = encode_sources(model, requests, pad)
-    padded = None if real.all() else real.to(device)
-    logits = model.step(prompt.to(device), state, padded)
+    prompt, real = _to_device(model, [request.prompt for request in requests], pad)
+    logits = model.step(prompt, state, real)
     if not torch.isfinite(logits).all():
         raise UserError(DAMAGED)
     return logits, state
@@ -117,10 +111,15 @@ def encode_sources(model: StepModel, requests: Sequence[Request], pad: int) -> A
     max_len = max_total_length(requests)
     if not str(model.config.family).endswith("encoder-decoder"):
         return model.start(len(requests), max_len=max_len)
-    device = device_of(model)
-    source, real = pad_batch([request.source for request in requests], pad)
-    padded = None if real.all() else real.to(device)
-    return model.start(source.to(device), padded, max_len=max_len)
+    source, real = _to_device(model, [request.source for request in requests], pad)
+    return model.start(source, real, max_len=max_len)
+
+
+def _to_device(
+    model: StepModel, rows: list[Sequence[int]], pad: int
+) -> tuple[Tensor, Tensor | None]:
+    device, (tokens, real) = device_of(model), pad_batch(rows, pad)
+    return tokens.to(device), None if real.all() else real.to(device)
 
 
 def max_total_length(requests: Sequence[Request]) -> int:
@@ -129,8 +128,8 @@ def max_total_length(requests: Sequence[Request]) -> int:
 
 
 def should_evict(finished: Sequence[int], rows: int, max_len: int) -> bool:
-    """Whether rows of these lengths should leave the batch: they are many, or a cache is full."""
-    return max(finished, default=0) >= max_len or len(finished) >= _EVICT_FRACTION * rows
+    """Whether rows of these lengths should leave: they are a quarter, or a cache is full."""
+    return max(finished, default=0) >= max_len or len(finished) >= 0.25 * rows
 
 
 def device_of(model: Any) -> torch.device:
@@ -143,8 +142,7 @@ def pad_batch(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     """Rows of tokens as one tensor, padded on the right, and a mask of the real ones."""
     width = max(map(len, rows))
     tokens = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
-    real = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
-    return tokens, real
+    return tokens, torch.arange(width) < torch.tensor([[len(row)] for row in rows])
 
 
 def pad_histories(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -47,8 +47,7 @@ def sample(logits: Tensor, uniforms: Tensor, config: DecodeConfig) -> Tensor:
     """
     ranked, tokens = logits.sort(dim=-1, descending=True, stable=True)
     # In this order a tiny temperature gives 0 and -inf, and never inf - inf.
-    sharper = (ranked - ranked[:, :1]).double() / config.temperature
-    probs = sharper.softmax(dim=-1)
+    probs = ((ranked - ranked[:, :1]).double() / config.temperature).softmax(dim=-1)
     probs = probs * top_k_top_p_mask(probs, config)
     reached = probs.cumsum(dim=-1)
     rank = (reached <= uniforms[:, None] * reached[:, -1:]).sum(dim=-1)
@@ -57,17 +56,13 @@ def sample(logits: Tensor, uniforms: Tensor, config: DecodeConfig) -> Tensor:
 
 
 def top_k_top_p_mask(probs: Tensor, config: DecodeConfig) -> Tensor:
-    """Which of the ranked tokens may be sampled, B V: top-k, then top-p, then min-p.
-
-    The most likely always may.
-    """
+    """Which ranked tokens may be sampled, B V: top-k, top-p, min-p; the first always may."""
     keep = torch.ones_like(probs, dtype=torch.bool)
     if config.top_k:
         keep[:, config.top_k :] = False
     if config.top_p < 1:
         kept = probs * keep
-        before = kept.cumsum(dim=-1) - kept
-        keep &= before < config.top_p * kept.sum(dim=-1, keepdim=True)
+        keep &= kept.cumsum(dim=-1) - kept < config.top_p * kept.sum(dim=-1, keepdim=True)
     if config.min_p:
         keep &= probs >= config.min_p * probs[:, :1]
     keep[:, 0] = True

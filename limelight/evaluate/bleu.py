@@ -93,17 +93,12 @@ def split_words(texts: Sequence[str], language: str) -> list[str]:
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
     except ImportError as error:
-        raise UserError(
-            "BLEU as the paper counted it needs sacremoses: pip install sacremoses"
-        ) from error
+        raise UserError("the paper's BLEU needs sacremoses: pip install sacremoses") from error
     replace = MosesPunctNormalizer(language).replace_unicode_punct
     tokenize = MosesTokenizer(language).tokenize
     return [split_compounds(tokenize(replace(text), return_str=True)) for text in texts]
 
 
 def split_compounds(text: str) -> str:
-    """`rich-text format` becomes `rich ##AT##-##AT## text format`.
-
-    As in the original, a letter between two hyphens belongs to the first: `a-b-c` splits once.
-    """
+    """`a-b` becomes `a ##AT##-##AT## b`; as in the original, `a-b-c` splits once."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)

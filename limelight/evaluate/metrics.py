@@ -13,11 +13,7 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Measure:
-    """One score of one system.
-
-    Where a score can be computed in several ways the signature says which: only scores with the
-    same signature can be compared.
-    """
+    """One score of one system; only scores with the same signature can be compared."""
 
     name: str
     score: float
@@ -93,7 +89,5 @@ def f1_by_class(outputs: Sequence[str], references: Sequence[str]) -> dict[str, 
     """
     given, wanted = Counter(outputs), Counter(references)
     hits = Counter(a for a, b in zip(outputs, references, strict=True) if a == b)
-    return {
-        name: 2 * hits[name] / (given[name] + wanted[name])
-        for name in sorted(given.keys() | wanted.keys())
-    }
+    classes = sorted(given.keys() | wanted.keys())
+    return {name: 2 * hits[name] / (given[name] + wanted[name]) for name in classes}

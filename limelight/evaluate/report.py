@@ -22,10 +22,7 @@ def report_scores(
     scores: Iterable[Measure],
     decoding: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """One run's scores for JSON.
-
-    `columns` is the data: sources and references, texts and labels, or texts alone.
-    """
+    """One run's scores for JSON; `columns` are the data, as sources and references."""
     return {
         "run": run,
         **_report_data(split, columns),
@@ -74,8 +71,7 @@ def _by_name(items: Iterable[Measure | Comparison]) -> dict[str, Any]:
 def show(report: dict[str, Any], console: Console) -> None:
     """Print a table, and below it how the scores were computed."""
     console.print(Text(f"{report['split']}, {report['lines']:,} lines"))
-    table = _compared_table(report) if "comparisons" in report else _score_table(report)
-    console.print(table)
+    console.print(_compared_table(report) if "comparisons" in report else _score_table(report))
     for name, fields in (report.get("comparisons") or report["scores"]).items():
         if fields["signature"]:
             console.print(Text(f"{name}: {fields['signature']}", "dim"), soft_wrap=True)
@@ -110,8 +106,7 @@ def _compared_table(report: dict[str, Any]) -> Table:
 
 
 def _interval(estimate: dict[str, Any]) -> str:
-    score, low, high = (_short(estimate[key]) for key in ("score", "low", "high"))
-    return f"{score} ({low} to {high})"
+    return "{} ({} to {})".format(*(_short(estimate[key]) for key in ("score", "low", "high")))
 
 
 def _short(number: float) -> str:

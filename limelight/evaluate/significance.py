@@ -7,7 +7,7 @@ the difference varies, the less it can be relied on. Both are always scored on t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from limelight.errors import UserError
 from limelight.evaluate.bleu import BETTER, References, metrics, streams_of
 from limelight.evaluate.metrics import Better, check_lines
-
-if TYPE_CHECKING:
-    from sacrebleu.significance import Result
 
 SAMPLES, SEED = 1000, 12345  # sacrebleu's own
 _Numbers = NDArray[np.float64]
@@ -53,7 +50,7 @@ def compare_translations(
     samples: int = SAMPLES,
 ) -> list[Comparison]:
     """BLEU, chrF2 and TER of two runs on the same references, with sacrebleu's paired bootstrap."""
-    from sacrebleu.significance import PairedTest, Result
+    from sacrebleu.significance import PairedTest
 
     streams = streams_of(references)
     for stream in streams:
@@ -62,22 +59,17 @@ def compare_translations(
     named = list(zip(runs, outputs, strict=True))
     test = PairedTest(named, metrics(tokenize), streams, "bs", n_samples=_check_samples(samples))
     signatures, table = test()
-    return [
-        _compared(name, runs, cast(list[Result], table[name]), str(signature))
-        for name, signature in signatures.items()
-    ]
+    return [_compared(name, runs, table[name], str(way)) for name, way in signatures.items()]
 
 
-def _compared(
-    name: str, runs: tuple[str, str], results: Sequence["Result"], signature: str
-) -> Comparison:
+def _compared(name: str, runs: tuple[str, str], results: Any, signature: str) -> Comparison:
     first, second = (
         _Estimate(run, float(r.score), float(r.mean) - float(r.ci), float(r.mean) + float(r.ci))
-        for run, r in zip(runs, cast(Any, results), strict=True)
+        for run, r in zip(runs, results, strict=True)
     )
     # sacrebleu asks how often chance exceeds the difference. Between equal runs it never does,
     # which would be called significant: but no difference at all is no evidence.
-    p_value = cast(float, results[1].p_value) if first.score != second.score else 1.0
+    p_value = results[1].p_value if first.score != second.score else 1.0
     return Comparison(name, BETTER[name], first, second, p_value, signature)
 
 
@@ -96,7 +88,7 @@ def compare_examples(
     or bytes, the same for both runs; then all tokens weigh the same, and not all examples.
     """
     first, second, sizes = _check_examples(totals, counts)
-    drawn = _draw_scores(first, second, sizes, _check_samples(samples), seed)
+    drawn = _draw(first, second, sizes, _check_samples(samples), seed)
     scores = first.sum() / sizes.sum(), second.sum() / sizes.sum()
     lows, highs = np.percentile(drawn, [2.5, 97.5], axis=0)
     one, other = (
@@ -134,10 +126,7 @@ def _check_samples(samples: int) -> int:
     return samples
 
 
-def _draw_scores(
-    first: _Numbers, second: _Numbers, sizes: _Numbers, samples: int, seed: int
-) -> _Numbers:
-    """Both runs' scores on test sets drawn from this one: samples x 2."""
+def _draw(first: _Numbers, second: _Numbers, sizes: _Numbers, samples: int, seed: int) -> _Numbers:
     random = np.random.default_rng(seed)
     drawn = np.empty((samples, 2))
     for i in range(samples):  # one at a time: together they would be samples x examples large

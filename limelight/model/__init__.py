@@ -23,7 +23,8 @@ Shape letters, the same in every file:
 Models hold parameters only. Caches are passed in; training, devices and tracing live outside.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from limelight.model.config import AnyConfig, ModelConfig, RecurrentConfig, model_config
 
@@ -41,15 +42,11 @@ def build(config: AnyConfig) -> "Module":
     from limelight.model.encoder_only import EncoderOnly
     from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDecoder
 
-    if isinstance(config, RecurrentConfig):
-        recurrent = {
-            "recurrent-encoder-decoder": RecurrentEncoderDecoder,
-            "recurrent-decoder-only": RecurrentDecoderOnly,
-        }
-        return recurrent[config.family](config)
-    families = {
+    families: dict[str, Callable[[Any], Module]] = {
         "encoder-decoder": EncoderDecoder,
         "decoder-only": DecoderOnly,
         "encoder-only": EncoderOnly,
+        "recurrent-encoder-decoder": RecurrentEncoderDecoder,
+        "recurrent-decoder-only": RecurrentDecoderOnly,
     }
     return families[config.family](config)

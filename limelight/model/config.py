@@ -1,7 +1,4 @@
-"""What a model looks like, as data: the numbers of the paper's Table 3, and some variants.
-
-Impossible configurations are rejected here, before anything is allocated.
-"""
+"""The numbers of the paper's Table 3, and variants; impossible ones are rejected."""
 
 from typing import Annotated, Any, Literal, get_args
 

@@ -31,9 +31,8 @@ class DecoderOnly(nn.Module):
 
         def draw(name: str, matrix: Tensor) -> Tensor:
             adds = name.endswith(("attention.output.weight", "feed_forward.outer.weight"))
-            return nn.init.normal_(
-                matrix, std=0.02 / math.sqrt(2 * self.config.layers if adds else 1)
-            )
+            sums = 2 * self.config.layers if adds else 1
+            return nn.init.normal_(matrix, std=0.02 / math.sqrt(sums))
 
         self.tie()
         initialise(self, draw)

@@ -71,9 +71,7 @@ class EncoderDecoder(nn.Module):
         mask = None if target_real is None else attention_mask(target_real, causal=True)
         memory_mask = None if source_real is None else attention_mask(source_real)
         x = self.target(target, positions)
-        return self.decoder(
-            x, positions, mask, causal=mask is None, memory=memory, memory_mask=memory_mask
-        )
+        return self.decoder(x, positions, mask, mask is None, memory, memory_mask)
 
     def forward(
         self,

@@ -100,6 +100,5 @@ class EncoderOnly(nn.Module):
 
 
 def _first_real(states: Tensor, real: Tensor | None) -> Tensor:
-    if real is None:
-        return states[:, 0]
-    return states[torch.arange(states.size(0), device=states.device), real.int().argmax(dim=1)]
+    rows = torch.arange(states.size(0), device=states.device)
+    return states[:, 0] if real is None else states[rows, real.int().argmax(dim=1)]

@@ -15,10 +15,7 @@ from limelight.model.config import ModelConfig
 
 
 class KVCache:
-    """Keys and values of every layer for a batch of rows, and those of the source, if any.
-
-    To read tokens: `begin`, then each layer's `update`, then `commit`.
-    """
+    """Keys and values of each layer. To read tokens: `begin`, each layer's `update`, `commit`."""
 
     def __init__(self, config: ModelConfig, rows: int, max_len: int, like: Tensor) -> None:
         if config.positions == "learned" and max_len > config.max_len:
@@ -36,7 +33,6 @@ class KVCache:
         self.memory_mask: Tensor | None = None
 
     def begin(self, count: int) -> None:
-        """Prepare for `count` more tokens in every row."""
         needed, capacity = self.max_used + count, self.keys[0].size(2)
         if needed > capacity:
             raise UserError(

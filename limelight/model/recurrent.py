@@ -6,7 +6,7 @@ They are here to be compared with. They speak the same language as the Transform
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -23,10 +23,8 @@ _Hidden = tuple[Tensor, ...]  # what a cell carries along, each N B D: (h,), or 
 
 
 class _EncoderOutput(NamedTuple):
-    """A recurrent encoder's state after each token, B S D, and after the last."""
-
-    states: Tensor
-    hidden: _Hidden
+    states: Tensor  # B S D: after each token
+    hidden: _Hidden  # after the last
 
 
 @dataclass
@@ -62,8 +60,7 @@ class RecurrentState:
     def seen(self) -> Tensor:
         if self.mask is not None:
             return self.mask.mT
-        memory = cast(Tensor, self.memory)
-        return torch.ones_like(memory[..., :1], dtype=torch.bool)
+        return torch.ones_like(cast(Tensor, self.memory)[..., :1], dtype=torch.bool)
 
 
 class RecurrentStack(nn.Module):
@@ -93,20 +90,18 @@ class RecurrentStack(nn.Module):
         if real is not None:  # a row with nothing real in it stays where it was
             before = hidden or tuple(torch.zeros_like(h) for h in carried)
             some = real.any(dim=1)[:, None]
-            carried = tuple(
-                torch.where(some, new, old) for new, old in zip(carried, before, strict=True)
-            )
-        if self.cell.bidirectional:
-            carried = tuple(_both_directions(h) for h in carried)
+            both = zip(carried, before, strict=True)
+            carried = tuple(torch.where(some, new, old) for new, old in both)
+        if self.cell.bidirectional:  # 2N B D/2 -> N B D: both states of a layer side by side
+            carried = tuple(torch.cat([h[0::2], h[1::2]], dim=-1) for h in carried)
         return states, carried
 
     def read_padded(self, x: Tensor, carried: Any, real: Tensor) -> tuple[Tensor, Any]:
         """Bring the real tokens to the front, let torch pack them, and put the states back."""
         front = real.int().argsort(dim=1, descending=True, stable=True)
         lengths = real.sum(dim=1).clamp(min=1).cpu()
-        packed = pack_padded_sequence(
-            x.gather(1, front[..., None].expand_as(x)), lengths, True, enforce_sorted=False
-        )
+        x = x.gather(1, front[..., None].expand_as(x))
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         packed_states, carried = self.cell(packed, carried)
         states, _ = pad_packed_sequence(packed_states, True, total_length=x.size(1))
         return states.gather(1, front.argsort(dim=1)[..., None].expand_as(states)), carried
@@ -119,11 +114,6 @@ class RecurrentStack(nn.Module):
             for name, bias in self.cell.named_parameters():
                 if name.startswith("bias"):
                     nn.init.constant_(bias[size : 2 * size], 1.0 if "_ih_" in name else 0.0)
-
-
-def _both_directions(hidden: Tensor) -> Tensor:
-    """2N B D/2 -> N B D: the forward and the backward state of a layer side by side."""
-    return torch.cat([hidden[0::2], hidden[1::2]], dim=-1)
 
 
 class AdditiveAttention(nn.Module):
@@ -211,24 +201,21 @@ class RecurrentEncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
-        states = self.read(tokens, state, real)
-        return self.classifier(last_real(states, _count_real(tokens, real)))
+        count = _count_real(tokens, real)
+        return self.classifier(last_real(self.read(tokens, state, real), count))
 
     def remember(self, memory: _EncoderOutput, source_real: Tensor | None) -> RecurrentState:
         """The decoder's first state: the encoder's last one, and with attention all the others."""
-        state = RecurrentState(memory.hidden)
         if self.attention is None:
-            return state
+            return RecurrentState(memory.hidden)
         mask = None if source_real is None else attention_mask(source_real)[:, 0]
-        return replace(
-            state, memory=memory.states, keys=self.attention.key(memory.states), mask=mask
-        )
+        keys = self.attention.key(memory.states)
+        return RecurrentState(memory.hidden, memory.states, keys, mask)
 
     def read(self, tokens: Tensor, state: RecurrentState, real: Tensor | None) -> Tensor:
         """Read the tokens and advance the state; B T D."""
-        x, state.hidden = self.decoder(
-            _embed(self.target, tokens, self.dropout), state.hidden, real
-        )
+        x = _embed(self.target, tokens, self.dropout)
+        x, state.hidden = self.decoder(x, state.hidden, real)
         if self.attention is not None:
             x = self.attention(x, state.memory, state.keys, state.mask)
         return self.dropout(x)

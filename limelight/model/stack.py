@@ -73,18 +73,12 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
-        """All layers, for tokens that follow those in the cache."""
         rope = rotation(cache.positions, self.d_head, x.dtype) if self.rotary else None
         mask = cache.mask()
         for i, layer in enumerate(self.layers):
-            x = layer(
-                x,
-                mask,
-                rope=rope,
-                update_cache=partial(cache.update, i),
-                memory=cache.memory[i] if cache.memory else None,
-                memory_mask=cache.memory_mask,
-            )
+            memory = cache.memory[i] if cache.memory else None
+            update = partial(cache.update, i)
+            x = layer(x, mask, False, rope, update, memory, cache.memory_mask)
         return self.norm(x)
 
     def keys_values(self, memory: Tensor) -> list[KeysValues]:
@@ -116,5 +110,5 @@ def initialise(model: nn.Module, draw: Callable[[str, Tensor], object]) -> None:
 
 def last_real(states: Tensor, count: Tensor) -> Tensor:
     """The state of each row's last real token, B D, where `count` (B) real ones are in front."""
-    index = (count - 1).clamp(min=0)
-    return states[torch.arange(states.size(0), device=states.device), index]
+    rows = torch.arange(states.size(0), device=states.device)
+    return states[rows, (count - 1).clamp(min=0)]

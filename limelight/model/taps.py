@@ -13,7 +13,6 @@ there: post-norm or pre-norm, what kind of positions, gated or not.
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -22,14 +21,11 @@ from limelight.errors import UserError, unknown_name
 from limelight.model.attention import Attention, explicit_attention
 from limelight.model.config import AnyConfig, ModelConfig, RecurrentConfig
 
-_INSIDE_ATTENTION = ("q", "k", "v", "scores", "scaled", "masked", "weights", "mixed")
 _STATES, _SCORES = ("word", "dim"), ("head", "query", "key")  # axes
 
 
 class _Tap(NamedTuple):
-    """A value of the forward pass: where it appears, and how it is made from which others."""
-
-    module: str  # its path in the model
+    module: str  # where the value appears: a path in the model
     at: str  # the module's input, its output, or a step inside an attention's equation
     op: str
     sources: tuple[str, ...]  # names of taps
@@ -63,11 +59,7 @@ def dataflow(config: AnyConfig) -> dict[str, _Tap]:
 
 def sides(config: ModelConfig) -> tuple[str, ...]:
     """The stacks that this family has."""
-    return {
-        "encoder-decoder": ("encoder", "decoder"),
-        "decoder-only": ("decoder",),
-        "encoder-only": ("encoder",),
-    }[config.family]
+    return tuple(config.family.removesuffix("-only").split("-"))
 
 
 def parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
@@ -97,7 +89,6 @@ def _side_taps(config: ModelConfig, side: str) -> _Named:
 
 
 def _sublayer_taps(config: ModelConfig, name: str, path: str, state: str) -> _Named:
-    """One sub-layer: its norm comes before it (pre-norm) or after the sum with its input."""
     inner = _feed_forward_taps if name.endswith("feed_forward") else _attention_taps
     added = (state, f"{name}.output")
     norm = _Tap(f"{path}_residual.norm", "output", "norm", (state,))
@@ -112,7 +103,6 @@ def _sublayer_taps(config: ModelConfig, name: str, path: str, state: str) -> _Na
 
 
 def _attention_taps(config: ModelConfig, name: str, path: str, read: str) -> _Named:
-    """Queries from the side itself; keys and values too, or in cross-attention from the encoder."""
     module, cross = f"{path}_attention", name.endswith("cross")
     memory = "encoder.output" if cross else read
     split = "split and turn" if config.positions == "rotary" and not cross else "split"
@@ -159,8 +149,8 @@ def _recurrent_taps(config: RecurrentConfig) -> _Named:
     if seq2seq and config.attention:
         name, axes = "decoder.cross", ("query", "key")
         yield f"{name}.masked", _Tap("attention.softmax", "input", "mask", (states, *memory), axes)
-        softmax = _Tap("attention.softmax", "output", "softmax", (f"{name}.masked",), axes)
-        yield f"{name}.weights", softmax
+        masked = (f"{name}.masked",)
+        yield f"{name}.weights", _Tap("attention.softmax", "output", "softmax", masked, axes)
         sources = (states, f"{name}.weights", *memory)
         states = f"{name}.output"
         yield states, _Tap("attention", "output", "linear and tanh", sources)
@@ -214,7 +204,7 @@ class Recorder:
         for path, module in self.model.named_modules():
             self._change(module, "_compiled_call_impl", None)  # hooks never fire in compiled code
             if isinstance(module, Attention):
-                steps = {s: name for s in _INSIDE_ATTENTION if (name := name_at.get((path, s)))}
+                steps = {at: name for (owner, at), name in name_at.items() if owner == path}
                 watched = partial(explicit_attention, watch=self._watch(steps))
                 self._change(module, "attend", watched)
             if name := name_at.get((path, "input")):
@@ -225,9 +215,7 @@ class Recorder:
                 self._undo.append(after.remove)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._undo:
             self._undo.pop()()
 
@@ -238,9 +226,7 @@ class Recorder:
     def _keep_input(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.values[name] = self.keep(name, inputs[0])
 
-    def _keep_output(
-        self, name: str, _: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]
-    ) -> None:
+    def _keep_output(self, name: str, _: nn.Module, __: object, output: Any) -> None:
         value = output[0] if isinstance(output, tuple) else output
         if name == "logits":
             value = value.clone()  # the caller may write over them

@@ -14,8 +14,7 @@ def fast_argmax(logits: Tensor) -> Tensor:
     if rows < 4 or vocab < 2 * _BLOCK or not logits.is_cpu:
         return logits.argmax(dim=1)
     members = _blocks_of(vocab).index_select(0, _block_max(logits, _BLOCK).argmax(dim=1))
-    inside = logits.gather(1, members).argmax(dim=1, keepdim=True)
-    return members.gather(1, inside)[:, 0]
+    return members.gather(1, logits.gather(1, members).argmax(dim=1, keepdim=True))[:, 0]
 
 
 @lru_cache(maxsize=16)
@@ -64,6 +63,5 @@ def _topk_candidates(logits: Tensor, count: int, block: int = 64) -> tuple[Tenso
     begin = peaks.topk(count, dim=1, sorted=False).indices[..., None] * block
     tokens = (begin + torch.arange(block)).flatten(1)
     if full * block < vocab:
-        rest = torch.arange(full * block, vocab).expand(rows, -1)
-        tokens = torch.cat([tokens, rest], dim=1)
+        tokens = torch.cat([tokens, torch.arange(full * block, vocab).expand(rows, -1)], dim=1)
     return logits.gather(1, tokens), tokens

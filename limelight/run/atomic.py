@@ -24,10 +24,8 @@ from limelight.files import atomic_folder, sync, temp_sibling, try_lock_file
 
 _FORMAT = 1  # of the manifest
 MANIFEST = "MANIFEST.json"
-_LARGEST_MANIFEST = 2**20  # bytes; ours have a few hundred
 _NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
 _LOCK = ".lock"
-_TEMPORARY = "*.tmp-" + "[0-9a-f]" * 8
 _Manifest = dict[str, tuple[Any, Any]]  # each file's size and hash
 
 
@@ -67,7 +65,6 @@ def write_manifest(folder: Path) -> None:
 
 
 def _files_in(folder: Path) -> dict[str, int]:
-    """The files of a folder and their sizes; links and folders in it are rejected."""
     sizes = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -99,10 +96,7 @@ def _remove(path: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Why this is no valid checkpoint, or None; whatever lies there, it answers and never fails.
-
-    Only what a listing of the folder shows is opened, never a path that the manifest names.
-    """
+    """Why this is no valid checkpoint, or None; opens only what the folder lists, never fails."""
     try:
         if folder.is_symlink():
             return "it is a link"
@@ -116,10 +110,9 @@ def find_damage(folder: Path) -> str | None:
 
 
 def _read_manifest(path: Path, size: int | None) -> _Manifest:
-    """Size and hash of each file, as the manifest has them; their types are not checked."""
     if size is None:
         raise ValueError(f"{MANIFEST} is missing")
-    if size > _LARGEST_MANIFEST:
+    if size > 2**20:  # bytes; ours have a few hundred
         raise ValueError(f"{MANIFEST} is too large")
     try:
         manifest = json.loads(path.read_bytes())
@@ -180,8 +173,7 @@ def prune(parent: Path, keep: int, spare: Iterable[str] = (), written: Container
     At least one valid checkpoint stays, whatever `keep` is. Those that this process has `written`
     and hashed are not read again.
     """
-    spared = set(spare)
-    valid = 0
+    spared, valid = set(spare), 0
     for folder in list_checkpoints(parent):
         if valid < max(keep, 1):
             valid += folder.name in written or find_damage(folder) is None
@@ -191,7 +183,7 @@ def prune(parent: Path, keep: int, spare: Iterable[str] = (), written: Container
 
 def remove_stale_temp(parent: Path) -> None:
     """Delete what dead runs left under temporary names; nobody else may be writing here."""
-    for path in parent.glob(_TEMPORARY):
+    for path in parent.glob("*.tmp-" + "[0-9a-f]" * 8):
         _remove(path)
 
 
@@ -218,5 +210,5 @@ def check_disk_space(parent: Path, needed: int) -> None:
     """Fail before the disk is full, and not in the middle of a save; a fifth more must be free."""
     free = shutil.disk_usage(parent).free
     if free < 1.2 * needed:
-        message = f"{needed:,} bytes are to be written and {free:,} are free"
-        raise OSError(errno.ENOSPC, message, str(parent))
+        why = f"{needed:,} bytes are to be written and {free:,} are free"
+        raise OSError(errno.ENOSPC, why, str(parent))

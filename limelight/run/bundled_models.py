@@ -48,10 +48,8 @@ def _name_as_typed(run: str | Path) -> str:
     if not isinstance(name, str):
         raise UserError(f"a run is named by a str or a Path, and not by {run!r:.80}")
     if not name:  # as of a variable that is not set; the path would be the folder that one is in
-        there = ", ".join(model_names())
-        raise UserError(
-            f"the name of the run is empty: name a run folder (. for this one), or one of {there}"
-        )
+        there = f"a run folder (. for this one), or one of {', '.join(model_names())}"
+        raise UserError(f"the name of the run is empty: name {there}")
     return name
 
 

@@ -108,17 +108,13 @@ class RunFolder:
             raise UserError(f"{self.path / name} is not JSON: {error}") from error
 
     def environment(self) -> dict[str, Any]:
-        """Versions, seed, device and data that the run began with."""
         found = self.read_json("environment.json")
         if not isinstance(found, dict):
             raise UserError(f"{self.path / 'environment.json'} is not what a run writes")
         return found
 
     def weights(self) -> tuple[Path, list[str]]:
-        """The folder with the weights to use: finished ones, or else the newest checkpoint's.
-
-        With it come sentences about damaged ones that were skipped.
-        """
+        """The folder of the finished weights or the newest ones, and what damage was skipped."""
         warnings: list[str] = []
         for parent in (self.finished, self.checkpoints):
             folder, skipped = latest_valid(parent)

@@ -19,10 +19,7 @@ Entry = dict[str, Any]
 
 
 class Log:
-    """Appends to a log file; a half-written line is removed when the run resumes.
-
-    Lines that a full disk rejects wait here: training continues, and `sync` raises the error.
-    """
+    """Appends to a log file. What a full disk rejects waits here, until `sync` raises the error."""
 
     def __init__(self, path: Path, also: "_LogSink | None" = None) -> None:
         self.path, self.also = path, also
@@ -51,11 +48,8 @@ class Log:
             self.also.close()
 
 
-class _LogSink(Protocol):
-    """Receives every line too, as TensorBoard does."""
-
+class _LogSink(Protocol):  # receives every line too, as TensorBoard does
     def add(self, entry: Entry) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -76,12 +70,11 @@ def read_log(path: Path) -> Iterator[Entry]:
 
 def cut_log(path: Path, step: int, validated: int) -> None:
     """Remove what was logged after a step, and validations after another: they come again."""
-    kept = [
-        entry
-        for entry in read_log(path)
-        if entry.get("step", 0) <= (validated if entry.get("validation") else step)
-    ]
-    atomic_write(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+    kept = ""
+    for entry in read_log(path):
+        if entry.get("step", 0) <= (validated if entry.get("validation") else step):
+            kept += json.dumps(entry) + "\n"
+    atomic_write(path, kept.encode())
 
 
 def without_timing(entry: Entry) -> Entry:

@@ -11,7 +11,6 @@ from limelight.run.int8_storage import check_packed, dequantize_rows, is_scales
 
 WEIGHTS = "weights.safetensors"
 _LARGEST_HEADER = 2**23  # bytes of names and shapes: some 50,000 tensors
-_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -40,7 +39,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     for name, kind in kinds.items():
-        if kind not in (*_FLOATS, "I8"):
+        if kind not in ("F64", "F32", "F16", "BF16", "I8"):
             raise UserError(f"{path} is no file of weights: {name} is of type {kind}")
     try:
         check_packed(shapes, kinds)

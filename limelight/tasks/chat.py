@@ -59,5 +59,4 @@ class Conversation:
         return [*tag, *tokens[-longest:]]
 
     def reset(self) -> None:
-        """Forget what was said."""
         self.turns = []

@@ -16,5 +16,4 @@ def classify(trained: TextModel, texts: Iterable[str]) -> Iterator[dict[str, flo
         return torch.softmax(trained.model(tokens, real=real), dim=-1)
 
     for row in compute_each(trained, texts, probabilities):
-        named = zip(trained.classes, row, strict=True)
-        yield dict(sorted(named, key=lambda pair: -pair[1]))
+        yield dict(sorted(zip(trained.classes, row, strict=True), key=lambda pair: -pair[1]))

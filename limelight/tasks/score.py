@@ -24,7 +24,6 @@ class Scored:
 
     @property
     def total(self) -> float:
-        """The log-probability of the text."""
         return sum(self.logprobs)
 
 
@@ -49,7 +48,7 @@ def _score_some(trained: TextModel, texts: list[tuple[str, ...]], tag: list[int]
         targets, sources = [r.target for r in read.values()], [r.source for r in read.values()]
         for batch, tokens, real in in_batches(trained, targets, 1024, sources):
             own = [read[indices[i]] for i in batch]
-            logprobs = _logprobs_of(trained, [r.source for r in own], tokens, real)
+            logprobs = _logprobs(trained, [r.source for r in own], tokens, real)
             for i, row, r in zip(batch, logprobs.tolist(), own, strict=True):
                 pieces = trained.tokenizer.pieces(r.target[r.first :])
                 numbers = row[r.first - 1 : len(r.target) - 1]
@@ -69,9 +68,7 @@ def _encode(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _Readi
     if len(text) != wanted:
         needed = "a source and a target" if wanted == 2 else "one text"
         count = "1 text" if len(text) == 1 else f"{len(text)} texts"
-        raise UserError(
-            f"this model scores {needed}, and not {count} (in a line, a tab divides them)"
-        )
+        raise UserError(f"this model scores {needed}, and not {count} (a tab divides them)")
     *source, target = (tokenizer.encode(side) for side in text)
     ending = [*target, tokenizer.end]
     if trained.kind == "texts":
@@ -87,10 +84,8 @@ def _encode(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _Readi
     return _Reading(given, decoded, first)
 
 
-def _logprobs_of(
-    trained: TextModel, sources: list[list[int]], tokens: Tensor, real: Tensor
-) -> Tensor:
-    """Log-probabilities of all tokens but the first, B T-1."""
+def _logprobs(trained: TextModel, sources: list[list[int]], tokens: Tensor, real: Tensor) -> Tensor:
+    """The log-probability of each token but the first, B T-1, all in one pass."""
     read, answers = tokens[:, :-1], tokens[:, 1:]
     given = [read, real[:, :-1]]
     if trained.family == "encoder-decoder":
@@ -120,7 +115,7 @@ def nll_per_text(trained: TextModel, texts: Sequence[str]) -> list[float]:
     found = [0.0] * len(texts)
     with torch.inference_mode():
         for batch, padded, real in in_batches(trained, stretches, 4096):
-            logprobs = _logprobs_of(trained, [], padded, real) * real[:, 1:]
+            logprobs = _logprobs(trained, [], padded, real) * real[:, 1:]
             for i, total in zip(batch, logprobs.sum(dim=1).tolist(), strict=True):
                 found[owners[i]] -= total
     return found

@@ -29,7 +29,6 @@ def in_parts(text: str, length: Callable[[str], int], longest: int) -> list[str]
 
 
 def _cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
-    """Pieces that fit once stripped; joined they are the text."""
     if length(text.strip()) <= longest or len(text) == 1:
         return [text]
     ends = [end.end() for end in _SENTENCE_END.finditer(text)]

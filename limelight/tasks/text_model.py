@@ -33,12 +33,10 @@ class TextModel:
 
     @cached_property
     def engine(self) -> Engine:
-        """Decodes with it, accelerated."""
         return Engine([self.model, *self.ensemble], self.tokenizer, self.int8)
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return device_of(self.model)
 
     @property
@@ -53,7 +51,6 @@ class TextModel:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks that it can do."""
         if self.family == "encoder-only":
             return ("classify", "embed") if self.classes else ("fill", "embed")
         if self.kind == "texts":
@@ -61,7 +58,6 @@ class TextModel:
         return ("translate", "chat", "score", "embed")
 
     def require(self, ability: str) -> None:
-        """Reject a task that it cannot do, and name those that it can."""
         if ability not in self.tasks:
             raise UserError(
                 f"this model cannot {ability}: it is {self.family} and learned from {self.kind}, "
@@ -81,7 +77,6 @@ class TextModel:
         return [self.tokenizer.tag(wanted or self.tags[0])]
 
     def refuse_tag(self, wanted: str) -> None:
-        """Reject any tag."""
         if wanted:
             raise UserError(f"this model learned no tags, so there is no {wanted!r}")
 
@@ -92,10 +87,7 @@ def in_batches(
     positions: int = 4096,
     sources: Sequence[Sequence[int]] = (),
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Batches of rows of similar length: their indices, tokens B T, and a mask of real ones.
-
-    The positions of their sources count as well.
-    """
+    """Rows of like length (sources count too): their indices, tokens B T, a mask of real ones."""
     sizes = [sum(map(len, parts)) for parts in zip_longest(rows, sources, fillvalue=())]
     for batch in batch_by_length(sizes, positions):
         tokens, real = pad_batch([rows[i] for i in batch], trained.tokenizer.pad)

@@ -44,7 +44,6 @@ class Translation:
 
     @property
     def text(self) -> str:
-        """The best translation."""
         return self.outputs[0].text if self.outputs else ""
 
 
@@ -99,8 +98,7 @@ def translation_of(
     trained: TextModel, text: str, found: list[list[Hypothesis]], constraints: Constraints
 ) -> Translation:
     """Join what was found for the parts of a text."""
-    ways = zip(*found, strict=False)
-    outputs = tuple(_join(trained, way, constraints.prefix) for way in ways)
+    outputs = tuple(_join(trained, way, constraints.prefix) for way in zip(*found, strict=False))
     best = outputs[0].text if outputs else None
     missing = [w for w in constraints.include if best is not None and w.strip() not in best]
     problem = f"no translation with {missing[0]!r} was found" if missing else ""
@@ -285,9 +283,8 @@ def choices_along(
 
 def _choice_of(tokenizer: Tokenizer, before: list[int], choice: Alternative) -> AlternativeChoice:
     tokens = [*before, choice.token, *choice.rest.tokens]
-    ends = range(len(before) + 1, len(tokens) + 1)
     text = tokenizer.decode(tokens)
-    begins = (tokenizer.decode(tokens[:end]) for end in ends)
+    begins = (tokenizer.decode(tokens[:end]) for end in range(len(before) + 1, len(tokens) + 1))
     begin = next((some for some in begins if not some.endswith(_HALF)), text)
     piece = tokenizer.pieces([choice.token])[0]
     return AlternativeChoice(piece, math.exp(choice.logprob), text.strip(), begin)

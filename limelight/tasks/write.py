@@ -15,15 +15,9 @@ DEFAULT_MAX_TOKENS = 200  # tokens, where nobody says how many
 
 
 def write(
-    trained: TextModel,
-    prompt: str,
-    config: DecodeConfig | None = None,
-    stops: Sequence[str] = (),
+    trained: TextModel, prompt: str, config: DecodeConfig | None = None, stops: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Continue a text, piece by piece as it is written.
-
-    When the model's context is full, it goes on with the last half of it.
-    """
+    """Continue a text, piece by piece; a full context goes on with the last half of it."""
     text = Continuation(trained, prompt, config or trained.decode, stops)
     while (request := text.request()) is not None:
         batch = GenerationBatch(trained.engine.model, [request], text.config, trained.tokenizer)
@@ -54,7 +48,6 @@ class Continuation:
         return self.written[-1:] == [self.trained.tokenizer.end]
 
     def request(self) -> Request | None:
-        """The next request, or None at the end."""
         if len(self.written) >= self.most or self.ended or self.stream.stopped:
             return None
         context = self.trained.max_len

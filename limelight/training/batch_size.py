@@ -43,9 +43,7 @@ def worst_case_batches(batches: BatchPlan, tokens: int) -> list[Batch]:
     return [made[int(np.argmax(sizes))], made[int(np.argmax(widths))]]
 
 
-def fits_on_gpu(
-    forward_backward: Callable[[Batch], object], batches: BatchPlan, tokens: int
-) -> bool:
+def fits_on_gpu(forward_backward: Callable[..., object], batches: BatchPlan, tokens: int) -> bool:
     """Try a forward and a backward pass."""
     try:
         for batch in worst_case_batches(batches, tokens):
@@ -60,10 +58,7 @@ def fits_on_gpu(
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that programs may still allocate; if the system does not say, a modest machine's.
-
-    The page cache counts as free. A container may have less than the machine.
-    """
+    """Bytes that programs may still allocate, in this container; if unknown, a modest number."""
     try:
         meminfo = (root / "proc" / "meminfo").read_text("ascii")
         available = 1024 * int(re.findall(r"MemAvailable: *([0-9]+) kB", meminfo)[0])

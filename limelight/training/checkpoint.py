@@ -19,14 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from limelight.errors import FailedError, UserError
-from limelight.run.atomic import (
-    check_disk_space,
-    commit,
-    find_damage,
-    list_checkpoints,
-    prune,
-    remove_atomically,
-)
+from limelight.run import atomic
+from limelight.run.atomic import find_damage, list_checkpoints
 from limelight.run.log import Log
 from limelight.run.weights import WEIGHTS, name_of, read_tensors, step_of
 from limelight.training.distributed import copy_into, full_tensor
@@ -44,13 +38,13 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
         try:
             log.sync()
             needed = sum(t.nbytes for t in (*weights.values(), *moments.values()))
-            check_disk_space(run.path, needed)
+            atomic.check_disk_space(run.path, needed)
             last = run.checkpoints / name_of(state.step)
-            commit(last, lambda folder: _write(folder, weights, moments, state))
+            atomic.commit(last, lambda folder: _write(folder, weights, moments, state))
             trainer.written.add(last.name)
             best = [name_of(state.best_step)] if config.patience else []
             spare = [*best, *(folder.name for folder in _checkpoints_to_average(trainer))]
-            prune(run.checkpoints, config.keep_checkpoints, spare, trainer.written)
+            atomic.prune(run.checkpoints, config.keep_checkpoints, spare, trainer.written)
         except OSError as error:
             why = f"{run.path}: {error.strerror or error}"
             sentence = f"step {state.step} could not be saved: {why}"
@@ -144,11 +138,13 @@ def write_final_weights(trainer: Trainer) -> None:
         weights = _select_final_weights(trainer, weights, moments)
         try:
             if find_damage(last) is None and not _are_equal(read_tensors(last / WEIGHTS), weights):
-                remove_atomically(last)  # it was made when the recipe asked for something else
-            commit(last, lambda folder: write_tensors(folder / WEIGHTS, weights))
+                atomic.remove_atomically(
+                    last
+                )  # it was made when the recipe asked for something else
+            atomic.commit(last, lambda folder: write_tensors(folder / WEIGHTS, weights))
             for older in list_checkpoints(run.finished):
                 if older != last:  # even one of more steps: a training that was begun again
-                    remove_atomically(older)
+                    atomic.remove_atomically(older)
         except OSError as error:
             raise FailedError(
                 f"training is done, but its weights could not be written: {run.path}: "

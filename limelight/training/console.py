@@ -1,20 +1,10 @@
-"""What people see while a model trains: a bar on a terminal, plain lines elsewhere.
-
-Everything goes to standard error; numbers for programs are in the log.
-"""
+"""What people see on stderr while a model trains: a bar on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 _WIDE = 132  # columns of a terminal in which all numbers fit beside the bar
@@ -27,14 +17,11 @@ class Report:
         self.console = console or Console(stderr=True, quiet=silent, highlight=False)
         self.bar: Progress | None = None
         self.begun_at = 0
-        self.task = TaskID(0)
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line."""
         self.console.print(Text(text, style), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
         self.say(f"warning: {text}", "yellow")
 
     def begin(self, step: int, steps: int) -> None:
@@ -55,12 +42,10 @@ class Report:
         self.bar.start()
 
     def step(self, step: int) -> None:
-        """Move the bar."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
 
     def train(self, entry: dict[str, Any], steps: int) -> None:
-        """Show an entry of the log."""
         loss, speed = f"loss {entry['loss']:.4f}", f"{entry['tokens_per_second']:,.0f} tokens/s"
         memory = f"peak memory {entry['peak_memory'] / 1e9:.1f} GB"
         numbers = f"{loss}  lr {entry['lr']:.2e}  {speed}  {memory}"
@@ -73,19 +58,16 @@ class Report:
             self.say(f"step {entry['step']}/{steps}  {numbers}  {clock(left)} left")
 
     def validation(self, entry: dict[str, Any], better: bool) -> None:
-        """Show a validation entry of the log."""
         scores = {k: v for k, v in entry.items() if isinstance(v, float) and k != "seconds"}
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         mark = " (the best so far)" if better else ""
         self.say(f"step {entry['step']}  validation: {numbers}{mark}", "bold" if better else "")
 
     def samples(self, lines: Iterable[str]) -> None:
-        """Show what the model generates now."""
         for line in lines:
             self.say(f"    {line}")
 
     def end(self) -> None:
-        """Remove the bar."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None

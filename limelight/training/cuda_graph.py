@@ -37,7 +37,6 @@ class CudaGraphStep:
         self.pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Run a step; read its result before the next one."""
         if isinstance(batch, MaskedLMBatch):
             return self.step(batch)  # the number of masked tokens differs from batch to batch
         shape = shape_of(batch)

@@ -36,7 +36,6 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes and prints."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -46,14 +45,12 @@ class World:
         return values
 
     def all_reduce_min(self, value: int) -> int:
-        """The smallest value of all processes."""
         smallest = torch.tensor(value, device=self.device)
         if self.world_size > 1:
             dist.all_reduce(smallest, dist.ReduceOp.MIN)
         return int(smallest)
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
         if self.world_size > 1:
             dist.barrier()
 

@@ -1,7 +1,7 @@
 """Loss, perplexity and accuracy on texts that are not trained on."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sized
 
 import torch
 from torch import nn
@@ -14,11 +14,7 @@ VALIDATION_METRICS = ("loss", "perplexity", "accuracy")
 
 
 def loss_on(
-    module: nn.Module,
-    batches: BatchPlan,
-    world: World,
-    precision: str,
-    interrupted: Sequence[int] = (),
+    module: nn.Module, batches: BatchPlan, world: World, precision: str, interrupted: Sized = ()
 ) -> dict[str, float]:
     """The three metrics, each a mean over tokens; empty if there are none, or if interrupted."""
     module.eval()

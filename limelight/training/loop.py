@@ -7,26 +7,17 @@ number of the step; all of these are in every checkpoint, so a resumed run ends 
 import signal
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 
-from limelight.data.batching import BatchPlan
 from limelight.errors import UserError
 from limelight.run.atomic import latest_valid
 from limelight.run.log import Log, cut_log, read_log
 from limelight.run.tensorboard import TensorBoardSink
 from limelight.training.checkpoint import restore, save_checkpoint, write_final_weights
-from limelight.training.config import TrainConfig
 from limelight.training.evaluate import loss_on
 from limelight.training.metrics import Throughput, log_step
-from limelight.training.trainer import (
-    MicroBatch,
-    StepResult,
-    Trainer,
-    TrainState,
-    train_step,
-    use_ema_weights,
-)
+from limelight.training.trainer import MicroBatch, StepResult, Trainer, train_step, use_ema_weights
 
 
 def fit(trainer: Trainer) -> int:
@@ -36,21 +27,20 @@ def fit(trainer: Trainer) -> int:
     log = None
     if trainer.world.is_main:
         log = Log(trainer.run.log, TensorBoardSink(trainer.run.path / "tensorboard", state.step))
-    stream = _batch_stream(trainer.batches, state)
-    clock = Throughput()
+    stream, clock = _batch_stream(trainer), Throughput()
     launched: deque[StepResult] = deque()
     trainer.report.begin(state.step, config.steps)
     try:
         with _catch_signals() as interrupted:
             while True:
-                if _is_due(config.validate_every, state, config) and state.validated < state.step:
+                if _is_due(trainer, config.validate_every) and state.validated < state.step:
                     while launched:
                         log_step(trainer, log, clock, launched.popleft())
                     _validate(trainer, log, clock, interrupted)
                 stop = trainer.world.any_rank(bool(interrupted))
                 complete = state.step == state.validated >= config.steps
-                done = complete or _should_stop_early(state, config)
-                saving = done or stop or _should_save(state, config)
+                done = complete or _should_stop_early(trainer)
+                saving = done or stop or _should_save(trainer)
                 # A GPU runs the next step while the one before is logged.
                 behind = 0 if saving or trainer.world.device.type != "cuda" else 1
                 while len(launched) > behind:
@@ -59,8 +49,7 @@ def fit(trainer: Trainer) -> int:
                     save_checkpoint(trainer, log, must=done or stop)
                 if done or stop:
                     break
-                micro_batches = list(islice(stream, config.grad_accumulation))
-                launched.append(train_step(trainer, micro_batches))
+                launched.append(train_step(trainer, [*islice(stream, config.grad_accumulation)]))
     finally:
         trainer.report.end()
         if log is not None:
@@ -72,7 +61,6 @@ def fit(trainer: Trainer) -> int:
 
 
 def _resume(trainer: Trainer) -> None:
-    """Continue from the newest valid checkpoint, if there is any."""
     folder, passed_over = latest_valid(trainer.run.checkpoints)
     for sentence in passed_over:
         trainer.report.warn(sentence)
@@ -89,9 +77,8 @@ def _resume(trainer: Trainer) -> None:
         cut_log(trainer.run.log, trainer.state.step, trainer.state.validated)
 
 
-def _batch_stream(batches: BatchPlan, state: TrainState) -> Iterator[MicroBatch]:
-    """Batches without end, from the position of the training."""
-    epoch, position = state.epoch, state.position
+def _batch_stream(trainer: Trainer) -> Iterator[MicroBatch]:
+    batches, epoch, position = trainer.batches, trainer.state.epoch, trainer.state.position
     while True:
         for batch in batches.epoch(epoch, position):
             position += batches.ranks
@@ -101,18 +88,18 @@ def _batch_stream(batches: BatchPlan, state: TrainState) -> Iterator[MicroBatch]
         epoch, position = epoch + 1, 0
 
 
-def _is_due(every: int, state: TrainState, config: TrainConfig) -> bool:
-    return state.step > 0 and (state.step % every == 0 or state.step >= config.steps)
+def _is_due(trainer: Trainer, every: int) -> bool:
+    step = trainer.state.step
+    return step > 0 and (step % every == 0 or step >= trainer.config.steps)
 
 
-def _should_save(state: TrainState, config: TrainConfig) -> bool:
-    """Save regularly, and the best so far if that is what the run will end with."""
-    best = config.patience > 0 and state.best_step == state.step > 0
-    return best or _is_due(config.checkpoint_every, state, config)
+def _should_save(trainer: Trainer) -> bool:
+    best = trainer.config.patience > 0 and trainer.state.best_step == trainer.state.step > 0
+    return best or _is_due(trainer, trainer.config.checkpoint_every)
 
 
-def _should_stop_early(state: TrainState, config: TrainConfig) -> bool:
-    return 0 < config.patience <= state.validations_without_improvement
+def _should_stop_early(trainer: Trainer) -> bool:
+    return 0 < trainer.config.patience <= trainer.state.validations_without_improvement
 
 
 def _validate(trainer: Trainer, log: Log | None, clock: Throughput, interrupted: list[int]) -> None:
@@ -135,7 +122,6 @@ def _validate(trainer: Trainer, log: Log | None, clock: Throughput, interrupted:
 def _record_validation(
     trainer: Trainer, log: Log | None, clock: Throughput, scores: dict[str, float]
 ) -> None:
-    """Compare with the best so far, log and print; sample from the model if it is better."""
     state, config = trainer.state, trainer.config
     value = scores[config.metric]
     value = value if config.metric in ("loss", "perplexity") else -value
@@ -151,7 +137,7 @@ def _record_validation(
         log.add(entry | ({"samples": samples} if samples else {}))
     trainer.report.validation(entry, better)
     trainer.report.samples(samples)
-    if _should_stop_early(state, config):
+    if _should_stop_early(trainer):
         count = state.validations_without_improvement
         trainer.report.say(f"{config.metric} has not improved {count} times: stopping early")
 
@@ -160,16 +146,10 @@ def _record_validation(
 def _catch_signals() -> Iterator[list[int]]:
     """Collect the signals that ask the process to end, so that the step is finished first."""
     received: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        received.append(number)
-
     before = {}
-    try:
+    with suppress(ValueError):  # not the main thread: whoever trains there stops it otherwise
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, note)
-    except ValueError:
-        pass  # not the main thread: whoever trains there stops it in another way
+            before[number] = signal.signal(number, lambda number, _: received.append(number))
     try:
         yield received
     finally:

@@ -37,10 +37,7 @@ def chunked_cross_entropy(
     rdrop_alpha: float = 0.0,
     chunk_loss: _ChunkLoss | None = None,  # may be compiled
 ) -> LossSums:
-    """The loss of a classifier on these states.
-
-    With `rdrop_alpha`, both halves of the batch are the same texts: see `_rdrop_kl`.
-    """
+    """The loss of a classifier on these states; `rdrop_alpha` wants each text in both halves."""
     states, labels = states.flatten(0, -2), labels.flatten()
     if rdrop_alpha:
         states, labels = _interleave_halves(states), _interleave_halves(labels)
@@ -66,8 +63,7 @@ def cross_entropy_reference(
 def sum_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> LossSums:
     """torch's cross-entropy of logits (N V)."""
     total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
-    loss = total(logits, labels, label_smoothing=smoothing)
-    nll = total(logits.detach(), labels)
+    loss, nll = total(logits, labels, label_smoothing=smoothing), total(logits.detach(), labels)
     correct = (logits.argmax(dim=-1) == labels).sum()
     return LossSums(loss, nll, correct, (labels != IGNORED).sum())
 
@@ -92,10 +88,8 @@ class ChunkedLoss(torch.autograd.Function):
         dtype = _autocast_dtype(states)
         matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         inputs = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
-        grads = [
-            torch.zeros_like(x) if with_grad and needed and x is not None else None
-            for x, needed in inputs
-        ]
+        wanted = [x if with_grad and needed else None for x, needed in inputs]
+        grads = [None if x is None else torch.zeros_like(x) for x in wanted]
         sums = []
         rows = chunk_rows(states.size(0), weight.size(0), states.device)
         rows += rows % 2  # R-Drop's pairs stay together
@@ -108,8 +102,7 @@ class ChunkedLoss(torch.autograd.Function):
             if grad is not None:
                 accumulate_grads(grads, part, some, matrix, grad, labels[part] != IGNORED)
         ctx.save_for_backward(*grads)
-        totals = torch.stack(sums).sum(dim=0)
-        return tuple(total.clone() for total in totals)  # FSDP warns of views
+        return tuple(x.clone() for x in torch.stack(sums).sum(dim=0))  # FSDP warns of views
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -118,10 +111,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
-    """Positions at a time: as many as fit, in chunks of much the same size.
-
-    Multiples of 128 suit the matrix units of a GPU.
-    """
+    """Positions at a time, in chunks of like size; multiples of 128 suit a GPU's matrix units."""
     most = max(1, _max_logits(vocab, device) // vocab)
     most -= most % 128 if most > 128 else 0
     chunks = max(1, -(-positions // most))
@@ -129,11 +119,8 @@ def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
 
 
 def _max_logits(vocab: int, device: torch.device) -> int:
-    """How many logits may exist at a time.
-
-    Each takes up to ten bytes, so on an NVIDIA GPU they take 4% of the memory. On a CPU they should
-    stay in its cache; but as each chunk reads the whole classifier, it needs some rows.
-    """
+    # Each takes up to ten bytes, so on an NVIDIA GPU they take 4% of the memory. On a CPU they
+    # should stay in its cache; but as each chunk reads all of the classifier, it needs some rows.
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 256
     return 2**25 if device.type == "mps" else min(max(512 * vocab, 2**22), 2**24)
@@ -142,10 +129,7 @@ def _max_logits(vocab: int, device: torch.device) -> int:
 def cross_entropy_chunk(
     logits: Tensor, labels: Tensor, smoothing: float, with_grad: bool, rdrop_alpha: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
-    """Of some positions: loss, nll and correct labels (3), and the gradient of the loss (n V).
-
-    The gradient at ignored positions is undefined.
-    """
+    """Loss, nll, correct labels (3), and the gradient (n V), undefined at ignored positions."""
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     counts, index = labels != IGNORED, labels.clamp(min=0)[:, None]
     p, first = logits.softmax(dim=-1, dtype=kind), fast_argmax(logits)[:, None]
@@ -211,17 +195,11 @@ def _rdrop_kl(log_p: Tensor) -> tuple[Tensor, Tensor]:
     there, back = (p * difference).sum(dim=-1), -(q * difference).sum(dim=-1)
     for_one = p * (difference - there[:, None]) + p - q
     for_other = q * (-difference - back[:, None]) + q - p
-    grad = torch.stack([for_one, for_other], dim=1).flatten(0, 1)
-    return (there + back) / 2, grad / 2
+    return (there + back) / 2, torch.stack([for_one, for_other], dim=1).flatten(0, 1) / 2
 
 
 def accumulate_grads(
-    grads: list[Tensor | None],
-    part: slice,
-    states: Tensor,
-    weight: Tensor,
-    grad: Tensor,
-    counts: Tensor,
+    grads: list[Any], part: slice, states: Tensor, weight: Tensor, grad: Tensor, counts: Tensor
 ) -> None:
     """Back-propagate the gradient of some logits to their states, the weights and the bias."""
     for_states, for_weight, for_bias = grads

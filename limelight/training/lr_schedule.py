@@ -1,7 +1,4 @@
-"""The learning rate as a function of the step alone: nothing to save, or to lose.
-
-All schedules begin with a linear warm-up. `step` counts from 1.
-"""
+"""The learning rate by the step (from 1) alone. All schedules begin with a linear warm-up."""
 
 import math
 

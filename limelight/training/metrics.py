@@ -9,9 +9,7 @@ from limelight.training.evaluate import perplexity
 from limelight.training.objectives import count_tokens
 from limelight.training.trainer import StepResult, Trainer
 
-_MAX_NAN_STEPS = 3  # skipped in a row
 _SMOOTHING = 100  # steps that the usual loss is averaged over
-_FEW_TOKENS = 30  # whose mean loss says little of a step
 
 
 class Throughput:
@@ -40,7 +38,7 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, result: StepR
     if finite:
         state.tokens += int(sums[3])
         state.window = [a + b for a, b in zip(state.window, sums, strict=True)]
-        if sums[3] >= _FEW_TOKENS:
+        if sums[3] >= 30:  # the mean loss of fewer tokens says little of a step
             _watch_for_spikes(trainer, log, result, sums[0] / sums[3])
     else:
         _log_skipped_step(trainer, log, result)
@@ -66,7 +64,6 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, result: StepR
 
 
 def _watch_for_spikes(trainer: Trainer, log: Log | None, result: StepResult, loss: float) -> None:
-    """Warn when the loss jumps to twice the usual: bad texts, or diverging weights."""
     state, usual = trainer.state, trainer.state.smoothed_loss
     spike = result.step > _SMOOTHING and loss > max(2 * usual, usual + 1)
     if spike and log is not None:
@@ -89,7 +86,7 @@ def _log_skipped_step(trainer: Trainer, log: Log | None, result: StepResult) -> 
         f"step {result.step} was skipped: its loss or gradient is not finite "
         f"(examples {', '.join(map(str, examples[:5]))}, ... are in the log)"
     )
-    if trainer.state.skipped >= _MAX_NAN_STEPS:
+    if trainer.state.skipped >= 3:
         raise FailedError(
             f"{trainer.state.skipped} steps in a row were not finite, so training stops; the last "
             "good checkpoint, if there is one, is kept. Begin again in another folder, with a "

@@ -1,8 +1,4 @@
-"""The training objective of each family.
-
-A `LossModule` is a model and its objective in one module: a batch in, a loss out. So wrappers
-(compilation, data parallelism) go around both.
-"""
+"""The objective of each family, in one module with its model, so that wrappers go around both."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,14 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from limelight.data.datasets import Batch, ClassificationBatch, LMBatch, MaskedLMBatch, Seq2SeqBatch
 from limelight.device import COMPILING
 from limelight.model.attention import Attention, explicit_attention
-from limelight.training.loss import (
-    IGNORED,
-    LossSums,
-    chunked_cross_entropy,
-    cross_entropy_chunk,
-    cross_entropy_chunk_functional,
-    sum_loss,
-)
+from limelight.training import loss as losses
+from limelight.training.loss import IGNORED, LossSums
 
 _Loss = Callable[..., LossSums]
 SHORT = 64  # tokens
@@ -39,23 +29,17 @@ class LossModule(nn.Module):
     """A model with its training objective."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        smoothing: float = 0.0,
-        compiled: bool = False,
-        rdrop_alpha: float = 0.0,
+        self, model: Any, smoothing: float = 0.0, compiled: bool = False, rdrop_alpha: float = 0.0
     ) -> None:
         super().__init__()
-        self.model, self.smoothing, self.rdrop_alpha = model, smoothing, rdrop_alpha
-        chunk_loss = (
-            torch.compile(cross_entropy_chunk_functional, options=COMPILING)
-            if compiled
-            else cross_entropy_chunk
-        )
-        self.loss = partial(chunked_cross_entropy, smoothing=smoothing, chunk_loss=chunk_loss)
+        self.model: nn.Module = model
+        self.smoothing, self.rdrop_alpha = smoothing, rdrop_alpha
+        chunk: Any = losses.cross_entropy_chunk
+        if compiled:
+            chunk = torch.compile(losses.cross_entropy_chunk_functional, options=COMPILING)
+        self.loss = partial(losses.chunked_cross_entropy, smoothing=smoothing, chunk_loss=chunk)
 
     def forward(self, batch: Batch) -> LossSums:
-        """The model's loss on a batch."""
         if isinstance(batch, ClassificationBatch):
             return _classification_loss(self.model, batch, self.smoothing)
         objective: Any = _OBJECTIVES[type(batch)]
@@ -67,15 +51,13 @@ class LossModule(nn.Module):
 
 
 def _seq2seq_loss(model: Any, batch: Seq2SeqBatch, loss: _Loss) -> LossSums:
-    """Teacher forcing: read the target, and predict the next token at every position."""
     labels = batch.target[:, 1:].masked_fill(~batch.target_real[:, 1:], IGNORED)
     memory = model.encode(batch.source, batch.source_real)
     states = model.decode(batch.target[:, :-1], memory, batch.source_real)
     return loss(states, model.classifier.weight, model.classifier.bias, labels)
 
 
-def _causal_lm_loss(model: Any, batch: LMBatch, loss: _Loss) -> LossSums:
-    """Predict the next token wherever the loss mask says so."""
+def _lm_loss(model: Any, batch: LMBatch, loss: _Loss) -> LossSums:
     labels = batch.tokens[:, 1:].masked_fill(~batch.loss_mask[:, 1:], IGNORED)
     states = model.decode(batch.tokens[:, :-1])  # padding is on the right: nothing attends to it
     return loss(states, model.classifier.weight, model.classifier.bias, labels)
@@ -83,23 +65,18 @@ def _causal_lm_loss(model: Any, batch: LMBatch, loss: _Loss) -> LossSums:
 
 def _masked_lm_loss(model: Any, batch: MaskedLMBatch, loss: _Loss) -> LossSums:
     """BERT: predict the masked tokens. No logits are computed at the other positions."""
-    states, head = model.encode(batch.tokens)[batch.loss_mask], model.masked_head
-    classifier = head.classifier
-    labels = batch.labels[batch.loss_mask]
-    return loss(head.prepare(states), classifier.weight, classifier.bias, labels)
+    head, labels = model.masked_head, batch.labels[batch.loss_mask]
+    states = head.prepare(model.encode(batch.tokens)[batch.loss_mask])
+    return loss(states, head.classifier.weight, head.classifier.bias, labels)
 
 
 def _classification_loss(model: Any, batch: ClassificationBatch, smoothing: float) -> LossSums:
     logits = model(batch.tokens, real=batch.real)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return sum_loss(logits, batch.labels.masked_fill(batch.labels < 0, IGNORED), smoothing)
+    return losses.sum_loss(logits, batch.labels.masked_fill(batch.labels < 0, IGNORED), smoothing)
 
 
-_OBJECTIVES = {
-    Seq2SeqBatch: _seq2seq_loss,
-    LMBatch: _causal_lm_loss,
-    MaskedLMBatch: _masked_lm_loss,
-}
+_OBJECTIVES = {Seq2SeqBatch: _seq2seq_loss, LMBatch: _lm_loss, MaskedLMBatch: _masked_lm_loss}
 
 
 def use_explicit_attention(model: nn.Module) -> None:
@@ -114,9 +91,8 @@ def use_explicit_attention(model: nn.Module) -> None:
 
 def prefer_cudnn_attention(batch: Batch) -> AbstractContextManager[Any]:
     """Try cuDNN's kernel first for blocks without padding, where it is the fastest."""
-    if not isinstance(batch, LMBatch | MaskedLMBatch) or not batch.tokens.is_cuda:
-        return nullcontext()
-    if isinstance(batch, LMBatch) and batch.real is not None:
+    padded = isinstance(batch, LMBatch) and batch.real is not None
+    if padded or not isinstance(batch, LMBatch | MaskedLMBatch) or not batch.tokens.is_cuda:
         return nullcontext()
     return cast(AbstractContextManager[Any], sdpa_kernel(_CUDNN_FIRST, set_priority=True))
 

@@ -14,10 +14,7 @@ from limelight.training.config import TrainConfig
 def make_optimizer(
     model: nn.Module, config: TrainConfig, capturable: bool = False
 ) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; norms and biases do not decay.
-
-    A step that is captured reads the learning rate from GPU memory, where `set_lr` writes it.
-    """
+    """AdamW; norms and biases do not decay. A captured step reads its rate from GPU memory."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.dim() > 1], "weight_decay": config.weight_decay},
@@ -64,8 +61,7 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of all gradients together, over all devices that hold a shard of them."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -20,6 +21,7 @@ from limelight.device import copy_to_host_async, is_out_of_memory
 from limelight.errors import FailedError
 from limelight.model.layers import Layer
 from limelight.run.folder import RunFolder
+from limelight.training import optimizer as optim
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import CudaGraphStep
@@ -27,16 +29,6 @@ from limelight.training.distributed import World, grad_sync, prepare_module, res
 from limelight.training.loss import LossSums
 from limelight.training.lr_schedule import learning_rate
 from limelight.training.objectives import LossModule, prefer_cudnn_attention, to_device
-from limelight.training.optimizer import (
-    gradient_norm,
-    make_optimizer,
-    optimizer_step,
-    optimizer_step_no_sync,
-    set_lr,
-)
-
-_Metrics = Callable[[nn.Module], dict[str, float]]
-_Samples = Callable[[nn.Module], list[str]]
 
 
 @dataclass
@@ -57,10 +49,7 @@ class TrainState:
     window: list[float] = field(default_factory=lambda: [0.0] * 4)  # sums since the last log line
 
     def set_metric(self, metric: str) -> bool:
-        """Find the best by this metric; if it was another before, forget that best.
-
-        The last validation is done again, so that the present weights can be the best.
-        """
+        """Find the best by this metric; if it was another, forget that best and validate again."""
         if metric == self.metric:
             return False
         self.metric, self.best, self.best_step = metric, math.inf, 0
@@ -80,8 +69,8 @@ class Trainer:
     world: World
     report: Report
     valid: BatchPlan | None = None
-    metrics: _Metrics = lambda _: {}  # the task's own, on top of loss and accuracy
-    samples: _Samples = lambda _: []
+    metrics: Callable[[nn.Module], dict[str, float]] = lambda _: {}  # the task's own, beside loss
+    samples: Callable[[nn.Module], list[str]] = lambda _: []
     d_model: int = 1
     length_range: tuple[int, int] = (0, 10**9)  # tokens of the shortest and of the longest text
     precision: str = "float32"
@@ -94,27 +83,22 @@ class Trainer:
             self.loss_module, self.world, self.config, self.precision, self.length_range
         )
         captured = can_capture(self.loss_module, self.world, self.config)
-        self.optimizer = make_optimizer(self.loss_module.model, self.config, captured)
+        self.optimizer = optim.make_optimizer(self.loss_module.model, self.config, captured)
         self.cuda_graph: CudaGraphStep | None = None
         if captured:
-            self.cuda_graph = CudaGraphStep(
-                lambda batch: _forward_backward_update(self, [batch]), self.world.device
-            )
+            step = partial(_forward_backward_update, self)
+            self.cuda_graph = CudaGraphStep(lambda batch: step([batch]), self.world.device)
         named = self.loss_module.model.named_parameters()
         self.ema = {n: p.detach().clone() for n, p in named} if self.config.ema else {}
         self.trainable = [p for p in self.loss_module.parameters() if p.requires_grad]
 
 
 def can_capture(loss_module: LossModule, world: World, config: TrainConfig) -> bool:
-    """Whether a step launches the same kernels every time: see `CudaGraphStep`.
-
-    Recurrent networks depend on the lengths of texts, an EMA on whether the step was finite.
-    """
+    """Whether every step launches the same kernels: not with recurrence, nor with an EMA."""
     wanted = (config.compile or config.cuda_graphs) and world.device.type == "cuda"
     alone = world.world_size == 1 and not config.fsdp
-    simple = config.grad_accumulation == 1 and not config.ema
-    attends = any(isinstance(part, Layer) for part in loss_module.modules())
-    return wanted and alone and simple and attends
+    simple = alone and config.grad_accumulation == 1 and not config.ema
+    return wanted and simple and any(isinstance(part, Layer) for part in loss_module.modules())
 
 
 @dataclass(frozen=True)
@@ -151,7 +135,7 @@ def train_step(trainer: Trainer, micro_batches: list[MicroBatch]) -> StepResult:
     state.step += 1
     state.epoch, state.position = micro_batches[-1].epoch, micro_batches[-1].position
     lr = learning_rate(config, trainer.d_model, state.step)
-    set_lr(trainer.optimizer, lr)
+    optim.set_lr(trainer.optimizer, lr)
     trainer.module.train()
     seed_dropout(world.device, config.seed, state.step, world.rank)
     batches = [part.batch for part in micro_batches]
@@ -163,7 +147,6 @@ def train_step(trainer: Trainer, micro_batches: list[MicroBatch]) -> StepResult:
 
 
 def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) -> Tensor:
-    """All computation of a step; its numbers stay on the device."""
     config, world = trainer.config, trainer.world
     sums = torch.zeros(4, device=world.device, dtype=torch.float64)
     for i, batch in enumerate(batches):
@@ -175,12 +158,12 @@ def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) 
         sums += torch.stack([value.detach().double() for value in batch_sums])
     loss, _, _, total = world.sum(sums)
     mean = world.world_size / total.clamp(min=1)  # gradients are averaged over processes
-    norm = gradient_norm(trainer.trainable).double() * mean
+    norm = optim.gradient_norm(trainer.trainable).double() * mean
     clip = (config.clip_grad_norm / norm).clamp(max=1) if config.clip_grad_norm else 1.0
     finite = torch.isfinite(loss) & torch.isfinite(norm)
     moving = finite & (total > 0)  # a few short texts may have no masked token
     no_sync = world.device.type == "cuda" and not config.fsdp
-    step = optimizer_step_no_sync if no_sync else optimizer_step
+    step = optim.optimizer_step_no_sync if no_sync else optim.optimizer_step
     step(trainer.optimizer, trainer.trainable, mean * clip, moving)
     if trainer.ema and moving:
         weights = [p.detach() for p in trainer.loss_module.model.parameters()]
@@ -213,8 +196,7 @@ def _forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
 
 def seed_dropout(device: torch.device, seed: int, step: int, share: int) -> None:
     """Seed the random numbers of a step by its number alone, so that none need to be saved."""
-    digest = sha256(f"{seed} {step} {share}".encode()).digest()
-    number = int.from_bytes(digest[:7])
+    number = int.from_bytes(sha256(f"{seed} {step} {share}".encode()).digest()[:7])
     if device.type == "cpu":  # torch.manual_seed would search for all other devices every time
         torch.default_generator.manual_seed(number)
     else:
