@@ -31,15 +31,12 @@ class Focus:
     )  # the layer and head, where the user chose them
 
     def words(self, side: str) -> Words:
-        """The tokens that this stack reads."""
         return self.trace.source if side == "encoder" else self.trace.target
 
     def word(self, side: str) -> int:
-        """The index of the chosen word in this stack."""
         return self.source_word if side == "encoder" else self.target_word
 
     def label(self, side: str, i: int | None = None) -> str:
-        """The label of the chosen word, or of word `i`."""
         return self.words(side).labels[self.word(side) if i is None else i]
 
     @property
@@ -52,11 +49,9 @@ class Focus:
         return self.trace.tensor(name).double()
 
     def weight(self, name: str) -> Tensor:
-        """A parameter, in double precision."""
         return self.trace.weight(name).double()
 
     def linear(self, x: Tensor, path: str) -> Tensor:
-        """A linear layer, recomputed."""
         bias = f"{path}.bias"
         shift = self.weight(bias) if self.trace.has_weight(bias) else None
         return F.linear(x, self.weight(f"{path}.weight"), shift)
@@ -71,7 +66,6 @@ class Focus:
         return centred / spread * gain + self.weight(f"{path}.bias")
 
     def origin(self, name: str) -> tuple[str, ...]:
-        """The values that a value is computed from."""
         return dataflow(self.trace.config)[name].sources
 
     def check(self, claim: str, value: str | Tensor, again: Tensor) -> Check:
@@ -86,7 +80,6 @@ class Focus:
         return Check(claim, error, self.trace.tolerance * (1 + size))
 
     def check_sum(self, probabilities: Tensor) -> Check:
-        """Whether probabilities sum to 1."""
         one = torch.ones(1, dtype=torch.float64)
         return self.check("the probabilities sum to 1", probabilities.sum()[None], one)
 
@@ -103,7 +96,6 @@ class Focus:
         return Heatmap(title, names, values, list(rows), numbered(values.size(1)), at=i)
 
     def block(self, side: str, use: str = "self") -> "AttentionView":
-        """Self- or cross-attention of the chosen layer."""
         return AttentionView(
             focus=self,
             side=side,
@@ -155,12 +147,10 @@ class AttentionView:
         return self.focus.head // (config.heads // config.num_kv_heads)
 
     def get(self, step: str) -> Tensor:
-        """A value of equation 1 at this head."""
         head = self.key_head if step in ("k", "v") else self.focus.head
         return self.focus.tensor(f"{self.name}.{step}")[head]
 
     def check(self, claim: str, step: str, again: Tensor) -> Check:
-        """Compare a value of equation 1 at this head with its recomputation."""
         return self.focus.check(claim, self.get(step), again)
 
     def read(self, part: str) -> Tensor:

@@ -63,8 +63,6 @@ class DecodingStep:
 
 @dataclass
 class _Checks:
-    """Evidence that the trace shows what the model does."""
-
     same_words: bool | None = None  # the pass leads to the tokens that were generated
     fast_difference: float | None = None  # largest, of log-probabilities
     traced_difference: float = 0.0  # largest, of logits with and without a recorder
@@ -149,7 +147,6 @@ class Trace:
         return sum(value.nbytes for value in cached.values())
 
     def part(self, name: str, value: Tensor, head: int | None, rows: slice | None) -> Tensor:
-        """One head of a value, or some of its rows."""
         if head is not None:
             if "head" not in dataflow(self.config)[name].axes:
                 raise UserError(f"{name!r} has no heads")
@@ -197,7 +194,6 @@ class Trace:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The arguments of the model's forward pass."""
         device = next(self.model.parameters()).device
         given = [side for side in (self.traced_text.source, self.traced_text.target) if len(side)]
         return [torch.tensor([list(side)], device=device) for side in given]
@@ -207,7 +203,6 @@ class Trace:
         return self._parameters[name].detach().cpu()
 
     def has_weight(self, name: str) -> bool:
-        """Whether the model has this parameter; biases are optional."""
         return name in self._parameters
 
     @cached_property

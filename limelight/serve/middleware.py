@@ -234,7 +234,6 @@ class _RequestContext:
             raise RefusedError(400, "invalid_json", "the body is not valid JSON", hint) from None
 
     async def send(self, event: ASGIMessage) -> None:
-        """Send a part of the response, with the headers that all of them have."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
             own = dict(event.get("headers", []))

@@ -77,7 +77,6 @@ class ServedModel:
     def stream(
         self, op: str, seconds: float | None = None, **fields: Any
     ) -> AsyncGenerator[Message]:
-        """Send a job to a worker and yield its messages; the last one has `done`."""
         return self.choose_worker().stream(op, seconds, **fields)
 
     async def call(self, op: str, seconds: float | None = None, **fields: Any) -> Message:
@@ -111,7 +110,6 @@ class ModelRegistry:
         return self.models[name]
 
     def choose(self, name: str, *tasks: str) -> ServedModel:
-        """A model that is ready and supports one of these tasks."""
         model = self.find(name)
         if self.draining:
             message = "the service is shutting down"
@@ -136,7 +134,6 @@ class ModelRegistry:
             raise RefusedError(413, "too_many_texts", message, f"{self.limits.texts} are allowed")
 
     def settings(self, request: Settings, max_tokens: int | None) -> dict[str, Any]:
-        """The decoding settings of a request, for the worker."""
         if max_tokens is not None and max_tokens > self.limits.tokens:
             message = f"the request asks for {max_tokens} tokens"
             raise RefusedError(413, "too_long", message, f"{self.limits.tokens} are allowed")

@@ -135,7 +135,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _address_of(host: str, port: int) -> str:
-    """The page's address for a browser on this machine."""
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     host = anywhere.get(host, host)
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
@@ -258,7 +257,6 @@ class _TimeoutProtocol(H11Protocol):
         self.wait_for_request()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request; its headers must arrive in time."""
         super().data_received(data)
         self.wait_for_request()
 

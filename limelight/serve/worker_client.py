@@ -63,7 +63,6 @@ class WorkerClient:
         self.process: asyncio.subprocess.Process | None = None
 
     async def supervise(self) -> None:
-        """Keep a worker process alive until the service ends."""
         pause = FIRST_PAUSE
         while not self.closing:
             was_ready = await self.run_worker()
@@ -102,7 +101,6 @@ class WorkerClient:
         return was_ready
 
     async def cleanup(self) -> None:
-        """End the process if it still runs, and fail its jobs."""
         self.ready, self.active = False, 0
         process, self.process = self.process, None
         if process is not None:
@@ -183,7 +181,6 @@ class WorkerClient:
                 self.send({"id": number, "op": "cancel"})
 
     async def close(self) -> None:
-        """End the process, and fail its open jobs."""
         self.closing = True
         self.fail_all("shutting_down", "the service ended before it could answer")
         if self.process is not None:

@@ -24,13 +24,7 @@ from limelight.device import choose_precision
 from limelight.errors import UserError, unknown_name
 from limelight.evaluate import report
 from limelight.evaluate.bleu import is_wmt14, paper_bleu, score_translations
-from limelight.evaluate.metrics import (
-    Measure,
-    accuracy,
-    bits_per_byte,
-    count_bytes,
-    score_labels,
-)
+from limelight.evaluate.metrics import Measure, accuracy, bits_per_byte, count_bytes, score_labels
 from limelight.evaluate.significance import Comparison, compare_examples, compare_translations
 from limelight.loading import LoadedModel, load
 from limelight.recipe import Overrides, Recipe, as_overrides, recipe_from_run, with_overrides
@@ -141,7 +135,6 @@ def _evaluation_recipe(path: str | Path, split: str, changes: Overrides = ()) ->
 
 
 def _check_changes(recipe: Recipe, changes: Iterable[str]) -> None:
-    """Reject settings that would have no effect on a trained model."""
     masked_lm = recipe.model.family == "encoder-only" and not getattr(recipe.model, "classes", 0)
     usable = (*_LOSS_SETTINGS, *_MASKING_SETTINGS) if masked_lm else _LOSS_SETTINGS
     for change in changes:
@@ -205,7 +198,6 @@ def _score_task(
 
 
 def _score_blanks(ranks: Sequence[int], loaded: LoadedModel) -> list[Measure]:
-    """How often the masked token is the most likely one, and one of the first five."""
     signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
     return [
         Measure(f"top-{k}", accuracy(sum(r < k for r in ranks), len(ranks)), "higher", signature)
@@ -291,7 +283,6 @@ def _compare_task(
 def _compare_blanks(
     names: tuple[str, str], both: list[LoadedModel], texts: Sequence[str]
 ) -> Comparison:
-    """Top-1 accuracy of both on the same masked tokens."""
     if len({(loaded.tokenizer.hash, loaded.max_len) for loaded in both}) > 1:
         raise UserError(
             f"{names[0]} and {names[1]} differ in tokenizer or max_len, so that other "

@@ -182,7 +182,6 @@ def _init_model(recipe: Recipe, origin: LoadedModel | None, report: Report) -> n
 
 
 def _add_decoding_metrics(trainer: Trainer, valid: BatchPlan, tokenized: TokenizedData) -> None:
-    """Decode some of the validation sources in every validation."""
     trainer.samples = partial(sample, tokenized)
     if "exact" in preflight.metrics_of(tokenized.recipe, tokenized.data):
         few = valid.usable[:_EXACT_MATCH_SOURCES]

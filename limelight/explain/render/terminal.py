@@ -125,8 +125,6 @@ def _check_line(check: Check) -> Text:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The columns and rows that fit, their width and digits."""
-
     columns: range
     rows: range
     cell: int

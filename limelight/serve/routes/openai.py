@@ -124,7 +124,6 @@ async def embeddings(
 def _common(
     registry: ModelRegistry, request: schemas.GenerationRequest, texts: int
 ) -> dict[str, Any]:
-    """Fields of the worker's job that completions and chats share."""
     registry.check_count(texts * (request.n or 1))
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return {"n": request.n or 1, "stop": stops, "stream": bool(request.stream), "tag": request.tag}

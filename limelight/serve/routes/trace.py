@@ -164,7 +164,6 @@ async def _view(
     view: str,
     **fields: Any,
 ) -> Message:
-    """Read a part of a trace from a worker."""
     model = registry.choose(token.model)
     family = str(model.facts.get("config", {}).get("family", ""))
     if family.startswith("recurrent"):
@@ -195,7 +194,6 @@ def _settings(
 
 
 def _check_mode(token: schemas.TraceToken) -> None:
-    """Reject a setting that contradicts the mode."""
     for name, without, mode, bound in (
         ("beam", 1, "beam", "2 or more"),
         ("temperature", 0, "sample", "above 0"),

@@ -98,7 +98,6 @@ def uses_beam(config: DecodeConfig, nbest: int = 1) -> bool:
 
 
 def _config_of(loaded: LoadedModel, message: Message) -> DecodeConfig:
-    """The recipe's decoding settings, with those of the request."""
     given = {key: value for key, value in message.get("settings", {}).items() if value is not None}
     return loaded.settings(**given)
 
@@ -172,8 +171,6 @@ def _text_job(loaded: LoadedModel, sequences: Several[Sequence], message: Messag
 
 
 def _at_once(work: Callable[[Job], Message]) -> Callable[[Job], Work]:
-    """Work that is not interrupted by other jobs."""
-
     def result(job: Job) -> Work:
         yield from ()
         with torch.inference_mode():
@@ -284,7 +281,6 @@ def _score(loaded: LoadedModel, message: Message) -> Message:
 
 
 def _neighbours(loaded: LoadedModel, message: Message) -> Message:
-    """The tokens whose embeddings are closest to those of a text's tokens."""
     tokenizer, word, count = loaded.tokenizer, message["text"], message["count"]
     # The tokens of most words begin with the space before them.
     tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]

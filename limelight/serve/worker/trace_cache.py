@@ -78,7 +78,6 @@ class TraceCache:
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
 
     def read(self, message: Message) -> Generator[None, None, TracedText]:
-        """Encode the text and generate what follows, a token at a time."""
         loaded, text, target = self.loaded, message["text"], message["target"]
         for side in (text, target or ""):
             self.check(len(loaded.tokenizer.encode(side)))
@@ -102,7 +101,6 @@ class TraceCache:
             self.passages.popitem(last=False)
 
     def traced(self, key: str, message: Message, passage: TracedText) -> Explanation:
-        """The cached trace, or a new one; older ones are dropped for it."""
         if key not in self.traces:
             config = _config_of(self.loaded, message["settings"], self.longest)
             smoothing = self.loaded.recipe.train.label_smoothing
@@ -128,7 +126,6 @@ def _config_of(loaded: LoadedModel, settings: dict[str, Any], longest: int) -> D
 
 
 def _fingerprint(loaded: LoadedModel, passage: TracedText) -> str:
-    """Identifies a model's step and the tokens of a trace."""
     facts = [loaded.step, list(passage.source), list(passage.target), list(passage.answers)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
@@ -232,11 +229,7 @@ _SENTENCES = {
     "fill": (f"The cat {BLANK} on the mat.", f"How {BLANK} you?", f"Der Hund {BLANK} im Garten."),
     "classify": ("A warm and funny film.", "Ein schöner Film."),
     "write": ("Once upon a time", "the cat", "ROMEO:", "Es war einmal"),
-    "translate": (
-        "Hi how are you",
-        "A man is sleeping in the park.",
-        "Ein Mann schläft im Park.",
-    ),
+    "translate": ("Hi how are you", "A man is sleeping in the park.", "Ein Mann schläft im Park."),
 }
 
 

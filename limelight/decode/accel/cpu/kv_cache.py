@@ -130,7 +130,6 @@ class CpuDecodeState:
         return self.logits[: math.prod(shape)].view(shape)
 
     def commit(self) -> None:
-        """Count the token just read in every row."""
         self.cache.max_used += 1
         self.cache.length = self.cache.length + 1
 

@@ -64,7 +64,6 @@ class BeamBuffers:
         return (parents + self.first_rows).flatten()
 
     def keep(self, beams: Tensor) -> "BeamBuffers":
-        """A copy with only these beams."""
         copy = BeamBuffers(len(beams), self.shape[1], self.end, self.scores)
         for ours, theirs in zip(self.kept(), copy.kept(), strict=True):
             torch.index_select(ours, 0, beams, out=theirs)
@@ -125,7 +124,6 @@ class DeviceBeamSearch(BeamSearch):
         ).T[..., None]
 
     def extend(self) -> None:
-        """Compute a step of all beams on the device."""
         if self.after_prompt is None:
             self.beams = self.model.step_beams(self.beams, self.state)
         else:  # all rows of a beam are still equal, so none is moved
@@ -160,17 +158,14 @@ class DeviceBeamSearch(BeamSearch):
         self.steps.append((beams, *choices.tolist(), outputs[2].tolist()))
 
     def keep(self, beams: Tensor) -> None:
-        """Remove all other beams."""
         if self.rows:
             self.state.select((beams[:, None] * self.config.beam + self.beams.slots).flatten())
             self.beams = self.beams.keep(beams)
 
     def scores_of(self, row: int) -> list[float]:
-        """The scores of the texts that were found."""
         return [text.score for text in self.ends[row]]
 
     def best_of(self, row: int) -> list[Hypothesis]:
-        """The best texts found."""
         ranked = sorted(self.ends[row], key=lambda text: -text.score)
         return [self.backtrack(row, text) for text in ranked[: self.nbest]]
 
