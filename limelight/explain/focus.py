@@ -25,10 +25,7 @@ class Focus:
     head: int
     source_word: int
     target_word: int
-    asked: tuple[int | None, int | None] = (
-        None,
-        None,
-    )  # the layer and head, where the user chose them
+    asked: tuple[int | None, int | None] = (None, None)  # layer and head that the user chose
 
     def words(self, side: str) -> Words:
         return self.trace.source if side == "encoder" else self.trace.target
@@ -96,32 +93,20 @@ class Focus:
         return Heatmap(title, names, values, list(rows), numbered(values.size(1)), at=i)
 
     def block(self, side: str, use: str = "self") -> "AttentionView":
-        return AttentionView(
-            focus=self,
-            side=side,
-            use=use,
-            name=f"{side}.{self.layer}.{use}",
-            path=f"{side}.layers.{self.layer}.{use}_attention",
-            location=f"{side}, layer {self.layer + 1}, head {self.head + 1}",
-            query_tokens=self.words(side),
-            key_tokens=self.words("encoder" if use == "cross" else side),
-            query_index=self.word(side),
-        )
+        return AttentionView(self, side, use)
 
 
-@dataclass(frozen=True)
 class AttentionView:
     """One attention at one head: the values of equation 1, and how to recompute them."""
 
-    focus: Focus
-    side: str
-    use: str
-    name: str  # prefix of its taps
-    path: str  # prefix of its parameters
-    location: str  # for people: stack, layer and head, from 1
-    query_tokens: Words  # a row each
-    key_tokens: Words  # a column each
-    query_index: int  # the chosen word
+    def __init__(self, focus: Focus, side: str, use: str) -> None:
+        self.focus, self.side, self.use = focus, side, use
+        self.name = f"{side}.{focus.layer}.{use}"  # prefix of its taps
+        self.path = f"{side}.layers.{focus.layer}.{use}_attention"  # prefix of its parameters
+        self.location = f"{side}, layer {focus.layer + 1}, head {focus.head + 1}"
+        self.query_tokens = focus.words(side)  # a row each
+        self.key_tokens = focus.words("encoder" if use == "cross" else side)  # a column each
+        self.query_index = focus.word(side)  # the chosen word
 
     @property
     def rows(self) -> Sequence[str]:

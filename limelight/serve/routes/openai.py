@@ -59,9 +59,7 @@ async def completions(request: schemas.CompletionRequest, registry: Registry) ->
         return {"index": i, "text": text, "finish_reason": end, "logprobs": logprobs}
 
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion"}
-    if request.stream:
-        return await _stream(model, request, "complete", fields, head, choice)
-    return await _answer(model, request, "complete", fields, head, choice)
+    return await _generate(model, request, "complete", fields, head, choice)
 
 
 @router.post("/chat/completions", responses=_STREAM, response_model=schemas.ChatCompletion)
@@ -87,11 +85,9 @@ async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
         content = {"delta": {} if end else said} if request.stream else {"message": said}
         return {"index": i, **content, "finish_reason": end, "logprobs": logprobs}
 
-    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion"}
-    if request.stream:
-        head["object"] = "chat.completion.chunk"
-        return await _stream(model, request, "chat", fields, head, choice)
-    return await _answer(model, request, "chat", fields, head, choice)
+    kind = "chat.completion.chunk" if request.stream else "chat.completion"
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind}
+    return await _generate(model, request, "chat", fields, head, choice)
 
 
 @router.post("/embeddings")
@@ -129,38 +125,24 @@ def _common(
     return {"n": request.n or 1, "stop": stops, "stream": bool(request.stream), "tag": request.tag}
 
 
-async def _answer(
+async def _generate(
     model: ServedModel,
     request: schemas.GenerationRequest,
     op: str,
     fields: dict[str, Any],
     head: Message,
     choice: _Choice,
-) -> Message:
+) -> _Generated:
     head |= {"created": int(time.time()), "model": model.name}
-    texts: list[TextPayload] = (await model.call(op, request.timeout, **fields))["texts"]
-    choices = [
-        choice(i, text["text"], text["tokens"] if fields["logprobs"] else None, _reason(text))
-        for i, text in enumerate(texts)
-    ]
-    return {**head, "choices": choices, "usage": _usage(model, texts, fields["n"])}
-
-
-async def _stream(
-    model: ServedModel,
-    request: schemas.GenerationRequest,
-    op: str,
-    fields: dict[str, Any],
-    head: Message,
-    choice: _Choice,
-) -> StreamingResponse:
-    """Server-sent events, as tokens arrive.
-
-    The first message is awaited here, so that a request that fails gets a status of its own.
-    """
-    head |= {"created": int(time.time()), "model": model.name}
+    if not request.stream:
+        done: list[TextPayload] = (await model.call(op, request.timeout, **fields))["texts"]
+        choices = [
+            choice(i, text["text"], text["tokens"] if fields["logprobs"] else None, _reason(text))
+            for i, text in enumerate(done)
+        ]
+        return {**head, "choices": choices, "usage": _usage(model, done, fields["n"])}
     messages = model.stream(op, request.timeout, **fields)
-    first = await anext(messages)
+    first = await anext(messages)  # here, so that a request that fails gets a status of its own
     with_usage = bool(request.stream_options and request.stream_options.include_usage)
 
     async def events() -> AsyncIterator[bytes]:

@@ -19,6 +19,8 @@ from limelight.decode.detokenizer import IncrementalDetokenizer
 from limelight.decode.generate import NO_BEAM
 from limelight.decode.request import Hypothesis, Request
 from limelight.errors import UserError
+from limelight.explain.stages.embedding import nearest_tokens
+from limelight.explain.trace import mean_weights
 from limelight.explain.traced_text import TooLongError
 from limelight.loading import LoadedModel
 from limelight.model.taps import Recorder, taps
@@ -238,9 +240,7 @@ def _alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Me
     target = torch.tensor([[*request.prompt, *written.tokens]], device=device)
     with torch.inference_mode(), Recorder(loaded.model, ["*cross.weights"]) as recorder:
         recorder.model(source, target)
-        values = list(recorder.values.values())
-        layers = [value[0] if value.dim() == 3 else value[0].mean(dim=0) for value in values]
-        weights = torch.stack(layers).mean(dim=0)  # T S
+        weights = mean_weights([value[0] for value in recorder.values.values()])  # T S
     pieces = loaded.tokenizer.pieces
     return {
         "source": pieces(request.source),
@@ -286,19 +286,12 @@ def _neighbours(loaded: LoadedModel, message: Message) -> Message:
     tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
     side = getattr(loaded.model, "source", None) or loaded.model.target
     table: torch.Tensor = getattr(side, "tokens", side).weight.detach()[: len(tokenizer)]
-    unit = torch.nn.functional.normalize(table.float(), dim=1)
-    cosines = unit[tokens] @ unit.T  # T V
-    cosines[:, : tokenizer.first_text_id] = -1  # no special tokens
-    best = cosines.topk(min(count + 1, len(tokenizer)), dim=1)
+    nearest = nearest_tokens(table.float(), tokens, count, tokenizer.first_text_id)
     found = []
-    for token, *near in zip(tokens, best.indices.tolist(), best.values.tolist(), strict=True):
-        others = [(i, value) for i, value in zip(*near, strict=True) if i != token][:count]
-        piece, *pieces = tokenizer.pieces([token, *(i for i, _ in others)])
-        neighbours = [
-            {"piece": other, "cosine": value}
-            for other, (_, value) in zip(pieces, others, strict=True)
-        ]
-        found.append({"piece": piece, "neighbours": neighbours})
+    for piece, others in zip(tokenizer.pieces(tokens), nearest, strict=True):
+        near = {other: cosine for other, cosine in others if math.isfinite(cosine)}
+        pairs = zip(tokenizer.pieces(near), near.values(), strict=True)
+        found.append({"piece": piece, "neighbours": [{"piece": p, "cosine": c} for p, c in pairs]})
     return {"tokens": found}
 
 
