@@ -27,6 +27,7 @@ from limelight.tasks.text_model import TextModel
 
 _TOP = 20  # candidates kept of every step
 Which = Literal["encoder", "decoder", "cross"]
+_Keep = Callable[[str, Tensor], Tensor]  # what to keep of a value, by its name
 
 
 class Summary(NamedTuple):
@@ -121,9 +122,7 @@ class Trace:
             return self.part(name, kept, head, rows)
         return self.record(name, lambda n, value: self.part(n, value, head, rows).clone())[name]
 
-    def collect(
-        self, names: Sequence[str], keep: Callable[[str, Tensor], Tensor]
-    ) -> dict[str, Tensor]:
+    def collect(self, names: Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         """`keep` applied to each of these values, with one pass for all that were not kept."""
         missing = [name for name in names if self._cached(name) is None]
         found = self.record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
@@ -177,9 +176,7 @@ class Trace:
         at = in_range("layer", layer, self.config.layers)
         return f"decoder.{at}.cross" if which == "cross" else f"{which}.{at}.self"
 
-    def record(
-        self, names: str | Sequence[str], keep: Callable[[str, Tensor], Tensor]
-    ) -> dict[str, Tensor]:
+    def record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         """The pass with a recorder: a batch of one, in evaluation mode, without gradients."""
 
         def alone(name: str, value: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
 from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
-from limelight.serve.schemas.common import Settings
+from limelight.serve.schemas.common import Name, Settings
 from limelight.serve.worker_client import WorkerClient
 
 _RETRY = "try again in a moment"
@@ -74,9 +74,7 @@ class ServedModel:
             raise RefusedError(429, "too_many_requests", message, _RETRY, 1)
         return min(ready, key=lambda worker: len(worker.jobs))
 
-    def stream(
-        self, op: str, seconds: float | None = None, **fields: Any
-    ) -> AsyncGenerator[Message]:
+    def stream(self, op: str, seconds: float | None, **fields: Any) -> AsyncGenerator[Message]:
         return self.choose_worker().stream(op, seconds, **fields)
 
     async def call(self, op: str, seconds: float | None = None, **fields: Any) -> Message:
@@ -148,7 +146,9 @@ async def _registry_of(request: Request) -> ModelRegistry:
     return registry
 
 
-Registry = Annotated[ModelRegistry, Depends(_registry_of)]  # the registry, for a route's argument
+# For the arguments of routes.
+Registry = Annotated[ModelRegistry, Depends(_registry_of)]
+ModelName = Annotated[Name, Query()]
 
 
 async def reject_unknown_parameters(request: Request) -> None:

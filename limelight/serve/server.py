@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -50,7 +51,8 @@ def serve(
     check_allowlists(hosts, origins)
     paths, devices = named(runs), devices_of(device)
     key = os.environ.get(_KEY, "")
-    if not _is_loopback(host) and not key:
+    loopback = host in ("localhost", "::1") or host.startswith("127.")
+    if not loopback and not key:
         raise UserError(
             f"--host {host} is reachable from other machines: set {_KEY} in the environment "
             "to a key that clients must send"
@@ -90,9 +92,8 @@ def devices_of(names: str) -> list[str]:
             )
     windows = sys.platform == "win32"
     if devices == ["auto"] and (windows or len(list(Path("/dev").glob("nvidia[0-9]*"))) > 1):
-        counted = subprocess.run(
-            [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-c", _COUNT_GPUS]
+        counted = subprocess.run(command, capture_output=True, text=True, check=False)
         count = int(counted.stdout) if counted.stdout.strip().isdigit() else 0
         return [f"cuda:{i}" for i in range(count)] if count > 1 else devices
     return devices
@@ -117,10 +118,6 @@ def check_allowlists(hosts: Sequence[str], origins: Sequence[str]) -> None:
             )
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def listen(host: str, port: int) -> socket.socket:
     """The listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -140,19 +137,15 @@ def _address_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
+@dataclass
 class _Service:
-    def __init__(
-        self,
-        paths: dict[str, Path],
-        listener: socket.socket,
-        limits: Limits,
-        key: str,
-        hosts: Sequence[str],
-        origins: Sequence[str],
-        devices: Sequence[str],
-    ) -> None:
-        self.paths, self.listener, self.limits, self.devices = paths, listener, limits, devices
-        self.key, self.hosts, self.origins = key, hosts, origins
+    paths: dict[str, Path]
+    listener: socket.socket
+    limits: Limits
+    key: str
+    hosts: Sequence[str]
+    origins: Sequence[str]
+    devices: Sequence[str]
 
     async def run(self) -> None:
         self.registry = self.new_registry()

@@ -44,11 +44,13 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         )
     with torch.device("meta"):
         model = build(config)
-    parts = count_parameters(model)
+    parts, settled = count_parameters(model), asdict(config)
+    if isinstance(config, ModelConfig):
+        settled |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
     return {
         "name": recipe.name,
         "about": recipe.about,
-        "model": _settled(config),
+        "model": settled,
         "parameters": sum(parts.values()),
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
@@ -56,13 +58,6 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "training_bytes": _training_memory(model, config, batch_tokens, devices),
         "decoding_bytes": _decoding_memory(model, config),
     }
-
-
-def _settled(config: AnyConfig) -> dict[str, Any]:
-    values = asdict(config)
-    if isinstance(config, ModelConfig):
-        values |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
-    return values
 
 
 def _texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:

@@ -33,10 +33,8 @@ _Generated = Message | StreamingResponse
 
 @router.get("/models", summary="The served models")
 async def models(registry: Registry) -> schemas.ModelList:
-    names = registry.models
-    return schemas.ModelList(
-        data=[schemas.ModelFacts(id=name, created=registry.created) for name in names]
-    )
+    served = [schemas.ModelFacts(id=name, created=registry.created) for name in registry.models]
+    return schemas.ModelList(data=served)
 
 
 @router.get("/models/{name}", summary="A served model")
@@ -107,19 +105,13 @@ async def embeddings(
             return vector
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
-    return schemas.EmbeddingList(
-        data=[
-            schemas.EmbeddingItem(index=i, embedding=encoded(v))
-            for i, v in enumerate(done["vectors"])
-        ],
-        model=model.name,
-        usage=schemas.EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
-    )
+    vectors = map(encoded, done["vectors"])
+    items = [schemas.EmbeddingItem(index=i, embedding=v) for i, v in enumerate(vectors)]
+    usage = schemas.EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out)
+    return schemas.EmbeddingList(data=items, model=model.name, usage=usage)
 
 
-def _common(
-    registry: ModelRegistry, request: schemas.GenerationRequest, texts: int
-) -> dict[str, Any]:
+def _common(registry: ModelRegistry, request: schemas.GenerationRequest, texts: int) -> Message:
     registry.check_count(texts * (request.n or 1))
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return {"n": request.n or 1, "stop": stops, "stream": bool(request.stream), "tag": request.tag}
@@ -188,9 +180,7 @@ def _completion_logprobs(tokens: list[TokenPayload]) -> Message:
     return {
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [
-            {other["token"]: other["logprob"] for other in token["top"]} for token in tokens
-        ],
+        "top_logprobs": [{x["token"]: x["logprob"] for x in token["top"]} for token in tokens],
         "text_offset": offsets[: len(tokens)],
     }
 

@@ -161,13 +161,8 @@ def _answer(
 
 def _text_job(loaded: LoadedModel, sequences: Several[Sequence], message: Message) -> Job:
     def work(job: Job) -> Message:
-        return {
-            "texts": [
-                sequence.payload(loaded.tokenizer, job.logprobs)
-                for sequence in job.sequences
-                if isinstance(sequence, TextSequence)
-            ]
-        }
+        texts = [sequence for sequence in job.sequences if isinstance(sequence, TextSequence)]
+        return {"texts": [text.payload(loaded.tokenizer, job.logprobs) for text in texts]}
 
     return Job(_at_once(work), sequences, message["stream"], message["logprobs"])
 

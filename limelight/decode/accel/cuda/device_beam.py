@@ -33,9 +33,7 @@ class BeamBuffers:
         self.scores = torch.full_like(like[:1, :1], NEG_INF).repeat(count, width)  # empty slots
         self.newest = torch.zeros(self.shape, dtype=torch.long, device=like.device)
         self.open = torch.full((count, 1), width, device=like.device)  # slots, the first ones
-        self.left = torch.zeros(
-            count, 1, dtype=torch.long, device=like.device
-        )  # new tokens to come
+        self.left = torch.zeros_like(self.open)  # new tokens to come
         self.outputs = torch.zeros(4, *self.shape, dtype=torch.float64, device=like.device)
         self.slots = torch.arange(width, device=like.device)
         self.first_rows = torch.arange(0, count * width, width, device=like.device)[:, None]
@@ -53,9 +51,8 @@ class BeamBuffers:
         parents = best // totals.size(2)
         torch.gather(tokens.view(beams, -1), 1, best, out=self.newest)
         chosen = logprobs.view(beams, -1).gather(1, best)
-        for output, numbers in zip(
-            self.outputs, (parents, self.newest, chosen, scores), strict=True
-        ):
+        found = (parents, self.newest, chosen, scores)
+        for output, numbers in zip(self.outputs, found, strict=True):
             output.copy_(numbers)
         ended = (scores > NEG_INF) & (self.newest == self.end)
         self.open -= ended.sum(dim=1, keepdim=True)
@@ -118,10 +115,9 @@ class DeviceBeamSearch(BeamSearch):
         nothing = torch.zeros(1, 1, dtype=torch.promote_types(kind, torch.float32), device=device)
         self.beams = BeamBuffers(len(requests), width, self.tokenizer.end, nothing)
         self.beams.scores[:, 0] = 0
-        given = [[request.prompt[-1], request.limit] for request in requests]
-        self.beams.newest[:], self.beams.left[:] = copy_to_device_async(
-            torch.tensor(given), device
-        ).T[..., None]
+        given = torch.tensor([[request.prompt[-1], request.limit] for request in requests])
+        given = copy_to_device_async(given, device)
+        self.beams.newest[:], self.beams.left[:] = given.T[..., None]
 
     def extend(self) -> None:
         if self.after_prompt is None:
@@ -133,9 +129,8 @@ class DeviceBeamSearch(BeamSearch):
 
     def mark_finished(self) -> None:
         """The device has done that; start copying its outputs."""
-        self.in_flight.append(
-            PendingStep(self.rows, self.length, copy_to_host_async(self.beams.outputs))
-        )
+        outputs = copy_to_host_async(self.beams.outputs)
+        self.in_flight.append(PendingStep(self.rows, self.length, outputs))
 
     def advance_model(self) -> None:
         """The next step begins with that."""
