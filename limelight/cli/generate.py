@@ -64,7 +64,7 @@ def translate(
             asked = (loaded, source, config)
             if json:
                 choices = source and task.alternative_choices(*asked, constraints=constraints)
-                _print_translation_as_json(done, choices or ())
+                _print_as_json(done, choices or ())
             else:
                 tokens = source and task.alternative_tokens(*asked, constraints=constraints)
                 _print_translation(done, tokens or (), nbest)
@@ -87,9 +87,7 @@ def _visible(piece: str) -> str:
     return piece.strip() or repr(piece)
 
 
-def _print_translation_as_json(
-    done: "Translation", choices: "Iterable[list[AlternativeChoice]]"
-) -> None:
+def _print_as_json(done: "Translation", choices: "Iterable[list[AlternativeChoice]]") -> None:
     facts: dict[str, Any] = {"source": done.source, "text": done.text, "parts": done.parts}
     facts["outputs"] = [asdict(output) for output in done.outputs]
     facts |= {"problem": done.problem} if done.problem else {}

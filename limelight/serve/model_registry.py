@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,22 +20,21 @@ _RETRY = "try again in a moment"
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "beam", "repetition_penalty")
 
 
+@dataclass
 class ServedModel:
     """A model and its workers, which are interchangeable: no request depends on another."""
 
-    def __init__(
-        self,
-        name: str,
-        run: Path,
-        workers: Sequence[WorkerClient],
-        limits: Limits,
-        metrics: Metrics,
-    ) -> None:
-        self.name, self.run_path, self.workers, self.limits = name, run, workers, limits
-        self.metrics = metrics
-        metrics.ready.labels(name).set_function(lambda: int(self.ready))
-        metrics.waiting.labels(name).set_function(lambda: self.open_jobs)
-        metrics.texts.labels(name).set_function(lambda: sum(w.active for w in workers))
+    name: str
+    run_path: Path
+    workers: Sequence[WorkerClient]
+    limits: Limits
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
+        self.metrics.ready.labels(self.name).set_function(lambda: int(self.ready))
+        self.metrics.waiting.labels(self.name).set_function(lambda: self.open_jobs)
+        active = self.metrics.texts.labels(self.name)
+        active.set_function(lambda: sum(worker.active for worker in self.workers))
 
     @property
     def ready(self) -> bool:

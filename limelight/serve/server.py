@@ -131,12 +131,6 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _address_of(host: str, port: int) -> str:
-    anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    host = anywhere.get(host, host)
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
 @dataclass
 class _Service:
     paths: dict[str, Path]
@@ -162,7 +156,8 @@ class _Service:
         keepers = [asyncio.create_task(worker.supervise()) for worker in self.workers]
         watcher = asyncio.create_task(self.give_up_on_failure())
         host, port = self.listener.getsockname()[:2]
-        page = _address_of(host, port)
+        browsable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        page = f"http://[{browsable}]:{port}/" if ":" in host else f"http://{browsable}:{port}/"
         logs.log_event("listening", page=page, host=host, port=port, models=", ".join(models))
         await self.server.serve(sockets=[self.listener])
         await asyncio.gather(*(worker.close() for worker in self.workers))

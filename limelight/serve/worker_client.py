@@ -173,7 +173,10 @@ class WorkerClient:
                     raise RefusedError(504, "timeout", late, "ask for less, or later") from None
                 finished = "done" in message or "error" in message
                 if "error" in message:
-                    raise _refused(message["error"])
+                    code, why = message["error"]["code"], message["error"]["message"]
+                    status = _STATUS[code]
+                    hint, retry = _HINTS.get(status, ""), 2 if status == 503 else 0
+                    raise RefusedError(status, code, why, hint, retry)
                 yield message
         finally:
             self.jobs.pop(number, None)
@@ -209,9 +212,3 @@ async def _end(process: asyncio.subprocess.Process, patience: float = 1.0) -> in
     with suppress(ProcessLookupError):
         process.kill()
     return await process.wait()
-
-
-def _refused(error: ErrorPayload) -> RefusedError:
-    status = _STATUS[error["code"]]
-    retry = 2 if status == 503 else 0
-    return RefusedError(status, error["code"], error["message"], _HINTS.get(status, ""), retry)

@@ -126,10 +126,6 @@ class _FusedAttention(torch.autograd.Function):
         return output
 
 
-def _keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
-    return _FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
-
-
 def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]:
     """Bytes of the activations saved for the backward pass, and of the logits."""
     kept = {}
@@ -141,9 +137,10 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
             kept[storage._cdata] = storage
         return value
 
+    keep_as_fused: Any = _FusedAttention.apply
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     for attention in attentions:
-        attention.attend = _keep_as_fused
+        attention.attend = lambda q, k, v, *_: keep_as_fused(q, k, v)
     with saved_tensors_hooks(keep, lambda value: value):
         logits: Tensor = model.train()(*tokens)
     for attention in attentions:

@@ -165,7 +165,7 @@ def test_interrupted_while_it_learns_it_saves_and_goes_on(start, tmp_path, monke
     monkeypatch.setattr(demo, "as_html", lambda explanation, name: name)  # tested above
     code, out, err, made = start(tmp_path)
     assert code == 130
-    assert err.splitlines()[-1] == "limelight: saved; go on with the same command"
+    assert err.splitlines()[-1] == "limelight: saved; run the same command again to continue"
     assert "It answers" not in out
     monkeypatch.setattr(loop, "train_step", true_step)
     code, out, err, _ = start(tmp_path)

@@ -25,30 +25,15 @@ from limelight.explain.traced_text import TooLongError
 from limelight.loading import LoadedModel
 from limelight.model.taps import Recorder, taps
 from limelight.serve.ipc import Message
+from limelight.serve.worker import trace_cache
 from limelight.serve.worker.sequences import CompletionSequence, Sequence, TextSequence, finite
-from limelight.serve.worker.trace_cache import (
-    ExpiredError,
-    TraceCache,
-    Work,
-    next_logits,
-    teacher,
-    vocabulary,
-)
+from limelight.serve.worker.trace_cache import TraceCache, Work
+from limelight.tasks import translate as translation
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify
 from limelight.tasks.embed import embed
 from limelight.tasks.fill import fill
 from limelight.tasks.score import score
-from limelight.tasks.translate import (
-    Constraints,
-    choices_along,
-    longest_source,
-    request_for,
-    requests_for,
-    translation_of,
-    widen_beam,
-    with_end,
-)
 from limelight.tasks.write import Continuation, encode_prompt, refuse_beam
 
 _BY_PARTS = ", or use /api/translate, which splits long texts"
@@ -89,7 +74,7 @@ def job_for(loaded: LoadedModel, traces: TraceCache, message: Message, most: int
 
 def error_code(error: UserError) -> str:
     """The API's word for a user's error."""
-    if isinstance(error, ExpiredError):
+    if isinstance(error, trace_cache.ExpiredError):
         return "trace_expired"
     return "too_long" if isinstance(error, TooLongError) else "invalid_request"
 
@@ -139,7 +124,7 @@ def chat(loaded: LoadedModel, message: Message) -> Job:
 def _check_fits(loaded: LoadedModel, text: str, tag: str, name: str, hint: str = "") -> None:
     """Older turns may be dropped, but an answer to half a question would mislead."""
     count = len(loaded.tokenizer.encode(text))
-    longest = longest_source(loaded) - len(loaded.tag(tag))
+    longest = translation.longest_source(loaded) - len(loaded.tag(tag))
     if count > longest:
         raise TooLongError(
             f"the {name} comes to {count} tokens, and the model reads {longest}: shorten it{hint}"
@@ -154,7 +139,7 @@ def _answer(
             f"a beam of {config.beam} does not report the most likely tokens: "
             "set beam to 1, or a temperature"
         )
-    request = replace(request_for(loaded, source, config), top=message["top"])
+    request = replace(translation.request_for(loaded, source, config), top=message["top"])
     detokenizer = IncrementalDetokenizer(loaded.tokenizer, message["stop"])
     return TextSequence(request, config, detokenizer)
 
@@ -178,10 +163,10 @@ def _at_once(work: Callable[[Job], Message]) -> Callable[[Job], Work]:
 
 def _translate(loaded: LoadedModel, message: Message) -> Job:
     loaded.require("translate")
-    config = widen_beam(_config_of(loaded, message), message["nbest"])
+    config = translation.widen_beam(_config_of(loaded, message), message["nbest"])
     include, exclude = tuple(message["include"]), tuple(message["exclude"])
-    constraints = Constraints(message["tag"], message["prefix"], include, exclude)
-    requests = requests_for(loaded, message["text"], config, constraints)
+    constraints = translation.Constraints(message["tag"], message["prefix"], include, exclude)
+    requests = translation.requests_for(loaded, message["text"], config, constraints)
     loaded.tag(constraints.tag)
     if include and not uses_beam(config):
         raise UserError(NO_BEAM)
@@ -195,15 +180,15 @@ def _translate(loaded: LoadedModel, message: Message) -> Job:
 
     def result(job: Job) -> Work:
         found = [part.hypotheses(loaded.tokenizer.end) for part in job.sequences]
-        translation = translation_of(loaded, message["text"], found, constraints)
-        if translation.problem:
-            raise UserError(translation.problem)
-        answer: Message = {"text": translation.text, "parts": translation.parts}
-        answer["outputs"] = [vars(output) for output in translation.outputs]
+        done = translation.translation_of(loaded, message["text"], found, constraints)
+        if done.problem:
+            raise UserError(done.problem)
+        answer: Message = {"text": done.text, "parts": done.parts}
+        answer["outputs"] = [vars(output) for output in done.outputs]
         if message["alternatives"]:
             answer["alternatives"] = positions = []
-            written = with_end(loaded, found[0][0])
-            for choices in choices_along(loaded, requests[0], written, message["alternatives"]):
+            written, count = translation.with_end(loaded, found[0][0]), message["alternatives"]
+            for choices in translation.choices_along(loaded, requests[0], written, count):
                 positions.append([asdict(choice) for choice in choices])
                 yield
         if message["alignment"]:
@@ -302,8 +287,8 @@ _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "embed": _embed,
     "score": _score,
     "neighbours": _neighbours,
-    "teacher": teacher,
-    "next": next_logits,
-    "vocabulary": vocabulary,
+    "teacher": trace_cache.teacher,
+    "next": trace_cache.next_logits,
+    "vocabulary": trace_cache.vocabulary,
 }
 _TASKS = {"suggest": "write", **{task: task for task in ("fill", "classify", "embed", "score")}}

@@ -146,7 +146,9 @@ def linear_class(int8: bool, dtype: torch.dtype) -> type[PackedLinear]:
     if not int8:
         return PackedLinear
     if dtype != torch.float32:
-        raise UserError(f"int8 is made from float32, and this model is {dtype}: convert it first")
+        raise UserError(
+            f"int8 is made from float32, and this model is in {dtype}: convert it first"
+        )
     if not _probe_in_subprocess(PROBE):
         raise UserError("int8 does not work on this CPU with this torch: choose float32")
     return Int8Linear
