@@ -76,9 +76,8 @@ def _print_overview() -> None:
         "usage: limelight COMMAND ...\n\n"
         "The Transformer of 'Attention Is All You Need', whole and in the open.\n"
     )
-    io.print_columns(
-        {name: parser.describe(command)[0] for name, command in COMMANDS.items()}, console
-    )
+    summaries = {name: parser.describe(command)[0] for name, command in COMMANDS.items()}
+    io.print_columns(summaries, console)
     console.print(
         "\nNew here? Start with limelight demo, a tour of a few minutes. limelight COMMAND --help "
         "describes a command, and limelight completion sets up Tab completion."

@@ -61,15 +61,12 @@ def translate(
                 without = ", without alternatives" if alternatives else ""
                 lines.note(f"too long for the model, so translated in {done.parts} parts{without}")
             source = done.source if alternatives and done.outputs and done.parts == 1 else ""
+            asked = (loaded, source, config)
             if json:
-                choices = source and task.alternative_choices(
-                    loaded, source, config, constraints=constraints
-                )
-                _print_translation_as_json(done, choices or ())
+                choices = source and task.alternative_choices(*asked, constraints=constraints)
+                _print_as_json(done, choices or ())
             else:
-                tokens = source and task.alternative_tokens(
-                    loaded, source, config, constraints=constraints
-                )
+                tokens = source and task.alternative_tokens(*asked, constraints=constraints)
                 _print_translation(done, tokens or (), nbest)
     lines.finish()
 
@@ -90,9 +87,7 @@ def _visible(piece: str) -> str:
     return piece.strip() or repr(piece)
 
 
-def _print_translation_as_json(
-    done: "Translation", choices: "Iterable[list[AlternativeChoice]]"
-) -> None:
+def _print_as_json(done: "Translation", choices: "Iterable[list[AlternativeChoice]]") -> None:
     facts: dict[str, Any] = {"source": done.source, "text": done.text, "parts": done.parts}
     facts["outputs"] = [asdict(output) for output in done.outputs]
     facts |= {"problem": done.problem} if done.problem else {}

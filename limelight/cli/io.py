@@ -150,17 +150,14 @@ class InputLines:
             yield window
 
     def note(self, text: str) -> None:
-        """Tell the user something about the current line, with its number if there are several."""
         kind = "text" if self.texts else "line"
         note(text if len(self.texts) == 1 else f"{kind} {self.number}: {text}")
 
     def complain(self, problem: str) -> None:
-        """Report a problem with the current line; the others go on."""
         self.problems += 1
         self.note(problem)
 
     def finish(self) -> None:
-        """Exit with status 1 if there were problems."""
         if self.problems:
             note(f"lines that could not be answered: {self.problems}")
             sys.stdout.flush()
@@ -189,7 +186,6 @@ def _decode_line(line: bytes) -> "str | InvalidLine":
 
 
 def _input_ready(stream: IO[bytes]) -> bool:
-    """Whether a read would not block."""
     try:
         return bool(select([stream], [], [], 0)[0])
     except (OSError, ValueError):  # not a file that select can wait for

@@ -43,12 +43,10 @@ class Argument:
 
     @property
     def flag(self) -> str:
-        """The option, such as --max-tokens; empty for a positional argument."""
         return "" if self.positional else "--" + self.name.rstrip("_").replace("_", "-")
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that it can have, if these are listed."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
@@ -63,7 +61,6 @@ class Argument:
 
     @property
     def shown_default(self) -> str:
-        """The default, where it tells a user something."""
         return self.fallback or str(self.default or "")
 
 

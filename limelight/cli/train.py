@@ -77,10 +77,8 @@ def evaluate(
     """
     from limelight.workflows.evaluate import compare_runs, score_run, show
 
-    overrides = arg.overrides(set)
-    report = (
-        compare_runs((run, other), split, overrides) if other else score_run(run, split, overrides)
-    )
+    how = (split, arg.overrides(set))
+    report = compare_runs((run, other), *how) if other else score_run(run, *how)
     io.print_report(report, show, json)
 
 

@@ -25,21 +25,15 @@ class Focus:
     head: int
     source_word: int
     target_word: int
-    asked: tuple[int | None, int | None] = (
-        None,
-        None,
-    )  # the layer and head, where the user chose them
+    asked: tuple[int | None, int | None] = (None, None)  # layer and head that the user chose
 
     def words(self, side: str) -> Words:
-        """The tokens that this stack reads."""
         return self.trace.source if side == "encoder" else self.trace.target
 
     def word(self, side: str) -> int:
-        """The index of the chosen word in this stack."""
         return self.source_word if side == "encoder" else self.target_word
 
     def label(self, side: str, i: int | None = None) -> str:
-        """The label of the chosen word, or of word `i`."""
         return self.words(side).labels[self.word(side) if i is None else i]
 
     @property
@@ -52,11 +46,9 @@ class Focus:
         return self.trace.tensor(name).double()
 
     def weight(self, name: str) -> Tensor:
-        """A parameter, in double precision."""
         return self.trace.weight(name).double()
 
     def linear(self, x: Tensor, path: str) -> Tensor:
-        """A linear layer, recomputed."""
         bias = f"{path}.bias"
         shift = self.weight(bias) if self.trace.has_weight(bias) else None
         return F.linear(x, self.weight(f"{path}.weight"), shift)
@@ -71,7 +63,6 @@ class Focus:
         return centred / spread * gain + self.weight(f"{path}.bias")
 
     def origin(self, name: str) -> tuple[str, ...]:
-        """The values that a value is computed from."""
         return dataflow(self.trace.config)[name].sources
 
     def check(self, claim: str, value: str | Tensor, again: Tensor) -> Check:
@@ -86,7 +77,6 @@ class Focus:
         return Check(claim, error, self.trace.tolerance * (1 + size))
 
     def check_sum(self, probabilities: Tensor) -> Check:
-        """Whether probabilities sum to 1."""
         one = torch.ones(1, dtype=torch.float64)
         return self.check("the probabilities sum to 1", probabilities.sum()[None], one)
 
@@ -103,33 +93,20 @@ class Focus:
         return Heatmap(title, names, values, list(rows), numbered(values.size(1)), at=i)
 
     def block(self, side: str, use: str = "self") -> "AttentionView":
-        """Self- or cross-attention of the chosen layer."""
-        return AttentionView(
-            focus=self,
-            side=side,
-            use=use,
-            name=f"{side}.{self.layer}.{use}",
-            path=f"{side}.layers.{self.layer}.{use}_attention",
-            location=f"{side}, layer {self.layer + 1}, head {self.head + 1}",
-            query_tokens=self.words(side),
-            key_tokens=self.words("encoder" if use == "cross" else side),
-            query_index=self.word(side),
-        )
+        return AttentionView(self, side, use)
 
 
-@dataclass(frozen=True)
 class AttentionView:
     """One attention at one head: the values of equation 1, and how to recompute them."""
 
-    focus: Focus
-    side: str
-    use: str
-    name: str  # prefix of its taps
-    path: str  # prefix of its parameters
-    location: str  # for people: stack, layer and head, from 1
-    query_tokens: Words  # a row each
-    key_tokens: Words  # a column each
-    query_index: int  # the chosen word
+    def __init__(self, focus: Focus, side: str, use: str) -> None:
+        self.focus, self.side, self.use = focus, side, use
+        self.name = f"{side}.{focus.layer}.{use}"  # prefix of its taps
+        self.path = f"{side}.layers.{focus.layer}.{use}_attention"  # prefix of its parameters
+        self.location = f"{side}, layer {focus.layer + 1}, head {focus.head + 1}"
+        self.query_tokens = focus.words(side)  # a row each
+        self.key_tokens = focus.words("encoder" if use == "cross" else side)  # a column each
+        self.query_index = focus.word(side)  # the chosen word
 
     @property
     def rows(self) -> Sequence[str]:
@@ -155,12 +132,10 @@ class AttentionView:
         return self.focus.head // (config.heads // config.num_kv_heads)
 
     def get(self, step: str) -> Tensor:
-        """A value of equation 1 at this head."""
         head = self.key_head if step in ("k", "v") else self.focus.head
         return self.focus.tensor(f"{self.name}.{step}")[head]
 
     def check(self, claim: str, step: str, again: Tensor) -> Check:
-        """Compare a value of equation 1 at this head with its recomputation."""
         return self.focus.check(claim, self.get(step), again)
 
     def read(self, part: str) -> Tensor:

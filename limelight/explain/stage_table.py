@@ -30,7 +30,6 @@ class _Entry:
     extra: bool = False  # not part of the walk
 
     def side(self, sides: tuple[str, ...]) -> str:
-        """Which of a model's stacks the stage is about."""
         return sides[0 if self.first else -1]
 
 

@@ -47,12 +47,11 @@ def visible(piece: str) -> str:
 
     Control characters could move a terminal's cursor, and direction marks reverse the line.
     """
-    return "".join(
-        _MARKS.get(
-            c, c if c.isprintable() else f"<{ord(c):02X}>" if c < "Ā" else f"<U+{ord(c):04X}>"
-        )
-        for c in piece
-    )
+    return "".join(_MARKS.get(c, c if c.isprintable() else _code_of(c)) for c in piece)
+
+
+def _code_of(c: str) -> str:
+    return f"<{ord(c):02X}>" if c < "Ā" else f"<U+{ord(c):04X}>"
 
 
 def _spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[_Span | None]:

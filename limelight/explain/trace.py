@@ -27,6 +27,7 @@ from limelight.tasks.text_model import TextModel
 
 _TOP = 20  # candidates kept of every step
 Which = Literal["encoder", "decoder", "cross"]
+_Keep = Callable[[str, Tensor], Tensor]  # what to keep of a value, by its name
 
 
 class Summary(NamedTuple):
@@ -63,8 +64,6 @@ class DecodingStep:
 
 @dataclass
 class _Checks:
-    """Evidence that the trace shows what the model does."""
-
     same_words: bool | None = None  # the pass leads to the tokens that were generated
     fast_difference: float | None = None  # largest, of log-probabilities
     traced_difference: float = 0.0  # largest, of logits with and without a recorder
@@ -123,9 +122,7 @@ class Trace:
             return self.part(name, kept, head, rows)
         return self.record(name, lambda n, value: self.part(n, value, head, rows).clone())[name]
 
-    def collect(
-        self, names: Sequence[str], keep: Callable[[str, Tensor], Tensor]
-    ) -> dict[str, Tensor]:
+    def collect(self, names: Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         """`keep` applied to each of these values, with one pass for all that were not kept."""
         missing = [name for name in names if self._cached(name) is None]
         found = self.record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
@@ -149,7 +146,6 @@ class Trace:
         return sum(value.nbytes for value in cached.values())
 
     def part(self, name: str, value: Tensor, head: int | None, rows: slice | None) -> Tensor:
-        """One head of a value, or some of its rows."""
         if head is not None:
             if "head" not in dataflow(self.config)[name].axes:
                 raise UserError(f"{name!r} has no heads")
@@ -180,9 +176,7 @@ class Trace:
         at = in_range("layer", layer, self.config.layers)
         return f"decoder.{at}.cross" if which == "cross" else f"{which}.{at}.self"
 
-    def record(
-        self, names: str | Sequence[str], keep: Callable[[str, Tensor], Tensor]
-    ) -> dict[str, Tensor]:
+    def record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         """The pass with a recorder: a batch of one, in evaluation mode, without gradients."""
 
         def alone(name: str, value: Tensor) -> Tensor:
@@ -197,7 +191,6 @@ class Trace:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The arguments of the model's forward pass."""
         device = next(self.model.parameters()).device
         given = [side for side in (self.traced_text.source, self.traced_text.target) if len(side)]
         return [torch.tensor([list(side)], device=device) for side in given]
@@ -207,7 +200,6 @@ class Trace:
         return self._parameters[name].detach().cpu()
 
     def has_weight(self, name: str) -> bool:
-        """Whether the model has this parameter; biases are optional."""
         return name in self._parameters
 
     @cached_property

@@ -64,8 +64,6 @@ def _fields_of(schema: dict[str, Any], route: dict[str, Any]) -> str:
     rows = []
     for field, facts in shape["properties"].items():
         required = "required" if field in shape.get("required", ()) else ""
-        text = escape(facts.get("description", ""))
-        rows.append(
-            f"<tr><td><code>{escape(field)}</code></td><td>{required}</td><td>{text}</td></tr>"
-        )
+        cells = [f"<code>{escape(field)}</code>", required, escape(facts.get("description", ""))]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return "<table>" + "".join(rows) + "</table>"

@@ -1,12 +1,14 @@
 """Requests that fail: the one form of all errors, and validation errors as plain sentences."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+
+from limelight.config import broken_rule, expected_types, is_type_error
 
 
 class RefusedError(Exception):
@@ -67,34 +69,6 @@ def _response(refused: RefusedError) -> Response:
     return Response(error_body(refused), refused.status, headers, media_type="application/json")
 
 
-_WANTED = {  # errors of type, and the type wanted
-    "string_type": "a text",
-    "list_type": "a list",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "model_attributes_type": "an object",
-}
-_BROKEN = {  # values of the right type, and the rule they break
-    "missing": "this is missing",
-    "extra_forbidden": "there is no such field",
-    "greater_than": "should be above {gt}",
-    "greater_than_equal": "should be {ge} or more",
-    "less_than": "should be below {lt}",
-    "less_than_equal": "should be {le} at most",
-    "string_too_short": "should have {min_length} or more characters",
-    "string_too_long": "should have {max_length} characters at most",
-    "too_short": "should have {min_length} or more entries",
-    "too_long": "should have {max_length} entries at most",
-    "finite_number": "should be a number that is not infinite",
-    "int_parsing_size": "is too large",
-    "literal_error": "should be {expected}",
-    "string_pattern_mismatch": "should match {pattern}",
-}
-
-
 def validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
     """The first wrong field and why, without its value.
 
@@ -106,9 +80,10 @@ def validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
     same = [(p, e) for p, e in zip(paths, errors, strict=True) if p[:depth] == paths[0]]
     furthest = max(len(path) for path, _ in same)
     deepest = [(path, error) for path, error in same if len(path) == furthest]
-    broken = [(path, error) for path, error in deepest if error["type"] not in _WANTED]
+    broken = [(path, error) for path, error in deepest if not is_type_error(error)]
     path, error = (broken or deepest)[0]
-    wrong = _broken_rule(error) if broken else _wanted(e for at, e in deepest if at == path)
+    types = [error for at, error in deepest if at == path]
+    wrong = broken_rule(error) if broken else f"should be {expected_types(types)}"
     return f"{'.'.join(path)[:100] or 'the body'}: {wrong[:200]}"
 
 
@@ -123,15 +98,3 @@ def _path_of(loc: Sequence[str | int], body: Any) -> list[str]:
         path.append(str(part))
         value = value.get(part) if isinstance(part, str) else value[part]
     return path
-
-
-def _broken_rule(error: dict[str, Any]) -> str:
-    if error["type"] not in _BROKEN:
-        return str(error["msg"])
-    bounds = error.get("ctx", {}).items()
-    plain = {name: f"{x:g}" if isinstance(x, float) else x for name, x in bounds}  # 2, not 2.0
-    return _BROKEN[error["type"]].format(**plain).replace("False", "false")  # JSON's spelling
-
-
-def _wanted(errors: Iterable[dict[str, Any]]) -> str:
-    return "should be " + " or ".join(dict.fromkeys(_WANTED[error["type"]] for error in errors))

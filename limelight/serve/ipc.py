@@ -9,9 +9,8 @@ import json
 import os
 from typing import Any, NotRequired, TypedDict
 
-Message = dict[
-    str, Any
-]  # to a worker {id, op, ...}; from it ready, failed, active, pieces, or {id, done}
+# To a worker {id, op, ...}; from it ready, failed, active, pieces, or {id, done}.
+Message = dict[str, Any]
 HEAD = 4  # bytes of the length prefix
 _LARGEST = 2**26  # bytes of a message
 

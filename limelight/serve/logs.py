@@ -17,17 +17,14 @@ _LONGEST = 300  # characters of a value
 def log_event(event: str, **facts: object) -> None:
     """Write a line in one system call: lines of several processes do not mix."""
     when = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line = {"time": when, "event": event, **{name: _short(fact) for name, fact in facts.items()}}
+    line = {"time": when, "event": event, **facts}
+    for name, fact in facts.items():
+        if isinstance(fact, str) and len(fact) > _LONGEST:
+            line[name] = fact[: _LONGEST - 3] + "..."
     try:
         os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
     except OSError:  # whoever read it is gone; the service continues
         return
-
-
-def _short(fact: object) -> object:
-    if isinstance(fact, str) and len(fact) > _LONGEST:
-        return fact[: _LONGEST - 3] + "..."
-    return fact
 
 
 def log_error(error: BaseException, **facts: object) -> None:

@@ -7,6 +7,7 @@ its route. The body is parsed here, once, strictly; routes read it with `ParsedR
 import asyncio
 import hmac
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -77,7 +78,10 @@ class SecurityMiddleware:
         self.public = frozenset(public)  # paths without a key: the page that asks for it
         self.key = sha256(key.encode()).digest() if key else b""
         self.hosts = {host.lower() for host in (*_LOOPBACK, *hosts)}
-        self.origins = {_as_sent(origin.lower()) for origin in origins}
+        self.origins = {
+            origin.removesuffix(_DEFAULT_PORTS.get(origin.partition("://")[0], ""))
+            for origin in map(str.lower, origins)
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -91,7 +95,7 @@ class SecurityMiddleware:
         if scope["path"] in _PROBES:
             return
         host = _header(scope, "host").lower()
-        if _without_port(host) not in self.hosts:
+        if re.sub(r":[0-9]+\Z", "", host) not in self.hosts:
             hint = "start the service with --allowed-hosts NAME if this is its name"
             raise RefusedError(403, "host_not_allowed", "this Host header is not allowed", hint)
         origin = _header(scope, "origin").lower()
@@ -114,17 +118,6 @@ def _header(scope: Scope, name: str) -> str:
         message = f"the header {name} is repeated {len(found)} times"
         raise RefusedError(400, "invalid_header", message, "send it once")
     return found[0] if found else ""
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isascii() and port.isdigit() else host
-
-
-def _as_sent(origin: str) -> str:
-    """An origin as browsers send it: without its scheme's default port."""
-    scheme, _, _ = origin.partition("://")
-    return origin.removesuffix(_DEFAULT_PORTS.get(scheme, ""))
 
 
 class _RequestContext:
@@ -234,7 +227,6 @@ class _RequestContext:
             raise RefusedError(400, "invalid_json", "the body is not valid JSON", hint) from None
 
     async def send(self, event: ASGIMessage) -> None:
-        """Send a part of the response, with the headers that all of them have."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
             own = dict(event.get("headers", []))

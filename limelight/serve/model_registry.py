@@ -3,38 +3,38 @@
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
 from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
-from limelight.serve.schemas.common import Settings
+from limelight.serve.schemas.common import Name, Settings
 from limelight.serve.worker_client import WorkerClient
 
 _RETRY = "try again in a moment"
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "beam", "repetition_penalty")
 
 
+@dataclass
 class ServedModel:
     """A model and its workers, which are interchangeable: no request depends on another."""
 
-    def __init__(
-        self,
-        name: str,
-        run: Path,
-        workers: Sequence[WorkerClient],
-        limits: Limits,
-        metrics: Metrics,
-    ) -> None:
-        self.name, self.run_path, self.workers, self.limits = name, run, workers, limits
-        self.metrics = metrics
-        metrics.ready.labels(name).set_function(lambda: int(self.ready))
-        metrics.waiting.labels(name).set_function(lambda: self.open_jobs)
-        metrics.texts.labels(name).set_function(lambda: sum(w.active for w in workers))
+    name: str
+    run_path: Path
+    workers: Sequence[WorkerClient]
+    limits: Limits
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
+        self.metrics.ready.labels(self.name).set_function(lambda: int(self.ready))
+        self.metrics.waiting.labels(self.name).set_function(lambda: self.open_jobs)
+        active = self.metrics.texts.labels(self.name)
+        active.set_function(lambda: sum(worker.active for worker in self.workers))
 
     @property
     def ready(self) -> bool:
@@ -74,10 +74,7 @@ class ServedModel:
             raise RefusedError(429, "too_many_requests", message, _RETRY, 1)
         return min(ready, key=lambda worker: len(worker.jobs))
 
-    def stream(
-        self, op: str, seconds: float | None = None, **fields: Any
-    ) -> AsyncGenerator[Message]:
-        """Send a job to a worker and yield its messages; the last one has `done`."""
+    def stream(self, op: str, seconds: float | None, **fields: Any) -> AsyncGenerator[Message]:
         return self.choose_worker().stream(op, seconds, **fields)
 
     async def call(self, op: str, seconds: float | None = None, **fields: Any) -> Message:
@@ -111,7 +108,6 @@ class ModelRegistry:
         return self.models[name]
 
     def choose(self, name: str, *tasks: str) -> ServedModel:
-        """A model that is ready and supports one of these tasks."""
         model = self.find(name)
         if self.draining:
             message = "the service is shutting down"
@@ -136,7 +132,6 @@ class ModelRegistry:
             raise RefusedError(413, "too_many_texts", message, f"{self.limits.texts} are allowed")
 
     def settings(self, request: Settings, max_tokens: int | None) -> dict[str, Any]:
-        """The decoding settings of a request, for the worker."""
         if max_tokens is not None and max_tokens > self.limits.tokens:
             message = f"the request asks for {max_tokens} tokens"
             raise RefusedError(413, "too_long", message, f"{self.limits.tokens} are allowed")
@@ -151,7 +146,9 @@ async def _registry_of(request: Request) -> ModelRegistry:
     return registry
 
 
-Registry = Annotated[ModelRegistry, Depends(_registry_of)]  # the registry, for a route's argument
+# For the arguments of routes.
+Registry = Annotated[ModelRegistry, Depends(_registry_of)]
+ModelName = Annotated[Name, Query()]
 
 
 async def reject_unknown_parameters(request: Request) -> None:

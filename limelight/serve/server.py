@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -50,7 +51,8 @@ def serve(
     check_allowlists(hosts, origins)
     paths, devices = named(runs), devices_of(device)
     key = os.environ.get(_KEY, "")
-    if not _is_loopback(host) and not key:
+    loopback = host in ("localhost", "::1") or host.startswith("127.")
+    if not loopback and not key:
         raise UserError(
             f"--host {host} is reachable from other machines: set {_KEY} in the environment "
             "to a key that clients must send"
@@ -90,9 +92,8 @@ def devices_of(names: str) -> list[str]:
             )
     windows = sys.platform == "win32"
     if devices == ["auto"] and (windows or len(list(Path("/dev").glob("nvidia[0-9]*"))) > 1):
-        counted = subprocess.run(
-            [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-c", _COUNT_GPUS]
+        counted = subprocess.run(command, capture_output=True, text=True, check=False)
         count = int(counted.stdout) if counted.stdout.strip().isdigit() else 0
         return [f"cuda:{i}" for i in range(count)] if count > 1 else devices
     return devices
@@ -117,10 +118,6 @@ def check_allowlists(hosts: Sequence[str], origins: Sequence[str]) -> None:
             )
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def listen(host: str, port: int) -> socket.socket:
     """The listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -134,26 +131,15 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _address_of(host: str, port: int) -> str:
-    """The page's address for a browser on this machine."""
-    anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    host = anywhere.get(host, host)
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
+@dataclass
 class _Service:
-    def __init__(
-        self,
-        paths: dict[str, Path],
-        listener: socket.socket,
-        limits: Limits,
-        key: str,
-        hosts: Sequence[str],
-        origins: Sequence[str],
-        devices: Sequence[str],
-    ) -> None:
-        self.paths, self.listener, self.limits, self.devices = paths, listener, limits, devices
-        self.key, self.hosts, self.origins = key, hosts, origins
+    paths: dict[str, Path]
+    listener: socket.socket
+    limits: Limits
+    key: str
+    hosts: Sequence[str]
+    origins: Sequence[str]
+    devices: Sequence[str]
 
     async def run(self) -> None:
         self.registry = self.new_registry()
@@ -170,7 +156,8 @@ class _Service:
         keepers = [asyncio.create_task(worker.supervise()) for worker in self.workers]
         watcher = asyncio.create_task(self.give_up_on_failure())
         host, port = self.listener.getsockname()[:2]
-        page = _address_of(host, port)
+        browsable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        page = f"http://[{browsable}]:{port}/" if ":" in host else f"http://{browsable}:{port}/"
         logs.log_event("listening", page=page, host=host, port=port, models=", ".join(models))
         await self.server.serve(sockets=[self.listener])
         await asyncio.gather(*(worker.close() for worker in self.workers))
@@ -258,7 +245,6 @@ class _TimeoutProtocol(H11Protocol):
         self.wait_for_request()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request; its headers must arrive in time."""
         super().data_received(data)
         self.wait_for_request()
 

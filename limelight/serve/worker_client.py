@@ -63,7 +63,6 @@ class WorkerClient:
         self.process: asyncio.subprocess.Process | None = None
 
     async def supervise(self) -> None:
-        """Keep a worker process alive until the service ends."""
         pause = FIRST_PAUSE
         while not self.closing:
             was_ready = await self.run_worker()
@@ -102,7 +101,6 @@ class WorkerClient:
         return was_ready
 
     async def cleanup(self) -> None:
-        """End the process if it still runs, and fail its jobs."""
         self.ready, self.active = False, 0
         process, self.process = self.process, None
         if process is not None:
@@ -175,7 +173,10 @@ class WorkerClient:
                     raise RefusedError(504, "timeout", late, "ask for less, or later") from None
                 finished = "done" in message or "error" in message
                 if "error" in message:
-                    raise _refused(message["error"])
+                    code, why = message["error"]["code"], message["error"]["message"]
+                    status = _STATUS[code]
+                    hint, retry = _HINTS.get(status, ""), 2 if status == 503 else 0
+                    raise RefusedError(status, code, why, hint, retry)
                 yield message
         finally:
             self.jobs.pop(number, None)
@@ -183,7 +184,6 @@ class WorkerClient:
                 self.send({"id": number, "op": "cancel"})
 
     async def close(self) -> None:
-        """End the process, and fail its open jobs."""
         self.closing = True
         self.fail_all("shutting_down", "the service ended before it could answer")
         if self.process is not None:
@@ -212,9 +212,3 @@ async def _end(process: asyncio.subprocess.Process, patience: float = 1.0) -> in
     with suppress(ProcessLookupError):
         process.kill()
     return await process.wait()
-
-
-def _refused(error: ErrorPayload) -> RefusedError:
-    status = _STATUS[error["code"]]
-    retry = 2 if status == 503 else 0
-    return RefusedError(status, error["code"], error["message"], _HINTS.get(status, ""), retry)

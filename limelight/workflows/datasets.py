@@ -68,7 +68,6 @@ class TokenizedData:
     world: World
 
     def batches(self, split: str) -> BatchPlan:
-        """A split in the form that this family of models trains on."""
         config, size = self.recipe.train, self.recipe.train.batch_tokens
         return BatchPlan(
             self._dataset(split),

@@ -4,6 +4,7 @@ The first two are bundled. The third is trained here and now, and then explained
 is its own. The tour keeps everything in one run folder; an interrupted tour resumes from it.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -66,11 +67,15 @@ def tour(console: Console, run: Path, quick: bool = False) -> int:
     torch.set_num_threads(min(torch.get_num_threads(), _THREADS))
     _check_folders(run)
     guide = _Guide(console, run)
-    guide.introduce("about a minute" if quick else "a few minutes")
+    guide.say("Limelight: the Transformer, whole and in the open.", "bold")
+    guide.say(
+        f"This is a tour of {'about a minute' if quick else 'a few minutes'}. It ends by itself. "
+        "Ctrl-C stops it at any time, and the same command resumes it. Its files go into the "
+        f"folder {run}."
+    )
     guide.translate()
     guide.write(tokens=40 if quick else 100)
-    signal = guide.train(STEPS_IF_QUICK if quick else STEPS)
-    if signal:
+    if signal := guide.train(STEPS_IF_QUICK if quick else STEPS):
         return signal
     chatbot = load(run)
     guide.ask(chatbot)
@@ -104,8 +109,8 @@ class _Guide:
 
     def heading(self, title: str) -> None:
         self.part += 1
-        text = Text(f"{self.part}  {title}", "bold")
         self.console.print()
+        text = Text(f"{self.part}  {title}", "bold")
         self.console.rule(text, align="left", characters="═", style="magenta")
 
     def say(self, text: str, style: str = "") -> None:
@@ -119,17 +124,9 @@ class _Guide:
             self.say(f"(The model {name} is not available here: {error})", "yellow")
             return None
 
-    def introduce(self, minutes: str) -> None:
-        self.say("Limelight: the Transformer, whole and in the open.", "bold")
-        self.say(
-            f"This is a tour of {minutes}. It ends by itself. Ctrl-C stops it at any time, and the "
-            f"same command resumes it. Its files go into the folder {self.run}."
-        )
-
     def translate(self) -> None:
         self.heading("It translates")
-        translator = self.bundled("en-de")
-        if translator is None:
+        if (translator := self.bundled("en-de")) is None:
             return
         done = translator.translate(SENTENCE)
         size = sum(p.numel() for p in translator.model.parameters()) / 1e6
@@ -146,16 +143,14 @@ class _Guide:
 
     def write(self, tokens: int) -> None:
         self.heading("It writes")
-        writer = self.bundled("writer")
-        if writer is None:
+        if (writer := self.bundled("writer")) is None:
             return
         self.say(
             "The model writer was trained on stories. It continues one, token by token, each "
             "sampled from its probabilities:\n"
         )
         self.console.print(Text(f"  {BEGINNING}", "bold cyan"), end="")
-        pieces = writer.stream(BEGINNING, max_tokens=tokens)
-        flow(self.console, pieces, column=2 + cell_len(BEGINNING))
+        flow(self.console, writer.stream(BEGINNING, max_tokens=tokens), 2 + cell_len(BEGINNING))
 
     def train(self, steps: int) -> int:
         """Train or resume the chatbot unless it has enough steps; returns what `train` does."""
@@ -214,15 +209,12 @@ class _Guide:
 
 def _alignment(explanation: Explanation) -> Heatmap:
     """Cross-attention of the layer with the sharpest weights, without the end tokens."""
-    layers = [
-        explanation.mean_attention("cross", layer + 1)[:-1, :-1]
-        for layer in range(explanation.config.layers)
-    ]
-    sharpness = [weights.max(dim=-1).values.mean().item() for weights in layers]
-    best = sharpness.index(max(sharpness))
+    numbers = range(1, explanation.config.layers + 1)
+    layers = {n: explanation.mean_attention("cross", n)[:-1, :-1] for n in numbers}
+    best = max(layers, key=lambda n: layers[n].max(dim=-1).values.mean().item())
     return Heatmap(
-        f"How much each word attends to each, layer {best + 1}, mean of all heads",
-        names=(f"decoder.{best}.cross.weights",),
+        f"How much each word attends to each, layer {best}, mean of all heads",
+        names=(f"decoder.{best - 1}.cross.weights",),
         values=layers[best],
         rows=explanation.answers.labels[:-1],
         columns=explanation.source.labels[:-1],
@@ -251,7 +243,6 @@ def _how_to_call() -> str:
     if shutil.which("limelight"):
         return "limelight"
     beside = Path(sys.executable).with_name("limelight")
-    if beside.is_file():
-        inside = beside.is_relative_to(Path.cwd())
-        return str(beside.relative_to(Path.cwd()) if inside else beside)
-    return "python -m limelight"
+    if not beside.is_file():
+        return "python -m limelight"
+    return str(beside).removeprefix(f"{Path.cwd()}{os.sep}")

@@ -8,7 +8,7 @@ the same.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,7 @@ from limelight.device import choose_precision
 from limelight.errors import UserError, unknown_name
 from limelight.evaluate import report
 from limelight.evaluate.bleu import is_wmt14, paper_bleu, score_translations
-from limelight.evaluate.metrics import (
-    Measure,
-    accuracy,
-    bits_per_byte,
-    count_bytes,
-    score_labels,
-)
+from limelight.evaluate.metrics import Measure, accuracy, bits_per_byte, count_bytes, score_labels
 from limelight.evaluate.significance import Comparison, compare_examples, compare_translations
 from limelight.loading import LoadedModel, load
 from limelight.recipe import Overrides, Recipe, as_overrides, recipe_from_run, with_overrides
@@ -92,11 +86,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
-    config, loaded, data = (
-        recipe.train,
-        load(path, device="cpu", precision="auto"),
-        _data_of(recipe, split),
-    )
+    config, data = recipe.train, _data_of(recipe, split)
+    loaded = load(path, device="cpu", precision="auto")
     with init_distributed(config) as world:
         check_compiler(config, world.device)
         console = Report(silent or not world.is_main)
@@ -141,7 +132,6 @@ def _evaluation_recipe(path: str | Path, split: str, changes: Overrides = ()) ->
 
 
 def _check_changes(recipe: Recipe, changes: Iterable[str]) -> None:
-    """Reject settings that would have no effect on a trained model."""
     masked_lm = recipe.model.family == "encoder-only" and not getattr(recipe.model, "classes", 0)
     usable = (*_LOSS_SETTINGS, *_MASKING_SETTINGS) if masked_lm else _LOSS_SETTINGS
     for change in changes:
@@ -199,13 +189,7 @@ def _score_task(
     if "write" in loaded.tasks:
         bits = bits_per_byte(sum(nll_per_text(loaded, texts)), count_bytes(texts))
         return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
-    return _score_blanks(
-        [rank for ranks in ranks_of_hidden(loaded, texts) for rank in ranks], loaded
-    )
-
-
-def _score_blanks(ranks: Sequence[int], loaded: LoadedModel) -> list[Measure]:
-    """How often the masked token is the most likely one, and one of the first five."""
+    ranks = list(chain.from_iterable(ranks_of_hidden(loaded, texts)))
     signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
     return [
         Measure(f"top-{k}", accuracy(sum(r < k for r in ranks), len(ranks)), "higher", signature)
@@ -280,9 +264,7 @@ def _compare_task(
         )
         return [compare_examples("accuracy", names, (one, other))]
     if "write" in both[0].tasks:
-        one, other = (
-            [nats / math.log(2) for nats in nll_per_text(loaded, texts)] for loaded in both
-        )
+        one, other = ([x / math.log(2) for x in nll_per_text(loaded, texts)] for loaded in both)
         sizes = [count_bytes([text]) for text in texts]
         return [compare_examples("bits per byte", names, (one, other), sizes, better="lower")]
     return [_compare_blanks(names, both, texts)]
@@ -291,7 +273,6 @@ def _compare_task(
 def _compare_blanks(
     names: tuple[str, str], both: list[LoadedModel], texts: Sequence[str]
 ) -> Comparison:
-    """Top-1 accuracy of both on the same masked tokens."""
     if len({(loaded.tokenizer.hash, loaded.max_len) for loaded in both}) > 1:
         raise UserError(
             f"{names[0]} and {names[1]} differ in tokenizer or max_len, so that other "

@@ -44,11 +44,13 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         )
     with torch.device("meta"):
         model = build(config)
-    parts = count_parameters(model)
+    parts, settled = count_parameters(model), asdict(config)
+    if isinstance(config, ModelConfig):
+        settled |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
     return {
         "name": recipe.name,
         "about": recipe.about,
-        "model": _settled(config),
+        "model": settled,
         "parameters": sum(parts.values()),
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
@@ -56,13 +58,6 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "training_bytes": _training_memory(model, config, batch_tokens, devices),
         "decoding_bytes": _decoding_memory(model, config),
     }
-
-
-def _settled(config: AnyConfig) -> dict[str, Any]:
-    values = asdict(config)
-    if isinstance(config, ModelConfig):
-        values |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
-    return values
 
 
 def _texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
@@ -131,10 +126,6 @@ class _FusedAttention(torch.autograd.Function):
         return output
 
 
-def _keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
-    return _FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
-
-
 def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]:
     """Bytes of the activations saved for the backward pass, and of the logits."""
     kept = {}
@@ -146,9 +137,10 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
             kept[storage._cdata] = storage
         return value
 
+    keep_as_fused: Any = _FusedAttention.apply
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     for attention in attentions:
-        attention.attend = _keep_as_fused
+        attention.attend = lambda q, k, v, *_: keep_as_fused(q, k, v)
     with saved_tensors_hooks(keep, lambda value: value):
         logits: Tensor = model.train()(*tokens)
     for attention in attentions:

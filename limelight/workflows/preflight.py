@@ -30,7 +30,7 @@ _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters
 }
 _NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
-    *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads"),
+    *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads")
 }
 
 

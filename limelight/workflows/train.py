@@ -105,7 +105,11 @@ def build_trainer(
     tokenizer = _find_tokenizer(recipe, data, run, world, origin, report)
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
-    model = _init_model(recipe, origin, report)
+    torch.manual_seed(recipe.train.seed)
+    model = build(recipe.model)
+    if origin is not None:
+        _init_from_run(model, origin, report)
+    freeze(model, recipe.train.freeze)
     if recipe.train.batch_tokens == "auto":
         size = fit_batch(recipe, model, tokenized.batches("train"), world, precision)
         report.say(f"batches of {size:,} tokens fit")
@@ -172,17 +176,7 @@ def _check_examples(
         report.warn(f"{many} are longer than max_len={longest}, and left out")
 
 
-def _init_model(recipe: Recipe, origin: LoadedModel | None, report: Report) -> nn.Module:
-    torch.manual_seed(recipe.train.seed)
-    model = build(recipe.model)
-    if origin is not None:
-        _init_from_run(model, origin, report)
-    freeze(model, recipe.train.freeze)
-    return model
-
-
 def _add_decoding_metrics(trainer: Trainer, valid: BatchPlan, tokenized: TokenizedData) -> None:
-    """Decode some of the validation sources in every validation."""
     trainer.samples = partial(sample, tokenized)
     if "exact" in preflight.metrics_of(tokenized.recipe, tokenized.data):
         few = valid.usable[:_EXACT_MATCH_SOURCES]

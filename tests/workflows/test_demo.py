@@ -165,7 +165,7 @@ def test_interrupted_while_it_learns_it_saves_and_goes_on(start, tmp_path, monke
     monkeypatch.setattr(demo, "as_html", lambda explanation, name: name)  # tested above
     code, out, err, made = start(tmp_path)
     assert code == 130
-    assert err.splitlines()[-1] == "limelight: saved; go on with the same command"
+    assert err.splitlines()[-1] == "limelight: saved; run the same command again to continue"
     assert "It answers" not in out
     monkeypatch.setattr(loop, "train_step", true_step)
     code, out, err, _ = start(tmp_path)
@@ -189,7 +189,8 @@ def test_too_small_a_disk_is_told_before_the_tour_begins(start, tmp_path, monkey
     monkeypatch.setattr(demo, "DISK_SPACE", 10**18)
     code, out, err, _ = start(tmp_path)
     assert (code, out) == (1, "")
-    assert re.search(r"1,000,0.* bytes are to be written and .* are free; make room on this", err)
+    sentence = r"1,000,0.* bytes are to be written and .* are free; free some space on this"
+    assert re.search(sentence, err)
 
 
 def test_without_the_models_that_should_come_along_it_learns_all_the_same(again, monkeypatch):

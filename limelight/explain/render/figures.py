@@ -93,17 +93,11 @@ def _draw_map(
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    if max(rows, columns) <= _READABLE:
-        _write_numbers(ax, weights, later)
-
-
-def _write_numbers(ax: "Axes", weights: Tensor, hidden: Tensor) -> None:
-    for i, row in enumerate(weights.tolist()):
-        for j, x in enumerate(row):
-            if not hidden[i, j]:
-                shown = "NaN" if math.isnan(x) else f"{x:.2f}".removeprefix("0")
-                colour = "white" if x > 0.55 else "#445566"
-                ax.text(j, i, shown, ha="center", va="center", fontsize=7, color=colour)
+    for i, j in (~later).nonzero().tolist() if max(rows, columns) <= _READABLE else ():
+        x = weights[i, j].item()
+        text = "NaN" if math.isnan(x) else f"{x:.2f}".removeprefix("0")
+        colour = "white" if x > 0.55 else "#445566"
+        ax.text(j, i, text, ha="center", va="center", fontsize=7, color=colour)
 
 
 def _label(text: str) -> str:

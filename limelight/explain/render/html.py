@@ -111,7 +111,6 @@ class _ExportPlan:
                 yield from self.word(side, row, layer, head)
 
     def word(self, side: str, row: int, layer: int, head: int) -> Iterator[_Item]:
-        """One word at one head: every stage, and the numbers that it needs."""
         trace, rows = self.trace, slice(row, row + 1)
         for name in self.names:
             if STAGES[name].side(self.sides) == side:
@@ -144,7 +143,6 @@ class _ExportPlan:
         return "facts", f"stop/{name}" + (f"?{'&'.join(query)}" if query else ""), make
 
     def inputs(self, side: str) -> list[str]:
-        """The values of all tokens before the first layer."""
         return [name for x in _INPUTS if (name := f"{side}.{x}") in self.trace.summaries]
 
     def weights(self) -> Iterator[_Item]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from limelight.errors import UserError, unknown_name
 from limelight.explain.focus import focus_on
-from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure
+from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
 from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.tokens import Words
@@ -244,19 +244,15 @@ def token(trace: Trace, side: str, row: int) -> Blob:
     if not 0 <= row < count:
         raise UserError(f"there is no token {row} here: the {side} reads {count}")
     wanted = ("input", "add", "norm", "output", "concat", "active")
-    names = [
-        name
-        for name in trace.summaries
-        if name.startswith(f"{side}.") and name.rsplit(".", 1)[-1] in wanted
-    ]
+    own = [name for name in trace.summaries if name.startswith(f"{side}.")]
+    names = [name for name in own if name.rpartition(".")[2] in wanted]
     return blob(trace.collect(names, lambda _, value: value[row]), "f32")
 
 
 def blob(named: dict[str, Tensor], kind: _Kind) -> Blob:
     """Encode tensors. `u8` holds weights from 0 to 1 in steps of 1/255."""
-    parts = [_encode(value, kind) for value in named.values()]
-    shapes = ((name, tuple(value.shape)) for name, value in named.items())
-    return Blob(b"".join(parts), kind, tuple(shapes))
+    shapes = tuple((name, tuple(value.shape)) for name, value in named.items())
+    return Blob(b"".join(_encode(value, kind) for value in named.values()), kind, shapes)
 
 
 def _encode(value: Tensor, kind: _Kind) -> bytes:
@@ -277,25 +273,18 @@ def stage_data(stage: Stage) -> dict[str, Any]:
         "section": stage.section,
         "place": stage.location,
         "formulas": [
-            {
-                "letters": f.letters,
-                "filled": f.filled,
-                "numbers": {k: _round_significant(v) for k, v in f.numbers.items()},
-            }
+            vars(f) | {"numbers": {k: _round_significant(v) for k, v in f.numbers.items()}}
             for f in stage.formulas
         ],
         "exhibits": [_figure_data(figure) for figure in stage.figures],
-        "checks": [
-            {
-                "claim": c.claim,
-                "passed": c.passed,
-                "error": _round_significant(c.error, 3),
-                "within": _round_significant(c.within, 3),
-            }
-            for c in stage.checks
-        ],
+        "checks": [_check_data(check) for check in stage.checks],
         "notes": list(stage.notes),
     }
+
+
+def _check_data(check: Check) -> dict[str, Any]:
+    error, within = _round_all([check.error, check.within], 3)
+    return {"claim": check.claim, "passed": check.passed, "error": error, "within": within}
 
 
 def _figure_data(figure: Heatmap | TableFigure) -> dict[str, Any]:

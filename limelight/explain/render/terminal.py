@@ -54,7 +54,10 @@ def introduce(console: Console, trace: Trace) -> None:
     read = trace.source.labels or trace.target.labels[: trace.traced_text.given + 1]
     facts.add_row(Text("reads", "dim"), Text(" ".join(read), "bold"))
     if trace.steps:
-        verb, output = _output(trace)
+        verb = "given" if trace.traced_text.mode == "given" else "generates"
+        verb = "fills" if trace.trained.family == "encoder-only" else verb
+        pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
+        output = " ".join(visible(piece) for piece in pieces)
         facts.add_row(Text(verb, "dim"), Text(output, "bold green"))
     facts.add_row(Text("stages", "dim"), Text("  ".join(main_stages(trace))))
     if more := extra_stages(trace):
@@ -63,14 +66,6 @@ def introduce(console: Console, trace: Trace) -> None:
     for name, count in list(trace.checks.broken.items())[:1]:
         warning = f"NaN: {count:,} numbers of {name}, and so in {len(trace.checks.broken)} values. "
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
-
-
-def _output(trace: Trace) -> tuple[str, str]:
-    pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
-    verb = "given" if trace.traced_text.mode == "given" else "generates"
-    if trace.trained.family == "encoder-only":
-        verb = "fills"
-    return verb, " ".join(visible(piece) for piece in pieces)
 
 
 def _map_lines(trace: Trace, stage: Stage) -> Text:
@@ -125,8 +120,6 @@ def _check_line(check: Check) -> Text:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The columns and rows that fit, their width and digits."""
-
     columns: range
     rows: range
     cell: int

@@ -81,10 +81,9 @@ def embedding(focus: Focus) -> Stage:
 
 
 def _row_formulas(focus: Focus, found: Tensor) -> list[Formula]:
-    i, first, scale = focus.word(focus.side), found[0].item(), _scale_of(focus)
-    row = (
-        f"embedding({focus.label(focus.side)}) = row {focus.words(focus.side).ids[i]} of the table"
-    )
+    side, first, scale = focus.side, found[0].item(), _scale_of(focus)
+    token = focus.words(side).ids[focus.word(side)]
+    row = f"embedding({focus.label(side)}) = row {token} of the table"
     formulas = [Formula(row, f"{vector(found)}, {len(found)} numbers", {"first": first})]
     if scale != 1:
         product = f"{number(first)} x {number(scale)} = {number(first * scale)}"
@@ -106,9 +105,8 @@ def nearest_tokens(
     cosine[:, :first] = -math.inf
     cosine[range(len(tokens)), list(tokens)] = -math.inf
     best = cosine.nan_to_num(-1.0).topk(min(count, len(table) - 1)).indices
-    return [
-        [(other, cosine[i, other].item()) for other in row] for i, row in enumerate(best.tolist())
-    ]
+    pairs = zip(cosine, best.tolist(), strict=True)
+    return [[(i, row[i].item()) for i in near] for row, near in pairs]
 
 
 def _neighbour_table(focus: Focus, table: Tensor, token: int) -> TableFigure:

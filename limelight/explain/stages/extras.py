@@ -50,10 +50,8 @@ def teacher(focus: Focus) -> Stage:
     trace, given = focus.trace, focus.trace.traced_text.given
     logits, targets = trace.logits[given : len(trace.answers)], trace.answers.ids[given:]
     forced = teacher_forcing(logits, targets, trace.smoothing)
-    mean, again = (
-        forced.losses.mean()[None],
-        F.cross_entropy(logits.double(), torch.tensor(targets)),
-    )
+    mean = forced.losses.mean()[None]
+    again = F.cross_entropy(logits.double(), torch.tensor(targets))
     return Stage(
         title="Teacher forcing: all positions at once, given the true tokens",
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
@@ -161,6 +159,9 @@ def follow(focus: Focus) -> Stage:
     """The tokens that each generated token attended to most."""
     trace, rows, heads = focus.trace, list[list[Cell]](), ["reads → generates", "", ""]
     layer, head = (None if index is None else index + 1 for index in focus.asked)
+    layers = "all layers" if layer is None else f"layer {layer}"
+    heads_shown = "all heads" if head is None else f"head {head}"
+    mean = "the mean of " if layer is None or head is None else ""
     attended = {"in the target": (trace.mean_attention("decoder", layer, head), trace.target)}
     if len(trace.source):
         cross = trace.mean_attention("cross", layer, head)
@@ -175,7 +176,7 @@ def follow(focus: Focus) -> Stage:
     return Stage(
         title="What it attended to while generating",
         what="For each generated token: the five most likely candidates, and the tokens that it "
-        f"attended to most, by attention weights of {_averaged(focus)}.",
+        f"attended to most, by attention weights of {mean}{heads_shown} in {layers}.",
         figures=[TableFigure("token by token", heads, rows, names=("follow",))],
         notes=[_NOT_AN_EXPLANATION],
     )
@@ -183,11 +184,3 @@ def follow(focus: Focus) -> Stage:
 
 def _in_one_line(weighted: Iterable[tuple[str, float]]) -> tuple[str, ...]:
     return tuple(f"{word} {number(weight)}" for word, weight in weighted if weight > 0)
-
-
-def _averaged(focus: Focus) -> str:
-    layer, head = focus.asked
-    layers = "all layers" if layer is None else f"layer {layer + 1}"
-    heads = "all heads" if head is None else f"head {head + 1}"
-    mean = "the mean of " if layer is None or head is None else ""
-    return f"{mean}{heads} in {layers}"

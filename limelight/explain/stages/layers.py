@@ -195,9 +195,8 @@ def lens(focus: Focus) -> TableFigure:
     final_piece = visible(pieces_of(tokenizer, [final])[0])
     heads = ["after", "would predict (best 3)", "best", f"p({final_piece})"]
     what = "the token at" if side == "encoder" else "what follows"
-    return TableFigure(
-        f"logit lens: {what} {focus.label(side)}", heads, rows, share=3, names=("lens",)
-    )
+    title = f"logit lens: {what} {focus.label(side)}"
+    return TableFigure(title, heads, rows, share=3, names=("lens",))
 
 
 def classify(focus: Focus, states: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """What OpenAI's API has no routes for: translations, blanks, classes, scores, models and runs."""
 
 import asyncio
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,8 @@ from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
 from limelight.serve.ipc import Message
 from limelight.serve.middleware import ParsedRoute
-from limelight.serve.model_registry import Registry, reject_unknown_parameters
+from limelight.serve.model_registry import ModelName, Registry, reject_unknown_parameters
 from limelight.serve.schemas import api as schemas
-from limelight.serve.schemas.common import Name
 
 router = APIRouter(
     prefix="/api",
@@ -27,9 +27,7 @@ _TRANSLATE_FIELDS = {
 
 
 @router.get("/model", summary="Architecture, sizes, tasks and device of a model")
-async def describe(
-    registry: Registry, model: Annotated[Name, Query()] = ""
-) -> schemas.ModelDescription:
+async def describe(registry: Registry, model: ModelName = "") -> schemas.ModelDescription:
     found = registry.find(model)
     facts = found.description()
     where = ", ".join(found.devices) or facts["device"]
@@ -112,10 +110,5 @@ async def metrics(
 
 
 def _entries(run: Path, after: int) -> list[Entry]:
-    found = []
-    for entry in read_log(RunFolder(run).log):
-        if entry.get("step", -1) > after:
-            found.append(entry)
-        if len(found) == _MOST_ENTRIES:
-            break
-    return found
+    later = (entry for entry in read_log(RunFolder(run).log) if entry.get("step", -1) > after)
+    return list(islice(later, _MOST_ENTRIES))

@@ -33,10 +33,8 @@ _Generated = Message | StreamingResponse
 
 @router.get("/models", summary="The served models")
 async def models(registry: Registry) -> schemas.ModelList:
-    names = registry.models
-    return schemas.ModelList(
-        data=[schemas.ModelFacts(id=name, created=registry.created) for name in names]
-    )
+    served = [schemas.ModelFacts(id=name, created=registry.created) for name in registry.models]
+    return schemas.ModelList(data=served)
 
 
 @router.get("/models/{name}", summary="A served model")
@@ -59,9 +57,7 @@ async def completions(request: schemas.CompletionRequest, registry: Registry) ->
         return {"index": i, "text": text, "finish_reason": end, "logprobs": logprobs}
 
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion"}
-    if request.stream:
-        return await _stream(model, request, "complete", fields, head, choice)
-    return await _answer(model, request, "complete", fields, head, choice)
+    return await _generate(model, request, "complete", fields, head, choice)
 
 
 @router.post("/chat/completions", responses=_STREAM, response_model=schemas.ChatCompletion)
@@ -87,11 +83,9 @@ async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
         content = {"delta": {} if end else said} if request.stream else {"message": said}
         return {"index": i, **content, "finish_reason": end, "logprobs": logprobs}
 
-    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion"}
-    if request.stream:
-        head["object"] = "chat.completion.chunk"
-        return await _stream(model, request, "chat", fields, head, choice)
-    return await _answer(model, request, "chat", fields, head, choice)
+    kind = "chat.completion.chunk" if request.stream else "chat.completion"
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind}
+    return await _generate(model, request, "chat", fields, head, choice)
 
 
 @router.post("/embeddings")
@@ -111,57 +105,36 @@ async def embeddings(
             return vector
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
-    return schemas.EmbeddingList(
-        data=[
-            schemas.EmbeddingItem(index=i, embedding=encoded(v))
-            for i, v in enumerate(done["vectors"])
-        ],
-        model=model.name,
-        usage=schemas.EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out),
-    )
+    vectors = map(encoded, done["vectors"])
+    items = [schemas.EmbeddingItem(index=i, embedding=v) for i, v in enumerate(vectors)]
+    usage = schemas.EmbeddingUsage(prompt_tokens=read, total_tokens=read, left_out=left_out)
+    return schemas.EmbeddingList(data=items, model=model.name, usage=usage)
 
 
-def _common(
-    registry: ModelRegistry, request: schemas.GenerationRequest, texts: int
-) -> dict[str, Any]:
-    """Fields of the worker's job that completions and chats share."""
+def _common(registry: ModelRegistry, request: schemas.GenerationRequest, texts: int) -> Message:
     registry.check_count(texts * (request.n or 1))
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return {"n": request.n or 1, "stop": stops, "stream": bool(request.stream), "tag": request.tag}
 
 
-async def _answer(
+async def _generate(
     model: ServedModel,
     request: schemas.GenerationRequest,
     op: str,
     fields: dict[str, Any],
     head: Message,
     choice: _Choice,
-) -> Message:
+) -> _Generated:
     head |= {"created": int(time.time()), "model": model.name}
-    texts: list[TextPayload] = (await model.call(op, request.timeout, **fields))["texts"]
-    choices = [
-        choice(i, text["text"], text["tokens"] if fields["logprobs"] else None, _reason(text))
-        for i, text in enumerate(texts)
-    ]
-    return {**head, "choices": choices, "usage": _usage(model, texts, fields["n"])}
-
-
-async def _stream(
-    model: ServedModel,
-    request: schemas.GenerationRequest,
-    op: str,
-    fields: dict[str, Any],
-    head: Message,
-    choice: _Choice,
-) -> StreamingResponse:
-    """Server-sent events, as tokens arrive.
-
-    The first message is awaited here, so that a request that fails gets a status of its own.
-    """
-    head |= {"created": int(time.time()), "model": model.name}
+    if not request.stream:
+        done: list[TextPayload] = (await model.call(op, request.timeout, **fields))["texts"]
+        choices = [
+            choice(i, text["text"], text["tokens"] if fields["logprobs"] else None, _reason(text))
+            for i, text in enumerate(done)
+        ]
+        return {**head, "choices": choices, "usage": _usage(model, done, fields["n"])}
     messages = model.stream(op, request.timeout, **fields)
-    first = await anext(messages)
+    first = await anext(messages)  # here, so that a request that fails gets a status of its own
     with_usage = bool(request.stream_options and request.stream_options.include_usage)
 
     async def events() -> AsyncIterator[bytes]:
@@ -207,9 +180,7 @@ def _completion_logprobs(tokens: list[TokenPayload]) -> Message:
     return {
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [
-            {other["token"]: other["logprob"] for other in token["top"]} for token in tokens
-        ],
+        "top_logprobs": [{x["token"]: x["logprob"] for x in token["top"]} for token in tokens],
         "text_offset": offsets[: len(tokens)],
     }
 

@@ -15,13 +15,13 @@ from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
 from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import (
+    ModelName,
     ModelRegistry,
     Registry,
     ServedModel,
     reject_unknown_parameters,
 )
 from limelight.serve.schemas import trace as schemas
-from limelight.serve.schemas.common import Name
 from limelight.serve.trace_token import LONGEST, name_of, token_of
 
 PARTS, KIND = "X-Limelight-Parts", "X-Limelight-Kind"
@@ -137,19 +137,14 @@ async def next_token(request: schemas.NextRequest, registry: Registry) -> Respon
 
 
 @router.get("/vocabulary", response_model=list[str], summary="All tokens of a model, by their ids")
-async def vocabulary(
-    request: Request, registry: Registry, model: Annotated[Name, Query()] = ""
-) -> Response:
+async def vocabulary(request: Request, registry: Registry, model: ModelName = "") -> Response:
     done = await registry.choose(model).call("vocabulary")
     return await _as_json(done["pieces"], request)
 
 
-@router.get(
-    "/example",
-    response_model_exclude_none=True,
-    summary="A text to begin with, whose trace is cached",
-)
-async def example(registry: Registry, model: Annotated[Name, Query()] = "") -> schemas.Example:
+@router.get("/example", response_model_exclude_none=True)
+async def example(registry: Registry, model: ModelName = "") -> schemas.Example:
+    """A text to begin with, whose trace is cached."""
     return schemas.Example(**registry.find(model).description().get("example", {}))
 
 
@@ -164,7 +159,6 @@ async def _view(
     view: str,
     **fields: Any,
 ) -> Message:
-    """Read a part of a trace from a worker."""
     model = registry.choose(token.model)
     family = str(model.facts.get("config", {}).get("family", ""))
     if family.startswith("recurrent"):
@@ -175,9 +169,7 @@ async def _view(
     return await model.call("trace", seconds, what=view, **job, **fields)
 
 
-def _settings(
-    registry: ModelRegistry, model: ServedModel, token: schemas.TraceToken
-) -> dict[str, Any]:
+def _settings(registry: ModelRegistry, model: ServedModel, token: schemas.TraceToken) -> Message:
     """Decoding settings: a mode, or single settings, or the recipe's."""
     _check_mode(token)
     given = registry.settings(token, token.max_tokens)
@@ -195,7 +187,6 @@ def _settings(
 
 
 def _check_mode(token: schemas.TraceToken) -> None:
-    """Reject a setting that contradicts the mode."""
     for name, without, mode, bound in (
         ("beam", 1, "beam", "2 or more"),
         ("temperature", 0, "sample", "above 0"),

@@ -20,8 +20,7 @@ class Strict(BaseModel):
 class BaseRequest(Strict):
     model: Name = Field("", description="Name of a served model; the first one by default.")
     timeout: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = Field(
-        None,
-        description="Seconds until the request fails with 504; limits.seconds caps it.",
+        None, description="Seconds until the request fails with 504; limits.seconds caps it."
     )
 
 
@@ -32,8 +31,7 @@ class Settings(BaseModel):
         None, description="Above 0, tokens are sampled."
     )
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        None,
-        description="Sample from the smallest set of tokens whose probabilities sum to this.",
+        None, description="Sample from the smallest set of tokens whose probabilities sum to this."
     )
     top_k: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
         None, description="Sample from the k most likely tokens; 0 means all."

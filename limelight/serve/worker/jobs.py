@@ -19,34 +19,21 @@ from limelight.decode.detokenizer import IncrementalDetokenizer
 from limelight.decode.generate import NO_BEAM
 from limelight.decode.request import Hypothesis, Request
 from limelight.errors import UserError
+from limelight.explain.stages.embedding import nearest_tokens
+from limelight.explain.trace import mean_weights
 from limelight.explain.traced_text import TooLongError
 from limelight.loading import LoadedModel
 from limelight.model.taps import Recorder, taps
 from limelight.serve.ipc import Message
+from limelight.serve.worker import trace_cache
 from limelight.serve.worker.sequences import CompletionSequence, Sequence, TextSequence, finite
-from limelight.serve.worker.trace_cache import (
-    ExpiredError,
-    TraceCache,
-    Work,
-    next_logits,
-    teacher,
-    vocabulary,
-)
+from limelight.serve.worker.trace_cache import TraceCache, Work
+from limelight.tasks import translate as translation
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify
 from limelight.tasks.embed import embed
 from limelight.tasks.fill import fill
 from limelight.tasks.score import score
-from limelight.tasks.translate import (
-    Constraints,
-    choices_along,
-    longest_source,
-    request_for,
-    requests_for,
-    translation_of,
-    widen_beam,
-    with_end,
-)
 from limelight.tasks.write import Continuation, encode_prompt, refuse_beam
 
 _BY_PARTS = ", or use /api/translate, which splits long texts"
@@ -87,7 +74,7 @@ def job_for(loaded: LoadedModel, traces: TraceCache, message: Message, most: int
 
 def error_code(error: UserError) -> str:
     """The API's word for a user's error."""
-    if isinstance(error, ExpiredError):
+    if isinstance(error, trace_cache.ExpiredError):
         return "trace_expired"
     return "too_long" if isinstance(error, TooLongError) else "invalid_request"
 
@@ -98,7 +85,6 @@ def uses_beam(config: DecodeConfig, nbest: int = 1) -> bool:
 
 
 def _config_of(loaded: LoadedModel, message: Message) -> DecodeConfig:
-    """The recipe's decoding settings, with those of the request."""
     given = {key: value for key, value in message.get("settings", {}).items() if value is not None}
     return loaded.settings(**given)
 
@@ -138,7 +124,7 @@ def chat(loaded: LoadedModel, message: Message) -> Job:
 def _check_fits(loaded: LoadedModel, text: str, tag: str, name: str, hint: str = "") -> None:
     """Older turns may be dropped, but an answer to half a question would mislead."""
     count = len(loaded.tokenizer.encode(text))
-    longest = longest_source(loaded) - len(loaded.tag(tag))
+    longest = translation.longest_source(loaded) - len(loaded.tag(tag))
     if count > longest:
         raise TooLongError(
             f"the {name} comes to {count} tokens, and the model reads {longest}: shorten it{hint}"
@@ -153,27 +139,20 @@ def _answer(
             f"a beam of {config.beam} does not report the most likely tokens: "
             "set beam to 1, or a temperature"
         )
-    request = replace(request_for(loaded, source, config), top=message["top"])
+    request = replace(translation.request_for(loaded, source, config), top=message["top"])
     detokenizer = IncrementalDetokenizer(loaded.tokenizer, message["stop"])
     return TextSequence(request, config, detokenizer)
 
 
 def _text_job(loaded: LoadedModel, sequences: Several[Sequence], message: Message) -> Job:
     def work(job: Job) -> Message:
-        return {
-            "texts": [
-                sequence.payload(loaded.tokenizer, job.logprobs)
-                for sequence in job.sequences
-                if isinstance(sequence, TextSequence)
-            ]
-        }
+        texts = [sequence for sequence in job.sequences if isinstance(sequence, TextSequence)]
+        return {"texts": [text.payload(loaded.tokenizer, job.logprobs) for text in texts]}
 
     return Job(_at_once(work), sequences, message["stream"], message["logprobs"])
 
 
 def _at_once(work: Callable[[Job], Message]) -> Callable[[Job], Work]:
-    """Work that is not interrupted by other jobs."""
-
     def result(job: Job) -> Work:
         yield from ()
         with torch.inference_mode():
@@ -184,10 +163,10 @@ def _at_once(work: Callable[[Job], Message]) -> Callable[[Job], Work]:
 
 def _translate(loaded: LoadedModel, message: Message) -> Job:
     loaded.require("translate")
-    config = widen_beam(_config_of(loaded, message), message["nbest"])
+    config = translation.widen_beam(_config_of(loaded, message), message["nbest"])
     include, exclude = tuple(message["include"]), tuple(message["exclude"])
-    constraints = Constraints(message["tag"], message["prefix"], include, exclude)
-    requests = requests_for(loaded, message["text"], config, constraints)
+    constraints = translation.Constraints(message["tag"], message["prefix"], include, exclude)
+    requests = translation.requests_for(loaded, message["text"], config, constraints)
     loaded.tag(constraints.tag)
     if include and not uses_beam(config):
         raise UserError(NO_BEAM)
@@ -201,15 +180,15 @@ def _translate(loaded: LoadedModel, message: Message) -> Job:
 
     def result(job: Job) -> Work:
         found = [part.hypotheses(loaded.tokenizer.end) for part in job.sequences]
-        translation = translation_of(loaded, message["text"], found, constraints)
-        if translation.problem:
-            raise UserError(translation.problem)
-        answer: Message = {"text": translation.text, "parts": translation.parts}
-        answer["outputs"] = [vars(output) for output in translation.outputs]
+        done = translation.translation_of(loaded, message["text"], found, constraints)
+        if done.problem:
+            raise UserError(done.problem)
+        answer: Message = {"text": done.text, "parts": done.parts}
+        answer["outputs"] = [vars(output) for output in done.outputs]
         if message["alternatives"]:
             answer["alternatives"] = positions = []
-            written = with_end(loaded, found[0][0])
-            for choices in choices_along(loaded, requests[0], written, message["alternatives"]):
+            written, count = translation.with_end(loaded, found[0][0]), message["alternatives"]
+            for choices in translation.choices_along(loaded, requests[0], written, count):
                 positions.append([asdict(choice) for choice in choices])
                 yield
         if message["alignment"]:
@@ -241,9 +220,7 @@ def _alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Me
     target = torch.tensor([[*request.prompt, *written.tokens]], device=device)
     with torch.inference_mode(), Recorder(loaded.model, ["*cross.weights"]) as recorder:
         recorder.model(source, target)
-        values = list(recorder.values.values())
-        layers = [value[0] if value.dim() == 3 else value[0].mean(dim=0) for value in values]
-        weights = torch.stack(layers).mean(dim=0)  # T S
+        weights = mean_weights([value[0] for value in recorder.values.values()])  # T S
     pieces = loaded.tokenizer.pieces
     return {
         "source": pieces(request.source),
@@ -284,25 +261,17 @@ def _score(loaded: LoadedModel, message: Message) -> Message:
 
 
 def _neighbours(loaded: LoadedModel, message: Message) -> Message:
-    """The tokens whose embeddings are closest to those of a text's tokens."""
     tokenizer, word, count = loaded.tokenizer, message["text"], message["count"]
     # The tokens of most words begin with the space before them.
     tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
     side = getattr(loaded.model, "source", None) or loaded.model.target
     table: torch.Tensor = getattr(side, "tokens", side).weight.detach()[: len(tokenizer)]
-    unit = torch.nn.functional.normalize(table.float(), dim=1)
-    cosines = unit[tokens] @ unit.T  # T V
-    cosines[:, : tokenizer.first_text_id] = -1  # no special tokens
-    best = cosines.topk(min(count + 1, len(tokenizer)), dim=1)
+    nearest = nearest_tokens(table.float(), tokens, count, tokenizer.first_text_id)
     found = []
-    for token, *near in zip(tokens, best.indices.tolist(), best.values.tolist(), strict=True):
-        others = [(i, value) for i, value in zip(*near, strict=True) if i != token][:count]
-        piece, *pieces = tokenizer.pieces([token, *(i for i, _ in others)])
-        neighbours = [
-            {"piece": other, "cosine": value}
-            for other, (_, value) in zip(pieces, others, strict=True)
-        ]
-        found.append({"piece": piece, "neighbours": neighbours})
+    for piece, others in zip(tokenizer.pieces(tokens), nearest, strict=True):
+        near = {other: cosine for other, cosine in others if math.isfinite(cosine)}
+        pairs = zip(tokenizer.pieces(near), near.values(), strict=True)
+        found.append({"piece": piece, "neighbours": [{"piece": p, "cosine": c} for p, c in pairs]})
     return {"tokens": found}
 
 
@@ -318,8 +287,8 @@ _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "embed": _embed,
     "score": _score,
     "neighbours": _neighbours,
-    "teacher": teacher,
-    "next": next_logits,
-    "vocabulary": vocabulary,
+    "teacher": trace_cache.teacher,
+    "next": trace_cache.next_logits,
+    "vocabulary": trace_cache.vocabulary,
 }
 _TASKS = {"suggest": "write", **{task: task for task in ("fill", "classify", "embed", "score")}}

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, clean
 from limelight.explain.stages import stage_at
+from limelight.explain.stages.extras import teacher_forcing
 from limelight.explain.tokens import pieces_of
 from limelight.explain.traced_text import (
     TooLongError,
@@ -78,7 +79,6 @@ class TraceCache:
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
 
     def read(self, message: Message) -> Generator[None, None, TracedText]:
-        """Encode the text and generate what follows, a token at a time."""
         loaded, text, target = self.loaded, message["text"], message["target"]
         for side in (text, target or ""):
             self.check(len(loaded.tokenizer.encode(side)))
@@ -102,18 +102,11 @@ class TraceCache:
             self.passages.popitem(last=False)
 
     def traced(self, key: str, message: Message, passage: TracedText) -> Explanation:
-        """The cached trace, or a new one; older ones are dropped for it."""
         if key not in self.traces:
             config = _config_of(self.loaded, message["settings"], self.longest)
             smoothing = self.loaded.recipe.train.label_smoothing
-            self.traces[key] = Explanation(
-                trained=self.loaded,
-                text=message["text"],
-                traced_text=passage,
-                config=config,
-                smoothing=smoothing,
-                max_bytes=self.budget,
-            )
+            limits: Any = {"smoothing": smoothing, "max_bytes": self.budget}
+            self.traces[key] = Explanation(self.loaded, message["text"], passage, config, **limits)
         self.traces.move_to_end(key)
         while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.budget:
             self.traces.popitem(last=False)
@@ -128,7 +121,6 @@ def _config_of(loaded: LoadedModel, settings: dict[str, Any], longest: int) -> D
 
 
 def _fingerprint(loaded: LoadedModel, passage: TracedText) -> str:
-    """Identifies a model's step and the tokens of a trace."""
     facts = [loaded.step, list(passage.source), list(passage.target), list(passage.answers)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
@@ -191,23 +183,24 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
     device = next(loaded.model.parameters()).device
     sides = [side for side in (passage.source, passage.target) if len(side)]
     logits = loaded.model(*(torch.tensor([list(side)], device=device) for side in sides))[0]
-    logprobs = logits[passage.given :].double().log_softmax(dim=-1).cpu()
     read, wanted = passage.target[passage.given :], passage.answers[passage.given :]
-    likely, best = logprobs.max(dim=-1)
-    losses = -logprobs.gather(1, torch.tensor(wanted)[:, None])[:, 0]
-    share = loaded.recipe.train.label_smoothing
-    mean, spread = losses.mean().item(), -logprobs.mean().item()
+    smoothing = loaded.recipe.train.label_smoothing
+    forced = teacher_forcing(logits[passage.given :], wanted, smoothing)
     return {
-        "input": [clean(piece) for piece in pieces_of(loaded.tokenizer, read)],
-        "target": [clean(piece) for piece in pieces_of(loaded.tokenizer, wanted)],
-        "p_target": (-losses).exp().tolist(),
-        "loss": losses.tolist(),
-        "best": [clean(piece) for piece in pieces_of(loaded.tokenizer, best.tolist())],
-        "p_best": likely.exp().tolist(),
-        "mean": mean,
-        "smoothing": share,
-        "smoothed": (1 - share) * mean + share * spread,
+        "input": _pieces(loaded, read),
+        "target": _pieces(loaded, wanted),
+        "p_target": (-forced.losses).exp().tolist(),
+        "loss": forced.losses.tolist(),
+        "best": _pieces(loaded, forced.best.tolist()),
+        "p_best": forced.best_logprobs.exp().tolist(),
+        "mean": forced.mean,
+        "smoothing": smoothing,
+        "smoothed": forced.smoothed,
     }
+
+
+def _pieces(loaded: LoadedModel, tokens: Sequence[int]) -> list[str]:
+    return [clean(piece) for piece in pieces_of(loaded.tokenizer, tokens)]
 
 
 def next_logits(loaded: LoadedModel, message: Message) -> Message:
@@ -224,19 +217,14 @@ def next_logits(loaded: LoadedModel, message: Message) -> Message:
 
 def vocabulary(loaded: LoadedModel, _: Message) -> Message:
     """Every token's readable piece, in the order of their ids."""
-    ids = range(loaded.model.config.vocab)
-    return {"pieces": [clean(piece) for piece in pieces_of(loaded.tokenizer, ids)]}
+    return {"pieces": _pieces(loaded, range(loaded.model.config.vocab))}
 
 
 _SENTENCES = {
     "fill": (f"The cat {BLANK} on the mat.", f"How {BLANK} you?", f"Der Hund {BLANK} im Garten."),
     "classify": ("A warm and funny film.", "Ein schöner Film."),
     "write": ("Once upon a time", "the cat", "ROMEO:", "Es war einmal"),
-    "translate": (
-        "Hi how are you",
-        "A man is sleeping in the park.",
-        "Ein Mann schläft im Park.",
-    ),
+    "translate": ("Hi how are you", "A man is sleeping in the park.", "Ein Mann schläft im Park."),
 }
 
 

@@ -34,7 +34,6 @@ class PagePool:
         self.lock = Lock()
 
     def acquire(self, size: int) -> mmap.mmap:
-        """Pages of this many bytes, or more."""
         with self.lock:
             fitting = [pages for pages in self.free if size <= len(pages) <= 4 * size]
             if fitting:

@@ -102,15 +102,12 @@ class CpuDecodeState:
         if not self.same_lengths:
             self.clear(1)
             self.hidden = ~cache.mask()[:, 0]
-        self.open_slots()
-        return cache.positions[:, 0]
-
-    def open_slots(self) -> None:
-        """The views that each layer will write and read, made for all layers at once."""
-        slot = self.cache.max_used
+        # The views that each layer will write and read, made for all layers at once.
+        slot = cache.max_used
         rows = self.kv.select(4, slot) if self.same_lengths else self.kv
         keys, values = self.kv.narrow(4, 0, slot + 1).flatten(2, 3).unbind(1)  # N BG S K
         self.slots = [*zip(keys.mT, values, rows.transpose(1, 2), strict=True)]
+        return cache.positions[:, 0]
 
     def update(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write new keys and values (B 2G K); return transposed keys, and values, with the past."""
@@ -130,7 +127,6 @@ class CpuDecodeState:
         return self.logits[: math.prod(shape)].view(shape)
 
     def commit(self) -> None:
-        """Count the token just read in every row."""
         self.cache.max_used += 1
         self.cache.length = self.cache.length + 1
 

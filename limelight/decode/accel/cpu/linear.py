@@ -131,7 +131,6 @@ class Int8Linear(PackedLinear):
         return torch.addcmul(self.bias, product, scales, out=product)
 
     def add_into(self, x: Tensor, inner: Tensor) -> Tensor:
-        """x + inner W + b, written over x."""
         return x.add_(self(inner))
 
 

@@ -69,7 +69,6 @@ class CpuModel:
         self.classifier = product(model.classifier)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of the model underneath."""
         return self.model.parameters()
 
     def step(self, tokens: Tensor, state: CpuDecodeState, real: Tensor | None = None) -> Tensor:
@@ -205,8 +204,6 @@ class _CpuEmbedding:
 
 
 class _CpuLayer:
-    """One layer, for M tokens."""
-
     def __init__(self, layer: Layer, product: type[PackedLinear]) -> None:
         attention = layer.self_attention
         self.d_head = attention.d_head
@@ -226,12 +223,10 @@ class _CpuLayer:
         self.feed_forward_residual = _residual_of(layer.feed_forward_residual)
 
     def encode(self, x: Tensor, sources: _PackedSources, rotate: _Step | None) -> Tensor:
-        """For all tokens of the sources."""
         x = self.self_residual(x, lambda x, y: self.encoder_attention(x, y, sources, rotate))
         return self.feed_forward_residual(x, self.feed_forward)
 
     def step(self, x: Tensor, state: CpuDecodeState, i: int, rotate: _Step | None) -> Tensor:
-        """For one new token in every row."""
         x = self.self_residual(x, lambda x, y: self.self_attention(x, y, state, i, rotate))
         if state.memory:
             x = self.cross_residual(x, lambda x, y: self.cross_attention(x, y, state, i))
@@ -262,7 +257,6 @@ class _CpuLayer:
     def self_attention(
         self, x: Tensor, y: Tensor, state: CpuDecodeState, i: int, rotate: _Step | None
     ) -> Tensor:
-        """Masked self-attention of one token to its row's past."""
         q, new = self.project(y, rotate).split_with_sizes([self.heads, 2 * self.groups], dim=1)
         transposed_keys, values = state.update(i, new)
         q = q.reshape(values.size(0), -1, self.d_head)  # BG H/G K

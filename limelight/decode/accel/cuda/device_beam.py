@@ -33,9 +33,7 @@ class BeamBuffers:
         self.scores = torch.full_like(like[:1, :1], NEG_INF).repeat(count, width)  # empty slots
         self.newest = torch.zeros(self.shape, dtype=torch.long, device=like.device)
         self.open = torch.full((count, 1), width, device=like.device)  # slots, the first ones
-        self.left = torch.zeros(
-            count, 1, dtype=torch.long, device=like.device
-        )  # new tokens to come
+        self.left = torch.zeros_like(self.open)  # new tokens to come
         self.outputs = torch.zeros(4, *self.shape, dtype=torch.float64, device=like.device)
         self.slots = torch.arange(width, device=like.device)
         self.first_rows = torch.arange(0, count * width, width, device=like.device)[:, None]
@@ -53,9 +51,8 @@ class BeamBuffers:
         parents = best // totals.size(2)
         torch.gather(tokens.view(beams, -1), 1, best, out=self.newest)
         chosen = logprobs.view(beams, -1).gather(1, best)
-        for output, numbers in zip(
-            self.outputs, (parents, self.newest, chosen, scores), strict=True
-        ):
+        found = (parents, self.newest, chosen, scores)
+        for output, numbers in zip(self.outputs, found, strict=True):
             output.copy_(numbers)
         ended = (scores > NEG_INF) & (self.newest == self.end)
         self.open -= ended.sum(dim=1, keepdim=True)
@@ -64,7 +61,6 @@ class BeamBuffers:
         return (parents + self.first_rows).flatten()
 
     def keep(self, beams: Tensor) -> "BeamBuffers":
-        """A copy with only these beams."""
         copy = BeamBuffers(len(beams), self.shape[1], self.end, self.scores)
         for ours, theirs in zip(self.kept(), copy.kept(), strict=True):
             torch.index_select(ours, 0, beams, out=theirs)
@@ -117,13 +113,11 @@ class DeviceBeamSearch(BeamSearch):
         nothing = torch.zeros(1, 1, dtype=torch.promote_types(kind, torch.float32), device=device)
         self.beams = BeamBuffers(len(requests), width, self.tokenizer.end, nothing)
         self.beams.scores[:, 0] = 0
-        given = [[request.prompt[-1], request.limit] for request in requests]
-        self.beams.newest[:], self.beams.left[:] = copy_to_device_async(
-            torch.tensor(given), device
-        ).T[..., None]
+        given = torch.tensor([[request.prompt[-1], request.limit] for request in requests])
+        given = copy_to_device_async(given, device)
+        self.beams.newest[:], self.beams.left[:] = given.T[..., None]
 
     def extend(self) -> None:
-        """Compute a step of all beams on the device."""
         if self.after_prompt is None:
             self.beams = self.model.step_beams(self.beams, self.state)
         else:  # all rows of a beam are still equal, so none is moved
@@ -133,9 +127,8 @@ class DeviceBeamSearch(BeamSearch):
 
     def mark_finished(self) -> None:
         """The device has done that; start copying its outputs."""
-        self.in_flight.append(
-            PendingStep(self.rows, self.length, copy_to_host_async(self.beams.outputs))
-        )
+        outputs = copy_to_host_async(self.beams.outputs)
+        self.in_flight.append(PendingStep(self.rows, self.length, outputs))
 
     def advance_model(self) -> None:
         """The next step begins with that."""
@@ -158,17 +151,14 @@ class DeviceBeamSearch(BeamSearch):
         self.steps.append((beams, *choices.tolist(), outputs[2].tolist()))
 
     def keep(self, beams: Tensor) -> None:
-        """Remove all other beams."""
         if self.rows:
             self.state.select((beams[:, None] * self.config.beam + self.beams.slots).flatten())
             self.beams = self.beams.keep(beams)
 
     def scores_of(self, row: int) -> list[float]:
-        """The scores of the texts that were found."""
         return [text.score for text in self.ends[row]]
 
     def best_of(self, row: int) -> list[Hypothesis]:
-        """The best texts found."""
         ranked = sorted(self.ends[row], key=lambda text: -text.score)
         return [self.backtrack(row, text) for text in ranked[: self.nbest]]
 

@@ -146,11 +146,7 @@ def add_and_norm(x: Tensor, more: Tensor | None, norm: Any) -> tuple[Tensor, Ten
 
 
 def small_batch_linear(
-    x: Tensor,
-    layer: Any,
-    norm: Any = None,
-    more: Tensor | None = None,
-    activation: str = "",
+    x: Tensor, layer: Any, norm: Any = None, more: Tensor | None = None, activation: str = ""
 ) -> tuple[Tensor, Tensor]:
     """A linear layer of very few rows: of the norm of x, with an activation or a sum behind.
 
