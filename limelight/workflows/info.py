@@ -1,12 +1,15 @@
 """`limelight info`: parameters, MACs and memory, counted on the model itself.
 
 It is built on torch's meta device, where tensors have shapes and no numbers, so that even GPT-3
-takes no memory. Forward passes count the MACs, and the activations that a backward pass needs.
+takes no memory. Forward passes count the MACs, and the activations that a backward pass needs: of
+a few layers, or of short texts where a network loops over them, since the rest follows exactly.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from itertools import pairwise
+from math import comb
+from typing import Any, cast
 
 import torch
 from rich import box
@@ -18,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from limelight.errors import UserError
-from limelight.model import AnyConfig, ModelConfig, build
+from limelight.model import AnyConfig, ModelConfig, RecurrentConfig, build
 from limelight.model.attention import Attention, fused_attention
 from limelight.model.count import count_parameters
 from limelight.model.decoder_only import DecoderOnly
@@ -42,22 +45,26 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
             f"--batch-tokens {batch_tokens} is out of range: from one full-length text, "
             f"max_len={config.max_len}, to {2**32}"
         )
-    with torch.device("meta"):
-        model = build(config)
-    parts, settled = count_parameters(model), asdict(config)
-    if isinstance(config, ModelConfig):
-        settled |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
+    model = _without_numbers(config)
+    parts = count_parameters(model)
     return {
         "name": recipe.name,
         "about": recipe.about,
-        "model": settled,
+        "model": _settled(config),
         "parameters": sum(parts.values()),
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
-        "multiply_adds_per_token": multiply_adds(model, config),
+        "multiply_adds_per_token": multiply_adds(config),
         "training_bytes": _training_memory(model, config, batch_tokens, devices),
         "decoding_bytes": _decoding_memory(model, config),
     }
+
+
+def _settled(config: AnyConfig) -> dict[str, Any]:
+    values = asdict(config)
+    if isinstance(config, ModelConfig):
+        values |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
+    return values
 
 
 def _texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
@@ -65,24 +72,56 @@ def _texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
     return [tokens, tokens] if config.family.endswith("encoder-decoder") else [tokens]
 
 
-def multiply_adds(model: nn.Module, config: AnyConfig) -> dict[str, dict[str, int]]:
+def _without_numbers(config: AnyConfig) -> nn.Module:
+    with torch.device("meta"):
+        return build(config)
+
+
+def extrapolate(
+    count: Callable[[nn.Module, int], dict[str, int]], config: AnyConfig, length: int
+) -> dict[str, int]:
+    """`count(model, length)`, exactly, without a deep model or a loop over a long text.
+
+    Transformers repeat a layer, so that counts are affine in the number of layers. Recurrent models
+    have one pass per token and compare pairs of them: counts are quadratic in the length.
+    """
+    if isinstance(config, RecurrentConfig):
+        model = _without_numbers(config)
+        if length <= 4:
+            return count(model, length)
+        return _newton([count(model, n) for n in (2, 3, 4)], length - 2)
+    models = [_without_numbers(replace(config, layers=n)) for n in (1, 2)]
+    return _newton([count(model, length) for model in models], config.layers - 1)
+
+
+def _newton(values: list[dict[str, int]], n: int) -> dict[str, int]:
+    """The value at n of the polynomials with these values at 0, 1, ..., by Newton's differences."""
+    result = dict.fromkeys(values[0], 0)
+    for k in range(len(values)):
+        result = {part: total + comb(n, k) * values[0][part] for part, total in result.items()}
+        values = [{p: b[p] - a[p] for p in a} for a, b in pairwise(values)]
+    return result
+
+
+def multiply_adds(config: AnyConfig) -> dict[str, dict[str, int]]:
     """MACs of one token of a full-length text, by part: with the weights, and between positions.
 
     The second grow with the length. All pairs of positions count, masked ones too: a plain kernel
     computes them. An encoder-decoder reads one source and one target token here.
     """
     long, short = config.max_len, max(1, config.max_len // 2)
-    full, half = _count_work(model, config, long), _count_work(model, config, short)
+    full, half = (extrapolate(_count_work, config, length) for length in (long, short))
     by_part = {}
-    for part, work in full.items():
-        grows = (work - half[part]) * long // (long - short) if long > short else 0
+    for part in full:
+        work, before = full[part] // long, half[part] // short
+        grows = (work - before) * long // (long - short) if long > short else 0
         by_part[part] = {"weights": work - grows, "positions": grows}
     return by_part
 
 
-def _count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, int]:
+def _count_work(model: nn.Module, length: int) -> dict[str, int]:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(*_texts(config, 1, length))
+        model.eval()(*_texts(cast(AnyConfig, model.config), 1, length))
     root, work = type(model).__name__, dict[str, int]()
     for path, flops in counter.get_flop_counts().items():
         parent, _, part = path.rpartition(".")
@@ -91,7 +130,7 @@ def _count_work(model: nn.Module, config: AnyConfig, length: int) -> dict[str, i
     # Additive attention makes its keys once per source, outside the pass through its module.
     if keys := counter.get_total_flops() - sum(work.values()):
         work["attention"] += keys
-    return {part: flops // (2 * length) for part, flops in work.items()}  # MACs are FLOPs / 2
+    return {part: flops // 2 for part, flops in work.items()}  # MACs are FLOPs / 2
 
 
 def _training_memory(
@@ -101,13 +140,18 @@ def _training_memory(
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
     units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]
-    activations, logits = kept_for_backward(model, _texts(config, rows, config.max_len))
+
+    def count(model: nn.Module, length: int) -> dict[str, int]:
+        activations, logits = kept_for_backward(model, _texts(config, rows, length))
+        return {"activations": activations, "logits": logits}
+
+    kept = extrapolate(count, config, config.max_len)
     memory = {
         "weights, gradients, Adam": _ADAM * _size(model) // devices,
         # While a sharded layer computes it is gathered, and the next one is on its way.
         "gathered layers": 2 * _FLOAT * max(map(_size, units or [model])) if devices > 1 else 0,
-        "activations": activations,
-        "logits": 3 * logits,  # the logits, their softmax and their gradient, all at once
+        "activations": kept["activations"],
+        "logits": 3 * kept["logits"],  # the logits, their softmax and their gradient, all at once
     }
     return {"devices": devices, "tokens": tokens, **memory, "total": sum(memory.values())}
 
@@ -126,6 +170,10 @@ class _FusedAttention(torch.autograd.Function):
         return output
 
 
+def _keep_as_fused(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    return _FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
+
+
 def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]:
     """Bytes of the activations saved for the backward pass, and of the logits."""
     kept = {}
@@ -137,10 +185,9 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
             kept[storage._cdata] = storage
         return value
 
-    keep_as_fused: Any = _FusedAttention.apply
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     for attention in attentions:
-        attention.attend = lambda q, k, v, *_: keep_as_fused(q, k, v)
+        attention.attend = _keep_as_fused
     with saved_tensors_hooks(keep, lambda value: value):
         logits: Tensor = model.train()(*tokens)
     for attention in attentions:
@@ -150,13 +197,17 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
 
 def _decoding_memory(model: nn.Module, config: AnyConfig) -> dict[str, int]:
     """Bytes in float32: the weights, and a full-length KV cache of one text."""
-    memory = {"weights": _FLOAT * _size(model)}
+    return {"weights": _FLOAT * _size(model), **extrapolate(_count_cache, config, config.max_len)}
+
+
+def _count_cache(model: nn.Module, length: int) -> dict[str, int]:
     if isinstance(model, EncoderDecoder | RecurrentEncoderDecoder):
-        source = _texts(config, 1, config.max_len)[0]
-        memory["cache of one text"] = _count_bytes(vars(model.start(source)))
+        state = model.start(_texts(model.config, 1, length)[0])
     elif isinstance(model, DecoderOnly | RecurrentDecoderOnly):
-        memory["cache of one text"] = _count_bytes(vars(model.start(1)))
-    return memory
+        state = model.start(1)
+    else:
+        return {}
+    return {"cache of one text": _count_bytes(vars(state))}
 
 
 def _count_bytes(value: object) -> int:

@@ -44,7 +44,7 @@ def check_round_trip(text):
 
 
 @given(texts)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_text_comes_back_and_never_becomes_a_special_token(text):
     check_round_trip(text)
 
@@ -107,7 +107,8 @@ def test_frequent_text_is_short_and_unknown_text_is_bytes(kind):
 @kinds
 def test_many_equals_one_by_one(kind):
     tokenizer = TOKENIZERS[kind]
-    rows = [*CORPUS, "", "\ud800", "ж", " ".join(CORPUS * 9), *CORPUS * (AT_ONCE // 10)]
+    rows = [*CORPUS, "", "\ud800", "ж", " ".join(CORPUS * 9)]
+    rows += CORPUS * (2 * AT_ONCE // sum(map(len, CORPUS)))  # more than two calls
     assert tokenizer.encode_many(rows) == [tokenizer.encode(row) for row in rows]
     assert tokenizer.encode_many([]) == []
 
@@ -117,7 +118,7 @@ def test_many_equals_one_by_one(kind):
     text=texts | st.text(st.sampled_from("aers1'. \n\u3000é🍌"), max_size=90),
     length=st.integers(1, 9),
 )
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_parts_of_a_text_have_its_words(kind, text, length):
     tokenizer, text = TOKENIZERS[kind], valid_unicode(text)
     parts = in_parts(text, length)

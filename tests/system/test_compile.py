@@ -1,10 +1,11 @@
-"""The numbers of a compiled model with generated kernels. Needs a C++ compiler."""
+"""The numbers of a compiled model with generated kernels, which need a C++ compiler; and all pairs
+of a family and a variant with torch's own kernels, of which `make test` compiles some."""
 
 import pytest
 import torch
 
-from tests.model.samples import VARIANTS, small
-from tests.model.test_compile import check
+from tests.model.samples import TRANSFORMERS, VARIANTS, small
+from tests.model.test_compile import QUICK, check, check_step
 
 pytestmark = pytest.mark.system
 
@@ -29,3 +30,18 @@ def test_every_variant_is_among_the_cases():
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_compiled_with_generated_kernels(family, variant):
     check(small(family, torch.float32, layers=1, **VARIANTS[variant]), "inductor")
+
+
+REST = [(family, v) for family in TRANSFORMERS for v in VARIANTS if (family, v) not in QUICK]
+
+
+@pytest.mark.parametrize(("family", "variant"), REST)
+def test_compiled_with_torchs_own_kernels(family, variant):
+    check(small(family, torch.float32, layers=1, **VARIANTS[variant]), "aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"), [("encoder-decoder", "llama"), ("decoder-only", "paper")]
+)
+def test_a_compiled_step_of_the_other_variant(family, variant):
+    check_step(family, variant)

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from limelight.errors import UserError
 from limelight.model import ModelConfig, RecurrentConfig, build
 from limelight.recipe import Recipe, load_recipe, recipe_names
+from limelight.workflows import info
 from limelight.workflows.info import describe, kept_for_backward, short
 
 
@@ -105,15 +106,47 @@ def test_multiply_adds_of_grouped_heads_and_gates():
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_multiply_adds_are_all_there(name):
-    config = load_recipe(name).model
+    recipe = load_recipe(name)
+    config = recipe.model
+    if isinstance(config, RecurrentConfig):  # a loop over each token: slow when counted in full
+        config = replace(config, max_len=min(config.max_len, 64))
     with torch.device("meta"):
         model = build(config)
         text = torch.zeros(1, config.max_len, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.eval()(*([text, text] if config.family.endswith("encoder-decoder") else [text]))
-    parts = facts_of(name)["multiply_adds_per_token"].values()
+    facts = facts_of(name) if config == recipe.model else describe(replace(recipe, model=config))
+    parts = facts["multiply_adds_per_token"].values()
     total = sum(work["weights"] + work["positions"] for work in parts)
     assert total * 2 * config.max_len == counter.get_total_flops()
+
+
+SMALL = {"vocab": 50, "d_model": 32, "max_len": 21}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModelConfig(layers=5, heads=4, **SMALL),
+        ModelConfig(
+            family="decoder-only", layers=4, heads=4, norm_order="pre", dropout=0.0, **SMALL
+        ),
+        ModelConfig(family="encoder-only", layers=3, heads=4, classes=3, **SMALL),
+        ModelConfig(family="decoder-only", layers=1, heads=4, positions="rotary", **SMALL),
+        RecurrentConfig(family="recurrent-encoder-decoder", layers=2, **SMALL),
+        RecurrentConfig(family="recurrent-encoder-decoder", cell="gru", attention=False, **SMALL),
+        RecurrentConfig(family="recurrent-decoder-only", cell="rnn", layers=3, **SMALL),
+        RecurrentConfig(family="recurrent-decoder-only", **{**SMALL, "max_len": 3}),
+    ],
+)
+def test_what_is_extrapolated_equals_what_is_counted_in_full(config, monkeypatch):
+    def in_full(count, config, length):
+        with torch.device("meta"):
+            return count(build(config), length)
+
+    quick = describe(Recipe("x", config), batch_tokens=3 * config.max_len)
+    monkeypatch.setattr(info, "extrapolate", in_full)
+    assert describe(Recipe("x", config), batch_tokens=3 * config.max_len) == quick
 
 
 def test_a_classifier_pays_for_its_classes_only():
