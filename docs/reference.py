@@ -18,6 +18,7 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -29,7 +30,7 @@ from limelight.cli.parser import Command, arguments_of, describe, synopsis
 from limelight.model import build
 from limelight.model.config import ModelConfig, RecurrentConfig
 from limelight.model.count import count_parameters
-from limelight.recipe import SHIPPED, TABLES, load_recipe, recipe_names, toml
+from limelight.recipe import TABLES, load_recipe, recipe_names, toml
 from limelight.workflows.info import short
 
 DOCS = Path(__file__).parent
@@ -121,7 +122,8 @@ def recipe_row(name: str) -> str:
     """A bundled recipe as a table row."""
     recipe = load_recipe(name)
     model, data = recipe.model, recipe.data
-    own = "your files" if "\n[data]" in (SHIPPED / f"{name}.toml").read_text() else ""
+    text = (files("limelight") / "recipes" / f"{name}.toml").read_text()
+    own = "your files" if "\n[data]" in text else ""
     texts = data.name or (f"a toy, `{data.toy}`" if data.toy else own)
     with torch.device("meta"):  # where nothing is allocated
         weight = short(sum(count_parameters(build(model)).values()))

@@ -46,6 +46,8 @@ def test_public_names_are_used_elsewhere_and_functions_fit(path):
         defined += [target.id for target in targets if isinstance(target, ast.Name)]
     routed = {n.name for n in tree.body if isinstance(n, DEFINITIONS) and n.decorator_list}
     public = {name for name in defined if not name.startswith("_")} - routed
+    if path.parent.name == "schemas":  # their names are in the API's own description
+        public = set()
     assert [name for name in public if WORDS[name] < 2] == []
     for node in (node for node in ast.walk(tree) if isinstance(node, DEFINITIONS)):
         assert not (ast.get_docstring(node) or "").startswith("The same"), node.name

@@ -2,7 +2,6 @@
 
 tokens       tokens in a form that people can read
 traced_text  the text, and what the model generates after it
-dataflow     which values each value of the forward pass is computed from
 trace        the forward pass once more, with every value recorded
 stage_table  the stages of the walk: names, titles, families, and what each depends on
 stage        one stage as data: a sentence, formulas, figures and checks

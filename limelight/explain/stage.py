@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 Cell = str | float | tuple[str, ...]  # a word, a number, or several things in a line
-Scale = Literal["share", "signed", "size"]  # 0 to 1; around 0; from 0 up
+_Scale = Literal["share", "signed", "size"]  # 0 to 1; around 0; from 0 up
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Heatmap:
     rows: Sequence[str]
     columns: Sequence[str]
     axes: tuple[str, str] = ("", "number")
-    scale: Scale = "signed"
+    scale: _Scale = "signed"
     head: int | None = None
     at: int | None = None
     focus: tuple[int | None, int | None] = (None, None)

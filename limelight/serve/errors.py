@@ -43,7 +43,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        message = validation_message(error.errors(), error.body)
+        message = _validation_message(error.errors(), error.body)
         return _response(RefusedError(422, "invalid_field", message, "see /docs for the fields"))
 
     @app.exception_handler(HTTPException)
@@ -69,7 +69,7 @@ def _response(refused: RefusedError) -> Response:
     return Response(error_body(refused), refused.status, headers, media_type="application/json")
 
 
-def validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
+def _validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
     """The first wrong field and why, without its value.
 
     A field with several types has an error for each of them. The one deepest in the value counts:

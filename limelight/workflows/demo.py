@@ -49,7 +49,7 @@ STAGES = {
     "cross": "While it writes: which words of the question does it attend to?",
     "classifier": "And then it chooses: which of all the words it knows comes next?",
 }
-SUGGESTIONS = {
+_SUGGESTIONS = {
     "chat with your chatbot": "chat {run}",
     "see all stages of the explanation": 'explain {run} "what is your name"',
     "translate": 'translate en-de "Where is the station?"',
@@ -201,7 +201,7 @@ class _Guide:
         )
         self.console.print(Text(f"  {page}", "bold"), soft_wrap=True)
         self.say("\nSome things to try:\n")
-        for what, command in SUGGESTIONS.items():
+        for what, command in _SUGGESTIONS.items():
             line = f"    {_how_to_call()} {command.format(run=self.run)}"
             self.console.print(Text(f"  {what}"))
             self.console.print(Text(line, "bold"), soft_wrap=True)  # in one line, to be copied

@@ -7,7 +7,7 @@ Only `decode.engine` and `loading` import this package. An accelerator has a row
 measured gain of 5% or more, or it is deleted. Gains are from LAB.md and benchmarks/results: model S
 on one CPU thread, the base model and GPT-2 124M on an H200; HF is Hugging Face's `generate`.
 
-accelerator                 device  condition              gain                             test
+name, module               | device  condition              gain                             test
 cpu model, kv_cache         CPU     float32, float64       1.8 x alone, 1.5 x in batches    simple
                                                            of 64, 2.0 x with beam 5
 cpu linear, PackedLinear    CPU     as above               15 to 30% of each product        cpu

@@ -21,7 +21,7 @@ _NOT_AN_EXPLANATION = (
 _MOST = 3  # tokens that are listed
 
 
-class TeacherForcing(NamedTuple):
+class _TeacherForcing(NamedTuple):
     """The loss of every position, given the true tokens before it; all in nats."""
 
     losses: Tensor  # T: negative log-likelihood of the true token
@@ -32,7 +32,7 @@ class TeacherForcing(NamedTuple):
     smoothed: float  # the loss with label smoothing
 
 
-def teacher_forcing(logits: Tensor, targets: Sequence[int], smoothing: float) -> TeacherForcing:
+def teacher_forcing(logits: Tensor, targets: Sequence[int], smoothing: float) -> _TeacherForcing:
     """Score the true tokens `targets` by the rows of `logits` (T V) that predict them.
 
     With label smoothing, a small weight is spread over all tokens alike (section 5.4).
@@ -42,7 +42,7 @@ def teacher_forcing(logits: Tensor, targets: Sequence[int], smoothing: float) ->
     best = logprobs.max(dim=-1)
     mean, uniform = losses.mean().item(), -logprobs.mean().item()
     smoothed = (1 - smoothing) * mean + smoothing * uniform
-    return TeacherForcing(losses, best.indices, best.values, mean, uniform, smoothed)
+    return _TeacherForcing(losses, best.indices, best.values, mean, uniform, smoothed)
 
 
 def teacher(focus: Focus) -> Stage:
@@ -64,7 +64,7 @@ def teacher(focus: Focus) -> Stage:
     )
 
 
-def _loss_formulas(forced: TeacherForcing, smoothing: float) -> list[Formula]:
+def _loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
     total, count = forced.losses.sum().item(), len(forced.losses)
     mean = Formula(
         "loss = mean of -log p(target)",

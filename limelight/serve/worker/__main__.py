@@ -32,7 +32,7 @@ def load_for(run: str, device: str) -> tuple[LoadedModel, LoadedModel]:
     return loaded, loaded.full_precision
 
 
-def read_messages(pipe: int, inbox: _Inbox) -> None:
+def _read_messages(pipe: int, inbox: _Inbox) -> None:
     """Fill the inbox; None when the service is gone."""
     try:
         while (message := receive(pipe)) is not None:
@@ -79,7 +79,7 @@ def main() -> None:
         trace: Message = {"target": None, "settings": {}, "print": "", "what": "manifest"}
         scheduler.on_message({"id": 0, "op": "trace", **facts["example"], **trace})
     inbox: _Inbox = SimpleQueue()
-    Thread(target=read_messages, args=(incoming, inbox), daemon=True).start()
+    Thread(target=_read_messages, args=(incoming, inbox), daemon=True).start()
     with suppress(BrokenPipeError):
         work(scheduler, inbox)
     os._exit(0)  # at once: nobody listens, and there is nothing to save
