@@ -108,7 +108,7 @@ def test_the_card_of_en_de_shows_what_it_translates(loaded):
     assert len(shown) == 30
     for tag, first in (("de", 0), ("en", 15)):
         for source, told, _ in shown[first : first + 3]:
-            assert loaded["en-de"].translate(source, wishes=Constraints(tag=tag)).text == told
+            assert loaded["en-de"].translate(source, constraints=Constraints(tag=tag)).text == told
 
 
 def test_the_card_of_chat_shows_what_it_answers(loaded):

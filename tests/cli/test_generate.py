@@ -241,7 +241,7 @@ def test_what_looks_like_an_option_can_be_a_text(limelight, run):
         ("--beam -1", "beam=-1 is out of range"),
         ("--beam nan", "--beam nan: not a whole number"),
         ("--beam 1000000", "beam=1000000 is out of range"),
-        ("--temperature nan", "temperature=nan must be a number, and finite"),
+        ("--temperature nan", "temperature=nan must be a finite number"),
         ("--temperature -1", "temperature=-1.0 is out of range"),
         ("--nbest 0", "nbest=0 is out of range"),
         ("--nbest 1000000000", "nbest=1000000000 is out of range"),

@@ -256,7 +256,7 @@ def test_output_into_a_full_disk(limelight, monkeypatch, tmp_path, command):
     full.descriptor = os.open(tmp_path / "descriptor", os.O_CREAT | os.O_WRONLY)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(full), "utf-8"))
     done = limelight(command, *RIGHT[command])
-    assert "No space left on device; make room" in done.is_one_sentence(1)
+    assert "No space left on device; free some space" in done.is_one_sentence(1)
 
 
 @pytest.mark.system  # Linux alone has such a folder

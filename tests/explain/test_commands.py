@@ -57,7 +57,7 @@ def limelight(folder, monkeypatch, capsys):
 
 def test_the_page_shows_every_option_and_stop():
     shown = " ".join(word for command in COMMANDS for word in command)
-    for option in ("stop", "layer", "head", "word", "target", "follow", "figure", "html", "json"):
+    for option in ("stage", "layer", "head", "word", "target", "follow", "figure", "html", "json"):
         assert f"--{option}" in shown
         assert f"`--{option}" in PAGE
 

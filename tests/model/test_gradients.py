@@ -58,7 +58,7 @@ def test_attention(kv_heads, explicit):
     check(attention, x(2, 3, 4), causal=True)
     check(attention, x(2, 3, 4), mask=attention_mask(REAL, causal=True))
     check(attention, x(2, 2, 4), x(2, 3, 4), mask=attention_mask(REAL))
-    check(attention, x(2, 3, 4), rotate=rotation(torch.arange(3), 2, torch.float64), causal=True)
+    check(attention, x(2, 3, 4), rope=rotation(torch.arange(3), 2, torch.float64), causal=True)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu-tanh", "silu", "swiglu"])

@@ -159,7 +159,7 @@ def test_a_model_runs_in_its_recipes_precision_and_is_traced_in_float32(halved):
     loaded, traced = load_for(str(halved), "cpu")
     assert describe(loaded)["precision"] == "bfloat16"
     assert describe(traced)["precision"] == "float32"
-    original = limelight.load(halved)
+    original = limelight.load(halved, device="cpu", precision="auto")
     for ours, theirs in zip(traced.model.parameters(), original.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)  # and not rounded in between
     worker = Scheduler(loaded, 8, 8, 64, lambda _: None, traced)

@@ -105,7 +105,7 @@ def leave(run, child, *signals):
         os.kill(child.pid, number)
     child.join(30)
     assert child.exitcode in {128 + number for number in signals}
-    assert f"saved; go on with the same command ({run})" in said_of(run).read_text()
+    assert f"saved; run the same command again to continue ({run})" in said_of(run).read_text()
 
 
 def test_asked_to_leave_while_it_validates(unasked, tmp_path):

@@ -27,7 +27,6 @@ the model's own step.
 """
 
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from limelight.decode.accel.cpu.model import for_cpu
@@ -45,10 +44,10 @@ def accelerate(model: Any, int8: bool = False) -> StepModel:
     if next(model.parameters()).device.type == "cuda" and isinstance(model.config, ModelConfig):
         if int8:
             raise UserError("int8 is for CPUs: choose float32 or bfloat16 on a GPU")
-        if find_spec("triton") is None:
+        try:  # torch brings Triton on Linux with CUDA
+            from limelight.decode.accel.cuda.fused_model import FusedModel, PagedSlot
+        except ImportError:
             return CudaGraphModel(model)
-        from limelight.decode.accel.cuda.fused_model import FusedModel, PagedSlot
-
         return DeviceSearchModel(model, partial(PagedSlot, FusedModel(model)))
     faster: StepModel = for_cpu(model, int8)
     return faster
