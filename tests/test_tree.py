@@ -14,7 +14,8 @@ PACKAGES = sorted({path.parent for path in TREES} - {PACKAGE})
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 LONGEST = 60  # lines of a function; Triton's kernels may be longer
 WORDS: Counter[str] = Counter()  # in how many files each occurs; docs and tests count as use
-for folder, ending in (("limelight", "py"), ("tests", "py"), ("benchmarks", "py"), ("docs", "md")):
+SEARCHED = {"limelight": "py", "tests": "py", "benchmarks": "py", "docs": "[mp][dy]"}
+for folder, ending in SEARCHED.items():
     for file in [*(ROOT / folder).rglob(f"*.{ending}"), *(ROOT / folder).glob("../README.md")]:
         WORDS.update(set(re.findall(r"\w+", file.read_text("utf-8"))))
 

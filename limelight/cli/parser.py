@@ -126,7 +126,7 @@ def describe(command: Command) -> tuple[str, str, dict[str, str]]:
     return first, body.strip(), {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
-def _synopsis(name: str, command: Command) -> str:
+def synopsis(name: str, command: Command) -> str:
     """How a command is called: `limelight train [RECIPE] --run FOLDER [options]`."""
     known = arguments_of(command)
     shown = [argument.typed for argument in known if argument.positional or argument.required]
@@ -142,7 +142,7 @@ def help_text(name: str, command: Command) -> str:
     paragraphs = "\n\n".join(describe(command)[:2]).strip().split("\n\n")
     filled = [textwrap.fill(one, width, break_on_hyphens=False) for one in paragraphs]
     parser = ArgumentParser(
-        usage=_synopsis(name, command),
+        usage=synopsis(name, command),
         description="\n\n".join(filled).replace("%", "%%"),
         formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=26, width=width),
     )
