@@ -231,7 +231,7 @@ def translations(loaded: LoadedModel) -> Iterator[str]:
     for tag, column in (("de", 0), ("en", 1)):
         yield from ("", "| source | translation | reference |", "|---|---|---|")
         for pair in pairs:
-            done = loaded.translate(pair[column], wishes=Constraints(tag=tag))
+            done = loaded.translate(pair[column], constraints=Constraints(tag=tag))
             yield f"| {pair[column]} | {done.text} | {pair[1 - column]} |"
 
 

@@ -104,8 +104,8 @@ def test_the_command_writes_a_file_with_attention_in_it(written, opened_file, ha
 
 def test_what_has_no_room_is_left_out_and_said_so(opened_file, hands):  # noqa: F811
     trace, _ = hands["greetings"]
-    room = len(as_html(trace, room=0).encode()) + 100_000
-    small = as_html(trace, room=room)
+    room = len(as_html(trace, max_bytes=0).encode()) + 100_000
+    small = as_html(trace, max_bytes=room)
     assert len(small.encode()) <= room < len(as_html(trace).encode())
     page = ready(opened_file(small, "#stop=scores"))
     assert page.locator(".panel.error").count() == 0
@@ -150,4 +150,4 @@ def test_a_notebook_shows_it_in_a_frame_of_its_own(new_page, known):
         inside.locator(".walk[data-stage=embedding]").wait_for()
         assert inside.locator(".panel.error").count() == 0
     assert first._repr_png_().startswith(b"\x89PNG")
-    assert "asks" in repr(first)
+    assert "every row sums to 1" in repr(first)

@@ -71,7 +71,7 @@ def test_neighbours_are_those_of_the_embedding(page, known, model, word):
     side = network.source if model == "greetings" else network.target
     table = side.tokens.weight.detach()[: len(tokenizer)]
     cosines = torch.cosine_similarity(table, table[token][None])
-    cosines[: tokenizer.first] = -1
+    cosines[: tokenizer.first_text_id] = -1
     cosines[token] = -1
     best = cosines.topk(10)
     labels = page.locator(".bars-label").all_inner_texts()[:10]

@@ -72,7 +72,7 @@ def test_what_is_asked_of_a_model_with_tags_can_be_chosen(opened, model):  # noq
     for tag in learned.tags:
         page.get_by_label("Task tag").select_option(tag)
         shown = translation(page, "a c b")
-        assert shown == learned.translate("a c b", wishes=Constraints(tag=tag)).text
+        assert shown == learned.translate("a c b", constraints=Constraints(tag=tag)).text
 
 
 def test_the_tag_that_was_chosen_goes_along_into_the_walk(opened, model):  # noqa: F811

@@ -56,9 +56,9 @@ def test_a_model_that_reads_both_ways_is_taught_otherwise(page):
 
 def test_the_curve_is_the_log(page, runs):
     visit(page, model="greetings", tab="training")
-    lines = [entry for entry in read_log(runs["greetings"] / "log.jsonl") if "rate" in entry]
+    lines = [entry for entry in read_log(runs["greetings"] / "log.jsonl") if "lr" in entry]
     assert lines
-    for kind, name in {"loss": "loss", "rate": "learning rate"}.items():
+    for kind, name in {"loss": "loss", "lr": "learning rate"}.items():
         page.get_by_role("radio", name=name).check()
         shown = chart_table(page, "training")
         assert [step for step, _ in shown] == [entry["step"] for entry in lines]
@@ -91,7 +91,7 @@ def growing(runs):
 
 
 def train_line(step, loss):
-    names = ("perplexity", "accuracy", "rate", "norm", "tokens_per_second", "memory", "seconds")
+    names = ("perplexity", "accuracy", "lr", "grad_norm", "tokens_per_second", "seconds")
     return {"step": step, "epoch": 1, "loss": loss, "tokens": step * 100} | dict.fromkeys(names, 1)
 
 

@@ -128,7 +128,7 @@ def test_another_word_can_be_chosen_with_the_keyboard_alone(opened, known):
     page.keyboard.press("Enter")
     page.wait_for_selector(".word.given")
     ready(page)
-    forced = model.translate(TEXT, nbest=3, wishes=Constraints(prefix=places[0][wanted].begin))
+    forced = model.translate(TEXT, nbest=3, constraints=Constraints(prefix=places[0][wanted].begin))
     assert said(page)[0] == forced.text
     page.get_by_role("button", name="Remove the fixed words").click()
     page.wait_for_selector(".result:not([aria-busy]) .words")
