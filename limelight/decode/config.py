@@ -22,22 +22,22 @@ class DecodeConfig:
         "extra_tokens": "max_extra_tokens",
     }
 
-    beam: _BeamSize = 4  # 1: always the likeliest token
+    beam: _BeamSize = 4  # 1: greedy, always the most likely token
     length_penalty: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.6  # alpha
-    beam_groups: _BeamSize = 1  # of beams that avoid each other's words
-    diversity: _Weight = 0.5  # how much they do
-    max_extra_tokens: Count = 50  # the output may be longer than the input by so many
-    max_tokens: Count = 0  # of the output, whatever the input; 0: no other limit, but 200 to write
+    beam_groups: _BeamSize = 1  # diverse beam search: groups that avoid each other's tokens
+    diversity: _Weight = 0.5  # penalty for a token that another group chose
+    max_extra_tokens: Count = 50  # output length minus input length, at most
+    max_tokens: Count = 0  # of the output, at most; 0: off, except 200 for `write`
 
-    temperature: _Weight = 0.0  # above 0 every token is drawn, and there is no beam
-    top_k: Count = 0  # draw among so many; 0: among all
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0  # among the likeliest
-    min_p: Fraction = 0.0  # among those at least this much as likely as the likeliest
-    seed: Count = 1  # of what is drawn
+    temperature: _Weight = 0.0  # above 0: sample, without a beam
+    top_k: Count = 0  # sample from this many most likely tokens; 0: all
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0  # nucleus
+    min_p: Fraction = 0.0  # relative to the most likely token; less likely ones are dropped
+    seed: Count = 1  # of sampling
 
-    precision: Precision = "auto"  # of the numbers; int8 is for CPUs, faster and not exact
+    precision: Precision = "auto"  # int8: CPU only, faster, not exact
     repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0  # above 1
-    no_repeat_ngram: Annotated[int, Field(ge=0, le=100)] = 0  # no sequence of so many tokens twice
+    no_repeat_ngram: Annotated[int, Field(ge=0, le=100)] = 0  # length; 0: off
 
     def __post_init__(self) -> None:
         if self.beam % self.beam_groups:

@@ -17,7 +17,7 @@ DEFAULT_MAX_TOKENS = 200  # tokens, where nobody says how many
 def write(
     trained: TextModel, prompt: str, config: DecodeConfig | None = None, stops: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Continue a text, piece by piece; a full context goes on with the last half of it."""
+    """Continue a text, piece by piece; when the context is full, its last half is kept."""
     text = Continuation(trained, prompt, config or trained.decode, stops)
     while (request := text.request()) is not None:
         batch = GenerationBatch(trained.engine.model, [request], text.config, trained.tokenizer)
