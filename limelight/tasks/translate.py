@@ -26,7 +26,7 @@ class InvalidLine:
 
 
 @dataclass(frozen=True)
-class _TranslationOutput:
+class TranslationOutput:
     text: str
     score: float
     tokens: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Translation:
     """The translations of one text, the best first, or the problem with it."""
 
     source: str
-    outputs: tuple[_TranslationOutput, ...] = ()
+    outputs: tuple[TranslationOutput, ...] = ()
     parts: int = 1  # into which it was split, being too long for the model
     problem: str = ""
 
@@ -189,11 +189,11 @@ def request_for(
     )
 
 
-def _join(trained: TextModel, parts: Sequence[Hypothesis], prefix: str) -> _TranslationOutput:
+def _join(trained: TextModel, parts: Sequence[Hypothesis], prefix: str) -> TranslationOutput:
     tokenizer = trained.tokenizer
     given = [encode_prefix(tokenizer, prefix)[0], *([] for _ in parts[1:])]
     texts = [tokenizer.decode([*g, *part.tokens]) for g, part in zip(given, parts, strict=True)]
-    return _TranslationOutput(
+    return TranslationOutput(
         text=" ".join(text.strip() for text in texts),
         score=sum(part.score for part in parts),
         tokens=tuple(tokenizer.pieces(token for part in parts for token in part.tokens)),
