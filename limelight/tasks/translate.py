@@ -27,6 +27,8 @@ class InvalidLine:
 
 @dataclass(frozen=True)
 class TranslationOutput:
+    """One hypothesis of a translation: its text, score, tokens and their log-probabilities."""
+
     text: str
     score: float
     tokens: tuple[str, ...] = ()
