@@ -36,7 +36,10 @@ def train(
     else:
         from limelight.run.folder import RunFolder
 
-        loaded = with_overrides(recipe_from_run(RunFolder(Path(run))), arg.overrides(set))
+        folder = RunFolder(Path(run))
+        if not folder.exists:
+            raise UserError(f"{run} has no run to resume: name a RECIPE to start one there")
+        loaded = with_overrides(recipe_from_run(folder), arg.overrides(set))
 
     from limelight.workflows.train import train
     from limelight.workflows.verify_resume import verify_resume as verify
