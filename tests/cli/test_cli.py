@@ -93,7 +93,7 @@ print("torch" in sys.modules, file=sys.stderr)
             r"classify has no settings that --'a\nb' could change",
         ),
         (["train", "reverse"], "train needs --run FOLDER: see limelight train --help"),
-        (["train", "--run", "nowhere"], "nowhere is no run folder"),
+        (["train", "--run", "nowhere"], "nowhere has no run to resume: name a RECIPE"),
         (["train", "reverse", "--run", "x", "--from", ""], "--from is empty: is a variable"),
         (["serve"], "serve needs RUN [RUN ...]: see limelight serve --help"),
         (["serve", "x", "--limits.queue"], "--limits.queue needs a value: write --limits.queue V"),
