@@ -19,23 +19,8 @@ def queries(focus: Focus) -> Stage:
     """Three linear layers (section 3.2.2)."""
     block = focus.block(focus.side)
     rotary = focus.trace.config.positions == "rotary"
-    claim = "{} of all tokens, from their vectors and the weights"
-    return Stage(
-        title="Query (question), key (label) and value (content) of each token",
-        what="Three learned linear layers turn each token's vector into a query (what am I looking "
-        "for?), a key (what do I offer?) and a value (what do I pass on?)."
-        + (_ROTATED if rotary else ""),
-        formulas=[_first_number(focus, block)],
-        figures=[_roles(focus, block)],
-        checks=[block.check(claim.format(x), x, block.recompute(x)) for x in "qkv"],
-        notes=[f"The input x is {focus.origin(f'{block.name}.query')[0]}."],
-        location=block.location,
-    )
-
-
-def _roles(focus: Focus, block: AttentionView) -> Heatmap:
     values = torch.stack([block.get(step)[block.query_index] for step in _ROLES])
-    return Heatmap(
+    roles = Heatmap(
         f"q, k and v of {focus.label(block.side)}",
         tuple(f"{block.name}.{step}" for step in _ROLES),
         values,
@@ -43,6 +28,18 @@ def _roles(focus: Focus, block: AttentionView) -> Heatmap:
         numbered(values.size(1)),
         head=focus.head,
         at=block.query_index,
+    )
+    claim = "{} of all tokens, from their vectors and the weights"
+    return Stage(
+        title="Query (question), key (label) and value (content) of each token",
+        what="Three learned linear layers turn each token's vector into a query (what am I looking "
+        "for?), a key (what do I offer?) and a value (what do I pass on?)."
+        + (_ROTATED if rotary else ""),
+        formulas=[_first_number(focus, block)],
+        figures=[roles],
+        checks=[block.check(claim.format(x), x, block.recompute(x)) for x in "qkv"],
+        notes=[f"The input x is {focus.origin(f'{block.name}.query')[0]}."],
+        location=block.location,
     )
 
 
@@ -289,7 +286,7 @@ def masked_self(focus: Focus) -> Stage:
         what="The same attention among the target tokens. All rows are computed at once, so a row "
         "could see the tokens that it has to predict. The mask sets their scores to -inf, and "
         "softmax gives them exactly 0.",
-        formulas=[*_walk_through(block)[:2], *_mask_formulas(block)[1:], *_walk_through(block)[2:]],
+        formulas=_walk_through(block),
         figures=[_grid(block, "masked", "scaled scores with the mask"), _weight_grid(block)],
         checks=[
             block.check("scores = Q K^T, from states and weights", "scores", scores),
@@ -302,8 +299,8 @@ def masked_self(focus: Focus) -> Stage:
 
 
 def _walk_through(block: AttentionView) -> list[Formula]:
-    dot, scaled = block.dot_product(), _scaled_formula(block)
-    return [dot, scaled, _softmax_formula(block), _sum_formula(block)]
+    before = [block.dot_product(), _scaled_formula(block), *_mask_formulas(block)[1:]]
+    return [*before, _softmax_formula(block), _sum_formula(block)]
 
 
 def cross(focus: Focus) -> Stage:

@@ -96,29 +96,24 @@ def _loss_table(trace: Trace, losses: Tensor) -> TableFigure:
 
 def beam(focus: Focus) -> Stage:
     """The search that found the text (section 6.1)."""
-    trace, size = focus.trace, focus.trace.decode.beam
+    trace, size, alpha = focus.trace, focus.trace.decode.beam, focus.trace.decode.length_penalty
     replayed = sum(math.log(step.chosen.probability) for step in trace.steps)
-    total = sum(trace.traced_text.logprobs)
+    total, length = sum(trace.traced_text.logprobs), len(trace.traced_text.logprobs)
     found, again = torch.tensor([[total], [replayed]]).double()
+    # Longer texts have more factors below 1, so the sum is divided by a penalty.
+    score = total / length_penalty(length, alpha)
+    formula = Formula(
+        "score = sum of log p / ((5 + length) / 6)^alpha",
+        f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}",
+        {"sum": total, "length": length, "alpha": alpha, "score": score},
+    )
     return Stage(
         title=f"Beam search with {size} hypotheses",
         what=f"Every step extends each of {size} hypotheses by every piece and keeps the {size} "
         "best of all. In the end the hypothesis with the best score wins (*).",
-        formulas=[_beam_score(trace)],
+        formulas=[formula],
         figures=[_beam_table(trace)],
         checks=[focus.check("the winner's log p, summed over this pass", found, again)],
-    )
-
-
-def _beam_score(trace: Trace) -> Formula:
-    """Longer texts have more factors below 1, so the sum is divided by a penalty."""
-    total, length = sum(trace.traced_text.logprobs), len(trace.traced_text.logprobs)
-    alpha = trace.decode.length_penalty
-    score = total / length_penalty(length, alpha)
-    return Formula(
-        "score = sum of log p / ((5 + length) / 6)^alpha",
-        f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}",
-        {"sum": total, "length": length, "alpha": alpha, "score": score},
     )
 
 
