@@ -30,7 +30,7 @@ Which = Literal["encoder", "decoder", "cross"]
 _Keep = Callable[[str, Tensor], Tensor]  # what to keep of a value, by its name
 
 
-class Summary(NamedTuple):
+class _Summary(NamedTuple):
     """Statistics of a tensor, over its finite values."""
 
     shape: tuple[int, ...]
@@ -99,7 +99,7 @@ class Trace:
         self.target = words_of(tokenizer, traced_text.target, tokenizer.decode(traced_text.target))
         self.answers = words_of(tokenizer, traced_text.answers, "")
         self.wanted = matching(names, taps(self.model))
-        self.summaries: dict[str, Summary] = {}
+        self.summaries: dict[str, _Summary] = {}
         self.checks = _Checks()
         self.values: dict[str, Tensor] = {}
         self._prefetched: dict[str, Tensor] = {}  # beyond max_bytes, until the next prefetch
@@ -308,7 +308,7 @@ def in_range(what: str, number: int, count: int) -> int:
     return number - 1
 
 
-def _summarise(value: Tensor) -> Summary:
+def _summarise(value: Tensor) -> _Summary:
     hidden = broken = 0
     shape, value = tuple(value.shape), value.float()
     if not math.isfinite(value.sum().item()):
@@ -316,10 +316,10 @@ def _summarise(value: Tensor) -> Summary:
         finite = value[torch.isfinite(value)]
         broken, value = value.numel() - finite.numel() - hidden, finite
     if not value.numel():
-        return Summary(shape, None, None, None, None, hidden, broken)
+        return _Summary(shape, None, None, None, None, hidden, broken)
     low, high = value.aminmax()
     spread, mean = torch.std_mean(value, correction=0)
-    return Summary(shape, low.item(), high.item(), mean.item(), spread.item(), hidden, broken)
+    return _Summary(shape, low.item(), high.item(), mean.item(), spread.item(), hidden, broken)
 
 
 @contextmanager
