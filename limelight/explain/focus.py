@@ -41,6 +41,11 @@ class Focus:
         """The stack where the walk starts: the encoder, if there is one."""
         return sides(self.trace.config)[0]
 
+    @property
+    def last_side(self) -> str:
+        """The stack whose output the classifier reads."""
+        return sides(self.trace.config)[-1]
+
     def tensor(self, name: str) -> Tensor:
         """A value in double precision, so that recomputing from it adds no error."""
         return self.trace.tensor(name).double()

@@ -245,34 +245,31 @@ def heads(focus: Focus) -> Stage:
     mixed = focus.tensor(f"{name}.mixed").transpose(0, 1).flatten(1)
     again = focus.linear(concat, f"{block.path}.output")
     together = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
-    return Stage(
-        title=f"{config.heads} heads attend in parallel",
-        what=f"All this happens in {config.heads} heads, each with its own weight matrices, so a "
-        "token can attend to several things at once. The results are concatenated, and one more "
-        "linear layer combines them.",
-        formulas=[Formula("output = (head 1, head 2, ...) W_o + b", sizes)],
-        figures=[_each_head(block), focus.one_word(f"{label}, all heads", together, block.side)],
-        checks=[
-            focus.check("the outputs of the heads, concatenated", concat, mixed),
-            focus.check("output = the linear layer of these", f"{name}.output", again),
-        ],
-        location=f"{block.side}, layer {focus.layer + 1}",
-    )
-
-
-def _each_head(block: AttentionView) -> Heatmap:
-    weights = block.focus.tensor(f"{block.name}.weights")[:, block.query_index]
-    return Heatmap(
-        f"attention weights of {block.query_tokens.labels[block.query_index]}, head by head",
-        (f"{block.name}.weights",),
+    weights = focus.tensor(f"{name}.weights")[:, block.query_index]
+    each_head = Heatmap(
+        f"attention weights of {label}, head by head",
+        (f"{name}.weights",),
         weights,
         [f"head {h + 1}" for h in range(len(weights))],
         block.key_tokens.labels,
         ("head", "key"),
         "share",
         at=block.query_index,
-        focus=(block.focus.head, None),
+        focus=(focus.head, None),
         sums=True,
+    )
+    return Stage(
+        title=f"{config.heads} heads attend in parallel",
+        what=f"All this happens in {config.heads} heads, each with its own weight matrices, so a "
+        "token can attend to several things at once. The results are concatenated, and one more "
+        "linear layer combines them.",
+        formulas=[Formula("output = (head 1, head 2, ...) W_o + b", sizes)],
+        figures=[each_head, focus.one_word(f"{label}, all heads", together, block.side)],
+        checks=[
+            focus.check("the outputs of the heads, concatenated", concat, mixed),
+            focus.check("output = the linear layer of these", f"{name}.output", again),
+        ],
+        location=f"{block.side}, layer {focus.layer + 1}",
     )
 
 

@@ -52,13 +52,21 @@ def teacher(focus: Focus) -> Stage:
     forced = teacher_forcing(logits, targets, trace.smoothing)
     mean = forced.losses.mean()[None]
     again = F.cross_entropy(logits.double(), torch.tensor(targets))
+    heads = ["row", "input", "target", "p(target)", "-log p"]
+    rows: list[list[Cell]] = [
+        [str(n), trace.target.labels[n], trace.answers.labels[n], math.exp(-loss), loss]
+        for n, loss in enumerate(forced.losses.tolist(), start=given)
+    ]
+    table = TableFigure(
+        "input shifted right, target, loss", heads, rows, share=3, names=("teacher",)
+    )
     return Stage(
         title="Teacher forcing: all positions at once, given the true tokens",
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
         "have predicted (teacher forcing). One parallel pass predicts the next token at every "
         "position. The loss is the mean negative log-likelihood of the true tokens.",
         formulas=_loss_formulas(forced, trace.smoothing),
-        figures=[_loss_table(trace, forced.losses)],
+        figures=[table],
         checks=[focus.check("the mean is torch's cross-entropy", mean, again[None])],
         notes=["The mean is over the real tokens of all texts in a batch; padding does not count."],
     )
@@ -82,16 +90,6 @@ def _loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
         numbers | {"smoothed": forced.smoothed},
     )
     return [mean, smoothed]
-
-
-def _loss_table(trace: Trace, losses: Tensor) -> TableFigure:
-    rows: list[list[Cell]] = [
-        [str(n), trace.target.labels[n], trace.answers.labels[n], math.exp(-loss), loss]
-        for n, loss in enumerate(losses.tolist(), start=trace.traced_text.given)
-    ]
-    heads = ["row", "input", "target", "p(target)", "-log p"]
-    title = "input shifted right, target, loss"
-    return TableFigure(title, heads, rows, share=3, names=("teacher",))
 
 
 def beam(focus: Focus) -> Stage:
