@@ -110,8 +110,6 @@ def _with_current_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values under today's names; one warning mentions the old ones."""
     renamed: dict[str, str] = getattr(cls, "RENAMED", {})
     old = {name: renamed[name] for name in renamed if name in values}
-    if not old:
-        return dict(values)
     for name, new in old.items():
         if new in values:
             raise UserError(f"{new} is given twice: {name} is its old name")

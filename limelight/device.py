@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -68,8 +69,14 @@ def choose_precision(wanted: str, device: torch.device) -> str:
 
 
 def survives_bfloat16() -> bool:
-    """Whether a bfloat16 matrix product works on this CPU; tried in a process that may die."""
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False)
+    """Whether a bfloat16 matrix product works on this CPU."""
+    return survives(PROBE)
+
+
+@lru_cache
+def survives(program: str) -> bool:
+    """Whether a program ends well; an instruction that the CPU lacks kills only its process."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     return done.returncode == 0
 
 

@@ -68,12 +68,10 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
     """Read a recipe and change it; an error names the file and the key."""
-    if name in recipe_names():
-        text = (_SHIPPED / f"{name}.toml").read_text(encoding="utf-8")
-        return parse_recipe(name, text, overrides)
-    path = Path(name)
+    bundled = name in recipe_names()
+    path = _SHIPPED / f"{name}.toml" if bundled else Path(name)
     try:
-        if not name.endswith(".toml") and not path.is_file():
+        if not (bundled or name.endswith(".toml") or path.is_file()):
             raise unknown_name("recipe", name, recipe_names())
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -85,8 +83,11 @@ def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
 
 def parse_recipe(name: str, text: str, overrides: Overrides = ()) -> Recipe:
     """The recipe that this TOML describes, with these overrides."""
-    with _errors_named(name):
-        values = _parse_toml(text)
+    with _errors_in(f"{name}:"):
+        try:
+            values = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:  # a hostile file may have endless digits
+            raise UserError(str(error) or "nested too deeply") from error
         for key in values:
             if key not in ("about", "model", *TABLES):
                 raise unknown_name("key", key, ("about", "model", *TABLES))
@@ -106,11 +107,11 @@ def parse_recipe(name: str, text: str, overrides: Overrides = ()) -> Recipe:
 
 def with_overrides(recipe: Recipe, overrides: Overrides) -> Recipe:
     """A recipe with these settings changed."""
-    with _errors_named(recipe.name):
+    with _errors_in(f"{recipe.name}:"):
         parts: dict[str, Any] = {}
         for key, changed in _by_table(as_overrides(overrides)).items():
             part = getattr(recipe, key)
-            with _errors_in(key):
+            with _errors_in(f"[{key}]"):
                 parts[key] = with_settings(part, changed) if part else TABLES[key](**changed)
         return _consistent(replace(recipe, **parts))
 
@@ -162,20 +163,12 @@ def recipe_from_run(run: RunFolder) -> Recipe:
     return replace(recipe, name=name)
 
 
-def _parse_toml(text: str) -> dict[str, Any]:
-    """TOML as a dict; a hostile file (endless digits, deep nesting) is rejected like any other."""
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(str(error) or "nested too deeply") from error
-
-
 def _assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     """A recipe from its tables, each checked by the part that owns it."""
     parts: dict[str, Any] = {}
     for key, owner in TABLES.items():
         if key in values:
-            with _errors_in(key):
+            with _errors_in(f"[{key}]"):
                 parts[key] = owner(**lists_to_tuples(values[key]))
     model = dict(values["model"])
     if "tokenizer" in values:  # the tokenizer decides how many tokens there are
@@ -183,7 +176,7 @@ def _assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     about = values.get("about", "")
     if not isinstance(about, str):
         raise UserError(f"about={about!r} must be text")
-    with _errors_in("model"):
+    with _errors_in("[model]"):
         config = model_config(**model)
     if "tokenizer" not in values and config.vocab < TokenizerConfig().vocab:
         parts["tokenizer"] = TokenizerConfig(vocab=max(SMALLEST, config.vocab))
@@ -207,19 +200,11 @@ def _consistent(recipe: Recipe) -> Recipe:
 
 
 @contextmanager
-def _errors_named(name: str) -> Iterator[None]:
+def _errors_in(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{name}: {error}") from error
-
-
-@contextmanager
-def _errors_in(table: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"[{table}] {error}") from error
+        raise UserError(f"{where} {error}") from error
 
 
 def _type_of(key: str, setting: str) -> Any:

@@ -30,7 +30,6 @@ def train(
     """
     from limelight.recipe import load_recipe, recipe_from_run, with_overrides
 
-    _check_folder(run)
     if recipe:
         loaded = load_recipe(recipe, arg.overrides(set))
     else:
@@ -52,11 +51,6 @@ def train(
         state = "nothing is verified yet" if verify_resume else "saved"
         io.note(f"{state}; run the same command again to continue ({run})")
         sys.exit(128 + signal)
-
-
-def _check_folder(run: str) -> None:
-    if not run:  # a variable that is not set; the path would be the current folder
-        raise UserError("--run is empty: name a folder, or . for the current one")
 
 
 def evaluate(
@@ -94,8 +88,6 @@ def demo(quick: arg.Switch = False, run: arg.Folder = "runs/demo") -> None:
         quick: a tour of about a minute
         run: the folder for everything that the tour writes
     """
-    _check_folder(run)
-
     from limelight.workflows.demo import tour
 
     if signal := tour(io.terminal(), Path(run), quick):

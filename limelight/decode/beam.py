@@ -58,17 +58,6 @@ def length_penalty(length: int, alpha: float) -> float:
     return float(((5 + length) / 6) ** alpha)
 
 
-def beam_search(
-    model: StepModel,
-    requests: Sequence[Request],
-    config: DecodeConfig,
-    tokenizer: Tokenizer,
-    nbest: int = 1,
-) -> list[list[Hypothesis]]:
-    """For each request the best texts that were found, the best first."""
-    return BeamSearch(model, requests, config, tokenizer, nbest).run()
-
-
 @runtime_checkable
 class DeviceBeamModel(StepModel, Protocol):
     """A model that can search beams on its device, where nothing constrains them."""
@@ -148,6 +137,7 @@ class BeamSearch:
         self.limits = copy_to_device_async(limits, logits.device)[:, None]  # B 1
 
     def run(self) -> list[list[Hypothesis]]:
+        """For each request the best texts that were found, the best first."""
         while self.step():
             pass
         return [self.best_of(row) for row in range(len(self.requests))]

@@ -33,13 +33,18 @@ class Focus:
     def word(self, side: str) -> int:
         return self.source_word if side == "encoder" else self.target_word
 
-    def label(self, side: str, i: int | None = None) -> str:
-        return self.words(side).labels[self.word(side) if i is None else i]
+    def label(self, side: str) -> str:
+        return self.words(side).labels[self.word(side)]
 
     @property
     def side(self) -> str:
         """The stack where the walk starts: the encoder, if there is one."""
         return sides(self.trace.config)[0]
+
+    @property
+    def last_side(self) -> str:
+        """The stack whose output the classifier reads."""
+        return sides(self.trace.config)[-1]
 
     def tensor(self, name: str) -> Tensor:
         """A value in double precision, so that recomputing from it adds no error."""
@@ -204,7 +209,8 @@ def focus_on(
     predicting = [i for i, token in enumerate(trace.answers.ids) if token != end]
     chosen = [i for i in predicting if i >= trace.traced_text.given] or predicting
     target = chosen[-1] if chosen else max(0, len(trace.target) - 1)
-    real = [i for i, piece in enumerate(trace.source.pieces) if _is_word(piece)]
+    pieces = enumerate(trace.source.pieces)
+    real = [i for i, piece in pieces if piece[0] != "⟨" and any(c.isalnum() for c in piece)]
     blanks = [i for i, t in enumerate(trace.source.ids) if t == trace.trained.tokenizer.mask]
     source = (blanks or real or [0])[-1]
     if word is not None:
@@ -225,10 +231,6 @@ def _check_row(side: str, row: int, count: int) -> int:
     if not 0 <= row < count:
         raise UserError(f"there is no word {row} in the {side}: it has {count}, counted from 0")
     return row
-
-
-def _is_word(piece: str) -> bool:
-    return piece[0] != "⟨" and any(c.isalnum() for c in piece)
 
 
 def _find_word(words: Words, text: str, wanted: str) -> int | None:

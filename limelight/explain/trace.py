@@ -30,7 +30,7 @@ Which = Literal["encoder", "decoder", "cross"]
 _Keep = Callable[[str, Tensor], Tensor]  # what to keep of a value, by its name
 
 
-class Summary(NamedTuple):
+class _Summary(NamedTuple):
     """Statistics of a tensor, over its finite values."""
 
     shape: tuple[int, ...]
@@ -98,8 +98,8 @@ class Trace:
         self.source = words_of(tokenizer, traced_text.source, text)
         self.target = words_of(tokenizer, traced_text.target, tokenizer.decode(traced_text.target))
         self.answers = words_of(tokenizer, traced_text.answers, "")
-        self.wanted = matching([names] if isinstance(names, str) else names, taps(self.model))
-        self.summaries: dict[str, Summary] = {}
+        self.wanted = matching(names, taps(self.model))
+        self.summaries: dict[str, _Summary] = {}
         self.checks = _Checks()
         self.values: dict[str, Tensor] = {}
         self._prefetched: dict[str, Tensor] = {}  # beyond max_bytes, until the next prefetch
@@ -118,19 +118,14 @@ class Trace:
         """A value by name, without the batch axis; optionally one head (from 1) or some rows."""
         if name not in self.summaries:
             raise unknown_name("value", name, self.names)
-        if (kept := self._cached(name)) is not None:
-            return self.part(name, kept, head, rows)
-        return self.record(name, lambda n, value: self.part(n, value, head, rows).clone())[name]
+        return self.collect([name], lambda n, value: self.part(n, value, head, rows))[name]
 
     def collect(self, names: Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         """`keep` applied to each of these values, with one pass for all that were not kept."""
-        missing = [name for name in names if self._cached(name) is None]
+        cached = {**self._prefetched, **self.values}
+        missing = [name for name in names if name not in cached]
         found = self.record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
-        cached = {**self.values, **self._prefetched}
         return {name: found[name] if name in found else keep(name, cached[name]) for name in names}
-
-    def _cached(self, name: str) -> Tensor | None:
-        return self.values.get(name, self._prefetched.get(name))
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Keep these values too, until the next call: one pass for all of them."""
@@ -191,9 +186,8 @@ class Trace:
 
     @property
     def inputs(self) -> list[Tensor]:
-        device = next(self.model.parameters()).device
         given = [side for side in (self.traced_text.source, self.traced_text.target) if len(side)]
-        return [torch.tensor([list(side)], device=device) for side in given]
+        return [torch.tensor([list(side)], device=self.trained.device) for side in given]
 
     def weight(self, name: str) -> Tensor:
         """A parameter of the model, by its name in the weights file."""
@@ -314,7 +308,7 @@ def in_range(what: str, number: int, count: int) -> int:
     return number - 1
 
 
-def _summarise(value: Tensor) -> Summary:
+def _summarise(value: Tensor) -> _Summary:
     hidden = broken = 0
     shape, value = tuple(value.shape), value.float()
     if not math.isfinite(value.sum().item()):
@@ -322,10 +316,10 @@ def _summarise(value: Tensor) -> Summary:
         finite = value[torch.isfinite(value)]
         broken, value = value.numel() - finite.numel() - hidden, finite
     if not value.numel():
-        return Summary(shape, None, None, None, None, hidden, broken)
+        return _Summary(shape, None, None, None, None, hidden, broken)
     low, high = value.aminmax()
     spread, mean = torch.std_mean(value, correction=0)
-    return Summary(shape, low.item(), high.item(), mean.item(), spread.item(), hidden, broken)
+    return _Summary(shape, low.item(), high.item(), mean.item(), spread.item(), hidden, broken)
 
 
 @contextmanager

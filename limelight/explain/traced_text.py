@@ -168,8 +168,7 @@ def _is_damaged(trained: TextModel, request: Request) -> bool:
     """Whether a weight of the model, or a logit for this request, is NaN or infinite."""
     if not all(torch.isfinite(weight).all() for weight in trained.model.parameters()):
         return True
-    device = next(trained.model.parameters()).device
     sides = [side for side in (request.source, request.prompt) if side]
     with torch.inference_mode():
-        logits = trained.model(*(torch.tensor([side], device=device) for side in sides))
+        logits = trained.model(*(torch.tensor([side], device=trained.device) for side in sides))
     return not bool(torch.isfinite(logits).all())

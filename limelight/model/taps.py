@@ -175,8 +175,7 @@ class Recorder:
     ) -> None:
         self.model, self.keep = _eager(model), keep
         known = taps(self.model)
-        wanted = [names] if isinstance(names, str) else names
-        self.watched = {name: known[name] for name in matching(wanted, known)}
+        self.watched = {name: known[name] for name in matching(names, known)}
         paths = {path for path, _ in self.model.named_modules()}
         if hidden := [name for name, tap in self.watched.items() if tap.module not in paths]:
             raise UserError(
@@ -248,9 +247,9 @@ def _eager(model: nn.Module) -> nn.Module:
     return model
 
 
-def matching(patterns: Iterable[str], known: Iterable[str]) -> list[str]:
+def matching(patterns: str | Iterable[str], known: Iterable[str]) -> list[str]:
     """The known names that any of the patterns fits; a pattern that fits none is rejected."""
-    known, patterns = list(known), list(patterns)
+    known, patterns = list(known), [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             raise unknown_name("tap", pattern, known)

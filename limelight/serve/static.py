@@ -36,13 +36,10 @@ class _File(NamedTuple):
     tag: str
 
 
-def page_files(folder: Traversable | None = None) -> dict[str, _File]:
+def page_files() -> dict[str, _File]:
     """All files of the page by their URL paths; "/" is the page itself."""
-    root = folder or files("limelight") / "web"
-    found = {f"/page/{path}": file for path, file in _files_in(root)}
-    if "/page/index.html" in found:
-        found["/"] = found["/page/index.html"]
-    return found
+    found = {f"/page/{path}": file for path, file in _files_in(files("limelight") / "web")}
+    return {"/": found["/page/index.html"], **found}
 
 
 def _files_in(folder: Traversable, parent: str = "") -> Iterator[tuple[str, _File]]:

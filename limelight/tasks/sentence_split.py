@@ -34,11 +34,8 @@ def _cut(text: str, length: Callable[[str], int], longest: int) -> list[str]:
     ends = [end.end() for end in _SENTENCE_END.finditer(text)]
     cuts = [0, *(end for end in ends if 0 < end < len(text)), len(text)]
     if len(cuts) == 2:
-        cuts.insert(1, _middle(text))
+        spaces = _SPACE.finditer(text)
+        gaps = [gap.end() for gap in spaces if gap.start() and gap.end() < len(text)]
+        cuts.insert(1, gaps[len(gaps) // 2] if gaps else len(text) // 2)
     pieces = [text[first:end] for first, end in pairwise(cuts) if first < end]
     return [part for piece in pieces for part in _cut(piece, length, longest)]
-
-
-def _middle(text: str) -> int:
-    gaps = [gap.end() for gap in _SPACE.finditer(text) if gap.start() and gap.end() < len(text)]
-    return gaps[len(gaps) // 2] if gaps else len(text) // 2

@@ -23,6 +23,8 @@ _DECLARED = re.compile(
     re.MULTILINE,
 )
 
+_ODD_EXPORT = re.compile(r"^export (?!(?:async )?(?:function|class|const|let)\b).*$", re.MULTILINE)
+
 
 class RuleError(Exception):
     """A module breaks the rules for joining: a bug in the page, never a user's mistake."""
@@ -37,7 +39,11 @@ def joined(entry: str = _ENTRY) -> str:
     """The entry module and all that it imports, as one script, in the order of dependency."""
     bodies, known = [], dict[str, str]()
     for name in _in_order(entry, (), {}):
-        body = _without_imports(name, source_of(name))
+        source = source_of(name)
+        imported = imports(name, source)
+        body = "\n".join(line for line in source.splitlines() if line not in imported)
+        if odd := _ODD_EXPORT.search(body):
+            raise RuleError(f"{name}: an export is a declaration, not {odd[0]}")
         for found in _DECLARED.finditer(body):
             other = known.setdefault(found["name"], name)
             if other != name:
@@ -77,15 +83,6 @@ def imports(name: str, source: str) -> dict[str, str]:
             raise RuleError(f"{name} imports {missing[0]} from {path}, which does not export it")
         found[line] = path
     return found
-
-
-def _without_imports(name: str, source: str) -> str:
-    imported = imports(name, source)
-    body = "\n".join(line for line in source.splitlines() if line not in imported)
-    odd = re.search(r"^export (?!(?:async )?(?:function|class|const|let)\b).*$", body, re.MULTILINE)
-    if odd:
-        raise RuleError(f"{name}: an export is a declaration, not {odd[0]}")
-    return body
 
 
 def single_file(title: str, data: dict[str, Any], plain: str) -> str:

@@ -50,6 +50,7 @@ _MASKING_SETTINGS = ("mask_rate", "seed", "whole_word_masking")  # for masked la
 class _EvaluationLines:
     """A split as text: sources and targets, texts and labels, or texts alone."""
 
+    recipe: Recipe  # of the run, with the user's changes
     columns: list[list[str]]
     tags: list[str]  # of each line, for a model of several tasks
     tally: LineStats  # of all lines that were read
@@ -75,7 +76,7 @@ def score_run(
     lines = _read_lines(recipe, split)
     lines.warn_of_unusable(silent)
     losses = evaluate_run(path, split, changes, silent)
-    scores = _score_task(load(path, device="cpu", precision="auto"), recipe, lines, silent)
+    scores = _score_task(load(path, device="cpu", precision="auto"), lines, silent)
     settings = asdict(recipe.decode)
     reported = report.report_scores(str(path), split, lines.columns, scores, settings)
     return {**losses, "tally": lines.counts, **reported}
@@ -170,19 +171,18 @@ def _read_lines(recipe: Recipe, split: str) -> _EvaluationLines:
     if not examples:
         why = tally.unusable or "it is empty"
         raise UserError(f"there is nothing to score in the {split} split: {why}")
-    return _EvaluationLines([list(column) for column in zip(*examples, strict=True)], tags, tally)
+    columns = [list(column) for column in zip(*examples, strict=True)]
+    return _EvaluationLines(recipe, columns, tags, tally)
 
 
-def _score_task(
-    loaded: LoadedModel, recipe: Recipe, lines: _EvaluationLines, silent: bool = False
-) -> list[Measure]:
+def _score_task(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> list[Measure]:
     texts, *rest = lines.columns
     if "translate" in loaded.tasks:
-        outputs = _translations_of(loaded, recipe, lines, silent)
+        outputs, data = _translations_of(loaded, lines, silent), lines.recipe.data
         scores = score_translations(outputs, rest[0])
-        if is_wmt14(recipe.data.name):
-            swapped = recipe.data.name.split("-")[1] if recipe.data.reverse else ""
-            scores.append(paper_bleu(recipe.data.name, outputs, rest[0], swapped))
+        if is_wmt14(data.name):
+            swapped = data.name.split("-")[1] if data.reverse else ""
+            scores.append(paper_bleu(data.name, outputs, rest[0], swapped))
         return scores
     if "classify" in loaded.tasks:
         return score_labels(_labels_of(loaded, texts), rest[0])
@@ -197,16 +197,14 @@ def _score_task(
     ]
 
 
-def _translations_of(
-    loaded: LoadedModel, recipe: Recipe, lines: _EvaluationLines, silent: bool = False
-) -> list[str]:
-    outputs = []
-    loaded.to(precision=recipe.decode.precision)
+def _translations_of(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> list[str]:
+    outputs, decode = [], lines.recipe.decode
+    loaded.to(precision=decode.precision)
     sources = zip(lines.tags, lines.columns[0], strict=True)
     with counting("translating", Console(stderr=True, quiet=silent)) as progress:
         for tag, tagged in groupby(sources, key=itemgetter(0)):
             texts = (source for _, source in tagged)
-            for done in translate(loaded, texts, recipe.decode, constraints=Constraints(tag=tag)):
+            for done in translate(loaded, texts, decode, constraints=Constraints(tag=tag)):
                 outputs.append(done.text)
                 progress(1)
     return outputs
@@ -237,24 +235,19 @@ def compare_runs(
         )
     lines[0].warn_of_unusable(silent)
     names = (str(paths[0]), str(paths[1]))
-    found = _compare_task(names, both, recipes, lines, silent)
+    found = _compare_task(names, both, lines, silent)
     settings = (asdict(recipes[0].decode), asdict(recipes[1].decode))
     compared = report.report_comparison(names, split, lines[0].columns, found, settings)
     return {"tally": lines[0].counts, **compared}
 
 
 def _compare_task(
-    names: tuple[str, str],
-    both: list[LoadedModel],
-    recipes: list[Recipe],
-    lines: list[_EvaluationLines],
-    silent: bool,
+    names: tuple[str, str], both: list[LoadedModel], lines: list[_EvaluationLines], silent: bool
 ) -> list[Comparison]:
     texts, *rest = lines[0].columns
     if "translate" in both[0].tasks:
         first, second = (
-            _translations_of(loaded, recipe, own, silent)
-            for loaded, recipe, own in zip(both, recipes, lines, strict=True)
+            _translations_of(loaded, own, silent) for loaded, own in zip(both, lines, strict=True)
         )
         return compare_translations(names, (first, second), rest[0])
     if "classify" in both[0].tasks:
@@ -267,12 +260,6 @@ def _compare_task(
         one, other = ([x / math.log(2) for x in nll_per_text(loaded, texts)] for loaded in both)
         sizes = [count_bytes([text]) for text in texts]
         return [compare_examples("bits per byte", names, (one, other), sizes, better="lower")]
-    return [_compare_blanks(names, both, texts)]
-
-
-def _compare_blanks(
-    names: tuple[str, str], both: list[LoadedModel], texts: Sequence[str]
-) -> Comparison:
     if len({(loaded.tokenizer.hash, loaded.max_len) for loaded in both}) > 1:
         raise UserError(
             f"{names[0]} and {names[1]} differ in tokenizer or max_len, so that other "
@@ -282,7 +269,7 @@ def _compare_blanks(
         [float(rank == 0) for ranks in ranks_of_hidden(loaded, texts) for rank in ranks]
         for loaded in both
     )
-    return compare_examples("top-1", names, (one, other))
+    return [compare_examples("top-1", names, (one, other))]
 
 
 def show(scores: dict[str, Any], console: Console) -> None:

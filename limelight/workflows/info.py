@@ -46,25 +46,22 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
             f"max_len={config.max_len}, to {2**32}"
         )
     model = _without_numbers(config)
-    parts = count_parameters(model)
+    parts, settled = count_parameters(model), {}
+    if isinstance(config, ModelConfig):
+        settled = {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
+    cache = extrapolate(_count_cache, config, config.max_len)
     return {
         "name": recipe.name,
         "about": recipe.about,
-        "model": _settled(config),
+        "model": asdict(config) | settled,
         "parameters": sum(parts.values()),
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
         "multiply_adds_per_token": multiply_adds(config),
         "training_bytes": _training_memory(model, config, batch_tokens, devices),
-        "decoding_bytes": _decoding_memory(model, config),
+        # In float32: the weights, and a full-length KV cache of one text.
+        "decoding_bytes": {"weights": _FLOAT * _size(model), **cache},
     }
-
-
-def _settled(config: AnyConfig) -> dict[str, Any]:
-    values = asdict(config)
-    if isinstance(config, ModelConfig):
-        values |= {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
-    return values
 
 
 def _texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
@@ -195,11 +192,6 @@ def kept_for_backward(model: nn.Module, tokens: list[Tensor]) -> tuple[int, int]
     return sum(storage.nbytes() for storage in kept.values()), logits.nbytes
 
 
-def _decoding_memory(model: nn.Module, config: AnyConfig) -> dict[str, int]:
-    """Bytes in float32: the weights, and a full-length KV cache of one text."""
-    return {"weights": _FLOAT * _size(model), **extrapolate(_count_cache, config, config.max_len)}
-
-
 def _count_cache(model: nn.Module, length: int) -> dict[str, int]:
     if isinstance(model, EncoderDecoder | RecurrentEncoderDecoder):
         state = model.start(_texts(model.config, 1, length)[0])
@@ -227,14 +219,22 @@ def show(facts: dict[str, Any], console: Console) -> None:
         _show_trained(facts["trained"], console)
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
     _table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
-    if facts["published"]:
-        _show_published(facts, console)
+    if theirs := facts["published"]:
+        ours, said = short(facts["parameters"]), short(theirs["parameters"])
+        console.print(Text(f"counted {ours}, published {said} ({theirs['source']})"))
+        if theirs["difference"]:
+            console.print(Text(theirs["difference"].strip(), "dim"))
     work = dict(facts["multiply_adds_per_token"])
     work["total"] = {kind: sum(v[kind] for v in work.values()) for kind in ("weights", "positions")}
     length = facts["model"]["max_len"]
     heads = ["MACs per token", "with weights", f"with {length} positions"]
     _table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
-    _show_memory(facts, console)
+    training, decoding = dict(facts["training_bytes"]), facts["decoding_bytes"]
+    devices, tokens = training.pop("devices"), training.pop("tokens")
+    where = f"each of {devices} devices" if devices > 1 else "one device"
+    rows = [(k, short(n, "B")) for k, n in training.items() if n]
+    _table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
+    _table(console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()])
 
 
 def _show_trained(trained: dict[str, Any], console: Console) -> None:
@@ -246,23 +246,6 @@ def _show_trained(trained: dict[str, Any], console: Console) -> None:
     if best is not None:
         text += f"; best validation {best['loss']:.4f} at step {best['step']:,}"
     console.print(Text(text))
-
-
-def _show_published(facts: dict[str, Any], console: Console) -> None:
-    theirs = facts["published"]
-    ours, said = short(facts["parameters"]), short(theirs["parameters"])
-    console.print(Text(f"counted {ours}, published {said} ({theirs['source']})"))
-    if theirs["difference"]:
-        console.print(Text(theirs["difference"].strip(), "dim"))
-
-
-def _show_memory(facts: dict[str, Any], console: Console) -> None:
-    training, decoding = dict(facts["training_bytes"]), facts["decoding_bytes"]
-    devices, tokens = training.pop("devices"), training.pop("tokens")
-    where = f"each of {devices} devices" if devices > 1 else "one device"
-    rows = [(k, short(n, "B")) for k, n in training.items() if n]
-    _table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
-    _table(console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()])
 
 
 def _table(console: Console, heads: list[str], rows: Iterable[tuple[str, ...]]) -> None:

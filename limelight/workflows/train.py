@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from limelight import __version__
 from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig, num_columns, tags_of
 from limelight.data.corpora import corpora_for_split, read_split
@@ -284,8 +285,22 @@ def memory_of(recipe: Recipe, tokens: int) -> int:
 
 
 def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: str) -> None:
-    """Write down what this run is; when resuming, check that its data is still the same."""
-    environment = _collect_environment(tokenized) | {"from": begun_from}
+    """Write down what a result may depend on; when resuming, check that the data is the same."""
+    environment = {
+        "versions": {
+            "limelight": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "tokenizers", "numpy", "safetensors")},
+        },
+        "commit": _git_commit(),
+        "seed": tokenized.recipe.train.seed,
+        "device": describe(tokenized.world.device),
+        "threads": torch.get_num_threads(),
+        "processes": tokenized.world.world_size,
+        "tokenizer": tokenized.tokenizer.hash,
+        "data": {split: store.folder.name for split, store in tokenized.stores.items()},
+        "from": begun_from,
+    }
     if run.exists and run.environment().get("data") != environment["data"]:
         raise UserError(
             f"the data of {run.path} has changed since it was begun: its files have another "
@@ -298,31 +313,6 @@ def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: st
         run.write_json("environment.json", environment)
         run.begin(tokenized.recipe.name)
     tokenized.world.barrier()
-
-
-def _collect_environment(tokenized: TokenizedData) -> dict[str, Any]:
-    """What a result may depend on besides the recipe."""
-    return {
-        "versions": {
-            "limelight": _installed("limelight"),
-            "python": platform.python_version(),
-            **{name: _installed(name) for name in ("torch", "tokenizers", "numpy", "safetensors")},
-        },
-        "commit": _git_commit(),
-        "seed": tokenized.recipe.train.seed,
-        "device": describe(tokenized.world.device),
-        "threads": torch.get_num_threads(),
-        "processes": tokenized.world.world_size,
-        "tokenizer": tokenized.tokenizer.hash,
-        "data": {split: store.folder.name for split, store in tokenized.stores.items()},
-    }
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _git_commit() -> str:

@@ -16,10 +16,10 @@ from limelight.run.weights import name_of
 from limelight.training.console import Report
 from limelight.workflows.train import train
 
+_STEPS = 6
 
-def verify_resume(
-    recipe: Recipe, run: str | Path, start_from: str | Path | None = None, steps: int = 6
-) -> int:
+
+def verify_resume(recipe: Recipe, run: str | Path, start_from: str | Path | None = None) -> int:
     """Prove on this recipe that resuming changes nothing, and write a certificate into the run.
 
     It trains a few steps twice, once without a break and once with one in the middle, and compares
@@ -28,12 +28,12 @@ def verify_resume(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("--verify-resume is for one process: run it without torchrun")
     report = Report()
-    report.say(f"{steps} steps without a break; then {steps // 2}, a break, {steps - steps // 2}")
+    report.say(f"{_STEPS} steps without a break; then {_STEPS // 2}, a break, {_STEPS // 2}")
     with path_from_option("--run"):
         make_folder(Path(run))
     temporary = temp_sibling(Path(run) / "proof")  # on the same disk as the run
     try:
-        signal, hashes = _run_twice(recipe, temporary, start_from, steps)
+        signal, hashes = _run_twice(recipe, temporary, start_from)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if signal:
@@ -41,8 +41,8 @@ def verify_resume(
     same = hashes[0] == hashes[1]
     certificate = {
         "recipe": recipe.name,
-        "steps": steps,
-        "broken_after": steps // 2,
+        "steps": _STEPS,
+        "broken_after": _STEPS // 2,
         "equal": same,
         "uninterrupted": hashes[0],
         "resumed": hashes[1],
@@ -59,26 +59,26 @@ def verify_resume(
 
 
 def _run_twice(
-    recipe: Recipe, folder: Path, start_from: str | Path | None, steps: int
+    recipe: Recipe, folder: Path, start_from: str | Path | None
 ) -> tuple[int, list[dict[str, str]]]:
     """The hashes of the last checkpoint without a break and with one; or the signal of `train`."""
     short = replace(
         recipe.train,
-        steps=steps,
-        warmup=min(recipe.train.warmup, steps - 1),
-        checkpoint_every=steps // 2,
-        validate_every=steps,
+        steps=_STEPS,
+        warmup=min(recipe.train.warmup, _STEPS - 1),
+        checkpoint_every=_STEPS // 2,
+        validate_every=_STEPS,
         keep_checkpoints=2,
     )
     recipe = replace(recipe, train=short)
     uninterrupted, resumed = (RunFolder(folder / name) for name in ("uninterrupted", "resumed"))
     for run in (uninterrupted, resumed, resumed):
         if run.finished.is_dir():  # as if it had been killed in the middle
-            shutil.rmtree(run.checkpoints / name_of(steps))
+            shutil.rmtree(run.checkpoints / name_of(_STEPS))
             shutil.rmtree(run.finished)
         signal = train(recipe, run.path, start_from=start_from, silent=True)
         if signal:
             return signal, []
         recipe = replace(recipe, train=recipe_from_run(run).train)  # "auto" is decided once
-    last = [run.checkpoints / name_of(steps) for run in (uninterrupted, resumed)]
+    last = [run.checkpoints / name_of(_STEPS) for run in (uninterrupted, resumed)]
     return 0, [{path.name: sha256_of(path) for path in sorted(f.iterdir())} for f in last]

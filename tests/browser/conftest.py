@@ -88,6 +88,16 @@ def serious(page):
     return [(f["id"], [node["target"] for node in f["nodes"]]) for f in worst]
 
 
+def serious_after(new_page, theme, model, tab, do):
+    """What axe finds on a tab in this theme, once `do` has been done there."""
+    # Axe is put into the page from outside, which its policy forbids to everybody else.
+    page = new_page(color_scheme=theme, bypass_csp=True)
+    visit(page, model=model, tab=tab)
+    do(page)
+    ready(page)
+    return serious(page)
+
+
 def visit(page, **selection):
     """Open the page at a selection, as a link would: visit(page, model="bert", tab="fill")."""
     page.goto("about:blank")  # or else a new fragment is no new page

@@ -5,7 +5,7 @@ What a tab opens, a list or a panel, is judged while it is open.
 
 import pytest
 
-from tests.browser.conftest import ready, serious, visit
+from tests.browser.conftest import serious_after, visit
 
 pytestmark = pytest.mark.system
 
@@ -49,12 +49,7 @@ EACH = pytest.mark.parametrize(("model", "tab", "do"), JOURNEYS, ids=[j[1] for j
 @EACH
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(new_page, model, tab, do, theme):
-    # Axe is put into the page from outside, which its policy forbids to everybody else.
-    page = new_page(color_scheme=theme, bypass_csp=True)
-    visit(page, model=model, tab=tab)
-    do(page)
-    ready(page)
-    assert serious(page) == []
+    assert serious_after(new_page, theme, model, tab, do) == []
 
 
 @EACH

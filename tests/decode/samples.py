@@ -7,6 +7,7 @@ import torch
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.cuda.device_beam import DeviceBeamSearch
+from limelight.decode.beam import BeamSearch
 from limelight.decode.request import Request
 from limelight.model import build, model_config
 
@@ -72,6 +73,11 @@ class Ranking:
 
     def new_beam_search(self, requests, config, tokenizer, nbest):
         return DeviceBeamSearch(self, requests, config, tokenizer, nbest)
+
+
+def beam_search(model, requests, config, tokenizer, nbest=1):
+    """For each request the best texts that were found, the best first."""
+    return BeamSearch(model, requests, config, tokenizer, nbest).run()
 
 
 def requests_for(model, count, limit, seed=0, **settings):

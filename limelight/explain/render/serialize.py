@@ -23,7 +23,7 @@ from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
 from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.tokens import Words
-from limelight.explain.trace import DecodingStep, Summary, Trace, in_range
+from limelight.explain.trace import DecodingStep, Trace, in_range
 from limelight.model.taps import dataflow, parts_of, sides
 
 _Kind = Literal["f32", "f16", "u8"]  # for numbers; for colours; for thumbnails
@@ -136,24 +136,14 @@ def _classes(trace: Trace) -> list[list[Any]]:
 
 
 def _tensors(trace: Trace) -> dict[str, Any]:
-    made = dataflow(trace.config)
-    return {
-        name: {
-            "shape": list(summary.shape),
-            "axes": list(made[name].axes),
-            **_ranges(summary),
-            "op": made[name].op,
-            "from": list(made[name].sources),
-        }
-        for name, summary in trace.summaries.items()
-    }
-
-
-def _ranges(summary: Summary) -> dict[str, Any]:
-    numbers = _round_all([summary.low, summary.high, summary.mean, summary.spread], 4)
-    found: dict[str, Any] = dict(zip(("min", "max", "mean", "std"), numbers, strict=True))
-    flags = {"hidden": summary.hidden, "broken": summary.broken}
-    return found | {name: count for name, count in flags.items() if count}
+    found: dict[str, dict[str, Any]] = {}
+    for name, tap in dataflow(trace.config).items():
+        shape, *numbers, hidden, broken = trace.summaries[name]
+        ranges = zip(("min", "max", "mean", "std"), _round_all(numbers, 4), strict=True)
+        found[name] = {"shape": list(shape), "axes": list(tap.axes), **dict(ranges)}
+        found[name] |= {k: n for k, n in (("hidden", hidden), ("broken", broken)) if n}
+        found[name] |= {"op": tap.op, "from": list(tap.sources)}
+    return found
 
 
 def _norms(trace: Trace, side: str) -> list[list[float | None]]:

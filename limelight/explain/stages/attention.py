@@ -19,23 +19,8 @@ def queries(focus: Focus) -> Stage:
     """Three linear layers (section 3.2.2)."""
     block = focus.block(focus.side)
     rotary = focus.trace.config.positions == "rotary"
-    claim = "{} of all tokens, from their vectors and the weights"
-    return Stage(
-        title="Query (question), key (label) and value (content) of each token",
-        what="Three learned linear layers turn each token's vector into a query (what am I looking "
-        "for?), a key (what do I offer?) and a value (what do I pass on?)."
-        + (_ROTATED if rotary else ""),
-        formulas=[_first_number(focus, block)],
-        figures=[_roles(focus, block)],
-        checks=[block.check(claim.format(x), x, block.recompute(x)) for x in "qkv"],
-        notes=[f"The input x is {focus.origin(f'{block.name}.query')[0]}."],
-        location=block.location,
-    )
-
-
-def _roles(focus: Focus, block: AttentionView) -> Heatmap:
     values = torch.stack([block.get(step)[block.query_index] for step in _ROLES])
-    return Heatmap(
+    roles = Heatmap(
         f"q, k and v of {focus.label(block.side)}",
         tuple(f"{block.name}.{step}" for step in _ROLES),
         values,
@@ -43,6 +28,18 @@ def _roles(focus: Focus, block: AttentionView) -> Heatmap:
         numbered(values.size(1)),
         head=focus.head,
         at=block.query_index,
+    )
+    claim = "{} of all tokens, from their vectors and the weights"
+    return Stage(
+        title="Query (question), key (label) and value (content) of each token",
+        what="Three learned linear layers turn each token's vector into a query (what am I looking "
+        "for?), a key (what do I offer?) and a value (what do I pass on?)."
+        + (_ROTATED if rotary else ""),
+        formulas=[_first_number(focus, block)],
+        figures=[roles],
+        checks=[block.check(claim.format(x), x, block.recompute(x)) for x in "qkv"],
+        notes=[f"The input x is {focus.origin(f'{block.name}.query')[0]}."],
+        location=block.location,
     )
 
 
@@ -248,34 +245,31 @@ def heads(focus: Focus) -> Stage:
     mixed = focus.tensor(f"{name}.mixed").transpose(0, 1).flatten(1)
     again = focus.linear(concat, f"{block.path}.output")
     together = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
-    return Stage(
-        title=f"{config.heads} heads attend in parallel",
-        what=f"All this happens in {config.heads} heads, each with its own weight matrices, so a "
-        "token can attend to several things at once. The results are concatenated, and one more "
-        "linear layer combines them.",
-        formulas=[Formula("output = (head 1, head 2, ...) W_o + b", sizes)],
-        figures=[_each_head(block), focus.one_word(f"{label}, all heads", together, block.side)],
-        checks=[
-            focus.check("the outputs of the heads, concatenated", concat, mixed),
-            focus.check("output = the linear layer of these", f"{name}.output", again),
-        ],
-        location=f"{block.side}, layer {focus.layer + 1}",
-    )
-
-
-def _each_head(block: AttentionView) -> Heatmap:
-    weights = block.focus.tensor(f"{block.name}.weights")[:, block.query_index]
-    return Heatmap(
-        f"attention weights of {block.query_tokens.labels[block.query_index]}, head by head",
-        (f"{block.name}.weights",),
+    weights = focus.tensor(f"{name}.weights")[:, block.query_index]
+    each_head = Heatmap(
+        f"attention weights of {label}, head by head",
+        (f"{name}.weights",),
         weights,
         [f"head {h + 1}" for h in range(len(weights))],
         block.key_tokens.labels,
         ("head", "key"),
         "share",
         at=block.query_index,
-        focus=(block.focus.head, None),
+        focus=(focus.head, None),
         sums=True,
+    )
+    return Stage(
+        title=f"{config.heads} heads attend in parallel",
+        what=f"All this happens in {config.heads} heads, each with its own weight matrices, so a "
+        "token can attend to several things at once. The results are concatenated, and one more "
+        "linear layer combines them.",
+        formulas=[Formula("output = (head 1, head 2, ...) W_o + b", sizes)],
+        figures=[each_head, focus.one_word(f"{label}, all heads", together, block.side)],
+        checks=[
+            focus.check("the outputs of the heads, concatenated", concat, mixed),
+            focus.check("output = the linear layer of these", f"{name}.output", again),
+        ],
+        location=f"{block.side}, layer {focus.layer + 1}",
     )
 
 
@@ -289,7 +283,7 @@ def masked_self(focus: Focus) -> Stage:
         what="The same attention among the target tokens. All rows are computed at once, so a row "
         "could see the tokens that it has to predict. The mask sets their scores to -inf, and "
         "softmax gives them exactly 0.",
-        formulas=[*_walk_through(block)[:2], *_mask_formulas(block)[1:], *_walk_through(block)[2:]],
+        formulas=_walk_through(block),
         figures=[_grid(block, "masked", "scaled scores with the mask"), _weight_grid(block)],
         checks=[
             block.check("scores = Q K^T, from states and weights", "scores", scores),
@@ -302,8 +296,8 @@ def masked_self(focus: Focus) -> Stage:
 
 
 def _walk_through(block: AttentionView) -> list[Formula]:
-    dot, scaled = block.dot_product(), _scaled_formula(block)
-    return [dot, scaled, _softmax_formula(block), _sum_formula(block)]
+    before = [block.dot_product(), _scaled_formula(block), *_mask_formulas(block)[1:]]
+    return [*before, _softmax_formula(block), _sum_formula(block)]
 
 
 def cross(focus: Focus) -> Stage:

@@ -122,15 +122,20 @@ def _neighbour_table(focus: Focus, table: Tensor, token: int) -> TableFigure:
 
 def positions(focus: Focus) -> Stage:
     """Positional encoding (section 3.5), by the kind that the model uses."""
-    kind = focus.trace.config.positions
-    return _rotary_stage(focus) if kind == "rotary" else _added_stage(focus, kind)
-
-
-def _added_stage(focus: Focus, kind: str) -> Stage:
     side, i = focus.side, focus.word(focus.side)
-    vectors = focus.tensor(f"{side}.positions")
     again, how = recompute_input(focus, side)
-    sinusoidal = kind == "sinusoidal"
+    total = focus.all_words(side, f"{side}.input", "input of the first layer")
+    check = focus.check(f"input = {how}", f"{side}.input", again)
+    if focus.trace.config.positions == "rotary":
+        return Stage(
+            title="Positions enter later, as rotations",
+            what="This model has rotary positions: nothing is added to the embeddings. At the next "
+            "stage, each query and key is rotated by an angle that depends on its position.",
+            figures=[total],
+            checks=[check],
+        )
+    vectors = focus.tensor(f"{side}.positions")
+    sinusoidal = focus.trace.config.positions == "sinusoidal"
     made = "made of sinusoids from fast to slow" if sinusoidal else "learned like an embedding"
     labels = [f"position {position}" for position in range(len(vectors))]
     formula = _sinusoid_formula if sinusoidal else _learned_formula
@@ -138,15 +143,9 @@ def _added_stage(focus: Focus, kind: str) -> Stage:
         title="Each vector gets its position",
         what="Attention by itself ignores the order of the tokens. So every position has its own "
         f"vector, {made}. It is added to the embedding.",
-        formulas=[formula(i, vectors), _sum_formula(focus, side, i, how)],
-        figures=[
-            focus.all_words(side, f"{side}.positions", "the positions", labels),
-            focus.all_words(side, f"{side}.input", "input of the first layer"),
-        ],
-        checks=[
-            focus.check(f"input = {how}", f"{side}.input", again),
-            *(_sinusoid_checks(focus, vectors) if sinusoidal else []),
-        ],
+        formulas=[formula(i, vectors), _sum_formula(focus, side, how)],
+        figures=[focus.all_words(side, f"{side}.positions", "the positions", labels), total],
+        checks=[check, *(_sinusoid_checks(focus, vectors) if sinusoidal else [])],
     )
 
 
@@ -160,18 +159,6 @@ def _sinusoid_checks(focus: Focus, sinusoids: Tensor) -> list[Check]:
             _rotate(sinusoids[:-2], 2),
         ),
     ]
-
-
-def _rotary_stage(focus: Focus) -> Stage:
-    side = focus.side
-    again, how = recompute_input(focus, side)
-    return Stage(
-        title="Positions enter later, as rotations",
-        what="This model has rotary positions: nothing is added to the embeddings. At the next "
-        "stage, each query and key is rotated by an angle that depends on its position.",
-        figures=[focus.all_words(side, f"{side}.input", "input of the first layer")],
-        checks=[focus.check(f"input = {how}", f"{side}.input", again)],
-    )
 
 
 def _scale_of(focus: Focus) -> float:
@@ -194,7 +181,8 @@ def recompute_input(focus: Focus, side: str) -> tuple[Tensor, str]:
     return focus.norm(total, "source.norm"), f"norm({how} + segment)"
 
 
-def _sum_formula(focus: Focus, side: str, i: int, how: str) -> Formula:
+def _sum_formula(focus: Focus, side: str, how: str) -> Formula:
+    i = focus.word(side)
     parts = {"embedding": focus.tensor(f"{side}.embedding")[i, 0].item() * _scale_of(focus)}
     parts["place"] = focus.tensor(f"{side}.positions")[i, 0].item()
     bert = focus.trace.config.family == "encoder-only"
@@ -204,7 +192,7 @@ def _sum_formula(focus: Focus, side: str, i: int, how: str) -> Formula:
     filled = " + ".join(number(x) for x in parts.values())
     if bert:
         filled = f"norm({filled}), with all {focus.trace.config.d_model} numbers,"
-    text = f"the first number of {focus.label(side, i)}: {how}"
+    text = f"the first number of {focus.label(side)}: {how}"
     return Formula(text, f"{filled} = {number(result)}", {**parts, "input": result})
 
 

@@ -52,13 +52,21 @@ def teacher(focus: Focus) -> Stage:
     forced = teacher_forcing(logits, targets, trace.smoothing)
     mean = forced.losses.mean()[None]
     again = F.cross_entropy(logits.double(), torch.tensor(targets))
+    heads = ["row", "input", "target", "p(target)", "-log p"]
+    rows: list[list[Cell]] = [
+        [str(n), trace.target.labels[n], trace.answers.labels[n], math.exp(-loss), loss]
+        for n, loss in enumerate(forced.losses.tolist(), start=given)
+    ]
+    table = TableFigure(
+        "input shifted right, target, loss", heads, rows, share=3, names=("teacher",)
+    )
     return Stage(
         title="Teacher forcing: all positions at once, given the true tokens",
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
         "have predicted (teacher forcing). One parallel pass predicts the next token at every "
         "position. The loss is the mean negative log-likelihood of the true tokens.",
         formulas=_loss_formulas(forced, trace.smoothing),
-        figures=[_loss_table(trace, forced.losses)],
+        figures=[table],
         checks=[focus.check("the mean is torch's cross-entropy", mean, again[None])],
         notes=["The mean is over the real tokens of all texts in a batch; padding does not count."],
     )
@@ -84,41 +92,26 @@ def _loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
     return [mean, smoothed]
 
 
-def _loss_table(trace: Trace, losses: Tensor) -> TableFigure:
-    rows: list[list[Cell]] = [
-        [str(n), trace.target.labels[n], trace.answers.labels[n], math.exp(-loss), loss]
-        for n, loss in enumerate(losses.tolist(), start=trace.traced_text.given)
-    ]
-    heads = ["row", "input", "target", "p(target)", "-log p"]
-    title = "input shifted right, target, loss"
-    return TableFigure(title, heads, rows, share=3, names=("teacher",))
-
-
 def beam(focus: Focus) -> Stage:
     """The search that found the text (section 6.1)."""
-    trace, size = focus.trace, focus.trace.decode.beam
+    trace, size, alpha = focus.trace, focus.trace.decode.beam, focus.trace.decode.length_penalty
     replayed = sum(math.log(step.chosen.probability) for step in trace.steps)
-    total = sum(trace.traced_text.logprobs)
+    total, length = sum(trace.traced_text.logprobs), len(trace.traced_text.logprobs)
     found, again = torch.tensor([[total], [replayed]]).double()
+    # Longer texts have more factors below 1, so the sum is divided by a penalty.
+    score = total / length_penalty(length, alpha)
+    formula = Formula(
+        "score = sum of log p / ((5 + length) / 6)^alpha",
+        f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}",
+        {"sum": total, "length": length, "alpha": alpha, "score": score},
+    )
     return Stage(
         title=f"Beam search with {size} hypotheses",
         what=f"Every step extends each of {size} hypotheses by every piece and keeps the {size} "
         "best of all. In the end the hypothesis with the best score wins (*).",
-        formulas=[_beam_score(trace)],
+        formulas=[formula],
         figures=[_beam_table(trace)],
         checks=[focus.check("the winner's log p, summed over this pass", found, again)],
-    )
-
-
-def _beam_score(trace: Trace) -> Formula:
-    """Longer texts have more factors below 1, so the sum is divided by a penalty."""
-    total, length = sum(trace.traced_text.logprobs), len(trace.traced_text.logprobs)
-    alpha = trace.decode.length_penalty
-    score = total / length_penalty(length, alpha)
-    return Formula(
-        "score = sum of log p / ((5 + length) / 6)^alpha",
-        f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}",
-        {"sum": total, "length": length, "alpha": alpha, "score": score},
     )
 
 

@@ -120,7 +120,7 @@ def stack(focus: Focus) -> Stage:
     layers, d_model = focus.trace.config.layers, focus.trace.config.d_model
     sizes = f"{len(focus.words(side))} tokens x {d_model} numbers in, and as many out"
     count = len(focus.words(side))
-    lensed = side == final_side(focus) and not focus.trace.config.classes
+    lensed = side == focus.last_side and not focus.trace.config.classes
     return Stage(
         title=f"{layers} layers, one after the other" if layers > 1 else "A single layer",
         what="The output of each layer is the input of the next; every layer has its own weights. "
@@ -171,14 +171,9 @@ def _top_check(focus: Focus, side: str, names: list[str]) -> Check:
     return focus.check(claim, f"{side}.output", again)
 
 
-def final_side(focus: Focus) -> str:
-    """The stack whose output the classifier reads."""
-    return "decoder" if focus.trace.target else "encoder"
-
-
 def lens(focus: Focus) -> TableFigure:
     """The logit lens: the classifier applied to the chosen token's state after each layer."""
-    trace, side = focus.trace, final_side(focus)
+    trace, side = focus.trace, focus.last_side
     i, tokenizer = focus.word(side), trace.trained.tokenizer
     names = [n for n in _states_of(focus, side) if not n.endswith(".output")]
     final = int(trace.logits[i].nan_to_num(-math.inf).argmax())

@@ -5,7 +5,7 @@ import math
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number
 from limelight.explain.stages.embedding import recompute_input
-from limelight.explain.stages.layers import LENS_NOTE, classify, final_side, lens
+from limelight.explain.stages.layers import LENS_NOTE, classify, lens
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import DecodingStep
 
@@ -43,7 +43,7 @@ def classifier(focus: Focus) -> Stage:
     """A logit for every piece of the vocabulary, and the probabilities (section 3.4)."""
     if focus.trace.config.classes:
         return _text_classifier(focus)
-    trace, side = focus.trace, final_side(focus)
+    trace, side = focus.trace, focus.last_side
     row = focus.word(side)
     again = classify(focus, focus.tensor(f"{side}.output"))
     logits = trace.logits.double()

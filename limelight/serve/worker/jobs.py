@@ -215,9 +215,8 @@ def _tree_payload(tokenizer: Tokenizer, tree: Tree) -> list[list[Message]]:
 
 def _alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Message:
     """Cross-attention weights, the mean of all layers and heads; tokens of a prefix come first."""
-    device = next(loaded.model.parameters()).device
-    source = torch.tensor([list(request.source)], device=device)
-    target = torch.tensor([[*request.prompt, *written.tokens]], device=device)
+    source = torch.tensor([list(request.source)], device=loaded.device)
+    target = torch.tensor([[*request.prompt, *written.tokens]], device=loaded.device)
     with torch.inference_mode(), Recorder(loaded.model, ["*cross.weights"]) as recorder:
         recorder.model(source, target)
         weights = mean_weights([value[0] for value in recorder.values.values()])  # T S

@@ -94,7 +94,6 @@ class TextSequence(Sequence):
             self.decode()
 
     def add_all(self, tokens: list[int], logprobs: list[float], end: int) -> None:
-        """Add the tokens of a stretch at once."""
         self.events += map(TokenEvent, [0] * len(tokens), tokens, logprobs)
 
     def decode(self) -> None:
@@ -137,7 +136,6 @@ class CompletionSequence(TextSequence):
         self.read = len(continuation.tokens)
 
     def next_request(self) -> Request | None:
-        """The next stretch; None when the text is complete."""
         written = self.continuation.written
         new = [event.token for event in self.events[len(written) :]]
         written += new

@@ -68,7 +68,10 @@ class TraceCache:
         self.busy = True
         try:
             passage = self.passages.get(key) or (yield from self.read(message))
-            self.keep(key, passage)
+            self.passages[key] = passage  # generating it again would take longest
+            self.passages.move_to_end(key)
+            if len(self.passages) > _PASSAGES:
+                self.passages.popitem(last=False)
             trace = self.traced(key, message, passage)
             fingerprint = _fingerprint(self.loaded, passage)
             if message["print"] not in ("", fingerprint):
@@ -93,13 +96,6 @@ class TraceCache:
             raise TooLongError(
                 f"the text has {count} tokens, and {self.longest} can be traced: shorten it"
             )
-
-    def keep(self, key: str, passage: TracedText) -> None:
-        """Cache the tokens: generating them again would take longest."""
-        self.passages[key] = passage
-        self.passages.move_to_end(key)
-        while len(self.passages) > _PASSAGES:
-            self.passages.popitem(last=False)
 
     def traced(self, key: str, message: Message, passage: TracedText) -> Explanation:
         if key not in self.traces:
@@ -180,9 +176,8 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
     """The loss at each token of a text, given all true tokens before it."""
     request = request_of(loaded, message["source"], loaded.decode, message["tag"])
     passage = text_with_target(loaded, request, message["target"])
-    device = next(loaded.model.parameters()).device
-    sides = [side for side in (passage.source, passage.target) if len(side)]
-    logits = loaded.model(*(torch.tensor([list(side)], device=device) for side in sides))[0]
+    sides = [list(side) for side in (passage.source, passage.target) if len(side)]
+    logits = loaded.model(*(torch.tensor([side], device=loaded.device) for side in sides))[0]
     read, wanted = passage.target[passage.given :], passage.answers[passage.given :]
     smoothing = loaded.recipe.train.label_smoothing
     forced = teacher_forcing(logits[passage.given :], wanted, smoothing)
@@ -208,8 +203,7 @@ def next_logits(loaded: LoadedModel, message: Message) -> Message:
     loaded.require("write")
     read, spaced = encode_prompt(loaded, message["text"])
     read = read[-max(1, loaded.max_len - 1) :]
-    device = next(loaded.model.parameters()).device
-    logits = loaded.model(torch.tensor([read], device=device))[0, -1].cpu()
+    logits = loaded.model(torch.tensor([read], device=loaded.device))[0, -1].cpu()
     if spaced:
         logits[without_space(loaded.tokenizer)] = _IMPOSSIBLE
     return _blob_payload(serialize.blob({"logits": logits}, "f32"))

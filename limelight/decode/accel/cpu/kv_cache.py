@@ -137,17 +137,15 @@ class CpuDecodeState:
         if not self.same_lengths:
             cache.max_used = max(cache.length.tolist(), default=0)
         self.move(rows, cache.max_used + 1)
-        if self.source is not None:
-            self.select_sources(self.source, rows // self.rows_per_source)
-
-    def select_sources(self, source: Tensor, wanted: Tensor) -> None:
-        """Let row b attend to source wanted[b]. Beams that move within a source move nothing."""
+        if self.source is None:
+            return
+        wanted, hidden = rows // self.rows_per_source, self.source_hidden
         runs = torch.unique_consecutive(wanted, return_counts=True)[1]
         self.rows_per_source = math.gcd(*runs.tolist()) or 1
         wanted = wanted[:: self.rows_per_source]
-        if not torch.equal(wanted, torch.arange(source.size(2))):
-            hidden = self.source_hidden
-            self.keep_source(source[:, :, wanted], None if hidden is None else hidden[wanted])
+        # Beams that move within a source move nothing.
+        if not torch.equal(wanted, torch.arange(self.source.size(2))):
+            self.keep_source(self.source[:, :, wanted], None if hidden is None else hidden[wanted])
 
     def insert_rows(self, other: "CpuDecodeState", targets: Tensor) -> None:
         """Write another state's rows to these row numbers, which may lie behind the last one.

@@ -1,16 +1,15 @@
 """Linear layers for a few rows, as fast as this CPU computes them: in float32, or in int8."""
 
 import math
-import subprocess
-import sys
 import warnings
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from limelight.decode.accel.cpu.huge_pages import WEIGHTS
+from limelight.device import survives
 from limelight.errors import UserError
 from limelight.model.stack import Classifier
 
@@ -94,7 +93,6 @@ class PackedLinear:
 
     @cached_property
     def transposed(self) -> Tensor:
-        """In out."""
         return self.transposed_with_bias[:-1]
 
     @cached_property
@@ -134,13 +132,6 @@ class Int8Linear(PackedLinear):
         return x.add_(self(inner))
 
 
-@lru_cache
-def _probe_in_subprocess(program: str) -> bool:
-    """In a subprocess: an instruction that a processor announces and lacks kills it."""
-    tried = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    return tried.returncode == 0
-
-
 def linear_class(int8: bool, dtype: torch.dtype) -> type[PackedLinear]:
     """`PackedLinear`, or `Int8Linear` if this CPU survives it."""
     if not int8:
@@ -149,6 +140,6 @@ def linear_class(int8: bool, dtype: torch.dtype) -> type[PackedLinear]:
         raise UserError(
             f"int8 is made from float32, and this model is in {dtype}: convert it first"
         )
-    if not _probe_in_subprocess(PROBE):
+    if not survives(PROBE):
         raise UserError("int8 does not work on this CPU with this torch: choose float32")
     return Int8Linear

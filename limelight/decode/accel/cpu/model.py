@@ -72,10 +72,7 @@ class CpuModel:
         return self.model.parameters()
 
     def step(self, tokens: Tensor, state: CpuDecodeState, real: Tensor | None = None) -> Tensor:
-        """Read the next tokens (B T, padded on the right); return logits of the next ones, B V.
-
-        The state's next step overwrites the logits.
-        """
+        """As `StepModel.step`; the state's next step overwrites the logits."""
         one_each = tokens.size(1) == 1 and tokens.size(0) > 0 and (real is None or real.all())
         if not one_each:
             with torch.no_grad():
@@ -99,7 +96,6 @@ class CpuModel:
 
 class _CpuDecoderOnly(CpuModel):
     def start(self, rows: int, max_len: int | None = None) -> CpuDecodeState:
-        """The state from which `step` writes: nothing read yet."""
         return CpuDecodeState(cast(DecoderOnly, self.model).start(0, max_len), rows)
 
 
@@ -115,7 +111,6 @@ class _CpuEncoderDecoder(CpuModel):
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
     ) -> CpuDecodeState:
-        """The state from which `step` writes: the source's keys and values are computed once."""
         sources = _PackedSources.of(source, source_real)
         positions = sources.pack(positions_of(source, source_real).expand(source.shape))
         x = self.source(sources.pack(source), positions, source.size(1))

@@ -1,6 +1,7 @@
 // Curves over steps: several series, optional log axis, a readout, a table, a PNG.
 
 import { button, h, svg } from "../core/dom.js";
+import { sliderKey } from "../core/keys.js";
 import { ScheduledPicture } from "./frameScheduler.js";
 import { PLOT_EDGE, plotAxes, plotCurve, plotKeys, plotScales } from "./plot.js";
 import { saveSvgAsPng } from "./savePng.js";
@@ -132,21 +133,8 @@ class ChartView extends ScheduledPicture {
   }
 
   key(event) {
-    const here = this.cursor ?? -1;
-    const to = {
-      ArrowLeft: here - 1,
-      ArrowRight: here + 1,
-      ArrowDown: here - 1,
-      ArrowUp: here + 1,
-      Home: 0,
-      End: this.steps.length - 1,
-      PageUp: here + 10,
-      PageDown: here - 10,
-    }[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    event.stopPropagation();
-    this.moveTo(to);
+    const to = sliderKey(event, { here: this.cursor ?? -1, last: this.steps.length - 1 });
+    if (to !== null) this.moveTo(to);
   }
 
   chooseLog(log) {

@@ -1,6 +1,7 @@
 // A vector as a strip of coloured cells, one pixel each and scaled up; its numbers on demand.
 
 import { h } from "../core/dom.js";
+import { sliderKey } from "../core/keys.js";
 import { show } from "../core/numbers.js";
 import { colourOf, inkOn, redrawWithTheme, scaleOf, theme } from "./colour.js";
 import { ScheduledPicture } from "./frameScheduler.js";
@@ -88,22 +89,8 @@ class StripView extends ScheduledPicture {
   }
 
   key(event) {
-    const last = this.options.values.length - 1;
-    const here = this.cursor ?? -1;
-    const to = {
-      ArrowLeft: here - 1,
-      ArrowRight: here + 1,
-      ArrowDown: here - 1,
-      ArrowUp: here + 1,
-      Home: 0,
-      End: last,
-      PageUp: here + 10,
-      PageDown: here - 10,
-    }[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    event.stopPropagation();
-    this.moveTo(Math.max(0, Math.min(last, to)));
+    const to = sliderKey(event, { here: this.cursor ?? -1, last: this.options.values.length - 1 });
+    if (to !== null) this.moveTo(to);
   }
 
   point(event) {

@@ -35,6 +35,29 @@ export function onKeys(does) {
   return () => document.removeEventListener("keydown", listener);
 }
 
+/**
+ * Where a key moves a slider.
+ * @param {KeyboardEvent} event
+ * @param {{here: number, last: number}} slider its index, -1 for none, and the largest one
+ * @returns {number | null} an index from 0 to the last, or null if the key is for something else
+ */
+export function sliderKey(event, { here, last }) {
+  const to = {
+    ArrowLeft: here - 1,
+    ArrowRight: here + 1,
+    ArrowDown: here - 1,
+    ArrowUp: here + 1,
+    Home: 0,
+    End: last,
+    PageUp: here + 10,
+    PageDown: here - 10,
+  }[event.key];
+  if (to === undefined) return null;
+  event.preventDefault();
+  event.stopPropagation();
+  return Math.max(0, Math.min(last, to));
+}
+
 /** Whether single keys are switched off. */
 export function keysOff() {
   try {
