@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.accel import accelerate
+from limelight.decode.accel import Accelerated
 from limelight.decode.beam import BeamSearch, DeviceBeamModel, is_unconstrained
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
@@ -31,9 +31,14 @@ class Engine:
     """A model, or an ensemble, behind its accelerators."""
 
     def __init__(self, models: Sequence[Any], tokenizer: Tokenizer, int8: bool = False) -> None:
-        fast = [accelerate(model, int8) for model in models]
-        self.model: StepModel = fast[0] if len(fast) == 1 else Ensemble(fast)
+        self.accelerated = [Accelerated(model, int8) for model in models]
         self.tokenizer = tokenizer
+
+    @property
+    def model(self) -> StepModel:
+        """The models as they are now, whatever was done to them since the last search."""
+        fast = [each.model for each in self.accelerated]
+        return fast[0] if len(fast) == 1 else Ensemble(fast)
 
     def generate(
         self,
