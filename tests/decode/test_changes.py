@@ -22,6 +22,8 @@ from limelight.decode.engine import Engine
 from limelight.errors import UserError
 from limelight.model.attention import Attention, explicit_attention
 from limelight.model.taps import Recorder
+from limelight.training.dropout import use_fast_cpu_dropout
+from limelight.training.objectives import use_explicit_attention
 from tests.decode.samples import END, FAMILIES, Letters, requests_for, tiny
 
 VOCAB = 12
@@ -446,6 +448,9 @@ def test_an_unchanged_model_is_accelerated_once(family):
 def test_what_build_makes_is_known(family, settings):
     other = tiny_with(family, settings)
     assert unknown_part(other) == ""
+    assert isinstance(Accelerated(other).model, CpuModel)
+    use_fast_cpu_dropout(other)  # as training does
+    use_explicit_attention(other)
     assert isinstance(Accelerated(other).model, CpuModel)
     other.train()
     assert unknown_part(other) == "another `training` in the model itself"

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from limelight.model import AnyConfig, build
-from limelight.model.attention import Attention
+from limelight.model.attention import Attention, explicit_attention, fused_attention
 from limelight.model.decoder_only import DecoderOnly
 from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.layers import FeedForward, Layer, Residual
 from limelight.model.positions import LearnedPositions, SinusoidalPositions
 from limelight.model.stack import Classifier, Embedding, Stack
+from limelight.training.dropout import FastCpuDropout
 
 _KINDS: tuple[type[nn.Module], ...] = (
     *(Attention, Classifier, DecoderOnly, Embedding, EncoderDecoder, FeedForward, Layer),
@@ -53,7 +54,9 @@ def unknown_part(model: Any) -> str:
 
 
 def _unknown_setting(module: nn.Module, built: nn.Module) -> str:
-    kind, own = type(module), vars(module)
+    # Training sets these, and neither changes what decoding computes.
+    kind = nn.Dropout if type(module) is FastCpuDropout else type(module)
+    own = {n: fused_attention if v is explicit_attention else v for n, v in vars(module).items()}
     if kind is not type(built) or kind.forward is not _FORWARD.get(kind, kind.forward):
         return "another class or `forward`"
     if module._forward_hooks or module._forward_pre_hooks:
