@@ -12,7 +12,7 @@ import torch
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel import Accelerated
-from limelight.decode.beam import BeamSearch, DeviceBeamModel, is_unconstrained
+from limelight.decode.beam import BeamSearch, is_unconstrained
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
 from limelight.decode.generate import Watch, write
@@ -45,12 +45,11 @@ class Engine:
         requests: Sequence[Request],
         config: DecodeConfig,
         nbest: int = 1,
-        on_token: Watch | None = None,
+        on_token: Watch = lambda _: False,
     ) -> list[list[Hypothesis]]:
         """For each request the best texts, the best first. A beam calls no `on_token`."""
         with torch.inference_mode():
             if config.temperature or (config.beam == 1 and nbest == 1):
-                on_token = on_token or (lambda _: False)
                 written = write(self.model, requests, config, self.tokenizer, on_token)
                 return [[text] for text in written]
             return new_search(self.model, requests, config, self.tokenizer, nbest).run()
@@ -80,8 +79,10 @@ def new_search(
     keep_tree: bool = False,
 ) -> BeamSearch:
     """A beam search: on the device, if the model can, nothing constrains it and no tree is kept."""
-    if isinstance(model, DeviceBeamModel) and not keep_tree and is_unconstrained(requests, config):
-        return model.new_beam_search(requests, config, tokenizer, nbest)
+    on_device: Any = getattr(model, "new_beam_search", None)
+    if on_device and not keep_tree and is_unconstrained(requests, config):
+        found: BeamSearch = on_device(requests, config, tokenizer, nbest)
+        return found
     return BeamSearch(model, requests, config, tokenizer, nbest, keep_tree)
 
 

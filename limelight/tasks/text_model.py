@@ -29,9 +29,7 @@ class TextModel:
     classes: tuple[str, ...] = ()
     int8: bool = False  # decode with weights rounded to bytes
     ensemble: Sequence[Any] = ()  # models that decode together with it
-    _engine: tuple[list[Any], Engine] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
+    _engine: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def engine(self) -> Engine:
@@ -39,7 +37,8 @@ class TextModel:
         given = [self.tokenizer, self.int8, self.model, *self.ensemble]
         if self._engine is None or self._engine[0] != given:
             self._engine = given, Engine(given[2:], self.tokenizer, self.int8)
-        return self._engine[1]
+        engine: Engine = self._engine[1]
+        return engine
 
     @property
     def device(self) -> torch.device:

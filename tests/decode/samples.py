@@ -7,6 +7,7 @@ import torch
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.cuda.device_beam import DeviceBeamSearch
+from limelight.decode.beam import BeamSearch
 from limelight.decode.request import Request
 from limelight.model import build, model_config
 
@@ -52,6 +53,11 @@ def tiny(family, seed, vocab=4, d_model=8, sharp=3.0, dtype=torch.float64, **set
     with torch.no_grad():
         model.classifier.weight.mul_(sharp)
     return model
+
+
+def beam_search(model, requests, config, tokenizer, nbest=1):
+    """For each request the best texts that were found, the best first."""
+    return BeamSearch(model, requests, config, tokenizer, nbest).run()
 
 
 class Ranking:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from limelight.decode.accel.cuda.device_beam import DeviceBeamSearch
-from limelight.decode.beam import BeamSearch, beam_search, is_unconstrained, length_penalty
+from limelight.decode.beam import BeamSearch, is_unconstrained, length_penalty
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import new_search
 from limelight.decode.generate import write
@@ -22,6 +22,7 @@ from tests.decode.samples import (
     Letters,
     Ranking,
     all_texts,
+    beam_search,
     logprobs_of,
     requests_for,
     tiny,

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limelight.decode.beam import beam_search
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
 from limelight.decode.generate import GenerationBatch, write
@@ -20,7 +19,16 @@ from limelight.decode.sampling import (
     uniform_draws,
 )
 from limelight.errors import UserError
-from tests.decode.samples import END, FAMILIES, START, Letters, logprobs_of, requests_for, tiny
+from tests.decode.samples import (
+    END,
+    FAMILIES,
+    START,
+    Letters,
+    beam_search,
+    logprobs_of,
+    requests_for,
+    tiny,
+)
 
 GREEDY = DecodeConfig(beam=1)
 
