@@ -97,10 +97,8 @@ class BeamSearch:
         self.found: list[list[Hypothesis]] = [[] for _ in requests]
         self.trees: list[Tree] = [[] for _ in requests]
         self.cancelled: set[int] = set()
-        self.excluded = [
-            BannedPhrases(r.exclude, tokenizer, r.prompt, r.needs_leading_space) for r in requests
-        ]
-        self.included = [RequiredPhrases(r.include, tokenizer, r.prompt) for r in requests]
+        self.excluded = [BannedPhrases(request, tokenizer) for request in requests]
+        self.included = [RequiredPhrases(request, tokenizer) for request in requests]
         self.length = 0  # N
         self.in_flight = StepQueue[PendingStep](device_of(model))
         if keep_trees or any(self.excluded) or any(self.included):

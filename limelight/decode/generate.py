@@ -62,9 +62,7 @@ class _ActiveSequence:
             raise UserError(NO_BEAM)
         self.request = request
         self.config = _without_seed(config)
-        self.excluded = BannedPhrases(
-            request.exclude, tokenizer, request.prompt, request.needs_leading_space
-        )
+        self.excluded = BannedPhrases(request, tokenizer)
         self.first_text_id = tokenizer.first_text_id
         self.silent = silent  # nobody wants its tokens before it has finished
         self.written: list[int] = []

@@ -15,10 +15,11 @@ from limelight.model.config import ModelConfig
 
 _Watch = Callable[[str, Tensor], Tensor]
 KeysValues = tuple[Tensor, Tensor]
+Mask = Tensor | None  # None where it would be True everywhere
 _UpdateCache = Callable[[Tensor, Tensor], KeysValues]
 # Queries (B H T K), keys and values (B G S K, G divides H), a mask that is True where a query may
 # attend, whether it is causal, and dropout: the weighted sums of values, B H T K.
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Mask, bool, float], Tensor]
 
 
 def fused_attention(
