@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -15,6 +15,7 @@ from limelight.config import with_settings
 from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
+from limelight.decode.accel.changes import unknown_part
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
 from limelight.errors import OlderWeightsWarning, UserError, unknown_name
@@ -46,6 +47,9 @@ class LoadedModel(TextModel):
     recipe: Recipe
     step: int = 0
     originals: Sequence[nn.Module] = field(default=(), repr=False)  # if `to` has rounded weights
+    _full_precision: "LoadedModel | None" = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     @property
     def precision(self) -> str:
@@ -53,16 +57,26 @@ class LoadedModel(TextModel):
         dtype = next(self.model.parameters()).dtype
         return "int8" if self.int8 else str(dtype).removeprefix("torch.")
 
-    @cached_property
+    @property
     def full_precision(self) -> "LoadedModel":
         """Itself; if its weights were rounded, the model as it was loaded, on the CPU.
 
         `to` keeps the original weights for this, 4 bytes for each parameter of a float32 model.
         """
-        if not self.originals and not self.int8:
+        models = self.unrounded()
+        if models[0] is self.model and not self.int8:
             return self
-        model, *ensemble = self.originals or (self.model, *self.ensemble)
-        return replace(self, model=model, ensemble=ensemble, originals=(), int8=False)
+        kept = self._full_precision
+        if kept is None or [kept.model, *kept.ensemble] != [*models]:
+            kept = replace(self, model=models[0], ensemble=models[1:], originals=(), int8=False)
+            self._full_precision = kept
+        return kept
+
+    def unrounded(self) -> Sequence[nn.Module]:
+        """The models before `to` rounded them; as they are, if they were changed since."""
+        models = (self.model, *self.ensemble)
+        same = len(models) == len(self.originals) and all(map(_rounds_to, self.originals, models))
+        return self.originals if same else models
 
     def settings(self, **changes: Any) -> DecodeConfig:
         """The recipe's [decode] settings with these changes."""
@@ -84,7 +98,7 @@ class LoadedModel(TextModel):
         target = choose_device("cpu" if int8 else device)
         dtype = getattr(torch, choose_precision("float32" if int8 else precision, target))
         # Nothing has changed so far: a device or precision that is rejected leaves it as it was.
-        models = self.originals or (self.model, *self.ensemble)
+        models = self.unrounded()
         as_trained = target.type == "cpu" and precision == "auto"
         eps = [torch.finfo(next(model.parameters()).dtype).eps for model in models]
         rounds = not as_trained and torch.finfo(dtype).eps > min(eps)
@@ -95,8 +109,7 @@ class LoadedModel(TextModel):
         self.originals = models if rounds else ()
         self.int8 = int8
         if before != (self.device, self.precision):
-            vars(self).pop("engine", None)
-            vars(self).pop("full_precision", None)
+            self._engine = self._full_precision = None
         return self
 
     def translate(
@@ -153,6 +166,13 @@ class LoadedModel(TextModel):
 
         config, smoothing = self.settings(**settings), self.recipe.train.label_smoothing
         return explain(self.full_precision, text, target, config, smoothing=smoothing, tag=tag)
+
+
+def _rounds_to(original: nn.Module, model: nn.Module) -> bool:
+    exact, rounded = original.state_dict(), model.state_dict()
+    if exact.keys() != rounded.keys() or unknown_part(model):
+        return False
+    return all(torch.equal(exact[name].to(value), value) for name, value in rounded.items())
 
 
 Outcome = TypeVar("Outcome", Translation, Scored)

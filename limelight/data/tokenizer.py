@@ -30,6 +30,9 @@ from limelight.files import read_bounded
 _Kind = Literal["bpe", "word", "char", "uncased"]
 SPECIAL = ("pad", "start", "end", "mask", "separator")  # always there, with the ids 0 to 4
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 visible symbols, one for each byte
+# GPT-2's: the visible bytes of Latin-1 stand for themselves, the others follow from U+0100 on.
+_HIDDEN = iter(byte for byte in range(256) if chr(byte) not in ALPHABET)
+BYTE_OF = {symbol: ord(symbol) if ord(symbol) < 256 else next(_HIDDEN) for symbol in ALPHABET}
 SMALLEST = len(SPECIAL) + len(ALPHABET)  # no vocabulary can be smaller
 LARGEST = 6_000_000  # bytes of a `tokenizer.json`: some 170,000 tokens
 LONG = 5000  # characters: a longer text goes to the library in parts, so that time stays linear
@@ -312,14 +315,3 @@ def _wrap_model(model: models.BPE, kind: _Kind) -> tokenizers.Tokenizer:
     if kind == "uncased":
         core.normalizer = normalizers.Lowercase()
     return core
-
-
-def _byte_symbols() -> dict[str, int]:
-    # GPT-2's: the visible bytes of Latin-1 stand for themselves, the others from U+0100 on.
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    shown = {chr(byte): byte for byte in visible}
-    return shown | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
-
-
-BYTE_OF = _byte_symbols()

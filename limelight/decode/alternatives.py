@@ -37,7 +37,7 @@ def top_tokens_at(
     here = [_prefix_request(request, written, at) for at in positions]
     logits, _ = prefill(model, here, tokenizer.pad)
     logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
-    phrases = BannedPhrases(request.exclude, tokenizer, request.prompt, request.needs_leading_space)
+    phrases = BannedPhrases(request, tokenizer)
     found = []
     for at, row in zip(positions, logprobs, strict=True):
         allowed = row.clone()

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from limelight.decode.request import (
     StepModel,
     StepQueue,
     device_of,
+    finalize,
     max_total_length,
     pad_histories,
     prefill,
@@ -56,16 +57,6 @@ Tree = list[list[_BeamNode]]  # for each step, the slots that hold a text
 def length_penalty(length: int, alpha: float) -> float:
     """Wu et al. (2016), equation 14: ((5 + length) / 6) ^ alpha, the end token counted."""
     return float(((5 + length) / 6) ** alpha)
-
-
-@runtime_checkable
-class DeviceBeamModel(StepModel, Protocol):
-    """A model that can search beams on its device, where nothing constrains them."""
-
-    def new_beam_search(
-        self, requests: Sequence[Request], config: DecodeConfig, tokenizer: Tokenizer, nbest: int
-    ) -> "BeamSearch":
-        """A search that finds what `BeamSearch` finds; `is_unconstrained` holds for it."""
 
 
 def is_unconstrained(requests: Sequence[Request], config: DecodeConfig) -> bool:
@@ -106,10 +97,8 @@ class BeamSearch:
         self.found: list[list[Hypothesis]] = [[] for _ in requests]
         self.trees: list[Tree] = [[] for _ in requests]
         self.cancelled: set[int] = set()
-        self.excluded = [
-            BannedPhrases(r.exclude, tokenizer, r.prompt, r.needs_leading_space) for r in requests
-        ]
-        self.included = [RequiredPhrases(r.include, tokenizer, r.prompt) for r in requests]
+        self.excluded = [BannedPhrases(request, tokenizer) for request in requests]
+        self.included = [RequiredPhrases(request, tokenizer) for request in requests]
         self.length = 0  # N
         self.in_flight = StepQueue[PendingStep](device_of(model))
         if keep_trees or any(self.excluded) or any(self.included):
@@ -294,11 +283,12 @@ class BeamSearch:
         penalty = length_penalty(step.length, self.config.length_penalty)
         for beam, slot in found.nonzero().tolist():
             text, numbers = texts[beam, slot].tolist(), logprobs[beam, slot].tolist()
-            done = text[-1] == self.tokenizer.end
-            text, known = (text[:-1] if done else text), self.found[step.rows[beam]]
-            if any(text == other.tokens and done == other.ended for other in known):
-                continue  # by another group
-            known.append(Hypothesis(text, numbers, done, sum(numbers) / penalty))
+            new, known = (
+                finalize(text, numbers, self.tokenizer.end, penalty),
+                self.found[step.rows[beam]],
+            )
+            if all((new.tokens, new.ended) != (other.tokens, other.ended) for other in known):
+                known.append(new)  # which no other group has found
         self.upper_bounds.update(zip(step.rows, bounds.tolist(), strict=True))
 
     def evict_finished(self) -> None:

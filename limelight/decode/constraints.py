@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import takewhile
 
 from limelight.data.tokenizer import Tokenizer, valid_unicode
+from limelight.decode.request import Request
 from limelight.errors import UserError
 
 
@@ -30,16 +31,10 @@ class BannedPhrases:
     that the prompt has begun. Where a space must come first, all other tokens are banned.
     """
 
-    def __init__(
-        self,
-        words: Iterable[str],
-        tokenizer: Tokenizer,
-        prompt: Sequence[int] = (),
-        needs_leading_space: bool = False,
-    ) -> None:
-        self.words = [valid_unicode(word).encode() for word in words if word]
-        self.tokenizer, self.needs_leading_space = tokenizer, needs_leading_space
-        self.given = prompt_text_tokens(prompt, tokenizer)
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.words = [valid_unicode(word).encode() for word in request.exclude if word]
+        self.tokenizer, self.needs_leading_space = tokenizer, request.needs_leading_space
+        self.given = prompt_text_tokens(request.prompt, tokenizer)
 
     def __bool__(self) -> bool:
         return bool(self.words or self.needs_leading_space)
@@ -94,11 +89,9 @@ def _completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
 class RequiredPhrases:
     """Phrases that every output of a beam search has, wherever they fit best."""
 
-    def __init__(
-        self, words: Iterable[str], tokenizer: Tokenizer, prompt: Sequence[int] = ()
-    ) -> None:
-        self.words = [valid_unicode(word) for word in words if word]
-        self.tokenizer, self.given = tokenizer, prompt_text_tokens(prompt, tokenizer)
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.words = [valid_unicode(word) for word in request.include if word]
+        self.tokenizer, self.given = tokenizer, prompt_text_tokens(request.prompt, tokenizer)
         self.first = [tuple(tokenizer.encode(word)) for word in self.words]
         self.later = [tuple(tokenizer.encode(f" {word}")) for word in self.words]
 
@@ -115,7 +108,8 @@ class RequiredPhrases:
                 met += len(later)
                 continue
             phrase = later if text else first
-            there = _matched(tokens, phrase)
+            fewer = range(len(phrase) - 1, -1, -1)  # than all of its tokens
+            there = next(n for n in fewer if tuple(tokens[len(tokens) - n :]) == phrase[:n])
             begun = max(begun, there)  # only one can be in the making
             wanted.append(phrase[there])
         return met + begun, wanted
@@ -123,8 +117,3 @@ class RequiredPhrases:
     def complete(self, written: Sequence[int]) -> bool:
         text = self.tokenizer.decode([*self.given, *written])
         return all(word in text for word in self.words)
-
-
-def _matched(written: Sequence[int], phrase: tuple[int, ...]) -> int:
-    sizes = range(len(phrase) - 1, -1, -1)  # fewer than all
-    return next(n for n in sizes if tuple(written[-n or len(written) :]) == phrase[:n])

@@ -41,12 +41,8 @@ class IncrementalDetokenizer:
         if found:
             self.stopped = True
             return self._held[: min(found)]
-        begun = (_partial_stop_length(self._held, stop) for stop in self.stops)
+        starts = (stop[:n] for stop in self.stops for n in range(1, len(stop)))
+        begun = (len(start) for start in starts if self._held.endswith(start))
         certain = len(self._held) - max(begun, default=0)
         shown, self._held = self._held[:certain], self._held[certain:]
         return shown
-
-
-def _partial_stop_length(text: str, stop: str) -> int:
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

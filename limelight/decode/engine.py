@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.accel import accelerate
-from limelight.decode.beam import BeamSearch, DeviceBeamModel, is_unconstrained
+from limelight.decode.accel import Accelerated
+from limelight.decode.beam import BeamSearch, is_unconstrained
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
 from limelight.decode.generate import Watch, write
@@ -31,21 +31,25 @@ class Engine:
     """A model, or an ensemble, behind its accelerators."""
 
     def __init__(self, models: Sequence[Any], tokenizer: Tokenizer, int8: bool = False) -> None:
-        fast = [accelerate(model, int8) for model in models]
-        self.model: StepModel = fast[0] if len(fast) == 1 else Ensemble(fast)
+        self.accelerated = [Accelerated(model, int8) for model in models]
         self.tokenizer = tokenizer
+
+    @property
+    def model(self) -> StepModel:
+        """The models as they are now, whatever was done to them since the last search."""
+        fast = [each.model for each in self.accelerated]
+        return fast[0] if len(fast) == 1 else Ensemble(fast)
 
     def generate(
         self,
         requests: Sequence[Request],
         config: DecodeConfig,
         nbest: int = 1,
-        on_token: Watch | None = None,
+        on_token: Watch = lambda _: False,
     ) -> list[list[Hypothesis]]:
         """For each request the best texts, the best first. A beam calls no `on_token`."""
         with torch.inference_mode():
             if config.temperature or (config.beam == 1 and nbest == 1):
-                on_token = on_token or (lambda _: False)
                 written = write(self.model, requests, config, self.tokenizer, on_token)
                 return [[text] for text in written]
             return new_search(self.model, requests, config, self.tokenizer, nbest).run()
@@ -75,8 +79,10 @@ def new_search(
     keep_tree: bool = False,
 ) -> BeamSearch:
     """A beam search: on the device, if the model can, nothing constrains it and no tree is kept."""
-    if isinstance(model, DeviceBeamModel) and not keep_tree and is_unconstrained(requests, config):
-        return model.new_beam_search(requests, config, tokenizer, nbest)
+    on_device: Any = getattr(model, "new_beam_search", None)
+    if on_device and not keep_tree and is_unconstrained(requests, config):
+        found: BeamSearch = on_device(requests, config, tokenizer, nbest)
+        return found
     return BeamSearch(model, requests, config, tokenizer, nbest, keep_tree)
 
 

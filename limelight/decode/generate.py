@@ -23,13 +23,13 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import BannedPhrases
 from limelight.decode.request import (
     DAMAGED,
-    GreedyStepModel,
     Hypothesis,
     Request,
     StepModel,
     StepQueue,
     device_of,
     encode_sources,
+    finalize,
     max_total_length,
     pad_histories,
     prefill,
@@ -62,9 +62,7 @@ class _ActiveSequence:
             raise UserError(NO_BEAM)
         self.request = request
         self.config = _without_seed(config)
-        self.excluded = BannedPhrases(
-            request.exclude, tokenizer, request.prompt, request.needs_leading_space
-        )
+        self.excluded = BannedPhrases(request, tokenizer)
         self.first_text_id = tokenizer.first_text_id
         self.silent = silent  # nobody wants its tokens before it has finished
         self.written: list[int] = []
@@ -106,7 +104,7 @@ class GenerationBatch:
         tokenizer: Tokenizer,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.greedy_model = model if isinstance(model, GreedyStepModel) else None
+        self.step_greedy: Any = getattr(model, "step_greedy", None)  # where a GPU chooses
         self.texts: dict[int, _ActiveSequence] = {}  # by request number
         self.rows: list[int] = []  # the request number of each row of the state
         self.active: set[int] = set()  # requests that have not finished
@@ -200,8 +198,8 @@ class GenerationBatch:
         texts = [self.texts[row] for row in self.rows]
         for text in texts:
             text.length += 1
-        if self.greedy_model and all(text.is_greedy for text in texts):
-            outputs, self.tokens = self.greedy_model.step_greedy(self.tokens, self.state)
+        if self.step_greedy and all(text.is_greedy for text in texts):
+            outputs, self.tokens = self.step_greedy(self.tokens, self.state)
             arrived, rows = copy_to_host_async(outputs), [*self.rows]
             for text in texts:
                 text.chosen += 1
@@ -319,9 +317,3 @@ def write(
             if on_token(event):
                 batch.stop(event.row)
     return [finalize(*row, tokenizer.end) for row in zip(tokens, logprobs, strict=True)]
-
-
-def finalize(tokens: list[int], logprobs: list[float], end: int) -> Hypothesis:
-    """A hypothesis of these tokens, without the end token."""
-    ended = bool(tokens) and tokens[-1] == end
-    return Hypothesis(tokens[:-1] if ended else tokens, logprobs, ended, sum(logprobs))

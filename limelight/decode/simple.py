@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from limelight.decode.request import Hypothesis, Request, device_of
+from limelight.decode.request import Hypothesis, Request, device_of, finalize
 
 
 class _Text(NamedTuple):
@@ -41,7 +41,7 @@ def greedy_search(model: nn.Module, request: Request, end: int) -> Hypothesis:
         logprob, token = next_logprobs(model, request, [text.tokens])[0].max(dim=-1)
         text.tokens.append(int(token))
         text.logprobs.append(float(logprob))
-    return _hypothesis(text, end, alpha=0.0)
+    return finalize(text.tokens, text.logprobs, end)
 
 
 def beam_search(
@@ -70,13 +70,8 @@ def beam_search(
         unfinished = [text for text in best if text.tokens[-1] != end]
         if not unfinished:
             break
-    found = [_hypothesis(text, end, length_penalty) for text in finished + unfinished]
+    found = []
+    for tokens, logprobs in finished + unfinished:
+        penalty = ((5 + len(tokens)) / 6) ** length_penalty  # Wu et al. (2016)
+        found.append(finalize(tokens, logprobs, end, penalty))
     return sorted(found, key=lambda text: text.score, reverse=True)[:nbest]
-
-
-def _hypothesis(text: _Text, end: int, alpha: float) -> Hypothesis:
-    """A text without its end token; its score is divided by Wu et al.'s (2016) length penalty."""
-    ended = text.tokens[-1] == end
-    penalty = ((5 + len(text.tokens)) / 6) ** alpha
-    tokens = text.tokens[:-1] if ended else text.tokens
-    return Hypothesis(tokens, text.logprobs, ended, sum(text.logprobs) / penalty)

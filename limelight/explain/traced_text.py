@@ -8,8 +8,8 @@ import torch
 
 from limelight.decode.beam import BeamSearch, Tree
 from limelight.decode.config import DecodeConfig
-from limelight.decode.generate import GenerationBatch, TokenEvent, finalize
-from limelight.decode.request import Hypothesis, Request
+from limelight.decode.generate import GenerationBatch, TokenEvent
+from limelight.decode.request import Hypothesis, Request, finalize
 from limelight.errors import UserError
 from limelight.tasks.fill import BLANK, mask_blanks
 from limelight.tasks.text_model import TextModel, add_special_tokens

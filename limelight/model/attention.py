@@ -6,7 +6,6 @@ can be watched; `fused_attention` is one kernel, and a test holds the two equal.
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +15,11 @@ from limelight.model.config import ModelConfig
 
 _Watch = Callable[[str, Tensor], Tensor]
 KeysValues = tuple[Tensor, Tensor]
+Mask = Tensor | None  # None where it would be True everywhere
 _UpdateCache = Callable[[Tensor, Tensor], KeysValues]
-
-
-class Attend(Protocol):
-    """How queries (B H T K) gather from keys and values (B G S K), where G divides H."""
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float, /
-    ) -> Tensor:
-        """The weighted sums of values, B H T K. `mask` is True where a query may attend."""
-        ...
+# Queries (B H T K), keys and values (B G S K, G divides H), a mask that is True where a query may
+# attend, whether it is causal, and dropout: the weighted sums of values, B H T K.
+Attend = Callable[[Tensor, Tensor, Tensor, Mask, bool, float], Tensor]
 
 
 def fused_attention(

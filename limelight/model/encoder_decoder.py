@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from limelight.model.attention import attention_mask
+from limelight.model.attention import Mask, attention_mask
 from limelight.model.config import ModelConfig
 from limelight.model.kv_cache import KVCache
 from limelight.model.positions import positions_of
@@ -53,18 +53,14 @@ class EncoderDecoder(nn.Module):
         if self.config.tied:
             self.source.tokens.weight = self.classifier.weight = self.target.tokens.weight
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
+    def encode(self, source: Tensor, source_real: Mask = None) -> Tensor:
         """The memory, B S D: one vector per source token, not one for the sentence."""
         positions = positions_of(source, source_real)
         mask = None if source_real is None else attention_mask(source_real)
         return self.encoder(self.source(source, positions), positions, mask)
 
     def decode(
-        self,
-        target: Tensor,
-        memory: Tensor,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
+        self, target: Tensor, memory: Tensor, source_real: Mask = None, target_real: Mask = None
     ) -> Tensor:
         """States, B T D: row t has read the target up to t, and all of the memory."""
         positions = positions_of(target, target_real)
@@ -74,11 +70,7 @@ class EncoderDecoder(nn.Module):
         return self.decoder(x, positions, mask, mask is None, memory, memory_mask)
 
     def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
+        self, source: Tensor, target: Tensor, source_real: Mask = None, target_real: Mask = None
     ) -> Tensor:
         """Logits, B T V: row t is for the token that follows target[:, t]."""
         memory = self.encode(source, source_real)
@@ -86,7 +78,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def start(
-        self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
+        self, source: Tensor, source_real: Mask = None, max_len: int | None = None
     ) -> KVCache:
         """The state for `step`: the source is read once, its keys and values are kept."""
         memory = self.encode(source, source_real)
@@ -96,7 +88,7 @@ class EncoderDecoder(nn.Module):
         return cache
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: KVCache, real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: KVCache, real: Mask = None) -> Tensor:
         """Read the next tokens (B T, padded on the right); logits of the one that follows, B V."""
         state.begin(tokens.size(1))
         states = self.decoder.step(self.target(tokens, state.positions), state)

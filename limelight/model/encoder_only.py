@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from limelight.model.attention import attention_mask
+from limelight.model.attention import Mask, attention_mask
 from limelight.model.config import ModelConfig
 from limelight.model.layers import ACTIVATIONS, make_norm
 from limelight.model.positions import positions_of
@@ -69,29 +69,25 @@ class EncoderOnly(nn.Module):
         if self.config.tied and not self.config.classes:
             self.masked_head.classifier.weight = self.source.tokens.weight
 
-    def encode(
-        self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
-    ) -> Tensor:
+    def encode(self, tokens: Tensor, segments: Tensor | None = None, real: Mask = None) -> Tensor:
         """States, B S D. `segments` is 1 in the second sentence; `real` is False at padding."""
         positions = positions_of(tokens, real)
         mask = None if real is None else attention_mask(real)
         return self.encoder(self.source(tokens, positions, segments), positions, mask)
 
-    def forward(
-        self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, segments: Tensor | None = None, real: Mask = None) -> Tensor:
         """Logits: B classes for a classifier, else B S V for the token at each position."""
         states = self.encode(tokens, segments, real)
         return self.classify(states, real) if self.config.classes else self.masked_head(states)
 
-    def classify(self, states: Tensor, real: Tensor | None = None) -> Tensor:
+    def classify(self, states: Tensor, real: Mask = None) -> Tensor:
         return self.text_head(_first_real(states, real))
 
-    def next_sentence(self, states: Tensor, real: Tensor | None = None) -> Tensor:
+    def next_sentence(self, states: Tensor, real: Mask = None) -> Tensor:
         """Logits for "the second sentence follows the first" and "it does not", B 2."""
         return self.pair_head(_first_real(states, real))
 
 
-def _first_real(states: Tensor, real: Tensor | None) -> Tensor:
+def _first_real(states: Tensor, real: Mask) -> Tensor:
     rows = torch.arange(states.size(0), device=states.device)
     return states[:, 0] if real is None else states[rows, real.int().argmax(dim=1)]

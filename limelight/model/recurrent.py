@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from limelight.model.attention import attention_mask
+from limelight.model.attention import Mask, attention_mask
 from limelight.model.config import RecurrentConfig
 from limelight.model.kv_cache import padded, with_rows
 from limelight.model.stack import Classifier, initialise, last_real
@@ -78,7 +78,7 @@ class RecurrentStack(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, hidden: _Hidden | None = None, real: Tensor | None = None
+        self, x: Tensor, hidden: _Hidden | None = None, real: Mask = None
     ) -> tuple[Tensor, _Hidden]:
         """The state after each token, B T D, and what is carried on after each row's last."""
         carried = hidden[0] if hidden is not None and len(hidden) == 1 else hidden
@@ -169,7 +169,7 @@ class RecurrentEncoderDecoder(nn.Module):
         if self.config.tied:
             self.source.weight = self.classifier.weight = self.target.weight
 
-    def encode(self, source: Tensor, source_real: Tensor | None = None) -> _EncoderOutput:
+    def encode(self, source: Tensor, source_real: Mask = None) -> _EncoderOutput:
         x = _embed(self.source, source, self.dropout)
         return _EncoderOutput(*self.encoder(x, None, source_real))
 
@@ -177,34 +177,30 @@ class RecurrentEncoderDecoder(nn.Module):
         self,
         target: Tensor,
         memory: _EncoderOutput,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
+        source_real: Mask = None,
+        target_real: Mask = None,
     ) -> Tensor:
         return self.read(target, self.remember(memory, source_real), target_real)
 
     def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_real: Tensor | None = None,
-        target_real: Tensor | None = None,
+        self, source: Tensor, target: Tensor, source_real: Mask = None, target_real: Mask = None
     ) -> Tensor:
         memory = self.encode(source, source_real)
         return self.classifier(self.decode(target, memory, source_real, target_real))
 
     @torch.no_grad()
     def start(
-        self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
+        self, source: Tensor, source_real: Mask = None, max_len: int | None = None
     ) -> RecurrentState:
         """The state for `step`; it does not grow, so `max_len` changes nothing."""
         return self.remember(self.encode(source, source_real), source_real)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: RecurrentState, real: Mask = None) -> Tensor:
         count = _count_real(tokens, real)
         return self.classifier(last_real(self.read(tokens, state, real), count))
 
-    def remember(self, memory: _EncoderOutput, source_real: Tensor | None) -> RecurrentState:
+    def remember(self, memory: _EncoderOutput, source_real: Mask) -> RecurrentState:
         """The decoder's first state: the encoder's last one, and with attention all the others."""
         if self.attention is None:
             return RecurrentState(memory.hidden)
@@ -212,7 +208,7 @@ class RecurrentEncoderDecoder(nn.Module):
         keys = self.attention.key(memory.states)
         return RecurrentState(memory.hidden, memory.states, keys, mask)
 
-    def read(self, tokens: Tensor, state: RecurrentState, real: Tensor | None) -> Tensor:
+    def read(self, tokens: Tensor, state: RecurrentState, real: Mask) -> Tensor:
         """Read the tokens and advance the state; B T D."""
         x = _embed(self.target, tokens, self.dropout)
         x, state.hidden = self.decoder(x, state.hidden, real)
@@ -242,11 +238,11 @@ class RecurrentDecoderOnly(nn.Module):
         if self.config.tied:
             self.classifier.weight = self.target.weight
 
-    def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+    def decode(self, tokens: Tensor, real: Mask = None) -> Tensor:
         states, _ = self.decoder(_embed(self.target, tokens, self.dropout), None, real)
         return self.dropout(states)
 
-    def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, real: Mask = None) -> Tensor:
         return self.classifier(self.decode(tokens, real))
 
     def start(self, rows: int, max_len: int | None = None) -> RecurrentState:
@@ -254,7 +250,7 @@ class RecurrentDecoderOnly(nn.Module):
         return RecurrentState((nothing, nothing) if self.config.cell == "lstm" else (nothing,))
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: RecurrentState, real: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, state: RecurrentState, real: Mask = None) -> Tensor:
         x = _embed(self.target, tokens, self.dropout)
         states, state.hidden = self.decoder(x, state.hidden, real)
         return self.classifier(self.dropout(last_real(states, _count_real(tokens, real))))
@@ -265,7 +261,7 @@ def _embed(table: nn.Embedding, tokens: Tensor, dropout: nn.Module) -> Tensor:
     return dropout(table(tokens) * math.sqrt(table.embedding_dim))
 
 
-def _count_real(tokens: Tensor, real: Tensor | None) -> Tensor:
+def _count_real(tokens: Tensor, real: Mask) -> Tensor:
     return (torch.ones_like(tokens) if real is None else real).sum(dim=1)
 
 

@@ -201,7 +201,8 @@ class Recorder:
         self.values.clear()
         name_at = {(tap.module, tap.at): name for name, tap in self.watched.items()}
         for path, module in self.model.named_modules():
-            self._change(module, "_compiled_call_impl", None)  # hooks never fire in compiled code
+            if module._compiled_call_impl:  # hooks never fire in compiled code
+                self._change(module, "_compiled_call_impl", None)
             if isinstance(module, Attention):
                 steps = {at: name for (owner, at), name in name_at.items() if owner == path}
                 watched = partial(explicit_attention, watch=self._watch(steps))

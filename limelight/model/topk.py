@@ -13,7 +13,10 @@ def fast_argmax(logits: Tensor) -> Tensor:
     rows, vocab = logits.shape
     if rows < 4 or vocab < 2 * _BLOCK or not logits.is_cpu:
         return logits.argmax(dim=1)
-    members = _blocks_of(vocab).index_select(0, _block_max(logits, _BLOCK).argmax(dim=1))
+    peaks = _block_max(logits, _BLOCK)
+    if vocab % _BLOCK:
+        peaks = torch.cat([peaks, logits[:, -_BLOCK:].amax(dim=1, keepdim=True)], dim=1)
+    members = _blocks_of(vocab).index_select(0, peaks.argmax(dim=1))
     return members.gather(1, logits.gather(1, members).argmax(dim=1, keepdim=True))[:, 0]
 
 
@@ -38,13 +41,6 @@ def log_softmax_inplace(logits: Tensor) -> Tensor:
 
 
 def _block_max(logits: Tensor, block: int) -> Tensor:
-    peaks = _full_block_max(logits, block)
-    if logits.size(1) % block == 0:
-        return peaks
-    return torch.cat([peaks, logits[:, -block:].amax(dim=1, keepdim=True)], dim=1)
-
-
-def _full_block_max(logits: Tensor, block: int) -> Tensor:
     full = logits.size(1) // block
     return logits[:, : full * block].view(-1, full, block).amax(dim=2)
 
@@ -59,7 +55,7 @@ def _topk_candidates(logits: Tensor, count: int, block: int = 64) -> tuple[Tenso
     full = vocab // block
     if full <= count or not logits.is_cpu:
         return logits, torch.arange(vocab, device=logits.device).expand_as(logits)
-    peaks = _full_block_max(logits, block)
+    peaks = _block_max(logits, block)
     begin = peaks.topk(count, dim=1, sorted=False).indices[..., None] * block
     tokens = (begin + torch.arange(block)).flatten(1)
     if full * block < vocab:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from limelight.files import atomic_write
 
@@ -19,9 +19,12 @@ Entry = dict[str, Any]
 
 
 class Log:
-    """Appends to a log file. What a full disk rejects waits here, until `sync` raises the error."""
+    """Appends to a log file. What a full disk rejects waits here, until `sync` raises the error.
 
-    def __init__(self, path: Path, also: "_LogSink | None" = None) -> None:
+    `also`, a TensorBoardSink, receives every line too.
+    """
+
+    def __init__(self, path: Path, also: Any = None) -> None:
         self.path, self.also = path, also
         self.file = path.open("ab", buffering=0)
         self.waiting = b""
@@ -46,11 +49,6 @@ class Log:
         self.file.close()
         if self.also is not None:
             self.also.close()
-
-
-class _LogSink(Protocol):  # receives every line too, as TensorBoard does
-    def add(self, entry: Entry) -> None: ...
-    def close(self) -> None: ...
 
 
 def read_log(path: Path) -> Iterator[Entry]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -30,10 +29,16 @@ class TextModel:
     classes: tuple[str, ...] = ()
     int8: bool = False  # decode with weights rounded to bytes
     ensemble: Sequence[Any] = ()  # models that decode together with it
+    _engine: Any = field(default=None, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def engine(self) -> Engine:
-        return Engine([self.model, *self.ensemble], self.tokenizer, self.int8)
+        """What decodes with the fields above; kept as long as these are the same."""
+        given = [self.tokenizer, self.int8, self.model, *self.ensemble]
+        if self._engine is None or self._engine[0] != given:
+            self._engine = given, Engine(given[2:], self.tokenizer, self.int8)
+        engine: Engine = self._engine[1]
+        return engine
 
     @property
     def device(self) -> torch.device:

@@ -138,9 +138,7 @@ def write_final_weights(trainer: Trainer) -> None:
         weights = _select_final_weights(trainer, weights, moments)
         try:
             if find_damage(last) is None and not _are_equal(read_tensors(last / WEIGHTS), weights):
-                atomic.remove_atomically(
-                    last
-                )  # it was made when the recipe asked for something else
+                atomic.remove_atomically(last)  # made when the recipe asked for something else
             atomic.commit(last, lambda folder: write_tensors(folder / WEIGHTS, weights))
             for older in list_checkpoints(run.finished):
                 if older != last:  # even one of more steps: a training that was begun again

@@ -85,7 +85,9 @@ class ChunkedLoss(torch.autograd.Function):
         chunk_loss: _ChunkLoss,
         with_grad: bool,
     ) -> tuple[Tensor, ...]:
-        dtype = _autocast_dtype(states)
+        device = states.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else states.dtype
         matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         inputs = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         wanted = [x if with_grad and needed else None for x, needed in inputs]
@@ -217,8 +219,3 @@ def accumulate_grads(
 # Compiled models leave out this part, in which the number of chunks depends on the batch.
 _disable: Any = torch.compiler.disable
 _chunked_loss: Any = _disable(ChunkedLoss.apply)
-
-
-def _autocast_dtype(tensor: Tensor) -> torch.dtype:
-    device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype

@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from limelight.errors import UserError, unknown_name
 from limelight.training.config import TrainConfig
@@ -57,12 +56,6 @@ def freeze(model: nn.Module, parts: Iterable[str]) -> None:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"freeze={tuple(parts)} leaves nothing to train: freeze fewer parts")
-
-
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of all gradients together, over all devices that hold a shard of them."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def optimizer_step(

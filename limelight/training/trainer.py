@@ -25,7 +25,7 @@ from limelight.training import optimizer as optim
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import CudaGraphStep
-from limelight.training.distributed import World, grad_sync, prepare_module, reshard
+from limelight.training.distributed import World, full_tensor, grad_sync, prepare_module, reshard
 from limelight.training.loss import LossSums
 from limelight.training.lr_schedule import learning_rate
 from limelight.training.objectives import LossModule, prefer_cudnn_attention, to_device
@@ -158,7 +158,8 @@ def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) 
         sums += torch.stack([value.detach().double() for value in batch_sums])
     loss, _, _, total = world.sum(sums)
     mean = world.world_size / total.clamp(min=1)  # gradients are averaged over processes
-    norm = optim.gradient_norm(trainer.trainable).double() * mean
+    grads = [p.grad for p in trainer.trainable if p.grad is not None]
+    norm = full_tensor(nn.utils.get_total_norm(grads)).double() * mean  # of all shards together
     clip = (config.clip_grad_norm / norm).clamp(max=1) if config.clip_grad_norm else 1.0
     finite = torch.isfinite(loss) & torch.isfinite(norm)
     moving = finite & (total > 0)  # a few short texts may have no masked token

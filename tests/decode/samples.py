@@ -55,6 +55,11 @@ def tiny(family, seed, vocab=4, d_model=8, sharp=3.0, dtype=torch.float64, **set
     return model
 
 
+def beam_search(model, requests, config, tokenizer, nbest=1):
+    """For each request the best texts that were found, the best first."""
+    return BeamSearch(model, requests, config, tokenizer, nbest).run()
+
+
 class Ranking:
     """A model that chooses tokens and searches beams itself, as one on a GPU does."""
 
@@ -73,11 +78,6 @@ class Ranking:
 
     def new_beam_search(self, requests, config, tokenizer, nbest):
         return DeviceBeamSearch(self, requests, config, tokenizer, nbest)
-
-
-def beam_search(model, requests, config, tokenizer, nbest=1):
-    """For each request the best texts that were found, the best first."""
-    return BeamSearch(model, requests, config, tokenizer, nbest).run()
 
 
 def requests_for(model, count, limit, seed=0, **settings):

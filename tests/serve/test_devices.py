@@ -195,6 +195,26 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
     assert json.JSONDecoder().raw_decode(message)[0]["text"]
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_worker_answers_with_the_model_as_it_is(run, beam):
+    """Also where the batch of an earlier job is there already."""
+    sent, loaded = [], limelight.load(run("reverse"), device="cpu")
+    worker = Scheduler(loaded, 8, 8, 64, sent.append)
+    asked = {"text": "a b", "nbest": 1, "alternatives": 0, "alignment": False, "tree": False}
+    asked |= {"prefix": "", "include": [], "exclude": [], "tag": "", "settings": {"beam": beam}}
+    answers = []
+    for number in (1, 2):
+        worker.on_message({"id": number, "op": "translate", **asked})
+        while worker.busy:
+            worker.step()
+        message = b"".join(sent).decode("latin-1").partition(f'{{"id":{number},"done":')[2]
+        answers.append(json.JSONDecoder().raw_decode(message)[0]["text"])
+        assert answers[-1] == loaded.translate("a b", beam=beam).text
+        with torch.no_grad():
+            loaded.model.decoder.layers[0].self_attention.value.weight.normal_()
+    assert answers[0] != answers[1]
+
+
 @pytest.mark.parametrize("error", [torch.AcceleratorError("CUDA error: x"), RuntimeError("x")])
 def test_a_worker_whose_device_failed_ends_so_that_it_is_restarted(model, monkeypatch, error):
     """Any other error is the end of the jobs in the batch alone."""

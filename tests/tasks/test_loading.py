@@ -1,5 +1,8 @@
 """A model is loaded to the best device, says where it is, and is explained in full precision."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -94,3 +97,77 @@ def test_an_ensemble_moves_together(run):
 
 def test_constraints_are_exported():
     assert limelight.Constraints is Constraints
+
+
+def zero_cross_attention(model):
+    with torch.no_grad():
+        for layer in model.decoder.layers:
+            for weight in layer.cross_attention.output.parameters():
+                weight.zero_()
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_a_used_model_can_be_copied(run, copied, precision):
+    used = limelight.load(run("reverse"), device="cpu", precision=precision)
+    answer, told = used.translate("a b c").text, used.explain("a b c", beam=2).values
+    twin = copied(used)
+    assert (twin.translate("a b c").text, twin.precision) == (answer, precision)
+    assert torch.equal(twin.explain("a b c", beam=2).values["logits"], told["logits"])
+    zero_cross_attention(twin.model)
+    fresh = limelight.load(run("reverse"), device="cpu", precision=precision)
+    zero_cross_attention(fresh.model)
+    assert twin.translate("a b c").text == fresh.translate("a b c").text
+    if copied is not copy.copy:  # which has the same model
+        assert used.translate("a b c").text == answer
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_a_used_model_answers_and_explains_as_it_was_changed(run, precision):
+    used, fresh = (
+        limelight.load(run("reverse"), device="cpu", precision=precision) for _ in range(2)
+    )
+    before = used.explain("a b c", beam=2).values["logits"]
+    used.translate("a b c")
+    for loaded in (used, fresh):
+        zero_cross_attention(loaded.model)
+    assert used.translate("a b c", nbest=2) == fresh.translate("a b c", nbest=2)
+    explained, wanted = (m.explain("a b c", beam=2) for m in (used, fresh))
+    assert torch.equal(explained.values["logits"], wanted.values["logits"])
+    assert explained.checks.fast_difference < 0.1  # it was decoded by the model that is explained
+    assert explained.values["logits"].shape != before.shape or not torch.equal(
+        explained.values["logits"], before
+    )
+    used.to("cpu", "float64")  # and what was changed is not lost
+    assert not used.model.decoder.layers[0].cross_attention.output.weight.any()
+
+
+def test_a_models_fields_may_be_replaced(run):
+    one, other = (limelight.load(run(name), device="cpu") for name in ("reverse", "other reverse"))
+    both = limelight.load(run("reverse"), run("other reverse"), device="cpu")
+    one.translate("a b c")
+    one.ensemble = [other.model]
+    assert one.translate("a b c", nbest=3) == both.translate("a b c", nbest=3)
+    one.model, one.ensemble = other.model, ()
+    assert one.translate("a b c", nbest=3) == other.translate("a b c", nbest=3)
+    one.to(precision="int8")
+    assert one.full_precision.model is other.model
+    one.model = both.model
+    assert one.full_precision.model is both.model
+
+
+def test_hooks_are_called_until_they_are_removed(run):
+    loaded = limelight.load(run("reverse"), device="cpu")
+    answer, calls = loaded.translate("a b c").text, []
+    hooks = [
+        part.register_forward_hook(lambda *_: calls.append(1)) for part in loaded.model.modules()
+    ]
+    assert loaded.translate("a b c").text == answer
+    assert len(calls) > len(hooks) - 10  # all but lists of modules and what pre-norm alone has
+    for hook in hooks:
+        hook.remove()
+    calls.clear()
+    assert loaded.translate("a b c").text == answer
+    assert not calls

@@ -1,7 +1,8 @@
 """Optional speed: `accelerate(model)` decodes like the model itself, only faster.
 
-cpu   for CPUs: float32, float64, int8
-cuda  for NVIDIA GPUs
+changes  whether a model can be accelerated, and still is the one that was
+cpu      for CPUs: float32, float64, int8
+cuda     for NVIDIA GPUs
 
 Only `decode.engine` and `loading` import this package. An accelerator has a row here, with a
 measured gain of 5% or more, or it is deleted. Gains are from LAB.md and benchmarks/results: model S
@@ -29,19 +30,49 @@ the model's own step.
 from functools import partial
 from typing import Any
 
+import torch
+
+from limelight.decode.accel.changes import Snapshot, unknown_part
 from limelight.decode.accel.cpu.model import for_cpu
 from limelight.decode.accel.cuda.runner import CudaGraphModel, DeviceSearchModel
 from limelight.decode.request import StepModel
 from limelight.errors import UserError
-from limelight.model.config import ModelConfig
+from limelight.model.decoder_only import DecoderOnly
+from limelight.model.encoder_decoder import EncoderDecoder
+
+
+class Accelerated:
+    """A model and its accelerator, which is made again when the model has changed."""
+
+    def __init__(self, model: Any, int8: bool = False) -> None:
+        self.original, self.int8 = model, int8
+        self.made: tuple[StepModel, Snapshot | None] | None = None
+
+    @property
+    def model(self) -> StepModel:
+        """What to decode with; each search asks once, and keeps it to its end."""
+        if self.made is None or self.made[1] is None or not self.made[1].holds():
+            with torch.inference_mode(False), torch.no_grad():  # it may be used later in any mode
+                fast = accelerate(self.original, self.int8)
+                self.made = fast, None if fast is self.original else Snapshot(self.original)
+        return self.made[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "made": None}  # a copy of the model makes its own
 
 
 def accelerate(model: Any, int8: bool = False) -> StepModel:
     """The fastest known way to decode with a model on its device; the model itself, if none is.
 
-    This is a snapshot: after more training, call it again.
+    It copies weights: `Accelerated` makes another when the model has changed.
     """
-    if next(model.parameters()).device.type == "cuda" and isinstance(model.config, ModelConfig):
+    transformer = type(model) in (EncoderDecoder, DecoderOnly)
+    if transformer and (part := unknown_part(model)):
+        if int8:
+            raise UserError(f"int8 is not for a model with {part}: use float32")
+        plain: StepModel = model
+        return plain
+    if transformer and next(model.parameters()).device.type == "cuda":
         if int8:
             raise UserError("int8 is for CPUs: choose float32 or bfloat16 on a GPU")
         try:  # torch brings Triton on Linux with CUDA

@@ -239,6 +239,8 @@ class Scheduler:
         chosen = [member for member in chosen if member.number in self.jobs]
         requests = [member.request for member in chosen if member.request is not None]
         if requests:
+            if not self.rows and self.generating.model is not self.loaded.engine.model:
+                self.generating = self.new_batch()
             configs = [member.sequence.config for member in chosen]
             silent = [not (m.job.stream or m.sequence.needs_events) for m in chosen]
             rows = self.generating.add_requests(requests, configs, silent)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.decode.detokenizer import IncrementalDetokenizer
-from limelight.decode.generate import TokenEvent, finalize
-from limelight.decode.request import Hypothesis, Request
+from limelight.decode.generate import TokenEvent
+from limelight.decode.request import Hypothesis, Request, finalize
 from limelight.serve.ipc import TextPayload, TokenPayload
 from limelight.tasks.write import Continuation
 

@@ -5,6 +5,7 @@ stay on the device and change in place; Python only reads, a step behind, which 
 which token. Texts are put together in the end, from their last token back to their first.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from limelight.decode.request import (
     StepModel,
     device_of,
     encode_sources,
+    finalize,
     prefill,
 )
 from limelight.decode.sampling import NEG_INF
@@ -172,5 +174,4 @@ class DeviceBeamSearch(BeamSearch):
             slot = parents[beam][slot]
         text.reverse()
         numbers.reverse()
-        done = text[-1] == self.tokenizer.end
-        return Hypothesis(text[:-1] if done else text, numbers, done, end.score)
+        return replace(finalize(text, numbers, self.tokenizer.end), score=end.score)

@@ -1,0 +1,151 @@
+"""Whether a model is one that accelerators know, and still the one that they copied.
+
+Accelerators compute the layers themselves, with copies of the weights, so they never see a hook or
+a module that somebody else put into a model. They know what `build` makes. A model with anything
+else decodes through its own `step`, and one that has changed is accelerated again.
+
+What is not noticed: single numbers that were written past autograd, as `.data`, NumPy and fused
+optimizers do. Of such changes those to all of a row or a column are noticed, and thus to all of a
+weight, a head, a neuron or a token. Anything written under `torch.no_grad()` is noticed.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from limelight.model import AnyConfig, build
+from limelight.model.attention import Attention, explicit_attention, fused_attention
+from limelight.model.decoder_only import DecoderOnly
+from limelight.model.encoder_decoder import EncoderDecoder
+from limelight.model.layers import FeedForward, Layer, Residual
+from limelight.model.positions import LearnedPositions, SinusoidalPositions
+from limelight.model.stack import Classifier, Embedding, Stack
+from limelight.training.dropout import FastCpuDropout
+
+_KINDS: tuple[type[nn.Module], ...] = (
+    *(Attention, Classifier, DecoderOnly, Embedding, EncoderDecoder, FeedForward, Layer),
+    *(LearnedPositions, Residual, SinusoidalPositions, Stack),
+    *(nn.Dropout, nn.Embedding, nn.Identity, nn.LayerNorm, nn.Linear, nn.RMSNorm),
+)
+_FORWARD: dict[type, Any] = {kind: kind.forward for kind in _KINDS}
+_GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+
+
+def unknown_part(model: Any) -> str:
+    """The first part of a model that is not as `build` made it, in words; "" if there is none."""
+    if any(_GLOBAL_HOOKS):
+        return "a hook on all modules"
+    as_built, found = _as_built(model.config), dict(model.named_modules(remove_duplicate=False))
+    for path in found.keys() ^ as_built.keys():
+        return f"{'another' if path in found else 'no'} module {path}"
+    first = next(model.parameters())
+    for path, module in found.items():
+        built = as_built[path]
+        if part := _unknown_setting(module, built) or _unknown_weight(module, built, first):
+            return f"{part} in {path or 'the model itself'}"
+    return ""
+
+
+def _unknown_setting(module: nn.Module, built: nn.Module) -> str:
+    # Training sets these, and neither changes what decoding computes.
+    kind = nn.Dropout if type(module) is FastCpuDropout else type(module)
+    own = {n: fused_attention if v is explicit_attention else v for n, v in vars(module).items()}
+    if kind is not type(built) or kind.forward is not _FORWARD.get(kind, kind.forward):
+        return "another class or `forward`"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "a hook"
+    for name, value in vars(built).items():
+        mine = own.get(name)
+        if name[0] != "_" and not (mine is value or (type(mine) is type(value) and mine == value)):
+            return f"another `{name}`"
+    added = own.keys() - vars(built).keys()
+    return next(
+        (f"another `{name}`" for name in added if name[0] != "_" and hasattr(kind, name)), ""
+    )
+
+
+def _unknown_weight(module: nn.Module, built: nn.Module, first: Tensor) -> str:
+    if module._buffers or module._parameters.keys() != built._parameters.keys():
+        return "other weights"
+    for name, weight in module._parameters.items():
+        like = built._parameters[name]
+        if weight is None or like is None:
+            known = weight is like
+        else:
+            known = type(weight) is nn.Parameter and weight.is_contiguous()
+            known &= (weight.dtype, weight.device) == (first.dtype, first.device)
+            known &= weight.shape == like.shape
+        if not known:
+            return f"another kind of `{name}`"
+    return ""
+
+
+@lru_cache(maxsize=16)
+def _as_built(config: AnyConfig) -> dict[str, nn.Module]:
+    """All modules of a model as it decodes, without memory."""
+    with torch.device("meta"):
+        return dict(build(config).eval().named_modules(remove_duplicate=False))
+
+
+class Snapshot:
+    """A model as it was when accelerators copied it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        tables = ((vars(m), m._modules, m._parameters, m._buffers) for m in modules)
+        self.tables: list[dict[str, Any]] = list(chain.from_iterable(tables))
+        self.parts = list(self.all_parts())
+        self.hooks = [*_GLOBAL_HOOKS]
+        self.hooks += [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self.forwards = {type(module): type(module).forward for module in modules}
+        self.weights = list(model.parameters())
+        self.versions = list(self.all_versions())
+        # They share the memory of the weights, which is thus not used again for others.
+        self.samples = [_sample(weight.detach()) for weight in self.weights]
+        self.numbers = torch.cat(self.samples)
+
+    def all_parts(self) -> Iterator[Any]:
+        """Modules, weights and settings."""
+        return chain.from_iterable(table.values() for table in self.tables)
+
+    def all_versions(self) -> Iterator[tuple[int, int]]:
+        """Addresses, and how often autograd saw each weight change."""
+        for weight in self.weights:
+            yield weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+    def holds(self) -> bool:
+        """Whether the model is still the same; called once for each search, not for each step."""
+        return (
+            not any(self.hooks)
+            and sum(map(len, self.tables)) == len(self.parts)
+            and all(map(is_, self.all_parts(), self.parts))
+            and all(kind.forward is forward for kind, forward in self.forwards.items())
+            and list(self.all_versions()) == self.versions
+            and _same_bits(torch.cat(self.samples), self.numbers)
+        )
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """At least one number of each row and of each column.
+
+    Every row, as the stride is no longer than one; every column, as the two lengths have no common
+    factor and there are as many strides as columns.
+    """
+    flat, columns = weight.view(-1), weight.size(-1)
+    stride = min(columns, max(1, weight.numel() // columns))
+    while math.gcd(stride, columns) > 1:
+        stride -= 1
+    return flat[::stride]
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal, as NaN is to itself."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    return torch.equal(one.view(kind), other.view(kind))
