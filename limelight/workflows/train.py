@@ -177,7 +177,7 @@ def _check_examples(
 
 
 def _add_decoding_metrics(trainer: Trainer, valid: BatchPlan, tokenized: TokenizedData) -> None:
-    trainer.samples = partial(sample, tokenized)
+    trainer.samples = partial(sample, tokenized, valid.usable[:3])
     if "exact" in preflight.metrics_of(tokenized.recipe, tokenized.data):
         few = valid.usable[:_EXACT_MATCH_SOURCES]
         trainer.metrics = partial(exact_match, tokenized, "valid", few)
@@ -314,6 +314,7 @@ def _collect_environment(tokenized: TokenizedData) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": tokenized.world.world_size,
         "tokenizer": tokenized.tokenizer.hash,
+        "answer_share": tokenized.answer_share,
         "data": {split: store.folder.name for split, store in tokenized.stores.items()},
     }
 
