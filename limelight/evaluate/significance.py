@@ -7,7 +7,7 @@ the difference varies, the less it can be relied on. Both are always scored on t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,19 @@ from limelight.errors import UserError
 from limelight.evaluate.bleu import BETTER, References, metrics, streams_of
 from limelight.evaluate.metrics import Better, check_lines
 
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric
+
 SAMPLES, SEED = 1000, 12345  # sacrebleu's own
 _Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A run's score with its 95% confidence interval."""
+    """A run's score with its 95% confidence interval, by percentiles of the resampled scores.
+
+    So an interval has only values that a score can have; a mean with a margin would exceed 100.
+    """
 
     run: str
     score: float
@@ -49,28 +55,57 @@ def compare_translations(
     tokenize: str = "13a",
     samples: int = SAMPLES,
 ) -> list[Comparison]:
-    """BLEU, chrF2 and TER of two runs on the same references, with sacrebleu's paired bootstrap."""
-    from sacrebleu.significance import PairedTest
+    """BLEU, chrF2 and TER of two runs on the same references, with sacrebleu's paired bootstrap.
 
+    Draws, p-values and widths of the intervals are sacrebleu's, which has no percentiles.
+    """
     streams = streams_of(references)
+    _check_samples(samples)
     for stream in streams:
         for texts in outputs:
             check_lines(texts, stream)
-    named = list(zip(runs, outputs, strict=True))
-    test = PairedTest(named, metrics(tokenize), streams, "bs", n_samples=_check_samples(samples))
-    signatures, table = test()
-    return [_compared(name, runs, table[name], str(way)) for name, way in signatures.items()]
+    found = []
+    for name, metric in metrics(tokenize).items():
+        stats = [metric._extract_corpus_statistics(texts, streams) for texts in outputs]
+        scores = [float(metric._aggregate_and_compute(each).score) for each in stats]
+        drawn = _resampled(metric, [np.array(each, np.float32) for each in stats], samples)
+        first, second = map(_estimate, runs, scores, drawn.T)
+        signature = metric.get_signature()
+        signature.update("seed", str(SEED))
+        signature.update("bs", samples)
+        p_value = _sacrebleu_p_value(scores, drawn)
+        found.append(Comparison(name, BETTER[name], first, second, p_value, str(signature)))
+    return found
 
 
-def _compared(name: str, runs: tuple[str, str], results: Any, signature: str) -> Comparison:
-    first, second = (
-        _Estimate(run, float(r.score), float(r.mean) - float(r.ci), float(r.mean) + float(r.ci))
-        for run, r in zip(runs, results, strict=True)
-    )
-    # sacrebleu asks how often chance exceeds the difference. Between equal runs it never does,
-    # which would be called significant: but no difference at all is no evidence.
-    p_value = results[1].p_value if first.score != second.score else 1.0
-    return Comparison(name, BETTER[name], first, second, p_value, signature)
+def _resampled(metric: "Metric", stats: Sequence[NDArray[np.float32]], samples: int) -> _Numbers:
+    """The scores of both runs on each sample of the lines, samples x 2."""
+    random = np.random.default_rng(SEED)
+    drawn = np.empty((samples, 2))
+    for i in range(samples):
+        rows = random.choice(len(stats[0]), len(stats[0]))
+        drawn[i] = [metric._compute_score_from_stats(each[rows].sum(0)).score for each in stats]
+    return drawn
+
+
+def _sacrebleu_p_value(scores: Sequence[float], drawn: _Numbers) -> float:
+    """How often chance exceeds the difference.
+
+    Between equal runs it never does, which sacrebleu would call significant: but no difference at
+    all is no evidence.
+    """
+    if scores[0] == scores[1]:
+        return 1.0
+    moved = np.abs(drawn[:, 1] - drawn[:, 0])
+    exceeding = int((moved - moved.mean() > abs(scores[0] - scores[1])).sum())
+    return (exceeding + 1) / (len(drawn) + 1)
+
+
+def _estimate(run: str, score: float, drawn: _Numbers) -> _Estimate:
+    cut = len(drawn) // 40  # sacrebleu's 2.5%
+    low, high = np.sort(drawn)[[cut, -1 - cut]].tolist()
+    # A score that is no mean may lie beside those of its samples, if there are few lines.
+    return _Estimate(run, score, min(low, score), max(high, score))
 
 
 def compare_examples(
@@ -90,11 +125,7 @@ def compare_examples(
     first, second, sizes = _check_examples(totals, counts)
     drawn = _draw(first, second, sizes, _check_samples(samples), seed)
     scores = first.sum() / sizes.sum(), second.sum() / sizes.sum()
-    lows, highs = np.percentile(drawn, [2.5, 97.5], axis=0)
-    one, other = (
-        _Estimate(run, float(score), float(low), float(high))
-        for run, score, low, high in zip(runs, scores, lows, highs, strict=True)
-    )
+    one, other = map(_estimate, runs, map(float, scores), drawn.T)
     p_value = _chance_of(drawn[:, 0] - drawn[:, 1], scores[0] - scores[1])
     signature = f"examples:{len(first)}|bs:{samples}|seed:{seed}"
     return Comparison(name, better, one, other, p_value, signature)
