@@ -98,6 +98,11 @@ class BatchPlan:
         """How many examples are left out because the model could not read them."""
         return len(self.examples.lengths) - len(self.usable)
 
+    @property
+    def truncated(self) -> int:
+        """How many examples are cut to what the model can read."""
+        return int(getattr(self.examples, "truncated", 0))
+
     def any(self) -> Batch:
         """Some batch, for a process that has none in its turn."""
         return EpochPlan(self, 0, self.plan(0))[0]

@@ -118,6 +118,7 @@ def build_trainer(
     batches = tokenized.batches("train")
     valid = tokenized.batches("valid") if "valid" in tokenized.stores else None
     _check_examples(recipe, batches, valid, report)
+    preflight.check_usable(tokenized.stores["train"].tally, batches.too_long, recipe)
     _write_run_metadata(tokenized, run, begun_from)
     config, lengths = recipe.train, batches.examples.lengths
     trainer = Trainer(
@@ -171,9 +172,16 @@ def _check_examples(
             f"ema={config.ema} keeps more than half of the initial weights for all of "
             f"{config.steps} steps: the finished weights will have learned little"
         )
-    if batches.too_long:
-        many = f"{batches.too_long:,} of {len(batches.examples.lengths):,} examples"
-        report.warn(f"{many} are longer than max_len={longest}, and left out")
+    for split, plan in {"train": batches, "valid": valid}.items():
+        if plan is not None:
+            _warn_of_long(split, plan, report)
+
+
+def _warn_of_long(split: str, plan: BatchPlan, report: Report) -> None:
+    for count, fate in ((plan.too_long, "left out"), (plan.truncated, "cut to it")):
+        if count:
+            many = f"{split}: {count:,} of {len(plan.examples.lengths):,} examples"
+            report.warn(f"{many} are longer than max_len={plan.longest}, and {fate}")
 
 
 def _add_decoding_metrics(trainer: Trainer, valid: BatchPlan, tokenized: TokenizedData) -> None:
