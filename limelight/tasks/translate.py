@@ -185,7 +185,9 @@ def request_for(
     if not two_sided:
         prompt = [tokenizer.start, *source, tokenizer.separator, *begun]
     if (count := max(len(prompt), len(source))) >= trained.max_len:  # another one follows
-        raise UserError(f"{count} tokens are too many: the model reads fewer than {trained.max_len}")
+        raise UserError(
+            f"{count} tokens are too many: the model reads fewer than {trained.max_len}"
+        )
     most = min(config.max_tokens or LARGEST_LIMIT, len(source) + config.max_extra_tokens)
     return Request(
         prompt=prompt,

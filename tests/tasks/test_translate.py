@@ -334,7 +334,9 @@ def test_a_source_that_fits_with_its_answer_is_not_split(model, run, capsys):
 
 
 def test_a_prefix_has_its_part_of_the_context(model):
-    done = model("first letter").translate(LONG[0] + "uuuuuu", constraints=Constraints("", "aaaaaa"))
+    done = model("first letter").translate(
+        LONG[0] + "uuuuuu", constraints=Constraints("", "aaaaaa")
+    )
     assert done.parts == 2
     assert done.text.startswith("aaaaaa")
 
