@@ -5,9 +5,10 @@ the difference varies, the less it can be relied on. Both are always scored on t
 ("paired"), since lines that are hard for one are mostly hard for the other.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,6 @@ from numpy.typing import NDArray
 from limelight.errors import UserError
 from limelight.evaluate.bleu import BETTER, References, metrics, streams_of
 from limelight.evaluate.metrics import Better, check_lines
-
-if TYPE_CHECKING:
-    from sacrebleu.metrics.base import Metric
 
 SAMPLES, SEED = 1000, 12345  # sacrebleu's own
 _Numbers = NDArray[np.float64]
@@ -60,32 +58,37 @@ def compare_translations(
     Draws, p-values and widths of the intervals are sacrebleu's, which has no percentiles.
     """
     streams = streams_of(references)
-    _check_samples(samples)
     for stream in streams:
         for texts in outputs:
             check_lines(texts, stream)
-    found = []
-    for name, metric in metrics(tokenize).items():
-        stats = [metric._extract_corpus_statistics(texts, streams) for texts in outputs]
-        scores = [float(metric._aggregate_and_compute(each).score) for each in stats]
-        drawn = _resampled(metric, [np.array(each, np.float32) for each in stats], samples)
-        first, second = map(_estimate, runs, scores, drawn.T)
-        signature = metric.get_signature()
-        signature.update("seed", str(SEED))
-        signature.update("bs", samples)
-        p_value = _sacrebleu_p_value(scores, drawn)
-        found.append(Comparison(name, BETTER[name], first, second, p_value, str(signature)))
-    return found
+    return [
+        _compare_by(name, metric, runs, outputs, streams, samples)
+        for name, metric in metrics(tokenize).items()
+    ]
 
 
-def _resampled(metric: "Metric", stats: Sequence[NDArray[np.float32]], samples: int) -> _Numbers:
-    """The scores of both runs on each sample of the lines, samples x 2."""
-    random = np.random.default_rng(SEED)
-    drawn = np.empty((samples, 2))
-    for i in range(samples):
-        rows = random.choice(len(stats[0]), len(stats[0]))
-        drawn[i] = [metric._compute_score_from_stats(each[rows].sum(0)).score for each in stats]
-    return drawn
+def _compare_by(
+    name: str,
+    metric: Any,
+    runs: tuple[str, str],
+    outputs: tuple[Sequence[str], Sequence[str]],
+    streams: list[Sequence[str]],
+    samples: int,
+) -> Comparison:
+    stats = [np.array(metric._extract_corpus_statistics(texts, streams)) for texts in outputs]
+
+    def score(rows: Any) -> list[float]:
+        return [metric._compute_score_from_stats(each[rows].sum(0)).score for each in stats]
+
+    wanted = os.environ.get("SACREBLEU_SEED", "")
+    seed = int(wanted) if wanted.isdecimal() else SEED
+    scores, drawn = _bootstrap(score, len(streams[0]), samples, seed)
+    first, second = map(_estimate, runs, scores, drawn.T)
+    signature = metric.get_signature()
+    signature.update("seed", str(seed))
+    signature.update("bs", samples)
+    p_value = _sacrebleu_p_value(scores, drawn)
+    return Comparison(name, BETTER[name], first, second, p_value, str(signature))
 
 
 def _sacrebleu_p_value(scores: Sequence[float], drawn: _Numbers) -> float:
@@ -123,9 +126,12 @@ def compare_examples(
     or bytes, the same for both runs; then all tokens weigh the same, and not all examples.
     """
     first, second, sizes = _check_examples(totals, counts)
-    drawn = _draw(first, second, sizes, _check_samples(samples), seed)
-    scores = first.sum() / sizes.sum(), second.sum() / sizes.sum()
-    one, other = map(_estimate, runs, map(float, scores), drawn.T)
+
+    def score(rows: Any) -> list[float]:
+        return [each[rows].sum() / sizes[rows].sum() for each in (first, second)]
+
+    scores, drawn = _bootstrap(score, len(first), samples, seed)
+    one, other = map(_estimate, runs, scores, drawn.T)
     p_value = _chance_of(drawn[:, 0] - drawn[:, 1], scores[0] - scores[1])
     signature = f"examples:{len(first)}|bs:{samples}|seed:{seed}"
     return Comparison(name, better, one, other, p_value, signature)
@@ -151,19 +157,16 @@ def _check_examples(
     return first, second, sizes
 
 
-def _check_samples(samples: int) -> int:
+def _bootstrap(
+    score: Callable[[Any], list[float]], lines: int, samples: int, seed: int
+) -> tuple[list[float], _Numbers]:
+    """The scores of both runs on all lines, and on each sample of as many lines, samples x 2."""
     if samples < 100:
         raise UserError(f"samples={samples} are too few for a significance test: at least 100")
-    return samples
-
-
-def _draw(first: _Numbers, second: _Numbers, sizes: _Numbers, samples: int, seed: int) -> _Numbers:
     random = np.random.default_rng(seed)
-    drawn = np.empty((samples, 2))
-    for i in range(samples):  # one at a time: together they would be samples x examples large
-        rows = random.integers(len(first), size=len(first))
-        drawn[i] = first[rows].sum() / sizes[rows].sum(), second[rows].sum() / sizes[rows].sum()
-    return drawn
+    # One sample at a time: together they would be samples x lines large.
+    drawn = [score(random.integers(lines, size=lines)) for _ in range(samples)]
+    return list(map(float, score(slice(None)))), np.array(drawn)
 
 
 def _chance_of(drawn: _Numbers, difference: float) -> float:

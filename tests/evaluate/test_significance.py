@@ -42,7 +42,7 @@ def test_translations_are_compared_as_by_the_command(tmp_path):
     for (mine, p_value), (score, mean, half, their_p) in zip(told, theirs, strict=True):
         assert mine.score == pytest.approx(float(score), abs=1e-6)
         assert mine.low < float(mean) < mine.high
-        assert (mine.high - mine.low) / 2 == pytest.approx(float(half), abs=1e-6)
+        assert (mine.high - mine.low) / 2 == pytest.approx(float(half), abs=1e-5)  # its float32
         assert p_value == pytest.approx(float(their_p or p_value), abs=5e-5)
     assert all(compared.signature in done.stdout for compared in ours)
 
@@ -77,6 +77,18 @@ def test_better_translations_are_told_from_worse_and_from_themselves(seed):
     for compared in compare_translations(RUNS, (good, list(good)), references, samples=100):
         assert compared.p_value == 1
         assert compared.first.low == compared.second.low
+
+
+def test_another_seed_draws_other_samples_and_says_so(monkeypatch):
+    references = sentences(1)
+    systems = spoiled(references, 0.2, 1), spoiled(references, 0.3, 2)
+    usual, _, _ = compare_translations(RUNS, systems, references, samples=100)
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    other, _, _ = compare_translations(RUNS, systems, references, samples=100)
+    assert "seed:12345" in usual.signature
+    assert "seed:7" in other.signature
+    assert other.first.score == usual.first.score
+    assert other.first.low != usual.first.low
 
 
 def test_what_scores_the_same_is_not_called_different():
