@@ -1,6 +1,7 @@
 """Errors for people: what was wrong, with the value, and what to do."""
 
 import errno
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -22,6 +23,9 @@ class OlderWeightsWarning(UserWarning):
     """The newest weights of a run are damaged, and older ones are used."""
 
 
+END_SIGNALS = tuple(  # Ctrl-C, `kill`, and a terminal that is closed, which Windows does not signal
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 _WHAT_TO_DO = {
     errno.ENOSPC: "free some space on this disk, or choose a folder on another one",
     errno.EDQUOT: "free some space on this disk, or choose a folder on another one",

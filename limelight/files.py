@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 from limelight.errors import UserError
 
@@ -25,6 +25,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def discard_output(stream: TextIO) -> None:
+    """Drop what is written to a stream whose reader is gone, and what it holds, without an error.
+
+    Python flushes its streams when it exits, and an error there would change the exit status.
+    """
+    with suppress(OSError):  # not a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def temp_sibling(path: Path) -> Path:

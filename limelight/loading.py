@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -211,6 +212,7 @@ def load(
         tags=tags_of(data),
         default_tag=data.tag,
         classes=classes,
+        answer_share=_answer_share(run),
         ensemble=[other.model for other in companions],
         recipe=recipe,
         step=step,
@@ -255,6 +257,15 @@ def _build_from(config: AnyConfig, path: Path) -> nn.Module:
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     return model
+
+
+def _answer_share(run: RunFolder) -> float:
+    """As its training measured it; a half for a run that did not."""
+    with suppress(UserError):  # nothing else here needs this file
+        share = run.environment().get("answer_share")
+        if isinstance(share, float) and 0 <= share <= 0.5:
+            return share
+    return 0.5
 
 
 def _read_classes(run: RunFolder, config: AnyConfig) -> tuple[str, ...]:

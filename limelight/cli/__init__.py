@@ -12,6 +12,7 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 """
 
 import os
+import signal
 import sys
 import warnings
 from typing import Annotated, Any, Literal, NoReturn
@@ -31,6 +32,7 @@ from limelight.errors import (
     describe_os_error,
     unknown_name,
 )
+from limelight.files import discard_output
 
 
 def completion(
@@ -106,10 +108,10 @@ def main() -> None:
         _exit_with(str(error), 2)
     except FailedError as error:
         _exit_with(str(error), 1)
-    except KeyboardInterrupt:
-        _exit_with("interrupted", 130)
+    except KeyboardInterrupt as error:  # with a number if it was another signal than Ctrl-C
+        _exit_with("interrupted", 128 + (error.args or (signal.SIGINT,))[0])
     except BrokenPipeError:
-        _silence_stdout()  # the reader (`head`, a pager) has seen enough
+        discard_output(sys.stdout)  # the reader (`head`, a pager) has seen enough
     except OSError as error:
         _exit_with(describe_os_error(error), 1)
     except (RuntimeError, MemoryError) as error:
@@ -149,11 +151,6 @@ def _exit_with(sentence: str, code: int) -> NoReturn:
     try:
         sys.stdout.flush()  # so that earlier output comes first
     except OSError:
-        _silence_stdout()
+        discard_output(sys.stdout)
     io.note(sentence)
     sys.exit(code)
-
-
-def _silence_stdout() -> None:
-    """Keep Python from flushing to a closed pipe once more when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

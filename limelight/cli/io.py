@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 from limelight.errors import UserError
+from limelight.files import discard_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +56,10 @@ def load_for(
 
 def note(text: str) -> None:
     """Tell the user something beside the data: on stderr."""
-    print(f"limelight: {text}", file=sys.stderr)
+    try:
+        print(f"limelight: {text}", file=sys.stderr, flush=True)
+    except OSError:  # a terminal or a pipe that was closed
+        discard_output(sys.stderr)
 
 
 def print_line(text: str) -> None:

@@ -1,12 +1,13 @@
 """Commands that train and measure: demo, train, evaluate."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from limelight.cli import io
 from limelight.cli import parser as arg
-from limelight.errors import UserError
+from limelight.errors import END_SIGNALS, UserError
 
 
 def train(
@@ -19,8 +20,9 @@ def train(
 ) -> None:
     """Train the model that a recipe describes, or resume an interrupted run.
 
-    Exits with status 0 when training is complete. Ctrl-C and SIGTERM save everything and exit with
-    status 130 and 143. To resume, run the same command again, or leave the recipe out.
+    Exits with status 0 when training is complete. Ctrl-C, SIGTERM and a terminal that is closed
+    (SIGHUP, unless under nohup) save everything and exit with status 130, 143 and 129. To resume,
+    run the same command again, or leave the recipe out.
 
     Args:
         recipe: a recipe by name (see `limelight recipes`), or a TOML file; without it, resume
@@ -28,6 +30,8 @@ def train(
         from_: start with the weights and the tokenizer of this run or bundled model
         verify_resume: prove with a few steps that a resumed run equals an uninterrupted one
     """
+    _interrupt_on_signals()
+
     from limelight.recipe import load_recipe, recipe_from_run, with_overrides
 
     if recipe:
@@ -44,13 +48,27 @@ def train(
     from limelight.workflows.verify_resume import verify_resume as verify
 
     if verify_resume:
-        signal = verify(loaded, run, from_ or None)
+        stopped_by = verify(loaded, run, from_ or None)
     else:
-        signal = train(loaded, run, start_from=from_ or None)
-    if signal:
+        stopped_by = train(loaded, run, start_from=from_ or None)
+    if stopped_by:
         state = "nothing is verified yet" if verify_resume else "saved"
         io.note(f"{state}; run the same command again to continue ({run})")
-        sys.exit(128 + signal)
+        sys.exit(128 + stopped_by)
+
+
+def _interrupt_on_signals() -> None:
+    """Let every signal that asks to end do what Ctrl-C does, while no training catches it.
+
+    So a start, or the end of a run, is interrupted in good order and with its own exit status.
+    """
+
+    def interrupt(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    for number in END_SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:  # not ignored, as SIGHUP is under nohup
+            signal.signal(number, interrupt)
 
 
 def evaluate(
@@ -90,7 +108,7 @@ def demo(quick: arg.Switch = False, run: arg.Folder = "runs/demo") -> None:
     """
     from limelight.workflows.demo import tour
 
-    if signal := tour(io.terminal(), Path(run), quick):
+    if stopped_by := tour(io.terminal(), Path(run), quick):
         sys.stdout.flush()
         io.note("saved; run the same command again to continue")
-        sys.exit(128 + signal)
+        sys.exit(128 + stopped_by)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from limelight.data.datasets import Batch, Examples, Lengths, Rows
+from limelight.errors import END_SIGNALS
 
 _EMPTY = {"examples": -1, "labels": -1}  # what an empty row holds, where that is not padding
 
@@ -98,6 +99,11 @@ class BatchPlan:
         """How many examples are left out because the model could not read them."""
         return len(self.examples.lengths) - len(self.usable)
 
+    @property
+    def truncated(self) -> int:
+        """How many examples are cut to what the model can read."""
+        return int(getattr(self.examples, "truncated", 0))
+
     def any(self) -> Batch:
         """Some batch, for a process that has none in its turn."""
         return EpochPlan(self, 0, self.plan(0))[0]
@@ -136,7 +142,7 @@ def _signals_held_back() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         yield
     finally:
@@ -145,7 +151,7 @@ def _signals_held_back() -> Iterator[None]:
 
 def leave_signals_to_the_trainer(_: int) -> None:
     """Ctrl-C, `timeout` and Slurm signal all processes: the trainer saves, and ends the others."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -32,6 +32,7 @@ _MIXED_UP = {
     "source": "have a source that looks like the target's language",
     "target": "have a target that looks like the source's language",
 }
+_NEARLY = "case, accents, digits, punctuation and spaces"  # what `plain` leaves out
 _BLOCK = 400  # lines in which an offset between two files is looked for
 _BUCKETS = 2**16  # that the trigrams are counted in; a few share one
 _ENOUGH = 12  # trigrams: shorter lines (names, numbers) can be anything
@@ -188,7 +189,10 @@ def _tokens(
                 lost += tokenizer.decode(column[i].tolist()) != tokenizer.normalize(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
         if data.kind != "texts":  # those are cut into blocks
-            report["over_max_len"] = int((lengths_of(store) > max_len).any(axis=1).sum())
+            labelled = data.kind == "labelled"
+            lengths = lengths_of(store) + labelled  # a classifier reads a start token too
+            report["over_max_len"] = int((lengths > max_len).any(axis=1).sum())
+            report["truncated"] = report["over_max_len"] if labelled else 0
         if num_columns(data) == 2:
             lengths = lengths_of(store)
             plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
@@ -206,8 +210,8 @@ def show(report: dict[str, Any], console: Console) -> None:
         for kind in ("rejected", "repaired"):
             for reason, count in sorted(tally[kind].items()):
                 console.print(Text(f"  {count:>12,} {kind}: {reason}"))
-        console.print(f"  {facts['duplicates']:>12,} duplicates", end="")
-        console.print(f", {facts['near_duplicates']:,} nearly so")
+        console.print(f"  {facts['duplicates']:>12,} duplicates")
+        console.print(f"  {facts['near_duplicates']:>12,} more, ignoring {_NEARLY}")
         _show_lengths(facts["characters"], console)
     if "tokens" in report:
         facts = report["tokens"]
@@ -250,9 +254,12 @@ def _warnings(report: dict[str, Any]) -> Iterable[str]:
             )
     for leak, count in report["leaks"].items():
         if count:
-            yield f"{count} sources of {leak}: scores on them mean little"
+            there, here = leak.split(" in ")
+            same = f"{count} different sources of {there} are also in {here} ({_NEARLY} ignored)"
+            yield f"{same}: scores on them mean little"
     tokens = report.get("tokens", {})
     if tokens.get("not_round_trip"):
         yield "some texts are changed by encoding and decoding"
     if long := tokens.get("over_max_len"):
-        yield f"{long} examples are longer than the model's max_len in tokens"
+        fate = "cut to it" if tokens["truncated"] else "left out"
+        yield f"{long} examples are longer than the model's max_len in tokens, and are {fate}"

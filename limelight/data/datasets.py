@@ -232,7 +232,9 @@ class ClassificationDataset:
         weights: _Floats = (),
     ) -> None:
         self.store, self.tokenizer = store, tokenizer
-        self.lengths = np.minimum(store.columns[0].lengths + 2, longest)[:, None]
+        lengths = store.columns[0].lengths + 2
+        self.lengths = np.minimum(lengths, longest)[:, None]
+        self.truncated = int((lengths > longest).sum())
         self.labels = _class_numbers(store.meta["labels"], classes)
         self.weights = _weights_of(store, weights)
 

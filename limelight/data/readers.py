@@ -35,10 +35,14 @@ class LineStats:
     @property
     def unusable(self) -> str:
         """`2 of 3 lines cannot be used (1 empty, 1 invalid UTF-8)`, or nothing if all can."""
-        wrong = {why: n for why, n in self.rejected.items() if why not in _NO_FAULT}
-        bad = sum(wrong.values())
-        reasons = ", ".join(f"{count:,} {why}" for why, count in wrong.items())
+        bad, wrong = sum(self.faults.values()), self.faults.items()
+        reasons = ", ".join(f"{count:,} {why}" for why, count in wrong)
         return f"{bad:,} of {self.used + bad:,} lines cannot be used ({reasons})" if bad else ""
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """The reasons why lines are rejected although they were meant to be used."""
+        return {why: n for why, n in self.rejected.items() if n and why not in _NO_FAULT}
 
     def check(self) -> None:
         """Every line that was read was used or rejected."""

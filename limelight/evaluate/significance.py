@@ -5,7 +5,8 @@ the difference varies, the less it can be relied on. Both are always scored on t
 ("paired"), since lines that are hard for one are mostly hard for the other.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,10 @@ _Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A run's score with its 95% confidence interval."""
+    """A run's score with its 95% confidence interval, by percentiles of the resampled scores.
+
+    So an interval has only values that a score can have; a mean with a margin would exceed 100.
+    """
 
     run: str
     score: float
@@ -49,28 +53,62 @@ def compare_translations(
     tokenize: str = "13a",
     samples: int = SAMPLES,
 ) -> list[Comparison]:
-    """BLEU, chrF2 and TER of two runs on the same references, with sacrebleu's paired bootstrap."""
-    from sacrebleu.significance import PairedTest
+    """BLEU, chrF2 and TER of two runs on the same references, with sacrebleu's paired bootstrap.
 
+    Draws, p-values and widths of the intervals are sacrebleu's, which has no percentiles.
+    """
     streams = streams_of(references)
     for stream in streams:
         for texts in outputs:
             check_lines(texts, stream)
-    named = list(zip(runs, outputs, strict=True))
-    test = PairedTest(named, metrics(tokenize), streams, "bs", n_samples=_check_samples(samples))
-    signatures, table = test()
-    return [_compared(name, runs, table[name], str(way)) for name, way in signatures.items()]
+    return [
+        _compare_by(name, metric, runs, outputs, streams, samples)
+        for name, metric in metrics(tokenize).items()
+    ]
 
 
-def _compared(name: str, runs: tuple[str, str], results: Any, signature: str) -> Comparison:
-    first, second = (
-        _Estimate(run, float(r.score), float(r.mean) - float(r.ci), float(r.mean) + float(r.ci))
-        for run, r in zip(runs, results, strict=True)
-    )
-    # sacrebleu asks how often chance exceeds the difference. Between equal runs it never does,
-    # which would be called significant: but no difference at all is no evidence.
-    p_value = results[1].p_value if first.score != second.score else 1.0
-    return Comparison(name, BETTER[name], first, second, p_value, signature)
+def _compare_by(
+    name: str,
+    metric: Any,
+    runs: tuple[str, str],
+    outputs: tuple[Sequence[str], Sequence[str]],
+    streams: list[Sequence[str]],
+    samples: int,
+) -> Comparison:
+    stats = [np.array(metric._extract_corpus_statistics(texts, streams)) for texts in outputs]
+
+    def score(rows: Any) -> list[float]:
+        return [metric._compute_score_from_stats(each[rows].sum(0)).score for each in stats]
+
+    wanted = os.environ.get("SACREBLEU_SEED", "")
+    seed = int(wanted) if wanted.isdecimal() else SEED
+    scores, drawn = _bootstrap(score, len(streams[0]), samples, seed)
+    first, second = map(_estimate, runs, scores, drawn.T)
+    signature = metric.get_signature()
+    signature.update("seed", str(seed))
+    signature.update("bs", samples)
+    p_value = _sacrebleu_p_value(scores, drawn)
+    return Comparison(name, BETTER[name], first, second, p_value, str(signature))
+
+
+def _sacrebleu_p_value(scores: Sequence[float], drawn: _Numbers) -> float:
+    """How often chance exceeds the difference.
+
+    Between equal runs it never does, which sacrebleu would call significant: but no difference at
+    all is no evidence.
+    """
+    if scores[0] == scores[1]:
+        return 1.0
+    moved = np.abs(drawn[:, 1] - drawn[:, 0])
+    exceeding = int((moved - moved.mean() > abs(scores[0] - scores[1])).sum())
+    return (exceeding + 1) / (len(drawn) + 1)
+
+
+def _estimate(run: str, score: float, drawn: _Numbers) -> _Estimate:
+    cut = len(drawn) // 40  # sacrebleu's 2.5%
+    low, high = np.sort(drawn)[[cut, -1 - cut]].tolist()
+    # A score that is no mean may lie beside those of its samples, if there are few lines.
+    return _Estimate(run, score, min(low, score), max(high, score))
 
 
 def compare_examples(
@@ -88,13 +126,12 @@ def compare_examples(
     or bytes, the same for both runs; then all tokens weigh the same, and not all examples.
     """
     first, second, sizes = _check_examples(totals, counts)
-    drawn = _draw(first, second, sizes, _check_samples(samples), seed)
-    scores = first.sum() / sizes.sum(), second.sum() / sizes.sum()
-    lows, highs = np.percentile(drawn, [2.5, 97.5], axis=0)
-    one, other = (
-        _Estimate(run, float(score), float(low), float(high))
-        for run, score, low, high in zip(runs, scores, lows, highs, strict=True)
-    )
+
+    def score(rows: Any) -> list[float]:
+        return [each[rows].sum() / sizes[rows].sum() for each in (first, second)]
+
+    scores, drawn = _bootstrap(score, len(first), samples, seed)
+    one, other = map(_estimate, runs, scores, drawn.T)
     p_value = _chance_of(drawn[:, 0] - drawn[:, 1], scores[0] - scores[1])
     signature = f"examples:{len(first)}|bs:{samples}|seed:{seed}"
     return Comparison(name, better, one, other, p_value, signature)
@@ -120,19 +157,16 @@ def _check_examples(
     return first, second, sizes
 
 
-def _check_samples(samples: int) -> int:
+def _bootstrap(
+    score: Callable[[Any], list[float]], lines: int, samples: int, seed: int
+) -> tuple[list[float], _Numbers]:
+    """The scores of both runs on all lines, and on each sample of as many lines, samples x 2."""
     if samples < 100:
         raise UserError(f"samples={samples} are too few for a significance test: at least 100")
-    return samples
-
-
-def _draw(first: _Numbers, second: _Numbers, sizes: _Numbers, samples: int, seed: int) -> _Numbers:
     random = np.random.default_rng(seed)
-    drawn = np.empty((samples, 2))
-    for i in range(samples):  # one at a time: together they would be samples x examples large
-        rows = random.integers(len(first), size=len(first))
-        drawn[i] = first[rows].sum() / sizes[rows].sum(), second[rows].sum() / sizes[rows].sum()
-    return drawn
+    # One sample at a time: together they would be samples x lines large.
+    drawn = [score(random.integers(lines, size=lines)) for _ in range(samples)]
+    return list(map(float, score(slice(None)))), np.array(drawn)
 
 
 def _chance_of(drawn: _Numbers, difference: float) -> float:

@@ -50,7 +50,7 @@ class Conversation:
     def source(self, turns: list[str]) -> list[int]:
         """The last turns as the model learned to read them, a line each; the oldest goes first."""
         tag = self.trained.tag(self.tag)
-        longest = longest_source(self.trained) - len(tag)
+        longest = longest_source(self.trained, self.config) - len(tag)
         for first in range(max(0, len(turns) - self.trained.history), len(turns)):
             tokens = self.trained.tokenizer.encode("\n".join(turns[first:]))
             if len(tokens) <= longest:

@@ -142,7 +142,8 @@ def requests_for(
     if not text.strip():
         return []
     tag, encode = trained.tag(constraints.tag), trained.tokenizer.encode
-    longest = longest_source(trained) - len(tag)
+    given = len(encode_prefix(trained.tokenizer, constraints.prefix)[0])
+    longest = max(1, longest_source(trained, config, given) - len(tag))
     parts = in_parts(text, lambda part: len(encode(part)), longest)
     if len(parts) > 1 and constraints.include:
         raise UserError(
@@ -150,16 +151,24 @@ def requests_for(
         )
     first, later = constraints, replace(constraints, prefix="")
     return [
-        request_for(trained, [*tag, *encode(part)[:longest]], config, later if i else first)
+        request_for(trained, [*tag, *encode(part)], config, later if i else first)
         for i, part in enumerate(parts)
     ]
 
 
-def longest_source(trained: TextModel) -> int:
-    """Tokens of a source, at most: an encoder reads an end token too, a GPT its own answer."""
+def longest_source(trained: TextModel, config: DecodeConfig | None = None, given: int = 0) -> int:
+    """Tokens of a source, at most: an encoder reads an end token too, a GPT its own answer.
+
+    A GPT keeps as much of its context free as answers had in its training data, relative to their
+    sources: a summary needs less than a translation. Half at most, since no more is known of a
+    source than its length; less if the settings allow no such answer, but always a `given` prefix.
+    """
     if trained.family == "encoder-decoder":
         return trained.max_len - 1
-    return max(1, (trained.max_len - 2) // 2)
+    answer = math.ceil(trained.answer_share * trained.max_len)  # the end token included
+    most = (config or trained.decode).max_tokens
+    answer = max(given + 1, min(answer, most + 1) if most else answer)
+    return max(1, trained.max_len - 1 - answer)
 
 
 def request_for(
@@ -175,9 +184,9 @@ def request_for(
     prompt = [tokenizer.start, *begun]
     if not two_sided:
         prompt = [tokenizer.start, *source, tokenizer.separator, *begun]
-    if len(prompt) >= trained.max_len:
+    if (count := max(len(prompt), len(source))) >= trained.max_len:  # another one follows
         raise UserError(
-            f"nothing can follow {len(prompt)} tokens: the model has room for {trained.max_len}"
+            f"{count} tokens are too many: the model reads fewer than {trained.max_len}"
         )
     most = min(config.max_tokens or LARGEST_LIMIT, len(source) + config.max_extra_tokens)
     return Request(
@@ -196,7 +205,7 @@ def _join(trained: TextModel, parts: Sequence[Hypothesis], prefix: str) -> Trans
     given = [encode_prefix(tokenizer, prefix)[0], *([] for _ in parts[1:])]
     texts = [tokenizer.decode([*g, *part.tokens]) for g, part in zip(given, parts, strict=True)]
     return TranslationOutput(
-        text=" ".join(text.strip() for text in texts),
+        text=" ".join(filter(None, map(str.strip, texts))),
         score=sum(part.score for part in parts),
         tokens=tuple(tokenizer.pieces(token for part in parts for token in part.tokens)),
         logprobs=tuple(value for part in parts for value in part.logprobs),

@@ -53,6 +53,7 @@ class TrainConfig:
     metric: str = "loss"  # that shall improve: loss, perplexity, accuracy, or the task's own
     log_every: _Steps = 10  # steps
 
+    max_unusable: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the lines; more: refused
     mask_rate: Fraction = 0.15  # encoder-only: share of the tokens to predict
     whole_word_masking: bool = False  # encoder-only: mask words instead of pieces
     freeze: tuple[str, ...] = ()  # parts that are not trained, as "encoder" or "source.tokens"

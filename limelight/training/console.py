@@ -1,5 +1,6 @@
 """What people see on stderr while a model trains: a bar on a terminal, plain lines elsewhere."""
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,14 +8,33 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from limelight.files import discard_output
+
 _WIDE = 132  # columns of a terminal in which all numbers fit beside the bar
+
+
+class _LastingConsole(Console):
+    """Stderr whose reader may leave: a closed terminal or pipe must not end a training.
+
+    From then on nothing is printed; the run's log has all of it.
+    """
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the process
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)  # here all is written
+        except OSError:
+            self.quiet = True
+            discard_output(sys.stderr)
 
 
 class Report:
     """Prints the progress of a training. All processes but the first have a silent one."""
 
     def __init__(self, silent: bool = False, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, quiet=silent, highlight=False)
+        self.console = console or _LastingConsole(stderr=True, quiet=silent, highlight=False)
         self.bar: Progress | None = None
         self.begun_at = 0
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 
-from limelight.errors import UserError
+from limelight.errors import END_SIGNALS, UserError
 from limelight.run.atomic import latest_valid
 from limelight.run.log import Log, cut_log, read_log
 from limelight.run.tensorboard import TensorBoardSink
@@ -144,12 +144,16 @@ def _record_validation(
 
 @contextmanager
 def _catch_signals() -> Iterator[list[int]]:
-    """Collect the signals that ask the process to end, so that the step is finished first."""
+    """Collect the signals that ask the process to end, so that the step is finished first.
+
+    Those that were ignored before, as SIGHUP is under nohup, stay so.
+    """
     received: list[int] = []
     before = {}
     with suppress(ValueError):  # not the main thread: whoever trains there stops it otherwise
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, lambda number, _: received.append(number))
+        for number in END_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda number, _: received.append(number))
     try:
         yield received
     finally:

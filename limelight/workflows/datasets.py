@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig
 from limelight.data.corpora import corpora_for_split
@@ -13,6 +15,7 @@ from limelight.data.datasets import (
     MaskedLMDataset,
     PromptDataset,
     Seq2SeqDataset,
+    lengths_of,
 )
 from limelight.data.progress import counting
 from limelight.data.token_store import TokenStore, open_or_build
@@ -81,6 +84,19 @@ class TokenizedData:
             workers=config.data_workers,
             pinned=self.world.device.type == "cuda",
         )
+
+    @property
+    def answer_share(self) -> float:
+        """What answers have of source and answer together, at most a half.
+
+        It is that of the longest tenth of the training sources, and 99 of 100 of them need no more:
+        the answer to a short source may be many times as long, and says nothing of long ones.
+        """
+        sizes = lengths_of(self.stores["train"])
+        if sizes.shape[1] != 2:
+            return 0.5
+        source, target = sizes[sizes[:, 0] >= np.percentile(sizes[:, 0], 90)].T
+        return min(0.5, float(np.percentile(target / (source + target), 99, method="higher")))
 
     def _dataset(self, split: str) -> Examples:
         family, kind, config = self.recipe.model.family, self.data.kind, self.recipe.train

@@ -106,6 +106,7 @@ def evaluate_run(
         "split": split,
         "examples": len(stores[split]) - batches.too_long,
         "too_long": batches.too_long,
+        "truncated": batches.truncated,
         **scores,
     }
 
@@ -282,5 +283,7 @@ def show(scores: dict[str, Any], console: Console) -> None:
                 console.print(f"  {name:>10} {scores[name]:.4f}")
         if scores["too_long"]:
             console.print(f"  {scores['too_long']:,} examples were too long for the model")
+        if scores["truncated"]:
+            console.print(f"  {scores['truncated']:,} texts were cut to what the model reads")
     if scores.get("scores") or "comparisons" in scores:
         report.show(scores, console)

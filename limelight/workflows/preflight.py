@@ -4,6 +4,7 @@ Can a recipe be trained at all? Does it match the run to resume, or the model to
 """
 
 import os
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from limelight.data.config import DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split
-from limelight.data.readers import raw_lines
+from limelight.data.readers import LineStats, raw_lines
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
 from limelight.loading import LoadedModel
@@ -26,7 +27,7 @@ from limelight.training.evaluate import VALIDATION_METRICS
 
 _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
-    *("log_every", "average_checkpoints", "data_workers", "device"),
+    *("log_every", "average_checkpoints", "data_workers", "device", "max_unusable"),
 }
 _NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
@@ -104,6 +105,21 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
         raise UserError(
             "mask_rate=0 masks no token, so there is nothing to predict and nothing to learn: "
             "set --train.mask-rate 0.15"
+        )
+
+
+def check_usable(tally: LineStats, too_long: int, recipe: Recipe) -> None:
+    """Reject data of which little is left: a wrong column, encoding or max_len is the likely cause.
+
+    What remains is hardly what the user means to train on, and its scores would look like results.
+    """
+    used = tally.used - too_long
+    rejected = tally.rejected + Counter({f"longer than max_len={recipe.model.max_len}": too_long})
+    found = LineStats(tally.read, used, rejected)
+    if used < (1 - recipe.train.max_unusable) * (used + sum(found.faults.values())):
+        raise UserError(
+            f"{found.unusable}, and {used:,} are left to train on. Run limelight data check, and "
+            "mend the files or the settings; or train on the rest with --train.max-unusable 1"
         )
 
 

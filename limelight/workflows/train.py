@@ -119,6 +119,7 @@ def build_trainer(
     batches = tokenized.batches("train")
     valid = tokenized.batches("valid") if "valid" in tokenized.stores else None
     _check_examples(recipe, batches, valid, report)
+    preflight.check_usable(tokenized.stores["train"].tally, batches.too_long, recipe)
     _write_run_metadata(tokenized, run, begun_from)
     config, lengths = recipe.train, batches.examples.lengths
     trainer = Trainer(
@@ -172,13 +173,20 @@ def _check_examples(
             f"ema={config.ema} keeps more than half of the initial weights for all of "
             f"{config.steps} steps: the finished weights will have learned little"
         )
-    if batches.too_long:
-        many = f"{batches.too_long:,} of {len(batches.examples.lengths):,} examples"
-        report.warn(f"{many} are longer than max_len={longest}, and left out")
+    for split, plan in {"train": batches, "valid": valid}.items():
+        if plan is not None:
+            _warn_of_long(split, plan, report)
+
+
+def _warn_of_long(split: str, plan: BatchPlan, report: Report) -> None:
+    for count, fate in ((plan.too_long, "left out"), (plan.truncated, "cut to it")):
+        if count:
+            many = f"{split}: {count:,} of {len(plan.examples.lengths):,} examples"
+            report.warn(f"{many} are longer than max_len={plan.longest}, and {fate}")
 
 
 def _add_decoding_metrics(trainer: Trainer, valid: BatchPlan, tokenized: TokenizedData) -> None:
-    trainer.samples = partial(sample, tokenized)
+    trainer.samples = partial(sample, tokenized, valid.usable[:3])
     if "exact" in preflight.metrics_of(tokenized.recipe, tokenized.data):
         few = valid.usable[:_EXACT_MATCH_SOURCES]
         trainer.metrics = partial(exact_match, tokenized, "valid", few)
@@ -280,8 +288,8 @@ def _fit_batch_on_gpu(
 
 def memory_of(recipe: Recipe, tokens: int) -> int:
     """Bytes that training takes with batches of this many tokens, as `limelight info` estimates."""
-    parts = dict(info.describe(recipe, max(tokens, recipe.model.max_len))["training_bytes"])
-    return sum(size for part, size in parts.items() if part not in ("devices", "tokens"))
+    described = info.describe(recipe, max(tokens, recipe.model.max_len))
+    return int(described["training_bytes"]["total"])
 
 
 def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: str) -> None:
@@ -298,6 +306,7 @@ def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: st
         "threads": torch.get_num_threads(),
         "processes": tokenized.world.world_size,
         "tokenizer": tokenized.tokenizer.hash,
+        "answer_share": tokenized.answer_share,
         "data": {split: store.folder.name for split, store in tokenized.stores.items()},
         "from": begun_from,
     }

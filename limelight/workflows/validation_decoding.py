@@ -19,18 +19,20 @@ from limelight.workflows.datasets import TokenizedData
 _BATCH = 100  # sources decoded at a time
 
 
-def sample(tokenized: TokenizedData, model: nn.Module) -> list[str]:
-    """The first few validation sources with the model's output."""
-    tokenizer, longest = tokenized.tokenizer, tokenized.recipe.model.max_len
-    store = tokenized.stores["valid"]
-    most = longest // 2 - 1  # a language model writes its output behind the source
-    sources = [store.columns[0][i].tolist()[:most] for i in range(min(3, len(store)))]
-    limit = min(longest - 1, 2 * max(map(len, sources)) + 10)
+def sample(tokenized: TokenizedData, rows: Rows, model: nn.Module) -> list[str]:
+    """These validation sources, which fit the model, with its output."""
+    tokenizer, column = tokenized.tokenizer, tokenized.stores["valid"].columns[0]
+    sources = [column[i].tolist() for i in rows]
+    limit = min(tokenized.recipe.model.max_len - 1, 2 * max(map(len, sources)) + 10)
     outputs = _greedy_decode(model, tokenizer, sources, limit)
     return [
-        f"{tokenizer.decode(source)!r:.100} -> {tokenizer.decode(output)!r:.100}"
+        " -> ".join(_shorten(tokenizer.decode(tokens)) for tokens in (source, output))
         for source, output in zip(sources, outputs, strict=True)
     ]
+
+
+def _shorten(text: str) -> str:
+    return repr(text) if len(text) <= 100 else f"{text[:100]!r}..."
 
 
 def _greedy_decode(
@@ -63,7 +65,11 @@ def validation_bleu(tokenized: TokenizedData, model: nn.Module) -> dict[str, flo
     greedy = replace(tokenized.recipe.decode, beam=1, beam_groups=1)
     for part in corpora_for_split(data, "valid"):
         sources, targets = zip(*read_split(part, "valid", LineStats()), strict=True)
-        trained = TextModel(model, tokenized.tokenizer, greedy, data.kind, tags=tags_of(part))
+        trained = TextModel(
+            *(model, tokenized.tokenizer, greedy, data.kind),
+            tags=tags_of(part),
+            answer_share=tokenized.answer_share,
+        )
         outputs += [done.text for done in translate(trained, sources)]
         references += targets
     scores = score_translations(outputs, references)

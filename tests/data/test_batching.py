@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import pickle
-import signal
 import time
 
 import numpy as np
@@ -15,6 +14,7 @@ from limelight.data.config import DataConfig
 from limelight.data.datasets import Seq2SeqDataset
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer
+from limelight.errors import END_SIGNALS
 
 TOKENIZER = Tokenizer.train("char", ["a b c"], 300)
 
@@ -174,7 +174,7 @@ def test_batches_leave_torchs_random_numbers_alone(store, workers):
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", END_SIGNALS)
 @pytest.mark.parametrize("hesitating", [0, 1])
 def test_who_makes_batches_goes_on_when_all_processes_are_signalled(
     store, number, hesitating, monkeypatch

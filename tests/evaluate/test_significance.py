@@ -41,10 +41,29 @@ def test_translations_are_compared_as_by_the_command(tmp_path):
     told = [(c.first, c.p_value) for c in ours] + [(c.second, c.p_value) for c in ours]
     for (mine, p_value), (score, mean, half, their_p) in zip(told, theirs, strict=True):
         assert mine.score == pytest.approx(float(score), abs=1e-6)
-        assert (mine.low + mine.high) / 2 == pytest.approx(float(mean), abs=1e-6)
-        assert (mine.high - mine.low) / 2 == pytest.approx(float(half), abs=1e-6)
+        assert mine.low < float(mean) < mine.high
+        assert (mine.high - mine.low) / 2 == pytest.approx(float(half), abs=1e-5)  # its float32
         assert p_value == pytest.approx(float(their_p or p_value), abs=5e-5)
     assert all(compared.signature in done.stdout for compared in ours)
+
+
+BEST = {"BLEU": 100, "chrF2": 100, "TER": 0}
+WORST = {"BLEU": 0, "chrF2": 0, "TER": math.inf}
+
+
+@pytest.mark.parametrize(("lines", "spoilt"), [(40, 1), (40, 39), (3, 2), (1, 1)])
+def test_an_interval_has_possible_scores_and_the_estimate(lines, spoilt):
+    """Nearly perfect, nearly all wrong, or of few lines: as far out as an interval can be."""
+    references = sentences(1)[:lines]
+    nearly = ["zzz zzz"] * spoilt + references[spoilt:]
+    for compared in compare_translations(RUNS, (nearly, references), references, samples=200):
+        least, most = sorted((BEST[compared.name], WORST[compared.name]))
+        for found in (compared.first, compared.second):
+            assert least - 1e-9 <= found.low <= found.score <= found.high <= most + 1e-9
+        perfect = compared.second
+        assert (perfect.low, perfect.high) == pytest.approx((perfect.score,) * 2, abs=1e-4)
+        if 1 < spoilt < lines or lines == 40:  # the control: it is no interval of one point
+            assert compared.first.high > compared.first.low
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -58,6 +77,18 @@ def test_better_translations_are_told_from_worse_and_from_themselves(seed):
     for compared in compare_translations(RUNS, (good, list(good)), references, samples=100):
         assert compared.p_value == 1
         assert compared.first.low == compared.second.low
+
+
+def test_another_seed_draws_other_samples_and_says_so(monkeypatch):
+    references = sentences(1)
+    systems = spoiled(references, 0.2, 1), spoiled(references, 0.3, 2)
+    usual, _, _ = compare_translations(RUNS, systems, references, samples=100)
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    other, _, _ = compare_translations(RUNS, systems, references, samples=100)
+    assert "seed:12345" in usual.signature
+    assert "seed:7" in other.signature
+    assert other.first.score == usual.first.score
+    assert other.first.low != usual.first.low
 
 
 def test_what_scores_the_same_is_not_called_different():

@@ -32,6 +32,7 @@ LINES = [
     for does in ("sleeps", "sits", "walks")
     for where in ("here", "by the river", "in a big house")
 ]
+LONG = [f"{a}{b}" * 10 + a for a in "abcdef" for b in "uvwxyz"]  # 21 letters each
 TALK = ["hello", "hello, who is there?", "a friend", "how are you?", "well", "good bye", "bye"]
 
 
@@ -67,6 +68,10 @@ def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
             return load_recipe("reverse", [*TOY, *FAST, *short])
         case "gpt":
             return load_recipe("reverse-gpt", [*TOY, *FAST, "train.steps=150"])
+        case "first letter":  # long sources and short answers, in a context that holds both
+            pairs = [f"{text}\t{text[0]}" for text in LONG]
+            data = DataConfig(**file_of(folder, "letters.tsv", pairs))
+            return small(name, data, "decoder-only", model={"max_len": 32})
         case "lstm":
             return load_recipe("reverse-lstm", [*TOY, "model.d_model=64", "train.steps=60"])
         case "tagged":

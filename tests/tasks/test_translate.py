@@ -1,6 +1,7 @@
 """Translations: the same alone, in any batch and in parts, with honest scores and kept wishes."""
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import limelight
+from limelight.cli import run_command
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import MAX_BATCH_POSITIONS, ROWS, batches_of
-from limelight.decode.request import Request
+from limelight.decode.request import Hypothesis, Request
 from limelight.errors import UserError
+from limelight.serve.worker.jobs import _GENERATING
 from limelight.tasks.translate import (
     Constraints,
     InvalidLine,
@@ -20,7 +23,9 @@ from limelight.tasks.translate import (
     alternative_tokens,
     requests_for,
     translate,
+    translation_of,
 )
+from tests.tasks.conftest import LONG
 
 FAMILIES = ("reverse", "gpt", "lstm")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -235,7 +240,7 @@ def test_a_text_in_the_place_of_a_list_is_refused(model):
 
 
 def test_a_beginning_that_leaves_no_room_is_refused(model):
-    with pytest.raises(UserError, match="nothing can follow 65 tokens: the model has room for 64"):
+    with pytest.raises(UserError, match="65 tokens are too many: the model reads fewer than 64"):
         model("reverse").translate("a", constraints=Constraints(prefix="x" * 64))
 
 
@@ -299,7 +304,59 @@ def test_a_long_text_is_translated_in_parts_and_nothing_is_lost(model, name):
     read = " ".join(learned.tokenizer.decode(row) for row in tokens)
     assert read == text
     parts = [learned.tokenizer.decode(row) for row in tokens]
-    assert done.text == " ".join(learned.translate(part).text for part in parts)
+    answers = [learned.translate(part).text for part in parts]
+    assert done.text == " ".join(answer for answer in answers if answer)
+
+
+def over_http(loaded, text):
+    """Into how many parts the service splits a text."""
+    message = {"text": text, "nbest": 1, "include": [], "exclude": [], "tag": "", "prefix": ""}
+    wishes = {"alternatives": 0, "alignment": False, "tree": False}
+    return len(_GENERATING["translate"](loaded, message | wishes).sequences)
+
+
+def test_a_source_that_fits_with_its_answer_is_not_split(model, run, capsys):
+    """It is longer than half of the context; answers were short in training, and are here."""
+    learned = model("first letter")
+    done = list(learned.translate_all(LONG))
+    assert all(len(text) > learned.max_len // 2 for text in LONG)
+    assert [(one.text, one.parts) for one in done] == [(text[0], 1) for text in LONG]
+    assert {over_http(learned, text) for text in LONG} == {1}
+    run_command(["translate", str(run("first letter")), LONG[0]])
+    assert capsys.readouterr() == (f"{LONG[0][0]}\n", "")
+    # The control: a run that knows nothing of its answers keeps half of the context for them,
+    cautious = replace(learned, answer_share=0.5)
+    assert (cautious.translate(LONG[0]).parts, over_http(cautious, LONG[0])) == (2, 2)
+    # unless the settings allow no answer of that length.
+    assert cautious.translate(LONG[0], max_tokens=1).parts == 1
+    # And what does not fit is split still.
+    assert learned.translate(LONG[0] * 2).parts == over_http(learned, LONG[0] * 2) == 2
+
+
+def test_a_prefix_has_its_part_of_the_context(model):
+    done = model("first letter").translate(
+        LONG[0] + "uuuuuu", constraints=Constraints("", "aaaaaa")
+    )
+    assert done.parts == 2
+    assert done.text.startswith("aaaaaa")
+
+
+def test_an_empty_part_leaves_no_space(model):
+    learned = model("reverse")
+    answers = [learned.tokenizer.encode(text) for text in ("", "a b", "", "c", "")]
+    found = [[Hypothesis(tokens, [], True, 0.0)] for tokens in answers]
+    assert translation_of(learned, "", found, Constraints()).text == "a b c"
+
+
+def test_what_does_not_fit_in_any_number_of_parts_is_refused_and_not_cut(model):
+    """A tag and the end token leave nothing of such a context."""
+    tagged = model("tagged")
+    for longest, problem in ((3, ""), (2, "2 tokens are too many")):
+        tiny = replace(tagged, model=deepcopy(tagged.model))
+        tiny.model.config = replace(tiny.model.config, max_len=longest)
+        (done,) = translate(tiny, ["a"], constraints=Constraints("back"))
+        assert done.problem.startswith(problem)
+        assert bool(done.problem) == bool(problem)
 
 
 def test_wishes_for_a_text_in_parts(model):

@@ -5,18 +5,23 @@ import os
 import random
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from limelight.errors import END_SIGNALS
 from limelight.run.atomic import find_damage, list_checkpoints
 from tests.training.processes import (
     SECONDS,
+    command,
+    process,
     result,
     said_of,
     speaks,
     steps_logged,
     train,
+    train_command,
     training,
     wait_until,
 )
@@ -142,15 +147,78 @@ def test_asked_to_leave_while_it_saves_and_again_and_again(unasked, tmp_path):
     assert essence(run) == unasked
 
 
-def test_ctrl_c_before_training_begins_is_no_traceback(tmp_path):
+@pytest.mark.parametrize("number", END_SIGNALS)
+@pytest.mark.parametrize("seen", [".lock", "finished/step-000002"])
+def test_a_signal_before_and_after_training_is_no_traceback(tmp_path, number, seen):
+    """While data and model are prepared, and while the curves are drawn."""
     run = tmp_path / "run"
-    with training(run, LEFT) as child:
-        assert wait_until((run / ".lock").exists, child)
-        os.kill(child.pid, signal.SIGINT)
+    with training(run, ["--train.steps=2"]) as child:
+        assert wait_until((run / seen).exists, child)
+        os.kill(child.pid, number)
         child.join(30)
-    assert child.exitcode == 130
-    assert said_of(run).read_text().endswith("limelight: interrupted\n")
+    assert child.exitcode in (128 + number, *([0] if "finished" in seen else []))
+    assert said_of(run).read_text().endswith("limelight: interrupted\n") or child.exitcode == 0
     assert "Traceback" not in said_of(run).read_text()
+
+
+def on_terminal(name: str, ignoring: bool, arguments: list[str]) -> None:
+    """As in a terminal of its own, with SIGHUP as it comes or as under nohup."""
+    os.setsid()
+    terminal = os.open(name, os.O_RDWR)  # the first that a new session opens controls it
+    for descriptor in (0, 1, 2):
+        os.dup2(terminal, descriptor)
+    os.close(terminal)
+    if ignoring:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    command(arguments)
+
+
+@pytest.mark.parametrize("ignoring", [False, True])
+def test_a_closed_terminal_loses_nothing(unasked, tmp_path, ignoring):
+    """It saves and leaves; under nohup it goes on, although nothing can be printed any more."""
+    run, cache = tmp_path / "run", str(tmp_path / "cache")
+    terminal, theirs = os.openpty()
+    os.set_blocking(terminal, False)
+    work = (on_terminal, os.ttyname(theirs), ignoring, train_command(run, LEFT))
+    with process(*work, said=said_of(run), LIMELIGHT_CACHE=cache) as child:
+
+        def trains() -> bool:
+            with suppress(BlockingIOError):  # what is printed must be read, or printing waits
+                os.read(terminal, 2**16)
+            return steps_logged(run) >= 6
+
+        assert wait_until(trains, child)
+        os.close(theirs)
+        os.close(terminal)
+        child.join(SECONDS)
+    assert child.exitcode == (0 if ignoring else 128 + signal.SIGHUP)
+    if not ignoring:
+        assert 6 <= newest_state(run)["step"] < STEPS
+        train(run, LEFT)
+    assert essence(run) == unasked
+
+
+def into_pipe(name: str, arguments: list[str]) -> None:
+    """With a pipe for all that is printed."""
+    pipe = os.open(name, os.O_WRONLY)
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    command(arguments)
+
+
+def test_a_reader_that_leaves_loses_nothing(unasked, tmp_path):
+    """As with `2>&1 | head -1`: training goes on to its end."""
+    run, pipe, cache = tmp_path / "run", tmp_path / "pipe", str(tmp_path / "cache")
+    os.mkfifo(pipe)
+    work = (into_pipe, str(pipe), train_command(run, LEFT))
+    with process(*work, said=said_of(run), LIMELIGHT_CACHE=cache) as child:
+        with open(pipe) as reader:
+            assert reader.readline().startswith("training reverse")
+        assert steps_logged(run) < STEPS
+        child.join(SECONDS)
+    assert child.exitcode == 0
+    assert essence(run) == unasked
 
 
 @pytest.mark.parametrize("instants", [2, pytest.param(20, marks=pytest.mark.soak)])
@@ -159,7 +227,7 @@ def test_asked_to_leave_at_random_instants(unasked, tmp_path, instants):
     draw = random.Random(instants)
     run, asked, done = tmp_path / "run", 0, False
     while asked < instants or not done:
-        number = draw.choice([signal.SIGTERM, signal.SIGINT])
+        number = draw.choice(END_SIGNALS)
         with training(run, LEFT) as child:
             if asked < instants:
                 wait_until(lambda: speaks(run), child)
@@ -167,8 +235,7 @@ def test_asked_to_leave_at_random_instants(unasked, tmp_path, instants):
                 if child.exitcode is None:
                     os.kill(child.pid, number)
             child.join(SECONDS if asked == instants else 30)
-        ends = (0, 128 + number, *([-number] if number == signal.SIGTERM else []))
-        assert child.exitcode in ends, said_of(run).read_text()
+        assert child.exitcode in (0, 128 + number), said_of(run).read_text()
         assert "Traceback" not in said_of(run).read_text()
         done = child.exitcode == 0
         asked += not done

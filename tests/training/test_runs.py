@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from torch._inductor import config as inductor
 
 import limelight
 from limelight import loading
+from limelight.data.check import check
 from limelight.data.config import DataConfig
 from limelight.data.corpora import held_in
 from limelight.data.token_store import open_or_build
@@ -21,7 +23,7 @@ from limelight.recipe import load_recipe, with_overrides
 from limelight.run.folder import RunFolder
 from limelight.workflows import train as experiment
 from limelight.workflows import validation_decoding
-from limelight.workflows.evaluate import evaluate_run
+from limelight.workflows.evaluate import evaluate_run, score_run, show
 from limelight.workflows.train import train
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
@@ -307,6 +309,62 @@ def test_lines_that_are_not_learned_from_are_told(tmp_path, capsys):
         for split in ("train", "valid"):
             sentence = f"{split}: 1 of 5 lines cannot be used (1 not two columns)"
             assert (sentence in told) is warned
+
+
+def test_data_of_which_most_is_unusable_is_refused_unless_that_is_meant(tmp_path, capsys):
+    """By lines that cannot be read, and by examples that the model cannot read, together."""
+    file = tmp_path / "pairs.tsv"
+    bad = ["alone", "also alone", "", "a" * 40 + "\tb"]
+    recipe = tiny(data=DataConfig(train=(str(file),)), steps=2)
+    for good, refused in ((4, False), (3, True)):
+        file.write_text("\n".join(["a b\tb a"] * good + bad) + "\n")
+        if not refused:  # the control: a half is enough, and what is lost is said
+            train(recipe, tmp_path / "run")
+            told = " ".join(capsys.readouterr().err.split())
+            assert "train: 3 of 8 lines cannot be used (3 not two columns)" in told
+            assert "train: 1 of 5 examples are longer than max_len=32, and left out" in told
+            continue
+        reasons = r"4 of 7 lines cannot be used \(3 not two columns, 1 longer than max_len=32\)"
+        with pytest.raises(UserError, match=f"{reasons}, and 3 are left .*--train.max-unusable 1"):
+            train(recipe, tmp_path / "refused", silent=True)
+        train(change(recipe, max_unusable=1.0), tmp_path / "refused", silent=True)
+    file.write_text("alone\n")
+    with pytest.raises(UserError, match="there is no example to train on"):
+        train(change(recipe, max_unusable=1.0), tmp_path / "none", silent=True)
+
+
+def test_texts_that_a_classifier_reads_in_part_are_counted(tmp_path, capsys):
+    """Both special tokens are read too: of max_len=8, six are left for a text."""
+    data = labelled(tmp_path)  # a letter, and up to 16 more: 12 of 18 have more than 6
+    recipe = tiny("encoder-only", data, {"classes": 2, "max_len": 8}, steps=2)
+    train(recipe, tmp_path / "run")
+    told = " ".join(capsys.readouterr().err.split())
+    for split in ("train", "valid"):
+        assert f"{split}: 12 of 18 examples are longer than max_len=8, and cut to it" in told
+    scores = score_run(tmp_path / "run", "valid", silent=True)
+    assert (scores["examples"], scores["too_long"], scores["truncated"]) == (18, 0, 12)
+    show(scores, Console(stderr=True))
+    assert "12 texts were cut to what the model reads" in capsys.readouterr().err
+    checked = check(data, recipe.tokenizer, 100, 8)
+    assert checked["tokens"]["over_max_len"] == checked["tokens"]["truncated"] == 12
+    assert any("12 examples are longer" in w and "cut to it" in w for w in checked["warnings"])
+    # The control: all of them fit.
+    recipe = with_overrides(recipe, {"model.max_len": 19})
+    train(recipe, tmp_path / "long")
+    assert "longer than" not in capsys.readouterr().err
+    assert evaluate_run(tmp_path / "long", "valid", silent=True)["truncated"] == 0
+    assert check(data, recipe.tokenizer, 100, 19)["tokens"]["over_max_len"] == 0
+
+
+def test_samples_are_of_sources_that_fit_and_uncut(tmp_path):
+    """A source longer than half of the context is shown in full; one that is too long, not."""
+    rows = ["a" * 40, "ab" * 10, "ba" * 10]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{row}\tc\n" for row in rows * 4))
+    file = (str(tmp_path / "pairs.tsv"),)
+    recipe = tiny("decoder-only", DataConfig(train=file, valid=file), steps=1, batch_tokens=99)
+    train_in(tmp_path / "run", recipe)
+    (samples,) = (entry["samples"] for entry in log_of(tmp_path / "run") if "samples" in entry)
+    assert [sample.split(" -> ")[0] for sample in samples] == [repr(rows[i]) for i in (1, 2, 1)]
 
 
 def test_patience_needs_a_validation_text_that_can_be_used(tmp_path, capsys):

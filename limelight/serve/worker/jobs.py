@@ -97,7 +97,7 @@ def complete(loaded: LoadedModel, message: Message) -> Job:
         loaded.require("translate")
     for prompt in message["prompts"]:
         if not writes:
-            _check_fits(loaded, prompt, message["tag"], "prompt", _BY_PARTS)
+            _check_fits(loaded, config, prompt, message["tag"], "prompt", _BY_PARTS)
         for i in range(message["n"]):
             own = replace(config, seed=config.seed + i)
             if writes:
@@ -115,16 +115,18 @@ def chat(loaded: LoadedModel, message: Message) -> Job:
     """The next turn of a conversation."""
     config = _config_of(loaded, message)
     turns = [" ".join(turn.split()) for turn in message["turns"]]
-    _check_fits(loaded, turns[-1], message["tag"], "last turn")
+    _check_fits(loaded, config, turns[-1], message["tag"], "last turn")
     source = Conversation(loaded, config, message["tag"]).source(turns)
     configs = [replace(config, seed=config.seed + i) for i in range(message["n"])]
     return _text_job(loaded, [_answer(loaded, source, own, message) for own in configs], message)
 
 
-def _check_fits(loaded: LoadedModel, text: str, tag: str, name: str, hint: str = "") -> None:
+def _check_fits(
+    loaded: LoadedModel, config: DecodeConfig, text: str, tag: str, name: str, hint: str = ""
+) -> None:
     """Older turns may be dropped, but an answer to half a question would mislead."""
     count = len(loaded.tokenizer.encode(text))
-    longest = translation.longest_source(loaded) - len(loaded.tag(tag))
+    longest = translation.longest_source(loaded, config) - len(loaded.tag(tag))
     if count > longest:
         raise TooLongError(
             f"the {name} comes to {count} tokens, and the model reads {longest}: shorten it{hint}"
