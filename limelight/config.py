@@ -23,6 +23,7 @@ Count = Annotated[int, pydantic.Field(ge=0, le=_LARGEST)]
 Size = Annotated[int, pydantic.Field(ge=1, le=2**24)]  # of something that is held in memory
 Fraction = Annotated[float, pydantic.Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, pydantic.Field(gt=0, le=1e12, allow_inf_nan=False)]
+Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
 T = TypeVar("T")
 _OLD_NAMES_ALLOWED: ContextVar[bool] = ContextVar("old names allowed", default=False)
@@ -81,6 +82,14 @@ def config_class(cls: type[T]) -> type[T]:
 
     cast(Any, checked).__init__ = __init__
     return cast(type[T], checked)
+
+
+def from_json(cls: type[T], text: str) -> T:
+    """A plain dataclass from JSON, checked as a config class is."""
+    try:
+        return pydantic.TypeAdapter(cls).validate_json(text, strict=True)
+    except pydantic.ValidationError as error:
+        raise UserError(_validation_message(error.errors(), cls)) from None
 
 
 def with_settings(config: T, values: Mapping[str, Any]) -> T:

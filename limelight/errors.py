@@ -1,18 +1,38 @@
 """Errors for people: what was wrong, with the value, and what to do."""
 
 import errno
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+# Control characters (C0, DEL, C1), separators of lines, what turns the direction of a line around
+# (bidirectional embeddings, overrides and isolates), and halves of characters.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape_controls(text: str, keep: str = "") -> str:
+    """Show control characters as in JSON, \\u001b: no file and no client controls a terminal."""
+
+    def escape(found: re.Match[str]) -> str:
+        return found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}"
+
+    return _CONTROLS.sub(escape, text)
+
 
 class UserError(ValueError):
     """The request is impossible; the message is for a person. Exit status 2."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(escape_controls(message))
+
 
 class FailedError(Exception):
     """The request is possible, but the work failed. Exit status 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escape_controls(message))
 
 
 class RenamedWarning(FutureWarning):

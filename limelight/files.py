@@ -89,12 +89,29 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file that anybody may have put there: no link is followed, no pipe waited for."""
+    plain = stat.S_ISREG(path.lstat().st_mode)  # not all systems have the flags
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    file = os.fdopen(os.open(path, os.O_RDONLY | flags), "rb") if plain else None
+    if file is None or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise UserError(f"{path} is not a plain file")
+    return file
+
+
+def bounded_lines(file: IO[bytes], most: int) -> Iterator[bytes]:
+    """The lines of a file; an overlong one is cut, but stays longer than the maximum."""
+    while line := file.readline(most + 1):
+        rest = line
+        while len(rest) > most and not rest.endswith(b"\n"):
+            rest = file.readline(most + 1)
+        yield line
+
+
 def read_bounded(path: Path, most: int = 2**20) -> str:
     """Read a small text file that anybody may have put there: no link, no pipe, never huge."""
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise UserError(f"{path} is not a plain file")
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             data = file.read(most + 1)
         if len(data) > most:
             raise UserError(f"{path} is too large to be what it should be: over {most:,} bytes")

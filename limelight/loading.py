@@ -19,7 +19,7 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.changes import unknown_part
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
-from limelight.errors import OlderWeightsWarning, UserError, unknown_name
+from limelight.errors import OlderWeightsWarning, UserError, escape_controls, unknown_name
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_from_run
 from limelight.run.bundled_models import find_run
@@ -223,7 +223,7 @@ def load(
 def _newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
     """The newest weights, and their step; a trainer may prune what was just found."""
     while True:
-        folder, passed_over = run.weights()
+        folder, passed_over = run.weights(lambda folder: _check_shapes(config, folder / WEIGHTS))
         try:
             model = _build_from(config, folder / WEIGHTS)
         except UserError:
@@ -233,12 +233,13 @@ def _newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
             if passed_over:
                 used = f"{folder.parent.name}/{folder.name} is used"
                 warning = "; ".join([f"{run.path}: {passed_over[0]}", *passed_over[1:], used])
+                warning = escape_controls(warning)
                 warnings.warn(warning, OlderWeightsWarning, stacklevel=1)  # once for each run
             return model, step_of(folder)
 
 
-def _build_from(config: AnyConfig, path: Path) -> nn.Module:
-    """A model with weights from a file, whose shapes are compared before anything is allocated."""
+def _check_shapes(config: AnyConfig, path: Path) -> None:
+    """Compare shapes before anything is allocated."""
     found = shapes_in(path)
     if config.layers > len(found):  # even to count the tensors of a thousand layers takes a while
         raise UserError(f"{path} has {len(found)} tensors: too few for {config.layers} layers")
@@ -247,9 +248,12 @@ def _build_from(config: AnyConfig, path: Path) -> nn.Module:
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise UserError(
-                f"{path} is not of this model: {name} is {found.get(name, 'missing')} in the file "
-                f"and {wanted.get(name, 'missing')} in the model"
+                f"{path} is not of this model: {name:.80} is {found.get(name, 'missing')!s:.80} in "
+                f"the file and {wanted.get(name, 'missing')} in the model"
             )
+
+
+def _build_from(config: AnyConfig, path: Path) -> nn.Module:
     weights = read_weights(path)
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
     model = build(config).to(kind)  # as it was trained, to the last bit

@@ -10,6 +10,7 @@ ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), 
     ("routes", "GET /healthz"): "devices: where the workers of each model run",
     ("routes", "GET /readyz"): "devices, as /healthz",
     ("routes", "GET /api/model"): "device and precision of the model",
+    ("routes", "GET /api/runs"): "unreadable: lines of the log that are skipped",
 }
 
 

@@ -30,6 +30,7 @@ from limelight.errors import (
     RenamedWarning,
     UserError,
     describe_os_error,
+    escape_controls,
     unknown_name,
 )
 from limelight.files import discard_output
@@ -142,7 +143,8 @@ def _install_warning_format() -> None:
 
     def formatwarning(message: Any, category: type[Warning], *where: Any, **line: Any) -> str:
         ours = issubclass(category, OlderWeightsWarning | RenamedWarning)
-        return f"limelight: {message}\n" if ours else usual(message, category, *where, **line)
+        text = f"limelight: {message}" if ours else usual(message, category, *where, **line)
+        return escape_controls(text.rstrip(), keep="" if ours else "\n") + "\n"
 
     warnings.formatwarning = formatwarning
 

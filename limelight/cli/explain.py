@@ -94,7 +94,7 @@ def _print(trace: "Trace", stage: str, focus: dict[str, Any], as_json: bool) -> 
 
     console = io.terminal()
     if as_json:
-        print(serialize.as_json(serialize.manifest(trace)))
+        io.print_text(serialize.as_json(serialize.manifest(trace)), end="\n")
     elif stage:
         show(console, trace, [stage_at(trace, stage, focus_on(trace, **focus))])
     elif sys.stdin.isatty() and console.is_terminal:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 from limelight.cli import io
@@ -126,7 +127,7 @@ def chat(
         elif not sys.stdout.isatty():
             io.print_line(conversation.reply(text))
         else:
-            conversation.reply(text, lambda piece: print(io.on_one_line(piece), end="", flush=True))
+            conversation.reply(text, lambda piece: io.print_text(io.on_one_line(piece)))
             print(flush=True)
         if conversation.cut:
             io.note("too long for the model, so only its end was read")
@@ -169,9 +170,8 @@ def write(
         if json:
             io.print_json_line({"prompt": prompt, "text": "".join(pieces)})
             return
-        print(prompt, end="", flush=True)
-        for piece in pieces:
-            print(piece, end="", flush=True)
+        for piece in chain([prompt], pieces):
+            io.print_text(piece)
         print(flush=True)
 
     io.converse(prompt, answer, "type a text to continue", json)

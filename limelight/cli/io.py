@@ -14,11 +14,12 @@ from select import select
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
-from limelight.errors import UserError
-from limelight.files import discard_output
+from limelight.errors import UserError, escape_controls
+from limelight.files import bounded_lines, discard_output
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.segment import Segment
 
     from limelight.decode.config import DecodeConfig
     from limelight.loading import LoadedModel
@@ -57,14 +58,20 @@ def load_for(
 def note(text: str) -> None:
     """Tell the user something beside the data: on stderr."""
     try:
-        print(f"limelight: {text}", file=sys.stderr, flush=True)
+        print(f"limelight: {escape_controls(text)}", file=sys.stderr, flush=True)
     except OSError:  # a terminal or a pipe that was closed
         discard_output(sys.stderr)
 
 
+def print_text(text: str, end: str = "") -> None:
+    """Print a text: into a pipe or file as it is, on a terminal with control characters shown."""
+    shown = escape_controls(text, keep="\n\t") if sys.stdout.isatty() else text
+    print(shown, end=end, flush=True)
+
+
 def print_line(text: str) -> None:
     """Print one result, on one line whatever it contains."""
-    print(on_one_line(text), flush=True)
+    print_text(on_one_line(text), end="\n")
 
 
 def on_one_line(text: str) -> str:
@@ -74,7 +81,7 @@ def on_one_line(text: str) -> str:
 
 def print_json_line(facts: dict[str, Any]) -> None:
     """Print one result as JSON."""
-    print(json.dumps(facts, ensure_ascii=False), flush=True)
+    print_text(json.dumps(facts, ensure_ascii=False), end="\n")
 
 
 def print_report(
@@ -92,6 +99,11 @@ def terminal() -> "Console":
     from rich.console import Console
 
     class Terminal(Console):
+        def render(self, *arguments: Any) -> "Iterator[Segment]":
+            for part in super().render(*arguments):  # rich itself lets escape sequences through
+                text = part.text if part.control else escape_controls(part.text, keep="\n")
+                yield part._replace(text=text)
+
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1; for `main` this is no error
 
@@ -143,7 +155,7 @@ class InputLines:
         silent = stream.isatty() or sys.stdout.isatty()  # the answers themselves can be seen
         with nullcontext(lambda _: None) if silent else counting("answered") as progress:
             window, size = list["str | InvalidLine"](), 0
-            for number, line in enumerate(_raw_lines(stream), start=1):
+            for number, line in enumerate(bounded_lines(stream, _MAX_LINE), start=1):
                 window.append(_decode_line(line.removeprefix(_BOM) if number == 1 else line))
                 size += len(line)
                 full = len(window) == _MAX_WINDOW or size > _MAX_LINE
@@ -166,15 +178,6 @@ class InputLines:
             note(f"lines that could not be answered: {self.problems}")
             sys.stdout.flush()
             sys.exit(1)
-
-
-def _raw_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream; an overlong line is cut, but stays longer than the maximum."""
-    while line := stream.readline(_MAX_LINE + 1):
-        rest = line
-        while len(rest) > _MAX_LINE and not rest.endswith(b"\n"):
-            rest = stream.readline(_MAX_LINE + 1)
-        yield line
 
 
 def _decode_line(line: bytes) -> "str | InvalidLine":

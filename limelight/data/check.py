@@ -34,6 +34,7 @@ _MIXED_UP = {
 }
 _NEARLY = "case, accents, digits, punctuation and spaces"  # what `plain` leaves out
 _BLOCK = 400  # lines in which an offset between two files is looked for
+_AT_ONCE = 2**16  # characters of a long text
 _BUCKETS = 2**16  # that the trigrams are counted in; a few share one
 _ENOUGH = 12  # trigrams: shorter lines (names, numbers) can be anything
 _TWO_LANGUAGES = 0.75  # of the lines must be typical of their side: of two languages 0.97 are
@@ -86,7 +87,9 @@ def _digest(texts: Iterable[str]) -> int:
 
 def plain(text: str) -> str:
     """A text without case, accents, digits, punctuation and spaces, to find near duplicates."""
-    return "".join(filter(str.isalpha, unicodedata.normalize("NFKD", text.casefold()))) or text
+    parts = (text[i : i + _AT_ONCE] for i in range(0, len(text), _AT_ONCE))
+    small = (unicodedata.normalize("NFKD", part.casefold()) for part in parts)
+    return "".join("".join(filter(str.isalpha, part)) for part in small) or text
 
 
 def _percentiles(sizes: NDArray[np.int64]) -> dict[str, int]:

@@ -15,11 +15,12 @@ from typing import IO, Any, cast
 from limelight.data.config import KEYS, DataConfig, files_of, num_columns
 from limelight.data.tokenizer import valid_unicode
 from limelight.errors import UserError
-from limelight.files import atomic_write, cache_folder
+from limelight.files import atomic_write, bounded_lines, cache_folder
 
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
 _Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 PACKED = (".gz", ".xz")
+_LONGEST_LINE = 4 * 2**24 + 2  # bytes; no text may have more than 2**24 characters
 _NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
 
 
@@ -66,7 +67,7 @@ def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Foun
     if ending == [".tsv"] and data.kind in ("pairs", "labelled"):
         return _read_tsv(files[0], data, tally)
     if data.kind == "texts" and data.valid_tail:
-        return _read_cut(files[0], data.valid_tail, split, tally)
+        return _read_cut(files[0], data, split, tally)
     if data.kind == "texts":
         return _read_documents(files[0], data.separator, tally)
     if data.kind == "dialogues":
@@ -76,8 +77,12 @@ def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Foun
 
 
 def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
-    """The lines of a file, without byte-order mark and carriage returns; None: not UTF-8."""
+    """The lines of a file, without byte-order mark and carriage returns; None: it is rejected."""
     for number, raw in enumerate(raw_lines(path)):
+        if len(raw) > _LONGEST_LINE:
+            tally.rejected["too long"] += 1
+            yield None
+            continue
         line = raw.removesuffix(b"\n")
         if number == 0 and line.startswith(b"\xef\xbb\xbf"):
             line = line[3:]
@@ -93,18 +98,19 @@ def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """The bytes of a file line by line, unpacked if need be."""
+    """The bytes of a file line by line, unpacked if need be; of a huge line, the beginning."""
     with _opened(path) as file:
-        yield from file
+        yield from bounded_lines(file, _LONGEST_LINE)
 
 
 def cached_sha256(path: Path, unpack: bool = True) -> tuple[str, int]:
     """SHA-256 and lines of a file, unpacked or as it is; unchanged files are not read again."""
     try:
-        stat = path.stat()  # the inode and not the name: a download is read before it has its name
+        stat = path.stat()
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
-    seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {unpack and path.suffix}"
+    times = f"{stat.st_mtime_ns} {stat.st_ctime_ns}"  # anybody can set the first
+    seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {times} {unpack and path.suffix}"
     note = cache_folder() / "hashes" / sha256(seen.encode()).hexdigest()
     with suppress(OSError, ValueError):
         known, count = note.read_text("ascii").split()
@@ -245,11 +251,21 @@ def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_F
     yield from _finish(document, tally)
 
 
-def _read_cut(path: Path, tail: float, split: str, tally: LineStats) -> Iterator[_Found]:
-    text = "\n".join(line for line in _lines(path, tally) if line is not None)
+def _read_cut(path: Path, data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
+    """One part of a text, from a file that may be far larger: it is read twice, line by line."""
+    lines = (line for line in _lines(path, LineStats()) if line is not None)
+    total = sum(len(line) + 1 for line in lines) - 1  # without the last line break
+    cut = round(max(0, total) * (1 - data.valid_tail))
+    begin, end = (cut, total) if split == "valid" else (0, cut)
+    end = min(end, begin + data.max_chars + 1)  # all of a longer one is rejected anyway
+    part, at = [], 0
+    for line in _lines(path, tally):
+        if line is not None:
+            if at < end and at + len(line) >= begin:
+                part.append(f"{line}\n"[max(0, begin - at) : end - at])
+            at += len(line) + 1
     tally.read += tally.rejected.total()
-    cut = round(len(text) * (1 - tail))
-    yield from _finish([text[cut:] if split == "valid" else text[:cut]], tally)
+    yield from _finish(["".join(part)], tally)
 
 
 def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:

@@ -27,6 +27,7 @@ MANIFEST = "MANIFEST.json"
 _NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
 _LOCK = ".lock"
 _Manifest = dict[str, tuple[Any, Any]]  # each file's size and hash
+_Examine = Callable[[Path], object]
 
 
 def commit(folder: Path, write: Callable[[Path], None]) -> None:
@@ -95,14 +96,17 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def find_damage(folder: Path) -> str | None:
-    """Why this is no valid checkpoint, or None; opens only what the folder lists, never fails."""
+def find_damage(folder: Path, examine: _Examine = lambda _: None) -> str | None:
+    """Why this is no valid checkpoint, or None; opens only what the folder lists, never fails.
+
+    `examine` may raise a ValueError before all of its bytes are read and hashed.
+    """
     try:
         if folder.is_symlink():
             return "it is a link"
         sizes = _files_in(folder)
         listed = _read_manifest(folder / MANIFEST, sizes.pop(MANIFEST, None))
-        return _difference(folder, listed, sizes)
+        return _difference(folder, listed, sizes, examine)
     except ValueError as error:
         return str(error)
     except OSError as error:
@@ -125,18 +129,21 @@ def _read_manifest(path: Path, size: int | None) -> _Manifest:
     return files
 
 
-def _difference(folder: Path, listed: _Manifest, sizes: dict[str, int]) -> str | None:
+def _difference(
+    folder: Path, listed: _Manifest, sizes: dict[str, int], examine: _Examine
+) -> str | None:
     for name in sorted(listed.keys() | sizes.keys()):
         shown = f"{name!a:.80}"  # a name may hold anything, and be long
         if name not in sizes:
             return f"{shown} is missing"
         if name not in listed:
             return f"{shown} is not in the manifest"
-        size, sha256 = listed[name]
-        if size != sizes[name]:
+        if listed[name][0] != sizes[name]:
             return f"{shown} has another size"
+    examine(folder)
+    for name, (_, sha256) in sorted(listed.items()):
         if sha256 != sha256_of(folder / name):
-            return f"{shown} has another content"
+            return f"{name!a:.80} has another content"
     return None
 
 
@@ -150,7 +157,7 @@ def list_checkpoints(parent: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps, reverse=True)]
 
 
-def latest_valid(parent: Path) -> tuple[Path | None, list[str]]:
+def latest_valid(parent: Path, examine: _Examine = lambda _: None) -> tuple[Path | None, list[str]]:
     """The newest valid checkpoint, and a sentence about each newer one that is damaged.
 
     Another process may be saving and pruning. A checkpoint disappears all at once, so a reader that
@@ -158,11 +165,11 @@ def latest_valid(parent: Path) -> tuple[Path | None, list[str]]:
     """
     passed: list[str] = []
     for folder in list_checkpoints(parent):
-        why = find_damage(folder)
+        why = find_damage(folder, examine)
         if why is None:
             return folder, passed
         if not os.path.lexists(folder):  # pruned just now, so newer ones have come
-            return latest_valid(parent)
+            return latest_valid(parent, examine)
         passed.append(f"{folder.name} is damaged and passed over: {why}")
     return None, passed
 

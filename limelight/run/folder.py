@@ -1,6 +1,6 @@
 """The run folder: everything about one training, as data and never as code.
 
-run.json           the format of this folder
+run.json           the format of this folder, and hashes of the next three files
 recipe.toml        the recipe as it was used
 tokenizer.json     the tokenizer
 classes.json       the names of the classes, for a classifier of texts
@@ -13,7 +13,11 @@ tensorboard/       the same for TensorBoard, where that is installed
 """
 
 import json
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +30,9 @@ PARTS = (  # all that a training writes
     *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
 )
-_LARGEST_RECIPE = 2**16  # bytes
+_LARGEST_RECIPE, _LARGEST_TOKENIZER = 2**16, 6_000_000  # bytes
 _LONGEST_LINE = 2**12  # characters: "a.a.a. ..." in one line can keep tomllib busy for hours
+_HASHED = ("recipe.toml", "tokenizer.json", "classes.json")
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,23 @@ class RunFolder:
 
     def begin(self, recipe: str) -> None:
         """Make this a run folder; called last, when everything else is written."""
-        self.write_json("run.json", {"format": _FORMAT, "recipe": recipe})
+        there = [name for name in _HASHED if (self.path / name).exists()]
+        hashes = {name: self.hash_of(name) for name in there}
+        self.write_json("run.json", {"format": _FORMAT, "recipe": recipe, "sha256": hashes})
 
-    def check(self) -> str:
-        """The name of its recipe; anything but a run folder of this format is rejected."""
+    def hash_of(self, name: str) -> str:
+        """SHA-256 of the values in a file, however they are laid out; [decode] may be edited."""
+        recipe = name == "recipe.toml"
+        text = self.read_recipe() if recipe else read_bounded(self.path / name, _LARGEST_TOKENIZER)
+        with suppress(ValueError, RecursionError):  # whoever reads it will say what is wrong
+            values = tomllib.loads(text) if recipe else json.loads(text)
+            if recipe:
+                values.pop("decode", None)
+            text = json.dumps(values, sort_keys=True, default=str)
+        return sha256(text.encode()).hexdigest()
+
+    def meta(self) -> dict[str, Any]:
+        """The content of run.json; anything but a run folder of this format is rejected."""
         if not self.exists:
             raise UserError(f"{self.path} is no run folder: it has no run.json")
         meta = self.read_json("run.json")
@@ -74,6 +92,23 @@ class RunFolder:
                 f"{self.path} has another format than this version of limelight reads "
                 f"({_FORMAT}): its run.json says {meta!s:.80}"
             )
+        return meta
+
+    def check(self) -> str:
+        """The name of its recipe; files that were edited after training are rejected."""
+        meta = self.meta()
+        known = meta.get("sha256", {})  # runs of 0.1.0 and the bundled models have none
+        if not isinstance(known, dict):
+            raise UserError(f"{self.path / 'run.json'}: sha256 must be a table, not {known!s:.80}")
+        for name in _HASHED:
+            if name in known and known[name] != self.hash_of(name):
+                if self.meta() != meta:  # a trainer writes both files just now
+                    return self.check()
+                raise UserError(
+                    f"{self.path / name} has changed since the training, and the weights may give "
+                    "wrong answers with it: bring it back. If the change is meant, delete "
+                    f"{name} from sha256 in {self.path / 'run.json'}"
+                )
         return str(meta.get("recipe", self.path.name))
 
     def write(self, name: str, text: str) -> None:
@@ -84,6 +119,8 @@ class RunFolder:
 
     def write_recipe(self, text: str) -> None:
         self.check_recipe(text)
+        if self.exists:  # the hash is of the old text; until `begin` there is none
+            self.write_json("run.json", {**self.meta(), "sha256": {}})
         self.write("recipe.toml", text)
 
     def read_recipe(self) -> str:
@@ -113,11 +150,11 @@ class RunFolder:
             raise UserError(f"{self.path / 'environment.json'} is not what a run writes")
         return found
 
-    def weights(self) -> tuple[Path, list[str]]:
+    def weights(self, examine: Callable[[Path], object] = lambda _: None) -> tuple[Path, list[str]]:
         """The folder of the finished weights or the newest ones, and what damage was skipped."""
         warnings: list[str] = []
         for parent in (self.finished, self.checkpoints):
-            folder, skipped = latest_valid(parent)
+            folder, skipped = latest_valid(parent, examine)
             warnings += [f"{parent.name}/{sentence}" for sentence in skipped]
             if folder is not None:
                 return folder, warnings

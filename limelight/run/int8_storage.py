@@ -60,6 +60,8 @@ def check_packed(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, str]
         if kinds[name] == "I8":
             scales = name + SCALES
             if len(shape) != 2 or shapes.get(scales) != shape[:1] or kinds[scales] != "F32":
-                raise UserError(f"{name} is in bytes, but there is no scale for each of its rows")
+                raise UserError(
+                    f"{name:.80} is in bytes, but there is no scale for each of its rows"
+                )
         elif is_scales(name, kinds) and kinds[name.removesuffix(SCALES)] != "I8":
-            raise UserError(f"{name} are scales of what is not in bytes")
+            raise UserError(f"{name:.80} are scales of what is not in bytes")

@@ -8,13 +8,21 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from limelight.files import atomic_write
+from limelight.errors import UserError
+from limelight.files import atomic_write, bounded_lines, open_plain
 
 _TIMING = ("seconds", "tokens_per_second", "peak_memory")  # what no two runs have in common
 _RENAMED = {"rate": "lr", "norm": "grad_norm", "memory": "peak_memory"}  # since 0.1.0
+_LONGEST = 2**20  # bytes of a line; one with the examples of a large batch has some 100,000
+_NUMBERS = {  # what entries of each kind must have
+    "lr": ("lr", "loss", "tokens"),
+    "validation": ("loss",),
+    "spike": ("loss", "usual"),
+}
 Entry = dict[str, Any]
 
 
@@ -53,26 +61,52 @@ class Log:
 
 def read_log(path: Path) -> Iterator[Entry]:
     """The complete entries of a log; old names of fields become today's."""
-    if not path.is_file():
+    return (entry for entry in _parsed(path) if entry is not None)
+
+
+def _parsed(path: Path) -> Iterator[Entry | None]:
+    """The entries of a log, and None for each line that is not one; anybody may have edited it."""
+    try:
+        file = open_plain(path)
+    except (OSError, UserError):
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                return  # the last line of a run that was killed
-            if not line.endswith("\n") or not isinstance(entry, dict):
-                return
-            yield {_RENAMED.get(str(key), str(key)): value for key, value in entry.items()}
+    with file:
+        for line in bounded_lines(file, _LONGEST):
+            if line.endswith(b"\n") or len(line) > _LONGEST:  # else its run was killed
+                yield _parse(line)
+
+
+def _parse(line: bytes) -> Entry | None:
+    try:
+        found = json.loads(line.decode())
+        entry = {_RENAMED.get(key, key): value for key, value in found.items()}
+        values = [value if isinstance(value, list) else [value] for value in entry.values()]
+        flat = all(_is_plain(value) for value in (*entry, *chain.from_iterable(values)))
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    step, needed = entry.get("step"), chain(*(_NUMBERS[kind] for kind in _NUMBERS.keys() & entry))
+    numbers = _is_number(step) and all(_is_number(entry.get(name)) for name in needed)
+    lists = all(isinstance(entry.get(name, []), list) for name in ("examples", "samples"))
+    return entry if flat and numbers and lists and isinstance(step, int) and step >= 0 else None
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, float):
+        return abs(value) < 1e100  # not NaN either
+    return type(value) is int and abs(value) < 2**53
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON can have it again: no nesting, no thousand digits, no half of a character."""
+    if isinstance(value, str):
+        value.encode()  # or a UnicodeEncodeError, which is a ValueError
+    return value is None or isinstance(value, str | bool | float) or _is_number(value)
 
 
 def cut_log(path: Path, step: int, validated: int) -> None:
     """Remove what was logged after a step, and validations after another: they come again."""
-    kept = ""
-    for entry in read_log(path):
-        if entry.get("step", 0) <= (validated if entry.get("validation") else step):
-            kept += json.dumps(entry) + "\n"
-    atomic_write(path, kept.encode())
+    kept = (e for e in read_log(path) if e["step"] <= (validated if "validation" in e else step))
+    atomic_write(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
 
 def without_timing(entry: Entry) -> Entry:
@@ -81,9 +115,16 @@ def without_timing(entry: Entry) -> Entry:
 
 
 def summary(path: Path) -> Entry:
-    """The last training line, and the best validation."""
-    entries = [without_timing(entry) for entry in read_log(path)]
-    train = [entry for entry in entries if "lr" in entry]
-    valid = [entry for entry in entries if entry.get("validation")]
-    best = min(valid, key=lambda entry: float(entry["loss"]), default=None)
-    return {"last": train[-1] if train else None, "best_validation": best}
+    """The last training line, the best validation, and how many lines cannot be read."""
+    last = best = None
+    unreadable = 0
+    for entry in _parsed(path):
+        if entry is None:
+            unreadable += 1
+        elif "lr" in entry:
+            last = entry
+        elif "validation" in entry and (best is None or entry["loss"] < best["loss"]):
+            best = entry
+    found = {"last": last, "best_validation": best}
+    shown = {name: entry and without_timing(entry) for name, entry in found.items()}
+    return {**shown, "unreadable": unreadable}

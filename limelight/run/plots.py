@@ -13,22 +13,24 @@ def draw_curves(log: Path, picture: Path) -> None:
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
-    entries = list(read_log(log))
-    train = [entry for entry in entries if "lr" in entry]
-    valid = [entry for entry in entries if entry.get("validation")]
+    train, valid = [], []  # only numbers: a log may be long
+    for entry in read_log(log):
+        if "lr" in entry:
+            train.append((entry["step"], entry["loss"], entry["lr"]))
+        elif "validation" in entry:
+            valid.append((entry["step"], entry["loss"]))
     if not train:
         return
+    steps, losses, rates = zip(*train, strict=True)
     with plt.rc_context({"svg.hashsalt": "limelight", "font.size": 9, "axes.grid": True}):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-        steps = [entry["step"] for entry in train]
-        left.plot(steps, [e["loss"] for e in train], color="#9bb4d0", label="training")
+        left.plot(steps, losses, color="#9bb4d0", label="training")
         if valid:
-            points = ([e["step"] for e in valid], [e["loss"] for e in valid])
             style = {"color": "#c0392b", "marker": "o", "markersize": 3}
-            left.plot(*points, **style, label="validation")
+            left.plot(*zip(*valid, strict=True), **style, label="validation")
         left.set(xlabel="step", ylabel="loss per token")
         left.legend()
-        right.plot(steps, [e["lr"] for e in train], color="#555555")
+        right.plot(steps, rates, color="#555555")
         right.set(xlabel="step", ylabel="learning rate")
         for axes in (left, right):
             axes.grid(alpha=0.3)

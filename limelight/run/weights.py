@@ -10,6 +10,7 @@ from limelight.errors import UserError
 from limelight.run.int8_storage import check_packed, dequantize_rows, is_scales
 
 WEIGHTS = "weights.safetensors"
+Header = dict[str, tuple[str, tuple[int, ...]]]
 _LARGEST_HEADER = 2**23  # bytes of names and shapes: some 50,000 tensors
 
 
@@ -18,7 +19,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error!s:.300}") from error
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -26,21 +27,38 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return dequantize_rows(read_tensors(path))
 
 
-def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights in a file; no more than its header is read."""
+def read_header(path: Path) -> Header:
+    """Type and shape of each tensor in a file, by name; no more than its header is read."""
     try:
         with path.open("rb") as file:
             if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
                 raise UserError(f"{path} is no file of weights: its header is too large")
         with safe_open(path, "pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
-            kinds = {name: part.get_dtype() for name, part in parts.items()}
+            return {name: (p.get_dtype(), tuple(p.get_shape())) for name, p in parts.items()}
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error!s:.300}") from error
+
+
+def check_header(path: Path, wanted: Header) -> None:
+    """Reject a file that has not exactly these tensors, before anything of it is read."""
+    found = read_header(path)
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            ours, theirs = wanted.get(name, "missing"), found.get(name, "missing")
+            raise UserError(
+                f"{path}: {name:.80} is {ours!s:.80} in the model and {theirs!s:.80} in the file"
+            )
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights in a file, whose types must be those of weights."""
+    header = read_header(path)
+    kinds = {name: kind for name, (kind, _) in header.items()}
+    shapes = {name: shape for name, (_, shape) in header.items()}
     for name, kind in kinds.items():
         if kind not in ("F64", "F32", "F16", "BF16", "I8"):
-            raise UserError(f"{path} is no file of weights: {name} is of type {kind}")
+            raise UserError(f"{path} is no file of weights: {name:.80} is of type {kind}")
     try:
         check_packed(shapes, kinds)
     except UserError as error:

@@ -10,19 +10,29 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
+from limelight.config import from_json
 from limelight.errors import FailedError, UserError
+from limelight.files import read_bounded
 from limelight.run import atomic
 from limelight.run.atomic import find_damage, list_checkpoints
 from limelight.run.log import Log
-from limelight.run.weights import WEIGHTS, name_of, read_tensors, step_of
+from limelight.run.weights import (
+    WEIGHTS,
+    Header,
+    check_header,
+    name_of,
+    read_header,
+    read_tensors,
+    step_of,
+)
 from limelight.training.distributed import copy_into, full_tensor
 from limelight.training.trainer import Trainer, TrainState
 
@@ -82,52 +92,98 @@ def _write(folder: Path, weights: _Tensors, moments: _Tensors, state: TrainState
 
 def write_tensors(path: Path, tensors: _Tensors) -> None:
     """Write a safetensors file; problems with the disk are an OSError as for other files."""
+    path.touch()
+    mode = path.stat().st_mode  # as the umask says; the library's files are for the owner alone
     try:
         save_file(tensors, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    path.chmod(mode)
 
 
 def restore(trainer: Trainer, folder: Path) -> None:
-    """Set weights, optimizer, EMA and progress to those of a checkpoint."""
-    weights, moments = read_tensors(folder / WEIGHTS), read_tensors(folder / OPTIMIZER)
-    _load_weights(trainer.loss_module.model, weights)
+    """Set weights, optimizer, EMA and progress to those of a checkpoint, if they fit."""
+    state = read_state(folder / STATE)
+    _check_progress(trainer, state, folder)
+    _check_headers(trainer, folder)
+    weights, moments = (_read_checked(folder / name, state.step) for name in (WEIGHTS, OPTIMIZER))
     for name, parameter in trainer.loss_module.model.named_parameters():
+        copy_into(parameter, weights[name])
         if name in trainer.ema:
             copy_into(trainer.ema[name], moments[f"ema.{name}"])
         if f"step.{name}" not in moments:
             continue  # it was never moved: it is frozen, or no step was finite yet
-        state = trainer.optimizer.state[parameter]
-        state["step"] = moments[f"step.{name}"].to(parameter.device)
+        moved = trainer.optimizer.state[parameter]
+        moved["step"] = moments[f"step.{name}"].to(parameter.device)
         for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = torch.zeros_like(parameter)
-            copy_into(state[key], moments[f"{key}.{name}"])
-    vars(trainer.state).update(vars(read_state(folder / STATE)))
+            moved[key] = torch.zeros_like(parameter)
+            copy_into(moved[key], moments[f"{key}.{name}"])
+    vars(trainer.state).update(vars(state))
 
 
 _RENAMED = {"usual": "smoothed_loss", "tired": "validations_without_improvement"}  # since 0.1.0
 
 
 def read_state(path: Path) -> TrainState:
-    """The numbers of a checkpoint; unknown or missing ones are rejected."""
+    """The numbers of a checkpoint, each of its type and in its bounds."""
     try:
-        values: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        values = {_RENAMED.get(name, name): value for name, value in values.items()}
-        if set(values) != {f.name for f in fields(TrainState)}:
-            raise ValueError("it has other entries than it should")
-        return TrainState(**values)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        values = json.loads(read_bounded(path)).items()
+        values = {_RENAMED.get(name, name): value for name, value in values}
+        for name in sorted(values.keys() ^ {f.name for f in fields(TrainState)}):
+            raise UserError(f"{name:.80} is {'unknown' if name in values else 'missing'}")
+        return from_json(TrainState, json.dumps(values))
+    except (ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def _load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    ours, theirs = ({n: tuple(t.shape) for n, t in x.items()} for x in (parameters, weights))
-    for name, _ in sorted(ours.items() ^ theirs.items()):
-        shapes = (shape.get(name, "missing") for shape in (ours, theirs))
-        raise UserError("{} is {} in the model and {} in the file".format(name, *shapes))
-    for name, parameter in parameters.items():
-        copy_into(parameter, weights[name])
+def _check_progress(trainer: Trainer, state: TrainState, folder: Path) -> None:
+    """Reject numbers that no training can have after so many steps."""
+    step, examples = state.step, trainer.batches.examples
+    if step != step_of(folder):
+        raise UserError(f"{folder / STATE}: step={step} is not that of {folder.name}")
+    often = 1 if examples.weights is None else 1 + int(examples.weights.max())
+    most = {
+        "epoch": step * trainer.config.grad_accumulation,  # each has a batch
+        "position": len(examples.lengths) * often + trainer.batches.ranks,
+        "skipped": 3,
+        **dict.fromkeys(("validated", "best_step", "validations_without_improvement"), step),
+    }
+    for name, bound in most.items():
+        if (value := getattr(state, name)) > bound:
+            wrong = f"{name}={value} is out of range: at step {step} it is {bound} at most"
+            raise UserError(f"{folder / STATE}: {wrong}")
+
+
+def _check_headers(trainer: Trainer, folder: Path) -> None:
+    """Compare names, types and shapes of all tensors with what this training would save."""
+    weights: Header = {}
+    moments: Header = {}
+    tokens = read_state(folder / STATE).tokens
+    moved = tokens > 0 or any(name.startswith("step.") for name in read_header(folder / OPTIMIZER))
+    for name, parameter in trainer.loss_module.model.named_parameters():
+        kind = ("F64" if parameter.dtype == torch.float64 else "F32", tuple(parameter.shape))
+        weights[name] = kind
+        if moved and parameter.requires_grad:
+            moments[f"step.{name}"] = ("F32", ())
+            moments |= {f"{key}.{name}": kind for key in ("exp_avg", "exp_avg_sq")}
+        if name in trainer.ema:
+            moments[f"ema.{name}"] = kind
+    check_header(folder / WEIGHTS, weights)
+    check_header(folder / OPTIMIZER, moments)
+
+
+def _read_checked(path: Path, step: int) -> _Tensors:
+    tensors = read_tensors(path)
+    for name, tensor in tensors.items():
+        fits = torch.isfinite(tensor)
+        if name.startswith("step."):
+            fits &= (tensor >= 0) & (tensor <= step) & (tensor == tensor.round())
+        if name.startswith("exp_avg_sq."):
+            fits &= tensor >= 0
+        if not fits.all():
+            wrong = tensor[~fits].flatten()[0].item()
+            raise UserError(f"{path}: {name} is out of range: {wrong} cannot be after {step} steps")
+    return tensors
 
 
 def write_final_weights(trainer: Trainer) -> None:
@@ -137,8 +193,9 @@ def write_final_weights(trainer: Trainer) -> None:
     if trainer.world.is_main:
         weights = _select_final_weights(trainer, weights, moments)
         try:
-            if find_damage(last) is None and not _are_equal(read_tensors(last / WEIGHTS), weights):
-                atomic.remove_atomically(last)  # made when the recipe asked for something else
+            if find_damage(last) is None and not _holds(last / WEIGHTS, weights):
+                # It was made when the recipe asked for something else.
+                atomic.remove_atomically(last)
             atomic.commit(last, lambda folder: write_tensors(folder / WEIGHTS, weights))
             for older in list_checkpoints(run.finished):
                 if older != last:  # even one of more steps: a training that was begun again
@@ -174,7 +231,8 @@ def _checkpoints_to_average(trainer: Trainer) -> list[Path]:
 
 
 def _valid_checkpoints(trainer: Trainer, folders: list[Path]) -> list[Path]:
-    damage = {folder: find_damage(folder) for folder in folders}
+    examine = partial(_check_headers, trainer)
+    damage = {folder: find_damage(folder, examine) for folder in folders}
     for folder, why in damage.items():
         if why is not None:
             trainer.report.warn(f"{folder.name} is left out of the finished weights: {why}")
@@ -192,7 +250,13 @@ def average_checkpoints(folders: Sequence[Path]) -> _Tensors:
     return {name: (tensor / len(folders)).to(dtypes[name]) for name, tensor in total.items()}
 
 
-def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+def _holds(path: Path, weights: Mapping[str, Tensor]) -> bool:
+    """Whether a file has just these tensors; one that cannot be read has not."""
+    try:
+        found = read_tensors(path)
+    except UserError:
+        return False
+    return found.keys() == weights.keys() and all(
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+        for name, tensor in weights.items()
     )

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from limelight.errors import escape_controls
 from limelight.files import discard_output
 
 _WIDE = 132  # columns of a terminal in which all numbers fit beside the bar
@@ -39,7 +40,7 @@ class Report:
         self.begun_at = 0
 
     def say(self, text: str, style: str = "") -> None:
-        self.console.print(Text(text, style), soft_wrap=True)
+        self.console.print(Text(escape_controls(text), style), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}", "yellow")

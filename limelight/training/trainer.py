@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from limelight.config import Count, Finite
 from limelight.data.batching import BatchPlan
 from limelight.data.datasets import Batch
 from limelight.device import copy_to_host_async, is_out_of_memory
@@ -30,23 +32,25 @@ from limelight.training.loss import LossSums
 from limelight.training.lr_schedule import learning_rate
 from limelight.training.objectives import LossModule, prefer_cudnn_attention, to_device
 
+_Sums = Annotated[list[Finite], Field(min_length=4, max_length=4)]  # of the loss
+
 
 @dataclass
 class TrainState:
     """The progress of a training."""
 
-    step: int = 0
-    epoch: int = 0
-    position: int = 0  # in the plan of the epoch
-    tokens: int = 0  # trained on so far
-    skipped: int = 0  # steps in a row that were not finite
-    smoothed_loss: float = 0.0  # loss of a token, over the last hundred steps or so
-    validated: int = 0  # the last step after which the model was validated
-    metric: str = ""  # of the next three
-    best: float = math.inf  # of the metric, lower is better
-    best_step: int = 0
-    validations_without_improvement: int = 0
-    window: list[float] = field(default_factory=lambda: [0.0] * 4)  # sums since the last log line
+    step: Count = 0
+    epoch: Count = 0
+    position: Count = 0  # in the plan of the epoch
+    tokens: Count = 0  # trained on so far
+    skipped: Count = 0  # steps in a row that were not finite
+    smoothed_loss: Finite = 0.0  # loss of a token, over the last hundred steps or so
+    validated: Count = 0  # the last step after which the model was validated
+    metric: Annotated[str, Field(max_length=40)] = ""  # of the next three
+    best: Annotated[float, Field(ge=-1e12)] = math.inf  # of the metric, lower is better
+    best_step: Count = 0
+    validations_without_improvement: Count = 0
+    window: _Sums = field(default_factory=lambda: [0.0] * 4)  # since the last log line
 
     def set_metric(self, metric: str) -> bool:
         """Find the best by this metric; if it was another, forget that best and validate again."""

@@ -72,11 +72,11 @@ def score_run(
     """All scores of a run on a split, as the JSON document of `limelight evaluate`."""
     changes = as_overrides(changes)
     recipe = _evaluation_recipe(path, split, changes)
-    find_run(path).weights()  # that there are any is known before a corpus is downloaded
+    loaded = load(path, device="cpu", precision="auto")  # or fails before a corpus is downloaded
     lines = _read_lines(recipe, split)
     lines.warn_of_unusable(silent)
     losses = evaluate_run(path, split, changes, silent)
-    scores = _score_task(load(path, device="cpu", precision="auto"), lines, silent)
+    scores = _score_task(loaded, lines, silent)
     settings = asdict(recipe.decode)
     reported = report.report_scores(str(path), split, lines.columns, scores, settings)
     return {**losses, "tally": lines.counts, **reported}

@@ -239,6 +239,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
 
 def _show_trained(trained: dict[str, Any], console: Console) -> None:
     last, best = trained["last"], trained["best_validation"]
+    if bad := trained["unreadable"]:
+        console.print(f"lines of log.jsonl that cannot be read: {bad:,}")
     if last is None:
         console.print("not trained yet")
         return

@@ -3,11 +3,15 @@
 import gzip
 import json
 import lzma
+import tracemalloc
 from collections import Counter
+from dataclasses import replace
+from itertools import cycle, islice
 
 import datasets
 import pytest
 
+from limelight.data import readers
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
 from limelight.data.readers import LineStats
@@ -114,6 +118,66 @@ def test_the_tail_of_one_text_is_valid(tmp_path):
     assert len(end) == pytest.approx(0.1 * len(text), abs=1)
     with pytest.raises(UserError, match=r"valid_tail=0.1 is for one file of texts"):
         DataConfig(kind="pairs", valid_tail=0.1)
+
+
+LINES = [b"a b", b"", b"gr\xc3\xbc\xc3\x9fe", b"\xff bad", b"x\r", b"end \xf0\x9f\x98\x80", b" "]
+
+
+@pytest.mark.parametrize("tail", [0.01, 0.3, 0.5, 0.99])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 30])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_text_is_cut_as_if_it_were_in_memory(tmp_path, tail, count, end):
+    raw = b"\xef\xbb\xbf" + b"\n".join(islice(cycle(LINES), count)) + end
+    (tmp_path / "t.txt").write_bytes(raw)
+    data = DataConfig(kind="texts", train=(str(tmp_path / "t.txt"),), valid_tail=tail)
+    good = [line for line in raw[3:].removesuffix(b"\n").split(b"\n") if b"\xff" not in line]
+    text = "\n".join(line.removesuffix(b"\r").decode() for line in good)
+    cut = round(len(text) * (1 - tail))
+    for split, part in (("train", text[:cut]), ("valid", text[cut:])):
+        examples, tally = read(data, split)
+        assert examples == ([(part,)] if part.strip() else [])
+        bad = raw.count(b"\xff")
+        assert (tally.read, tally.rejected["invalid UTF-8"]) == (bad + 1, bad)
+        for most in (len(part), len(part) - 1):
+            shorter = replace(data, max_chars=max(1, most))
+            examples, tally = read(shorter, split)
+            too_long = len(part) > max(1, most) and part[: max(1, most) + 1].strip()
+            assert tally.rejected["too long"] == bool(too_long)
+
+
+def peak_of(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_memory_for_a_text_depends_on_the_longest_allowed_and_not_on_the_file(tmp_path):
+    file = write(tmp_path / "t.txt", "a line of a long text\n" * 300_000)
+    data = DataConfig(kind="texts", train=(file,), valid_tail=0.1, max_chars=100_000)
+    for split in ("train", "valid"):
+        assert peak_of(lambda split=split: read(data, split)) < 3_000_000
+    all_of_it = replace(data, max_chars=2**24)
+    assert peak_of(lambda: read(all_of_it)) > 6_000_000  # the control
+
+
+@pytest.mark.parametrize("kind", ["texts", "pairs", "dialogues"])
+@pytest.mark.parametrize("tail", [0.0, 0.5])
+def test_a_huge_line_is_rejected_without_being_held(tmp_path, monkeypatch, kind, tail):
+    """Of all kinds of files; no text of such a line could be used anyway."""
+    monkeypatch.setattr(readers, "_LONGEST_LINE", 1000)
+    good = {"texts": "a text", "pairs": "a\tb", "dialogues": "a\tb"}[kind]
+    ending = "txt" if kind == "texts" else "tsv"
+    file = write(tmp_path / f"t.{ending}", f"{good}\n{good * 500_000}\n{good}\n")
+    data = DataConfig(kind=kind, train=(file,), valid_tail=tail if kind == "texts" else 0.0)
+    stats = []
+    assert peak_of(lambda: stats.append(read(data))) < 500_000
+    examples, tally = stats[0]
+    assert tally.rejected == {"too long": 1}
+    assert tally.read == tally.used + 1
+    assert len(examples) == (1 if data.valid_tail else 2)
 
 
 def test_dialogues_become_history_and_answer(tmp_path):

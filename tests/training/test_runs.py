@@ -1,6 +1,7 @@
 """Runs as people meet them: begun, gone on with, fine-tuned, loaded, evaluated, refused."""
 
 import math
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -25,7 +26,7 @@ from limelight.workflows import train as experiment
 from limelight.workflows import validation_decoding
 from limelight.workflows.evaluate import evaluate_run, score_run, show
 from limelight.workflows.train import train
-from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
+from tests.training.samples import accept, hashes, labelled, log_of, texts, tiny, train_in
 
 
 def change(recipe, **train):
@@ -149,6 +150,20 @@ def test_data_that_has_changed_is_refused(tmp_path):
         train_in(tmp_path / "run", change(recipe, steps=12))
     texts(tmp_path)  # brought back
     assert train_in(tmp_path / "run", change(recipe, steps=12)).state.step == 12
+
+
+def test_data_of_the_same_size_and_time_is_still_other_data(tmp_path):
+    """Anybody can set the time of a file, as copying programs do."""
+    recipe = tiny("decoder-only", texts(tmp_path))
+    train_in(tmp_path / "run", recipe)
+    file = tmp_path / "train.txt"
+    before = file.stat()
+    file.write_bytes(file.read_bytes().replace(b"a", b"z"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(UserError, match=r"the data of .* has changed since it was begun"):
+        train_in(tmp_path / "run", change(recipe, steps=12))
 
 
 def test_a_failed_start_leaves_nothing_that_the_next_one_would_take(tmp_path):
@@ -569,6 +584,7 @@ def test_weights_of_another_shape_are_refused_with_both(tmp_path):
     train_in(tmp_path, tiny())
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("d_ff = 8", "d_ff = 9"))
+    accept(tmp_path)
     with pytest.raises(UserError, match=r"is \(8,\) in the file and \(9,\) in the model"):
         load(tmp_path)
 

@@ -22,6 +22,7 @@ from limelight.loading import load
 from limelight.recipe import load_recipe
 from limelight.workflows.evaluate import compare_runs, score_run
 from limelight.workflows.train import train
+from tests.training.samples import accept
 
 TOY = {"toy": "copy", "toy_length": 2, "toy_examples": 1000}
 
@@ -134,6 +135,7 @@ def test_runs_of_different_kinds_or_texts_are_not_compared(runs, tmp_path):
     (tmp_path / "other" / "recipe.toml").write_text(
         recipe.replace(texts, str(tmp_path / "own.txt"))
     )
+    accept(tmp_path / "other")
     with pytest.raises(UserError, match="have other test texts: name the same for both"):
         compare_runs((runs / "writer", tmp_path / "other"), silent=True)
 
@@ -165,6 +167,7 @@ def with_data(run, folder, *settings):
     before, rest = (folder / "recipe.toml").read_text().split("[data]\n")
     rest = rest[rest.index("[tokenizer]") :]
     (folder / "recipe.toml").write_text("\n".join([before, "[data]", *settings, rest]))
+    accept(folder)
     return folder
 
 
@@ -319,6 +322,7 @@ def test_nothing_is_compiled_unless_it_is_asked_for(runs, tmp_path):
     recipe = tmp_path / "run" / "recipe.toml"
     assert "\ncompile = false" in recipe.read_text()
     recipe.write_text(recipe.read_text().replace("\ncompile = false", "\ncompile = true"))
+    accept(tmp_path / "run")
     told = score_run(tmp_path / "run", silent=True)
     assert told == {**score_run(runs / "writer", silent=True), "run": str(tmp_path / "run")}
     for run in (runs / "writer", tmp_path / "run"):

@@ -1,7 +1,6 @@
 """What OpenAI's API has no routes for: translations, blanks, classes, scores, models and runs."""
 
 import asyncio
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ router = APIRouter(
     dependencies=[Depends(reject_unknown_parameters)],
 )
 _MOST_ENTRIES = 1000  # of a log, in one response
+_MOST_CHARACTERS = 4_000_000  # of all their values: one with many examples may be long
 _TRANSLATE_FIELDS = {
     *("text", "nbest", "alternatives", "alignment", "tree", "prefix", "include", "exclude", "tag")
 }
@@ -110,5 +110,12 @@ async def metrics(
 
 
 def _entries(run: Path, after: int) -> list[Entry]:
-    later = (entry for entry in read_log(RunFolder(run).log) if entry.get("step", -1) > after)
-    return list(islice(later, _MOST_ENTRIES))
+    entries: list[Entry] = []
+    size = 0
+    for entry in read_log(RunFolder(run).log):
+        if entry["step"] > after:
+            entries.append(entry)
+            size += len(str(entry))
+            if len(entries) == _MOST_ENTRIES or size > _MOST_CHARACTERS:
+                break
+    return entries

@@ -159,6 +159,7 @@ class RunFacts(BaseModel):
     abilities: list[str]
     last: dict[str, Any] | None
     best_validation: dict[str, Any] | None
+    unreadable: int = Field(description="Lines of the log that cannot be read, and are skipped.")
 
 
 class RunList(BaseModel):
