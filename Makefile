@@ -66,6 +66,7 @@ bench: .venv/ready-to-develop
 	$(BIN)/python benchmarks/text_speed.py
 	$(BIN)/python benchmarks/explain_speed.py
 	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/health.py
 	$(BIN)/python benchmarks/page_speed.py  # needs Chromium
 
 release: .venv/ready-to-release

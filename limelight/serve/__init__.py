@@ -8,6 +8,7 @@ logs            the log: one JSON object per line
 metrics         what /metrics shows
 worker          the child process that holds a model and batches requests
 errors          error responses, and validation errors as sentences
+connection      one HTTP connection: bounds on time and size
 worker_client   the service's side of a worker: start, jobs, restart
 schemas         requests and responses
 trace_token     names of traces

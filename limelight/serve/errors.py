@@ -10,6 +10,8 @@ from starlette.exceptions import HTTPException
 
 from limelight.config import broken_rule, expected_types, is_type_error
 
+_MOST_ERRORS = 100  # of a body that are searched for the one to report
+
 
 class RefusedError(Exception):
     """A request that gets an error response: status, code, message and hint go to the client."""
@@ -43,7 +45,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        message = _validation_message(error.errors(), error.body)
+        message = _validation_message(error.errors()[:_MOST_ERRORS], error.body)
         return _response(RefusedError(422, "invalid_field", message, "see /docs for the fields"))
 
     @app.exception_handler(HTTPException)

@@ -21,11 +21,14 @@ class Limits:
     seconds: Positive = 30.0  # for a request to be answered; then 504
 
     body: _Some = 2**20  # bytes of a request
-    header: _Some = 2**14  # bytes of all its headers
+    chunks: _Some = 1000  # that it may come in, if it is chunked
+    values: _Some = 5000  # of its JSON: fields, and entries of lists
+    header: _Some = 2**14  # bytes of its address and all its headers
     connections: _Some = 1000  # open at a time
     header_seconds: Positive = 10.0  # for a client to send its headers, or the next request
     body_seconds: Positive = 30.0  # for a client to send the rest
     read_seconds: Positive = 30.0  # for a client to read what is sent to it
+    worker_seconds: Positive = 20.0  # for a worker to answer a ping; then it is restarted
     shutdown_seconds: Positive = 20.0  # for open requests to finish when the service ends
 
     characters: _Some = 50_000  # of a text

@@ -1,30 +1,83 @@
 """The log: one JSON object per line, on standard error.
 
 It records events, never content: no prompt, no answer, no key. Non-ASCII characters are escaped, so
-that no request can forge a line or control a terminal.
+that no request can forge a line or control a terminal. A thread writes it: if nobody reads a pipe,
+lines are dropped and counted, and nobody waits.
 """
 
+import atexit
 import json
 import logging
 import os
 import sys
 import traceback
 from datetime import UTC, datetime
+from queue import Full, Queue
+from threading import Lock, Thread
 
 _LONGEST = 300  # characters of a value
+_MOST_WAITING = 1000  # lines
+_FLUSH_SECONDS = 1.0
+
+
+class _Writer:
+    """Writes lines at once, or, once `start` was called, by a thread of its own."""
+
+    def __init__(self) -> None:
+        self.lines, self.dropped, self.lock = Queue[bytes](_MOST_WAITING), 0, Lock()
+        self.put = self.write
+
+    def start(self) -> None:
+        Thread(target=self.run, daemon=True).start()
+        self.put = self.enqueue
+
+    def run(self) -> None:
+        while True:
+            self.write(self.lines.get())
+            self.lines.task_done()
+
+    def write(self, line: bytes) -> None:
+        try:  # one system call: lines of several processes do not mix
+            os.write(sys.stderr.fileno(), line)
+        except (OSError, ValueError, AttributeError):  # whoever read it is gone
+            self.drop()
+
+    def enqueue(self, line: bytes) -> None:
+        try:
+            self.lines.put_nowait(line)
+        except Full:
+            self.drop()
+
+    def drop(self) -> None:
+        with self.lock:
+            self.dropped += 1
+
+
+_writer = _Writer()
 
 
 def log_event(event: str, **facts: object) -> None:
-    """Write a line in one system call: lines of several processes do not mix."""
+    """Have a line written, without waiting for it."""
     when = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = {"time": when, "event": event, **facts}
     for name, fact in facts.items():
         if isinstance(fact, str) and len(fact) > _LONGEST:
             line[name] = fact[: _LONGEST - 3] + "..."
-    try:
-        os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
-    except OSError:  # whoever read it is gone; the service continues
-        return
+    _writer.put(json.dumps(line).encode() + b"\n")
+
+
+def pop_dropped() -> int:
+    """Lines that were dropped since the last call."""
+    with _writer.lock:
+        count, _writer.dropped = _writer.dropped, 0
+    return count
+
+
+def flush() -> None:
+    """Wait until all lines are written, but not for long: nobody may be reading them."""
+    lines = _writer.lines
+    with lines.all_tasks_done:
+        lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _FLUSH_SECONDS)
 
 
 def log_error(error: BaseException, **facts: object) -> None:
@@ -35,7 +88,9 @@ def log_error(error: BaseException, **facts: object) -> None:
 
 
 def install() -> None:
-    """Route warnings and other libraries' log records into this log."""
+    """Route warnings and other libraries' log records into this log, which a thread writes now."""
+    _writer.start()
+    atexit.register(flush)
     logging.captureWarnings(True)
     logging.basicConfig(handlers=[_Handler(logging.WARNING)], force=True)
 

@@ -4,6 +4,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from limelight.serve import logs
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -28,6 +30,10 @@ class Metrics:
         self.ready = Gauge("model_ready", "1 when the model accepts requests", **model)
         self.deaths = Counter("worker_deaths", "Workers that ended unexpectedly", **model)
         self.jobs = Counter("worker_jobs", "Jobs sent to a worker", ["model", "worker"], **own)
+        self.log_dropped = Counter(
+            "log_lines_dropped", "Lines of the log that could not be written", **own
+        )
 
     def shown(self) -> bytes:
+        self.log_dropped.inc(logs.pop_dropped())
         return generate_latest(self.registry)

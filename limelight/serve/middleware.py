@@ -11,7 +11,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 from fastapi import Request, Response
@@ -21,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as ASGIMessage
 
 from limelight.serve import logs
+from limelight.serve.connection import LINGER_SECONDS, REFUSED
 from limelight.serve.errors import RefusedError, error_body, error_headers
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
@@ -30,6 +33,7 @@ _LEFT = 499  # status of a request whose client has left
 _JSON = "limelight.json"  # key of the parsed body in the scope
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which browsers omit
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+_TOKEN = re.compile(rb'(?s)([,[{])|"(?:[^"\\]++|\\.)*+"?')  # of JSON: a mark, or a text
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _SAFE = {  # headers of every response that does not set them itself
     b"x-content-type-options": b"nosniff",
@@ -130,6 +134,7 @@ class _RequestContext:
         self.status = 0  # of the response, once it has begun
         self.complete = False  # the response was sent to its end
         self.body: bytes | None = b""
+        self.read = False  # the body was read to its end
 
     async def run(self) -> None:
         started = time.perf_counter()
@@ -158,6 +163,7 @@ class _RequestContext:
     async def pass_through(self) -> None:
         self.middleware.check(self.scope)
         self.body = await self.read_body()
+        self.read = True
         self.parse_json(self.body)
         answer = asyncio.ensure_future(self.middleware.app(self.scope, self.replay, self.send))
         leaving = asyncio.create_task(self.client_leaves())
@@ -197,6 +203,8 @@ class _RequestContext:
                     event = await self.receive()
                     if event["type"] == "http.disconnect":
                         raise _ClientLeftError
+                    if REFUSED in self.scope:
+                        raise self.scope[REFUSED]
                     body += event.get("body", b"")
                     if len(body) > self.limits.body:
                         raise self.too_large()
@@ -211,13 +219,16 @@ class _RequestContext:
         return RefusedError(413, "too_large", message, "ask for less at a time")
 
     def parse_json(self, body: bytes) -> None:
-        """Strictly: declared as JSON, without NaN and repeated names."""
+        """Strictly: declared as JSON, not too many values, without NaN and repeated names."""
         if not body and self.scope["method"] != "POST":
             return
         kind = _header(self.scope, "content-type")
         if kind.partition(";")[0].strip().lower() != "application/json":
             hint = "send the header Content-Type: application/json"
             raise RefusedError(415, "wrong_type", "only JSON is supported", hint)
+        if _has_more_values(body, self.limits.values):
+            message = f"the body has more than {self.limits.values:,} values"
+            raise RefusedError(413, "too_large", message, "ask for less at a time")
         try:
             self.scope[_JSON] = json.loads(
                 body.decode(), parse_constant=_no_number, object_pairs_hook=_without_repeats
@@ -242,13 +253,35 @@ class _RequestContext:
             return
         added = {"content-type": "application/json", **error_headers(refused)}
         headers = [(name.encode(), value.encode()) for name, value in added.items()]
-        if refused.status in (408, 413, 415):  # the rest of the body is not read
+        if not self.read:
             headers.append((b"connection", b"close"))
         body = error_body(refused)
         headers.append((b"content-length", str(len(body)).encode()))
         start = {"type": "http.response.start", "status": refused.status, "headers": headers}
         await self.send(start)
-        await self.send({"type": "http.response.body", "body": body})
+        await self.send({"type": "http.response.body", "body": body, "more_body": not self.read})
+        if not self.read:
+            await self.discard_body()
+            await self.send({"type": "http.response.body"})
+
+    async def discard_body(self) -> None:
+        """For a moment: closed at once, a connection is reset, and its client may see no answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while (event := await self.receive())["type"] != "http.disconnect":
+                    if not event.get("more_body") and REFUSED not in self.scope:
+                        return
+
+
+def _has_more_values(body: bytes, most: int) -> bool:
+    """Whether JSON has more values than this: before it is parsed, by its marks outside of texts.
+
+    A value has at most two texts, with its name; so many tokens are enough to decide.
+    """
+    if sum(map(body.count, (b",", b"[", b"{"))) <= most:
+        return False
+    tokens = islice(_TOKEN.finditer(body), 3 * most + 3)
+    return sum(token[1] is not None for token in tokens) > most
 
 
 def _no_number(_: str) -> float:

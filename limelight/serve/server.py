@@ -13,24 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from limelight.errors import UserError
 from limelight.run.bundled_models import find_run
 from limelight.serve import logs
 from limelight.serve.app import application
-from limelight.serve.errors import RefusedError, error_body
+from limelight.serve.connection import BoundedProtocol
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
 from limelight.serve.middleware import SecurityMiddleware
 from limelight.serve.model_registry import ModelRegistry, ServedModel
-from limelight.serve.worker_client import WorkerClient
+from limelight.serve.worker_client import KEY, WorkerClient
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # as browsers send it, without the port
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://({_HOST.pattern})(:[0-9]+)?")
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
-_KEY = "LIMELIGHT_API_KEY"  # in the environment: arguments of a command are visible to all users
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
@@ -50,16 +48,22 @@ def serve(
     check_port(port)
     check_allowlists(hosts, origins)
     paths, devices = named(runs), devices_of(device)
-    key = os.environ.get(_KEY, "")
+    given = os.environ.get(KEY, "")
+    key = given.strip()
+    if given and not key:
+        raise UserError(f"{KEY} is blank: set it to a key that clients must send, or unset it")
     loopback = host in ("localhost", "::1") or host.startswith("127.")
     if not loopback and not key:
         raise UserError(
-            f"--host {host} is reachable from other machines: set {_KEY} in the environment "
+            f"--host {host} is reachable from other machines: set {KEY} in the environment "
             "to a key that clients must send"
         )
     logs.install()
     listener = listen(host, port)
-    asyncio.run(_Service(paths, listener, limits, key, [host, *hosts], origins, devices).run())
+    try:
+        asyncio.run(_Service(paths, listener, limits, key, [host, *hosts], origins, devices).run())
+    finally:
+        logs.flush()
 
 
 def named(runs: Sequence[str]) -> dict[str, Path]:
@@ -180,7 +184,7 @@ class _Service:
         return ModelRegistry(models, limits, metrics)
 
     def config(self, app: SecurityMiddleware) -> uvicorn.Config:
-        class Protocol(_TimeoutProtocol):
+        class Protocol(BoundedProtocol):
             limits, metrics = self.limits, self.registry.metrics
 
         return uvicorn.Config(
@@ -193,7 +197,6 @@ class _Service:
             server_header=False,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=int(self.limits.shutdown_seconds) + 5,
-            h11_max_incomplete_event_size=self.limits.header,
         )
 
     async def give_up_on_failure(self) -> None:
@@ -225,65 +228,3 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class _TimeoutProtocol(H11Protocol):
-    """A connection that is closed if its client sends or reads too slowly."""
-
-    limits: Limits
-    metrics: Metrics
-    clock: asyncio.TimerHandle | None = None  # for a request to begin
-    reading: asyncio.TimerHandle | None = None  # for the client to read what was sent
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
-            transport.abort()
-            return
-        # Nagle's algorithm would delay the last piece of a response by 40 ms.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.wait_for_request()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self.wait_for_request()
-
-    def wait_for_request(self) -> None:
-        """Start the clock between requests, stop it when one has begun."""
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and self.clock is None:
-            self.clock = self.loop.call_later(self.limits.header_seconds, self.abort)
-        elif not idle and self.clock is not None:
-            self.clock.cancel()
-            self.clock = None
-
-    def pause_writing(self) -> None:
-        self.reading = self.loop.call_later(self.limits.read_seconds, self.abort)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        if self.reading is not None:
-            self.reading.cancel()
-            self.reading = None
-        super().resume_writing()
-
-    def abort(self) -> None:
-        self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for clock in (self.clock, self.reading):
-            if clock is not None:
-                clock.cancel()
-        self.clock = self.reading = None
-        super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:
-        self.metrics.requests.labels("malformed", "400").inc()
-        refused = RefusedError(400, "invalid_http", "this is not valid HTTP")
-        body = error_body(refused)
-        head = (
-            f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
-        self.transport.close()

@@ -20,6 +20,7 @@ from limelight.serve.ipc import ErrorPayload, Message, packed, receive_from
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
 
+KEY = "LIMELIGHT_API_KEY"  # in the environment: arguments of a command are visible to all users
 LOST = (
     "the model could not be loaded: its process ended before it was ready, and the log says how; "
     "is there enough memory for it?"
@@ -57,6 +58,7 @@ class WorkerClient:
         self.failed = ""  # why the last attempt to load it failed
         self.ready = self.closing = False
         self.active = 0  # sequences in its batches
+        self.answered = False  # the last ping
         self.started = asyncio.Event()  # the first process is ready, or has failed
         self.jobs: dict[int, asyncio.Queue[Message]] = {}
         self.numbers = count(1)
@@ -87,7 +89,7 @@ class WorkerClient:
             env=_environment(self.device),
             start_new_session=True,  # Ctrl-C is for the service, which lets the worker finish
         )
-        was_ready = False
+        was_ready, watcher = False, asyncio.create_task(self.watch(process))
         try:
             if process.stdout is None:
                 raise RuntimeError("the worker has no standard output")
@@ -97,8 +99,25 @@ class WorkerClient:
         except ValueError as error:
             logs.log_error(error, model=self.name)
         finally:
+            watcher.cancel()
             await self.cleanup()
         return was_ready
+
+    async def watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a process that does not answer two pings.
+
+        One that computes does: a thread of its own answers. One that loads is not asked. The second
+        ping is for a machine that was suspended just after the first.
+        """
+        missed = 0
+        while missed < 2:
+            self.answered = not self.ready
+            if self.ready:
+                self.send({"op": "ping"})
+            await asyncio.sleep(self.limits.worker_seconds / 2)
+            missed = 0 if self.answered else missed + 1
+        logs.log_event("worker_stuck", model=self.name, device=self.device)
+        process.kill()
 
     async def cleanup(self) -> None:
         self.ready, self.active = False, 0
@@ -124,6 +143,9 @@ class WorkerClient:
             self.deliver(message["id"], message)
         elif "active" in message:
             self.active = message["active"]
+        elif "pong" in message:
+            self.answered = True
+            self.metrics.log_dropped.inc(message["pong"])
         elif "ready" in message:
             self.facts, self.failed, self.ready = message["ready"], "", True
             if ":" in self.device:  # it sees one GPU alone and calls it the first
@@ -193,13 +215,17 @@ class WorkerClient:
 
 
 def _environment(device: str) -> dict[str, str]:
-    """A worker on cuda:N sees that GPU alone, so that none takes memory on another's."""
-    _, _, number = device.partition(":")
-    if not number:
-        return dict(os.environ)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    every = number if visible is None else ",".join(visible.split(",")[int(number) :][:1])
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": every}
+    """Without the key, which a worker does not need.
+
+    A worker on cuda:N sees that GPU alone, so that none takes memory on another's.
+    """
+    own = {name: value for name, value in os.environ.items() if name != KEY}
+    if number := device.partition(":")[2]:
+        visible = own.get("CUDA_VISIBLE_DEVICES")
+        own["CUDA_VISIBLE_DEVICES"] = (
+            number if visible is None else ",".join(visible.split(",")[int(number) :][:1])
+        )
+    return own
 
 
 async def _end(process: asyncio.subprocess.Process, patience: float = 1.0) -> int:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from limelight.config import from_json
-from limelight.errors import FailedError, UserError
+from limelight.errors import FailedError, UserError, describe_os_error
 from limelight.files import read_bounded
 from limelight.run import atomic
 from limelight.run.atomic import find_damage, list_checkpoints
@@ -56,13 +56,13 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
             spare = [*best, *(folder.name for folder in _checkpoints_to_average(trainer))]
             atomic.prune(run.checkpoints, config.keep_checkpoints, spare, trainer.written)
         except OSError as error:
-            why = f"{run.path}: {error.strerror or error}"
+            why = describe_os_error(error) if error.errno else f"{error}; free some space"
+            if not run.path.is_dir():
+                why = f"{run.path} is no longer there; move it back"
             sentence = f"step {state.step} could not be saved: {why}"
             if must:
-                raise FailedError(
-                    f"{sentence}; free some space, and run the same command again"
-                ) from error
-            trainer.report.warn(f"{sentence}. Training continues; free some space")
+                raise FailedError(f"{sentence}, and run the same command again") from error
+            trainer.report.warn(f"{sentence}. Training continues")
     trainer.world.barrier()
 
 

@@ -2,8 +2,10 @@
 
 import json
 import random
+import socket
 import time
 from contextlib import suppress
+from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
@@ -22,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from limelight.serve.schemas.trace import TraceToken
 from limelight.serve.trace_token import name_of
-from tests.serve.samples import JSON, Served, memory_of
+from tests.serve.samples import JSON, Served, memory_of, until
 from tests.serve.test_middleware import LEAKS
 
 CHECKS = [
@@ -37,7 +39,8 @@ SLOWEST = 5  # seconds
 @pytest.fixture(scope="module")
 def victim(run):
     """Short deadlines, so that what asks for much does not take long."""
-    with Served(run("writer"), run("chat"), seconds=2, tokens=100) as served:
+    limits = {"seconds": 2, "tokens": 100, "worker_seconds": 10}
+    with Served(run("writer"), run("chat"), **limits) as served:
         yield served
 
 
@@ -166,6 +169,155 @@ def check_bytes(victim, count):
                 body[place:place] = body[place : place + 20]
         response = victim.client.post(dice.choice(PATHS), content=bytes(body), headers=JSON)
         assert response.status_code < 500, response.text
+
+
+CLOSE = b"connection: close\r\n"  # of what is read to its end, and would keep its connection
+
+
+def head(path="/v1/completions", method="POST", version="1.1", more=b""):
+    """The beginning of a request, up to its last header."""
+    start = f"{method} {path} HTTP/{version}\r\nhost: localhost\r\n"
+    return start.encode() + b"content-type: application/json\r\n" + more
+
+
+def sized(body, path="/v1/completions"):
+    return head(path, more=CLOSE) + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+LARGE, HEADERS, BROKEN, FIELD, FINE = (
+    *("413 too_large", "431 too_large", "400 invalid_http", "422 invalid_field", "200"),
+)
+
+
+def chunked_bodies(dice):
+    """More chunks than are allowed, or more around them, in all sizes; the last are fair."""
+    fair = head(more=CLOSE + b"transfer-encoding: chunked\r\n\r\n")
+    start, end = fair.replace(CLOSE, b""), b"0\r\n\r\n"
+    for count in (1001, 1002, 1500, 5000, 20_000, 170_000):
+        yield LARGE, start + b"1\r\nx\r\n" * count + end
+        yield LARGE, start + b"2;a=b\r\nxy\r\n" * count  # and never ends
+        yield LARGE, start + b"".join(b"%X\r\n%s\r\n" % (n, b"x" * n) for n in (1, 2, 3)) * count
+    for size in (2**20 + 1, 2**21):
+        yield LARGE, start + b"%x\r\n" % size + b" " * size + b"\r\n" + end
+        yield BROKEN, start + (b"400;" + b"x" * size + b"\r\n" + b" " * 1024 + b"\r\n") * 3 + end
+        yield LARGE, start + (b"4;" + b"x" * 10_000 + b"\r\n    \r\n") * (size // 8000) + end
+    for count in (4000, 60_000):
+        yield "400 ", fair + b"0\r\n" + b"a: b\r\n" * count + b"\r\n"
+    for wrong in (b"g\r\n", b"-1\r\n", b"1\r\nxy\r\n", b"f" * 21 + b"\r\n", b"\r\n", b"1\nx\n"):
+        yield BROKEN, start + wrong + end
+    for count in (1, 10, 999):
+        body = b'{"prompt":"a","user":1}'.ljust(count)
+        chunks = b"".join(b"%x\r\n%s\r\n" % (1, body[i : i + 1]) for i in range(len(body)))
+        yield FIELD, fair + chunks + end
+
+
+def many_fields(dice):
+    """Objects of thousands of fields, at the top and inside; the last are fair, and wrong."""
+    values = (b"1", b'"a"', b"null", b"[]", b"{}", b'{"a":"b"}')
+    for value in values:
+        for count in (5001, dice.randint(6000, 20_000), 60_000):
+            field = b",".join(b'"%x":%s' % (i, value) for i in range(count))[: 2**20 - 99]
+            inside = dice.choice((b"{%s}", b'{"prompt":"a",%s}', b'{"messages":[{%s}]}', b"[{%s}]"))
+            yield LARGE, sized(inside % field, dice.choice(PATHS))
+    for count in (2, 100, 1000, 4900):
+        keys = b",".join(b'"x%x":1' % i for i in range(count))
+        yield FIELD, sized(b"{" + keys + b"}", dice.choice(PATHS))
+
+
+def nested_lists(dice):
+    """Lists of anything, long or deep, in every shape that a megabyte has room for."""
+    parts = (b"[1]", b"{}", b'{"":1}', b"[]", b"1", b'"a"', b"null", b"[[]]", b'{"a":[1,"b"]}')
+    for part in parts:
+        for count in (5001, dice.randint(6000, 20_000), 2**20 // (len(part) + 2)):
+            field = dice.choice(("texts", "prompt", "messages", "input", "odd"))
+            body = b'{"%s":[%s]}' % (field.encode(), b",".join([part] * count))
+            yield LARGE, sized(body[: 2**20], dice.choice(PATHS))
+    for depth in (5001, 100_000, 500_000):
+        yield LARGE, sized(b"[" * depth)
+        yield LARGE, sized((b'{"a":' * depth)[: 2**20])
+    for count in (1, 100, 4900):
+        yield FIELD, sized(b'{"texts":[' + b",".join([b"1"] * count) + b"]}", "/api/score")
+    yield FIELD, sized(b'{"prompt":"' + b",[{" * 10_000 + b'","user":1}')
+
+
+def header_sizes(dice):
+    """Addresses and headers beyond the limit, in one and in many."""
+    for size in (2**14, 20_000, 50_000, 10**6):
+        yield HEADERS, head("/" + "a" * size) + b"\r\n"
+        yield HEADERS, head("/?" + "a=b&" * (size // 4)) + b"\r\n"
+        yield HEADERS, head("/healthz", "GET", more=b"x: " + b"y" * size + b"\r\n") + b"\r\n"
+        yield HEADERS, head("/healthz", "GET", more=b"a:\r\n" * (size // 4)) + b"\r\n"
+        yield HEADERS, head("/healthz", "GET", more=b"x:" + b" " * size + b"y\r\n") + b"\r\n"
+        yield HEADERS, head("/healthz", "G" * size) + b"\r\n"
+    for size in (100, 8000, 15_000):
+        yield FINE, head("/healthz", "GET", more=CLOSE + b"x: " + b"y" * size + b"\r\n") + b"\r\n"
+
+
+def both_lengths(dice):
+    """Two ways to say where a body ends; and a second request hidden behind it."""
+    hidden = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    body = b"0\r\n\r\n" + hidden
+    for length in (0, 1, 5, len(body), 10**6):
+        own, other = b"content-length: %d\r\n" % length, b"transfer-encoding: chunked\r\n"
+        yield BROKEN, head(more=own + other) + b"\r\n" + body
+        yield BROKEN, head(more=other + own) + b"\r\n" + body
+        yield BROKEN, head(more=own.upper() + b"x: y\r\n" + other.title()) + b"\r\n" + body
+        yield BROKEN, head("/healthz", "GET", more=other + own) + b"\r\n" + body
+    chunked = b"transfer-encoding: chunked\r\n"
+    for more in (chunked * 2, b"transfer-encoding: gzip, chunked\r\n", b"content-length: 1, 2\r\n",
+                 b"content-length: 1\r\ncontent-length: 2\r\n", b"content-length: +5\r\n",
+                 b"content-length: 5\r\ntransfer-encoding: identity\r\n"):  # fmt: skip
+        yield BROKEN, head(more=more) + b"\r\n" + body
+    yield BROKEN, head(version="1.0", more=chunked) + b"\r\n" + body
+
+
+def odd_versions(dice):
+    """HTTP/1.0 and HTTP/1.1 are all there is."""
+    odd = ("9.9", "0.9", "2.0", "3.0", "1.2", "1.9", "0.0", "2.1", "1", "11", "1.10", "01.1", "x.y",
+           "", "1.1.1", "-1.1", "1.1 ", "1,1", "1.", ".1", "1.\u0661", "1.1\t")  # fmt: skip
+    for version in odd:
+        yield BROKEN, head("/healthz", "GET", version) + b"\r\n"
+    yield BROKEN, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    yield BROKEN, b"GET /healthz\r\n\r\n"
+    for version in ("1.0", "1.1"):
+        yield FINE, head("/healthz", "GET", version, CLOSE) + b"\r\n"
+
+
+def answer_to(victim, raw, dice):
+    """What comes back for bytes in a few pieces, until the service ends the connection."""
+    host, port = victim.url.removeprefix("http://").split(":")
+    cuts = sorted(dice.choices(range(min(len(raw), 5000)), k=2))
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(ConnectionError):  # it is closed before all is sent
+            for begin, end in pairwise([0, *cuts, len(raw)]):
+                connection.sendall(raw[begin:end])
+        with suppress(ConnectionError):
+            while piece := connection.recv(2**16):
+                answer += piece
+                if answer.endswith(b"}"):  # that is all: the other side need not wait
+                    connection.shutdown(socket.SHUT_WR)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "kind", [chunked_bodies, many_fields, nested_lists, header_sizes, both_lengths, odd_versions]
+)
+def test_hostile_requests_and_their_neighbours_are_refused_once_and_closed(victim, kind):
+    dice = random.Random(kind.__name__)
+    variants = list(kind(dice))
+    assert len(variants) >= 20
+    for expected, raw in variants:
+        answer = answer_to(victim, raw, dice)
+        start, _, body = answer.partition(b"\r\n\r\n")
+        assert answer.count(b"HTTP/1.1 ") == 1, raw[:200]  # and nothing that was hidden in it
+        status, told = start.split()[1].decode(), json.loads(body)
+        found = f"{status} {told['error']['code']}" if "error" in told else status
+        assert found.startswith(expected), (raw[:200], answer[:300])
+    assert victim.number("worker_deaths_total") == 0
+    assert victim.number("requests_total", status="500") == 0
+    until(lambda: victim.number("requests_open") == 1, 20)  # the one that asks
 
 
 def test_hundreds_of_odd_requests_do_no_harm(victim):

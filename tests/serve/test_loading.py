@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from limelight.errors import UserError
+from limelight.run.bundled_models import find_run
+from limelight.serve import server
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
-from limelight.serve.server import check_port, listen
-from limelight.serve.worker_client import LOST, WorkerClient
+from limelight.serve.server import check_port, listen, serve
+from limelight.serve.worker_client import KEY, LOST, WorkerClient
 from tests.serve.samples import ROOT
 
 BROKEN = """
@@ -82,3 +84,29 @@ def test_every_other_number_is_a_port():
     """The control."""
     for port in (0, 1, 65535):
         check_port(port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+@pytest.mark.parametrize("key", [" ", "\t\n "])
+def test_a_blank_key_is_no_key(monkeypatch, host, key):
+    monkeypatch.setenv(KEY, key)
+    with pytest.raises(UserError, match=f"^{KEY} is blank: set it to a key that clients must send"):
+        serve([str(find_run("writer").path)], host, 0, Limits())
+
+
+@pytest.mark.parametrize("key", ["", "x", " x "])
+def test_another_is(monkeypatch, key):
+    """The control: the next step is to listen. Without a key, there is another sentence."""
+    asked = []
+
+    def listen(host, port):
+        asked.append(host)
+        raise UserError("stop here")
+
+    monkeypatch.setattr(server, "listen", listen)
+    monkeypatch.setattr(server.logs, "install", lambda: None)
+    monkeypatch.setenv(KEY, key)
+    sentence = "stop here" if key else f"set {KEY} in the environment"
+    with pytest.raises(UserError, match=sentence):
+        serve([str(find_run("writer").path)], "0.0.0.0", 0, Limits())
+    assert asked == (["0.0.0.0"] if key else [])

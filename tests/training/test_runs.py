@@ -18,7 +18,7 @@ from limelight.data.config import DataConfig
 from limelight.data.corpora import held_in
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig
-from limelight.errors import UserError
+from limelight.errors import FailedError, UserError
 from limelight.loading import load
 from limelight.recipe import load_recipe, with_overrides
 from limelight.run.folder import RunFolder
@@ -669,3 +669,35 @@ def test_a_split_that_is_not_there_is_refused(tmp_path):
         evaluate_run(tmp_path / "run", silent=True)
     other = [f"data.test={tmp_path / 'valid.tsv'}"]
     assert evaluate_run(tmp_path / "run", "test", other, silent=True)["examples"] == 18
+
+
+def train_and_move(folder, elsewhere):
+    """A training whose folder is moved before its first checkpoint; what it warned of."""
+    warned = []
+
+    def touch(trainer):
+        trainer.report.begin = lambda *_: folder.rename(elsewhere)
+        trainer.report.warn = warned.append
+
+    with pytest.raises(FailedError) as failed:
+        train_in(folder, tiny(steps=4, checkpoint_every=2, validate_every=4), touch=touch)
+    return [*warned, str(failed.value)]
+
+
+# TensorBoard, where it is installed, writes in a thread that dies of it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_folder_that_was_moved_is_not_called_a_full_disk(tmp_path):
+    first, last = train_and_move(tmp_path / "run", tmp_path / "elsewhere")
+    why = f"could not be saved: {tmp_path}/run is no longer there; move it back"
+    assert first == f"step 2 {why}. Training continues"
+    assert last == f"step 4 {why}, and run the same command again"
+    (tmp_path / "elsewhere").rename(tmp_path / "run")  # as the sentence asks
+    train_in(tmp_path / "run", tiny(steps=4, checkpoint_every=2, validate_every=4))
+
+
+def test_a_full_disk_is(tmp_path, monkeypatch):
+    """The control."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(FailedError, match=r"bytes are to be written and 0 are free; free some spa"):
+        train_in(tmp_path / "run", tiny(steps=2))

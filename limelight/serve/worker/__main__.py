@@ -7,10 +7,10 @@ killed at any time: it holds nothing that anybody else needs.
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 from limelight.device import is_out_of_memory
 from limelight.errors import UserError
@@ -32,13 +32,27 @@ def load_for(run: str, device: str) -> tuple[LoadedModel, LoadedModel]:
     return loaded, loaded.full_precision
 
 
-def _read_messages(pipe: int, inbox: _Inbox) -> None:
-    """Fill the inbox; None when the service is gone."""
+def _read_messages(pipe: int, inbox: _Inbox, write: Callable[[bytes], None]) -> None:
+    """Answer pings, whatever else is computed, and fill the inbox; None: the service is gone."""
     try:
         while (message := receive(pipe)) is not None:
-            inbox.put(message)
+            if message["op"] == "ping":
+                write(packed({"pong": logs.pop_dropped()}))
+            else:
+                inbox.put(message)
     finally:
         inbox.put(None)
+
+
+def _writer(pipe: int) -> Callable[[bytes], None]:
+    """Sends for two threads, one at a time."""
+    lock = Lock()
+
+    def write(frames: bytes) -> None:
+        with lock:
+            send(pipe, frames)
+
+    return write
 
 
 def work(scheduler: Scheduler, inbox: _Inbox) -> None:
@@ -58,19 +72,19 @@ def main() -> None:
     """Load the model, report that it is ready, and work."""
     run, options = sys.argv[1], json.loads(sys.argv[2])
     logs.install()
-    incoming, outgoing = os.dup(0), os.dup(1)
+    incoming, write = os.dup(0), _writer(os.dup(1))
     os.dup2(2, 1)  # output of libraries must not mix with messages
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
         loaded, exact = load_for(run, options.get("device", "auto"))
         limits = (options["batch"], options["texts"], options["traced"])
-        scheduler = Scheduler(loaded, *limits, partial(send, outgoing), exact)
+        scheduler = Scheduler(loaded, *limits, write, exact)
     except (UserError, OSError, RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             error = UserError(_NO_MEMORY)
         elif isinstance(error, RuntimeError):
             raise
-        send(outgoing, packed({"failed": str(error)}))
+        write(packed({"failed": str(error)}))
         sys.exit(2)
     facts = describe(loaded)
     scheduler.post({"ready": facts})
@@ -79,9 +93,10 @@ def main() -> None:
         trace: Message = {"target": None, "settings": {}, "print": "", "what": "manifest"}
         scheduler.on_message({"id": 0, "op": "trace", **facts["example"], **trace})
     inbox: _Inbox = SimpleQueue()
-    Thread(target=_read_messages, args=(incoming, inbox), daemon=True).start()
+    Thread(target=_read_messages, args=(incoming, inbox, write), daemon=True).start()
     with suppress(BrokenPipeError):
         work(scheduler, inbox)
+    logs.flush()
     os._exit(0)  # at once: nobody listens, and there is nothing to save
 
 

@@ -191,6 +191,7 @@ class Scheduler:
             for i, member in enumerate(running.members):
                 if member.number == number:
                     running.search.stop(i)
+        self.searches = [r for r in self.searches if any(m.number in self.jobs for m in r.members)]
         self.to_generate = deque(m for m in self.to_generate if m.number != number)
         self.to_search = deque(m for m in self.to_search if m.number != number)
         self.work = deque(item for item in self.work if item[0] != number)
@@ -206,7 +207,8 @@ class Scheduler:
             if self.rows:
                 self.generate()
             for running in list(self.searches):
-                self.advance_search(running)
+                if running in self.searches:  # and was not dropped meanwhile
+                    self.advance_search(running)
         if self.work:
             self.do_work()
         self.flush()
@@ -315,6 +317,7 @@ class Scheduler:
             for number in {member.number for member in running.members}:
                 if number in self.jobs:
                     self.fail(number, error)
+            return
         self.searches.remove(running)
         for i, member in enumerate(running.members):
             if member.number in self.jobs:
