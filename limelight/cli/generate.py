@@ -240,7 +240,8 @@ def score(run: arg.Run, text: arg.Texts = (), tag: arg.Tag = "", json: arg.Switc
     for scored in lines.answered(answer):
         if json and not scored.problem:
             tokens = {"tokens": scored.tokens, "logprobs": scored.logprobs}
-            io.print_json_line({"score": scored.total, **tokens})
+            total = {"score": scored.total, "log_probability": scored.total}  # two names, one sum
+            io.print_json_line({**total, **tokens})
         elif json:
             io.print_json_line({"problem": scored.problem})
         else:
