@@ -78,8 +78,12 @@ def _print_translation(
         io.print_line(done.text)
     for output in done.outputs if nbest > 1 else ():
         io.print_line(f"{output.score:.4f}\t{output.text}")
-    for ranked in tokens:
-        io.print_line("  " + "   ".join(f"{_visible(c.piece)} {c.probability:.0%}" for c in ranked))
+    from limelight.explain.tokens import label_at
+
+    for i, ranked in enumerate(tokens):
+        labels = (label_at(done.outputs[0].tokens, i, c.piece).strip("·") or "·" for c in ranked)
+        shares = (f"{c.probability:.0%}" for c in ranked)
+        io.print_line("  " + "   ".join(map(" ".join, zip(labels, shares, strict=True))))
 
 
 def _visible(piece: str) -> str:
