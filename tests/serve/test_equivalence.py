@@ -405,7 +405,7 @@ def test_one_text_or_several_are_asked_for_in_the_same_way(service, known):
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_texts")
 
 
-def test_readers_take_one_text_or_several_too(run):
+def test_readers_accept_one_text_or_several_too(run):
     with Served(run("bert"), run("classifier")) as served:
         texts = ["the ___ sat", "a ___ ___"]
         told = served.ask("/api/fill", model="bert", texts=texts, count=2)

@@ -8,7 +8,7 @@ let alternativesCount = 0;
 /**
  * A list of choices with the keys of a listbox: arrows, Home, End, Enter, Escape.
  * @param {{title: string, options: {piece: string, before?: string, rest: string, share: number,
- *   note?: string, chosen?: boolean, disabled?: boolean}[], onChoose: function(number): void,
+ *   title?: ?string, note?: string, chosen?: boolean, disabled?: boolean}[], onChoose: function(number): void,
  *   onLeave: function(): void, onTab?: function(): void}} spec
  * @returns {HTMLElement} focus it to use it
  */
@@ -68,7 +68,7 @@ function choiceRow(option, id, choose) {
       "span",
       { class: "option-text", dir: "auto" },
       before ? h("span", { class: "soft" }, before) : null,
-      h("strong", null, visible(piece.trim() || piece)),
+      h("strong", { title: option.title }, visible(piece.trim() || piece)),
       rest,
     ),
     note ? h("span", { class: "option-note small soft" }, note) : null,
