@@ -138,6 +138,14 @@ def test_wishes_tags_and_ensembles(limelight, run):
     assert limelight("translate", run("reverse"), "a b", *ensemble)[0] == 0
 
 
+def test_alternatives_are_characters_where_several_tokens_spell_one(limelight):
+    _, lines, _ = limelight("translate", "en-de", "Practice makes perfect.", "--alternatives")
+    assert lines[0] == "Übung macht perfekt."
+    assert "Ü¹/₂" in lines[1]
+    assert lines[2].split()[0] == "Ü²/₂"
+    assert "<9C>" not in "".join(lines)
+
+
 def test_alternatives_are_those_of_the_translation_shown(limelight, run, model):
     """A larger n-best widens the beam, and may find another translation."""
     for text in ("a b c", "x y z w", "m n o p q"):
