@@ -69,7 +69,7 @@ def type_of(schema: dict[str, Any], every: dict[str, Any], inside: tuple[str, ..
         found = every[reference.rsplit("/", 1)[1]]
         return type_of(found, every, (*inside, reference))
     for several in ("anyOf", "oneOf", "allOf"):
-        if several in schema:
+        if several in schema and "properties" not in schema:  # or it says which fields go together
             return {several: [type_of(one, every, inside) for one in schema[several]]}
     kind: dict[str, Any] = {}
     for key in ("type", "enum", "const", "format", "minimum", "maximum", "minLength", "maxLength"):

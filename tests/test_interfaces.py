@@ -6,23 +6,33 @@ import pytest
 
 from tests.interfaces import GOLDEN, lines, now
 
+
+def known():
+    return {
+        tuple(json.loads(line)[:2]): json.loads(line)[2] for line in GOLDEN.read_text().splitlines()
+    }
+
+
 ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), and why
+    **{key: "errors: type and param, as OpenAI's" for key in known() if key[0] == "routes"},
     ("routes", "GET /healthz"): "devices: where the workers of each model run",
     ("routes", "GET /readyz"): "devices, as /healthz",
     ("routes", "GET /api/model"): "device and precision of the model",
     ("routes", "GET /api/runs"): "unreadable: lines of the log that are skipped",
+    ("routes", "POST /v1/completions"): "best_of, suffix, logit_bias that ask for nothing",
+    ("routes", "POST /v1/chat/completions"): "OpenAI's other fields, if they ask for nothing",
+    ("routes", "POST /v1/embeddings"): "dimensions, if they are the model's",
+    ("routes", "POST /api/translate"): "log_probability; texts, and their translations",
+    ("routes", "POST /api/suggest"): "first_token_probability",
+    ("routes", "POST /api/fill"): "texts, and what fills them",
+    ("routes", "POST /api/classify"): "text",
+    ("routes", "POST /api/score"): "log_probability; text",
 }
 
 
 @pytest.fixture(scope="module")
 def facts():
     return {tuple(json.loads(line)[:2]): json.loads(line)[2] for line in lines(now())}
-
-
-def known():
-    return {
-        tuple(json.loads(line)[:2]): json.loads(line)[2] for line in GOLDEN.read_text().splitlines()
-    }
 
 
 def test_nothing_is_missing_and_additions_are_listed(facts):

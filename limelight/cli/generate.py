@@ -79,8 +79,12 @@ def _print_translation(
         io.print_line(done.text)
     for output in done.outputs if nbest > 1 else ():
         io.print_line(f"{output.score:.4f}\t{output.text}")
-    for ranked in tokens:
-        io.print_line("  " + "   ".join(f"{_visible(c.piece)} {c.probability:.0%}" for c in ranked))
+    from limelight.explain.tokens import label_at
+
+    for i, ranked in enumerate(tokens):
+        labels = (label_at(done.outputs[0].tokens, i, c.piece).strip("·") or "·" for c in ranked)
+        shares = (f"{c.probability:.0%}" for c in ranked)
+        io.print_line("  " + "   ".join(map(" ".join, zip(labels, shares, strict=True))))
 
 
 def _visible(piece: str) -> str:
@@ -240,7 +244,8 @@ def score(run: arg.Run, text: arg.Texts = (), tag: arg.Tag = "", json: arg.Switc
     for scored in lines.answered(answer):
         if json and not scored.problem:
             tokens = {"tokens": scored.tokens, "logprobs": scored.logprobs}
-            io.print_json_line({"score": scored.total, **tokens})
+            total = {"score": scored.total, "log_probability": scored.total}  # two names, one sum
+            io.print_json_line({**total, **tokens})
         elif json:
             io.print_json_line({"problem": scored.problem})
         else:

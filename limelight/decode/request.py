@@ -84,7 +84,7 @@ class Hypothesis:
     tokens: list[int]  # without the end token
     logprobs: list[float]
     ended: bool  # with an end token; otherwise the limit or a stop string was reached
-    score: float  # the sum of `logprobs`, after a beam divided by the length penalty
+    score: float  # what a beam ranks by: the sum of `logprobs` over the length penalty, or the sum
 
 
 def finalize(

@@ -20,7 +20,7 @@ from limelight.decode.constraints import without_space
 from limelight.decode.request import pad_histories
 from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample, uniform_draws
 from limelight.errors import UserError, unknown_name
-from limelight.explain.tokens import pieces_of, words_of
+from limelight.explain.tokens import label_at, pieces_of, words_of
 from limelight.explain.traced_text import TracedText
 from limelight.model.taps import Recorder, dataflow, matching, sides, taps
 from limelight.tasks.text_model import TextModel
@@ -54,7 +54,7 @@ class DecodingStep:
     """The prediction at one row, and the token that was chosen."""
 
     row: int
-    reads: str  # the piece at this row
+    reads: str  # the token at this row, as people read it
     chosen: _TokenCandidate
     top: tuple[_TokenCandidate, ...]  # of the whole vocabulary, the most likely first
     entropy: float  # in nats: from 0 (certain) to log(vocabulary)
@@ -108,6 +108,10 @@ class Trace:
         self.values = {k: v for k, v in found.items() if k in self.wanted and v.numel()}
         self.steps = self._steps()
         self._check()
+
+    def label(self, row: int, piece: str) -> str:
+        """A piece that this row could predict, as people read it."""
+        return label_at(self.answers.pieces, row, piece)
 
     @property
     def names(self) -> list[str]:
@@ -249,12 +253,12 @@ class Trace:
         tokens = torch.cat([top, torch.tensor(chosen, dtype=torch.long)[:, None]], dim=1)
         columns = [tokens, logprobs.gather(1, tokens).exp(), logits.gather(1, tokens)]
         numbers = zip(rows, *(x.tolist() for x in (*columns, entropies, totals)), strict=True)
-        steps, pieces = [], (self.target or self.source).pieces
+        steps, labels = [], (self.target or self.source).labels
         for row, ids, *candidates, entropy, total in numbers:
             known = pieces_of(self.trained.tokenizer, ids)
             *best, picked = map(_TokenCandidate, ids, known, *candidates)
             end = picked.token == self.trained.tokenizer.end
-            steps.append(DecodingStep(row, pieces[row], picked, tuple(best), entropy, total, end))
+            steps.append(DecodingStep(row, labels[row], picked, tuple(best), entropy, total, end))
         return steps
 
     def _check(self) -> None:

@@ -14,19 +14,30 @@ _MOST_ERRORS = 100  # of a body that are searched for the one to report
 
 
 class RefusedError(Exception):
-    """A request that gets an error response: status, code, message and hint go to the client."""
+    """A request that gets an error response: all but `retry_after` goes to the client."""
 
     def __init__(
-        self, status: int, code: str, message: str, hint: str = "", retry_after: int = 0
+        self,
+        status: int,
+        code: str,
+        message: str,
+        hint: str = "",
+        retry_after: int = 0,
+        param: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.hint = status, code, message, hint
-        self.retry_after = retry_after
+        self.retry_after, self.param = retry_after, param  # the field that is wrong
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 def error_body(refused: RefusedError) -> bytes:
-    """`{"error": {"code", "message", "hint"}}`."""
-    detail = {"code": refused.code, "message": refused.message, "hint": refused.hint}
+    """OpenAI's `{"error": {"message", "type", "param", "code"}}`, and a hint."""
+    general = "server_error" if refused.status >= 500 else "invalid_request_error"
+    kind = {"type": _TYPES.get(refused.status, general), "param": refused.param}
+    detail = {"code": refused.code, "message": refused.message, "hint": refused.hint, **kind}
     return json.dumps({"error": detail}).encode()
 
 
@@ -45,8 +56,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        message = _validation_message(error.errors()[:_MOST_ERRORS], error.body)
-        return _response(RefusedError(422, "invalid_field", message, "see /docs for the fields"))
+        field, wrong = _first_wrong_field(error.errors()[:_MOST_ERRORS], error.body)
+        message, hint = f"{field or 'the body'}: {wrong}", "see /docs for the fields"
+        return _response(RefusedError(422, "invalid_field", message, hint, param=field or None))
 
     @app.exception_handler(HTTPException)
     async def no_route(_: Request, error: HTTPException) -> Response:
@@ -71,8 +83,8 @@ def _response(refused: RefusedError) -> Response:
     return Response(error_body(refused), refused.status, headers, media_type="application/json")
 
 
-def _validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
-    """The first wrong field and why, without its value.
+def _first_wrong_field(errors: Sequence[dict[str, Any]], body: Any) -> tuple[str, str]:
+    """The first wrong field, empty for the body itself, and why, without its value.
 
     A field with several types has an error for each of them. The one deepest in the value counts:
     for a list with a wrong entry, "not a text" would mislead.
@@ -86,7 +98,7 @@ def _validation_message(errors: Sequence[dict[str, Any]], body: Any) -> str:
     path, error = (broken or deepest)[0]
     types = [error for at, error in deepest if at == path]
     wrong = broken_rule(error) if broken else f"should be {expected_types(types)}"
-    return f"{'.'.join(path)[:100] or 'the body'}: {wrong[:200]}"
+    return ".".join(path)[:100], wrong[:200]
 
 
 def _path_of(loc: Sequence[str | int], body: Any) -> list[str]:

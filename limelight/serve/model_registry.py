@@ -104,7 +104,8 @@ class ModelRegistry:
             return next(iter(self.models.values()))
         if name not in self.models:
             hint = f"choose one of: {', '.join(self.models)}"
-            raise RefusedError(404, "model_not_found", "there is no model of this name", hint)
+            message = "there is no model of this name"
+            raise RefusedError(404, "model_not_found", message, hint, param="model")
         return self.models[name]
 
     def choose(self, name: str, *tasks: str) -> ServedModel:
@@ -158,4 +159,4 @@ async def reject_unknown_parameters(request: Request) -> None:
         if name not in known:
             hint = f"there is {', '.join(known)}" if known else "leave it out"
             message = f"{name[:100]}: there is no such parameter"
-            raise RefusedError(422, "invalid_field", message, hint)
+            raise RefusedError(422, "invalid_field", message, hint, param=name[:100])

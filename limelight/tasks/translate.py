@@ -27,12 +27,13 @@ class InvalidLine:
 
 @dataclass(frozen=True)
 class TranslationOutput:
-    """One hypothesis of a translation: its text, score, tokens and their log-probabilities."""
+    """One hypothesis of a translation: its text and tokens, and how likely they are."""
 
     text: str
-    score: float
+    score: float  # what a beam ranks by: log_probability over the length penalty; without, the same
     tokens: tuple[str, ...] = ()
     logprobs: tuple[float, ...] = ()  # of each token, and of the end if it came
+    log_probability: float = 0.0  # the sum of `logprobs`, whatever the search
 
 
 @dataclass(frozen=True)
@@ -201,14 +202,15 @@ def request_for(
 
 
 def _join(trained: TextModel, parts: Sequence[Hypothesis], prefix: str) -> TranslationOutput:
-    tokenizer = trained.tokenizer
+    tokenizer, logprobs = trained.tokenizer, [x for part in parts for x in part.logprobs]
     given = [encode_prefix(tokenizer, prefix)[0], *([] for _ in parts[1:])]
     texts = [tokenizer.decode([*g, *part.tokens]) for g, part in zip(given, parts, strict=True)]
     return TranslationOutput(
         text=" ".join(filter(None, map(str.strip, texts))),
         score=sum(part.score for part in parts),
         tokens=tuple(tokenizer.pieces(token for part in parts for token in part.tokens)),
-        logprobs=tuple(value for part in parts for value in part.logprobs),
+        logprobs=tuple(logprobs),
+        log_probability=sum(logprobs),
     )
 
 

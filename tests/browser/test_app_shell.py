@@ -1,12 +1,35 @@
 """The frame: tabs, keys, themes, a key for the service, and what is said when nobody answers."""
 
+import os
+import signal
+
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import ready, visit
-from tests.serve.samples import Served
+from tests.serve.samples import Served, until
 
 pytestmark = pytest.mark.system
+
+
+class Loading(Served):
+    """A service that listens and whose workers are halted while they load their models."""
+
+    def wait_for(self, event, seconds):
+        super().wait_for("listening", seconds)
+        until(lambda: len(self.worker()) == 2, seconds, self.process)
+        self.halted = self.worker()
+        for worker in self.halted:
+            os.kill(worker, signal.SIGSTOP)
+
+    def go_on(self):
+        """Let the last halted worker load its model."""
+        os.kill(self.halted.pop(), signal.SIGCONT)
+
+    def __exit__(self, *wrong):
+        while self.halted:
+            self.go_on()
+        super().__exit__(*wrong)
 
 
 def chosen(page):
@@ -107,6 +130,39 @@ def test_when_the_service_does_not_answer_it_is_said_and_can_be_tried_again(page
     page.unroute("**/api/trace/*/stop/**")
     panel.get_by_role("button", name="Try again").click()
     page.locator(".figure").first.wait_for()
+
+
+def test_while_models_load_the_page_waits_and_goes_on_by_itself(runs, new_page):
+    with Loading(runs["greetings"], runs["writer"]) as service:
+        assert service.client.get("/readyz").status_code == 503
+        page = new_page(host=service.url)
+        page.watch.allow("503")
+        page.goto(f"{service.url}/#tab=explain")
+        status = page.locator("main [role=status]")
+        expect(status).to_have_text("loading greetings: 0 of 2 models are ready")
+        service.go_on()
+        expect(status).to_have_text("loading greetings: 1 of 2 models are ready", timeout=60_000)
+        assert page.locator(".panel.error").count() == 0
+        service.go_on()
+        expect(page).to_have_title("greetings · Limelight", timeout=60_000)
+        ready(page)
+        page.locator(".walk[data-stage=pieces]").wait_for()
+        assert page.locator(".panel.error").count() == 0
+
+
+def test_another_model_can_be_opened_while_one_is_loaded(runs, new_page):
+    with Loading(runs["greetings"], runs["writer"]) as service:
+        service.go_on()  # the writer's
+        page = new_page(host=service.url)
+        page.watch.allow("503")
+        page.goto(f"{service.url}/#tab=explain")
+        expect(page.locator("main [role=status]")).to_contain_text("1 of 2", timeout=60_000)
+        page.evaluate("() => { location.hash = 'model=writer&tab=explain'; }")
+        expect(page).to_have_title("writer · Limelight")
+        service.go_on()
+        until(lambda: service.client.get("/readyz").status_code == 200, 60)
+        page.wait_for_timeout(2500)  # the first model's poll has seen that it is ready
+        assert page.title() == "writer · Limelight"
 
 
 def test_a_service_with_a_key_asks_for_it(runs, new_page):

@@ -1,5 +1,6 @@
 """Write: suggestions, exact probabilities under the sliders, and what the word looks at."""
 
+import math
 import re
 
 import pytest
@@ -105,9 +106,9 @@ def suggested(model, text, count):
     with torch.inference_mode():
         (found,) = alternatives(model.engine.model, request, [], [0], count, model.tokenizer)
     texts = [model.tokenizer.decode([choice.token, *choice.rest.tokens]) for choice in found]
-    return [
-        (text, torch.tensor(c.logprob).exp().item()) for text, c in zip(texts, found, strict=True)
-    ]
+    logprobs = [(choice.logprob, *choice.rest.logprobs) for choice in found]
+    shares = [(math.exp(sum(every)), math.exp(every[0])) for every in logprobs]
+    return list(zip(texts, shares, strict=True))
 
 
 def offered(page):
@@ -115,14 +116,17 @@ def offered(page):
     options = page.locator("[role=option]").all()
     texts = [" ".join(o.locator(".option-text").inner_text().split()) for o in options]
     shares = [o.locator(".option-share").inner_text() for o in options]
-    return list(zip(texts, shares, strict=True))
+    firsts = [o.locator(".option-note").inner_text() for o in options]
+    return list(zip(texts, zip(shares, firsts, strict=True), strict=True))
 
 
 def same(shown, wanted):
-    for (text, percent), (expected, chance) in zip(shown, wanted, strict=True):
+    for (text, (percent, note)), (expected, (chance, first)) in zip(shown, wanted, strict=True):
         plain = visible(expected).replace("·", " ")
         assert text == (" ".join(plain.split()) or "end of the text")
         assert is_share(percent, chance)
+        assert note.startswith("first token ")
+        assert is_share(note.removeprefix("first token "), first)
 
 
 def test_tab_offers_three_and_three_more_and_enter_puts_one_in(opened, known):

@@ -72,6 +72,7 @@ def test_the_other_tasks_say_the_same_too(limelight, model, run):
         assert its == pytest.approx(model("classifier").classify(text), abs=1e-5)
         assert scored["score"] == pytest.approx(model("writer").score(text).total, abs=1e-4)
         assert sum(scored["logprobs"]) == pytest.approx(scored["score"])
+        assert scored["log_probability"] == scored["score"]
         assert vector == pytest.approx(model("bert").embed(text), abs=1e-5)
     assert limelight("write", run("writer"), dog, "--max-tokens", "9")[1] == [
         dog + model("writer").write(dog, max_tokens=9)
@@ -95,12 +96,26 @@ def test_json_tells_all_that_is_known(limelight, run):
     told, nothing = map(json.loads, lines)
     assert (told["source"], told["text"], told["parts"]) == ("a b", "b a", 1)
     assert len(told["outputs"]) == 2
-    assert set(told["outputs"][0]) == {"text", "score", "tokens", "logprobs"}
+    fields = {"text", "score", "log_probability", "tokens", "logprobs"}
+    assert set(told["outputs"][0]) == fields
     assert nothing == {"source": "", "text": "", "parts": 1, "outputs": []}
     _, (line,), _ = limelight("translate", run("reverse"), "a", "--alternatives", "--json")
     assert [place[0]["piece"] for place in json.loads(line)["alternatives"]] == ["a", "⟨end⟩"]
     _, (line,), _ = limelight("fill", run("bert"), "___ cat ___", "--json", "--count", "2")
     assert [len(blank) for blank in json.loads(line)["blanks"]] == [2, 2]
+
+
+def test_a_log_probability_means_the_same_for_any_beam(limelight, run):
+    found = {}
+    for beam in ("1", "4"):
+        options = ("e d c b a", "--beam", beam, "--json")
+        (found[beam],) = json.loads(limelight("translate", run("reverse"), *options)[1][0])[
+            "outputs"
+        ]
+    one, four = found["1"], found["4"]
+    assert one["text"] == four["text"]  # so that the two can be compared
+    assert one["log_probability"] == pytest.approx(four["log_probability"], abs=1e-4)
+    assert one["score"] == one["log_probability"] < four["score"]  # the control: a score does not
 
 
 def test_alternatives_stand_below_the_translation(limelight, run):
@@ -121,6 +136,14 @@ def test_wishes_tags_and_ensembles(limelight, run):
     assert limelight("chat", run("tagged"), "a", "--tag", "same")[0] == 0
     ensemble = ("--ensemble", run("other reverse"))
     assert limelight("translate", run("reverse"), "a b", *ensemble)[0] == 0
+
+
+def test_alternatives_are_characters_where_several_tokens_spell_one(limelight):
+    _, lines, _ = limelight("translate", "en-de", "Practice makes perfect.", "--alternatives")
+    assert lines[0] == "Übung macht perfekt."
+    assert "Ü¹/₂" in lines[1]
+    assert lines[2].split()[0] == "Ü²/₂"
+    assert "<9C>" not in "".join(lines)
 
 
 def test_alternatives_are_those_of_the_translation_shown(limelight, run, model):

@@ -1,6 +1,7 @@
 """The same request has the same answer: alone, among others, over HTTP, in Python, at the shell."""
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -270,6 +271,189 @@ def test_the_official_client_works_unchanged(service, known):
         client.completions.create(model="other", prompt="")
     with pytest.raises(openai.UnprocessableEntityError):
         client.completions.create(model="writer", prompt="", temperature=-1)
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+NEUTRAL = {  # what OpenAI's clients and the programs above them send as defaults
+    "n": 1, "stop": None, "seed": None, "user": "me", "logit_bias": {}, "stream_options": None,
+    "frequency_penalty": 0, "presence_penalty": 0.0, "response_format": {"type": "text"},
+    "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "functions": [],
+    "function_call": "auto", "store": False, "metadata": {}, "modalities": ["text"],
+    "service_tier": "auto", "reasoning_effort": "none", "verbosity": "medium", "audio": None,
+    "prediction": None, "safety_identifier": "x", "prompt_cache_key": "y", "top_logprobs": None,
+    "prompt_cache_retention": "in_memory", "logprobs": False, "max_completion_tokens": None,
+}  # fmt: skip
+DEMANDING = {
+    "response_format": {"type": "json_object"}, "tool_choice": "required", "logit_bias": {"50": 1},
+    "tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{"name": "f"}],
+    "function_call": {"name": "f"}, "store": True, "metadata": {"a": "b"}, "modalities": ["audio"],
+    "service_tier": "flex", "reasoning_effort": "high", "verbosity": "low", "prediction": {},
+    "audio": {"voice": "alloy", "format": "wav"}, "web_search_options": {}, "moderation": {},
+    "frequency_penalty": 0.1, "presence_penalty": -1, "prompt_cache_retention": "24h",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+
+
+def test_what_asks_for_nothing_changes_nothing(client):
+    plain = client.chat.completions.create(model="chat", messages=HELLO)
+    said = client.chat.completions.create(model="chat", messages=HELLO, **NEUTRAL)
+    assert said.choices == plain.choices
+    for name in NEUTRAL:  # nothing at all asks for nothing too
+        client.chat.completions.create(model="chat", messages=HELLO, extra_body={name: None})
+    turns = [*HELLO, plain.choices[0].message.model_dump(), *HELLO]  # with refusal: null and more
+    client.chat.completions.create(model="chat", messages=turns)
+    asked = {"model": "writer", "prompt": "the", "max_tokens": 5, "n": 2}
+    neutral = {"best_of": 2, "suffix": "", "logit_bias": {"50": 0}, "echo": False}
+    done = client.completions.create(**asked, **neutral)
+    assert done.choices == client.completions.create(**asked).choices
+    (vector,) = client.embeddings.create(model="writer", input="the").data
+    asked = {"model": "writer", "input": "the", "dimensions": len(vector.embedding)}
+    assert client.embeddings.create(**asked).data == [vector]
+
+
+@pytest.mark.parametrize("name", DEMANDING)
+def test_what_asks_for_more_is_refused_by_name(client, name):
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        client.chat.completions.create(
+            model="chat", messages=HELLO, extra_body={name: DEMANDING[name]}
+        )
+    error = refused.value
+    assert (error.param or "").split(".")[0] == name
+    assert error.body["message"].startswith(name)
+    assert (error.type, error.code) == ("invalid_request_error", "invalid_field")
+
+
+def test_more_candidates_and_other_widths_are_refused_by_name(client):
+    for ask, name in (
+        (lambda: client.completions.create(model="writer", prompt="a", best_of=3), "best_of"),
+        (lambda: client.completions.create(model="writer", prompt="a", suffix="b"), "suffix"),
+        (
+            lambda: client.embeddings.create(model="writer", input="a", dimensions=1),
+            "dimensions",
+        ),
+    ):
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            ask()
+        assert refused.value.param == name
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="other", prompt="")
+    error = missing.value
+    assert (error.type, error.param, error.code) == (
+        "invalid_request_error",
+        "model",
+        "model_not_found",
+    )
+    with pytest.raises(openai.BadRequestError) as wrong:  # the control: no single field is wrong
+        client.completions.create(model="writer", prompt="", extra_body={"beam": 4})
+    assert (wrong.value.type, wrong.value.param) == ("invalid_request_error", None)
+
+
+def test_logprobs_need_no_other_setting(client, known):
+    assert known["chat"].recipe.decode.beam > 1
+    asked = {"model": "chat", "messages": HELLO, "logprobs": True}
+    said = client.chat.completions.create(**asked, top_logprobs=2).choices[0]
+    assert said.message.content == known["chat"].chat(beam=1).reply("hello")
+    assert {len(token.top_logprobs) for token in said.logprobs.content} == {2}
+    # Without alternatives, the recipe's beam is used as ever.
+    said = client.chat.completions.create(**asked).choices[0]
+    assert said.message.content == known["chat"].chat().reply("hello")
+    assert said.logprobs.content[0].top_logprobs == []
+    streamed = client.chat.completions.create(**asked, top_logprobs=2, stream=True)
+    parts = [event.choices[0] for event in streamed]
+    tokens = [token for part in parts if part.logprobs for token in part.logprobs.content]
+    assert {len(token.top_logprobs) for token in tokens} == {2}
+    with pytest.raises(openai.BadRequestError, match="a beam of 4 does not report"):
+        client.chat.completions.create(**asked, top_logprobs=2, extra_body={"beam": 4})
+
+
+def test_errors_of_a_stream_have_the_same_form(service):
+    asked = {"model": "writer", "prompt": "the", "max_tokens": 4000, "temperature": 2.0}
+    with service.client.stream(
+        "POST", "/v1/completions", json={**asked, "n": 16, "stream": True, "timeout": 0.3}
+    ) as response:
+        last = [line for line in response.iter_lines() if line][-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["param"], error["code"]) == ("server_error", None, "timeout")
+
+
+def test_one_text_or_several_are_asked_for_in_the_same_way(service, known):
+    asked = {"model": "reverse", "nbest": 2, "beam": 4}
+    each = [service.ask("/api/translate", **asked, text=text) for text in (*SOURCES, "")]
+    told = service.ask("/api/translate", **asked, texts=[*SOURCES, ""])
+    assert [done["text"] for done in told["translations"]] == [done["text"] for done in each]
+    assert told == {**told["translations"][0], "translations": told["translations"]}
+    assert set(each[0]) == {"text", "parts", "outputs"}
+    for done, one in zip(told["translations"], each, strict=True):
+        assert [o["tokens"] for o in done["outputs"]] == [o["tokens"] for o in one["outputs"]]
+    pair = ["a b", "b a"]
+    told = service.ask("/api/score", model="reverse", texts=[pair])
+    assert service.ask("/api/score", model="reverse", text=pair) == told
+    told = service.ask("/api/score", model="writer", texts=[["the cat"]])
+    assert service.ask("/api/score", model="writer", text="the cat") == told
+    for path in ("/api/translate", "/api/fill", "/api/classify", "/api/score"):
+        for wrong in ({}, {"text": "a", "texts": ["a"]}, {"texts": []}, {"text": None}):
+            refused = service.post(path, **wrong)
+            assert refused.status_code == 422
+            assert "text" in refused.json()["error"]["message"]
+    refused = service.post("/api/translate", model="reverse", texts=["a", "b"], alignment=True)
+    assert (refused.status_code, "one text at a time" in refused.text) == (400, True)
+    refused = service.post("/api/translate", model="reverse", texts=["a"] * 65)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_texts")
+
+
+def test_readers_accept_one_text_or_several_too(run):
+    with Served(run("bert"), run("classifier")) as served:
+        texts = ["the ___ sat", "a ___ ___"]
+        told = served.ask("/api/fill", model="bert", texts=texts, count=2)
+        assert told["filled"] == [
+            served.ask("/api/fill", model="bert", text=text, count=2) for text in texts
+        ]
+        assert told == {**told["filled"][0], "filled": told["filled"]}
+        told = served.ask("/api/classify", model="classifier", texts=["good"])
+        assert served.ask("/api/classify", model="classifier", text="good") == told
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_log_probability_is_a_sum_whatever_the_search(service, known, way):
+    told = service.ask("/api/translate", model="reverse", text="e d c b a", **WAYS[way])
+    (output,) = told["outputs"]
+    given = f"e d c b a\t{told['text']}".split("\t")
+    (scored,) = service.ask("/api/score", model="reverse", texts=[given])["scores"]
+    assert output["log_probability"] == pytest.approx(sum(output["logprobs"]))
+    assert output["log_probability"] == pytest.approx(scored["log_probability"], abs=1e-4)
+    assert scored["total"] == scored["log_probability"]
+    found = known["reverse"].translate("e d c b a", **WAYS[way]).outputs[0]
+    assert found.log_probability == pytest.approx(output["log_probability"])
+    length = len(output["logprobs"])
+    penalty = ((5 + length) / 6) ** known["reverse"].recipe.decode.length_penalty
+    ranked = output["log_probability"] / (penalty if way == "beam" else 1)
+    assert output["score"] == pytest.approx(ranked)
+
+
+def test_the_tree_sums_too(service):
+    asked = {"model": "reverse", "text": "a b c", "beam": 4, "tree": True}
+    told = service.ask("/api/translate", **asked)
+    ends = [node for step in told["tree"] for node in step if node["ended"]]
+    best = max(ends, key=lambda node: node["score"])
+    assert best["log_probability"] == pytest.approx(told["outputs"][0]["log_probability"])
+    assert best["score"] == pytest.approx(told["outputs"][0]["score"])
+
+
+def test_a_suggestion_has_its_own_probability_and_that_of_its_first_token(service, known):
+    told = service.ask("/api/suggest", model="writer", text="the cat", n=3, max_tokens=6)
+    tokenizer = known["writer"].tokenizer
+    for one in told["suggestions"]:
+        text = "the cat" + one["text"]
+        (scored,) = service.ask("/api/score", model="writer", text=text)["scores"]
+        read = len(tokenizer.encode("the cat"))
+        own = scored["logprobs"][read : read + 6]
+        assert one["first_token_probability"] == pytest.approx(math.exp(own[0]))
+        assert one["probability"] == pytest.approx(math.exp(sum(own)))
+        assert one["probability"] < one["first_token_probability"]
 
 
 def test_what_cannot_be_scored_is_told_in_words_that_are_true_here(service):

@@ -62,7 +62,7 @@ class Front:
         if response.status_code >= 400 and method != "HEAD":
             assert response.headers["content-type"] == "application/json"
             error = response.json()["error"]
-            assert set(error) == {"code", "message", "hint"}
+            assert set(error) == {"code", "message", "hint", "type", "param"}
             assert not LEAKS.search(response.text)
         return response
 

@@ -22,7 +22,7 @@ from rich.text import Text
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import extra_stages, main_stages
-from limelight.explain.tokens import pieces_of, visible
+from limelight.explain.tokens import labels_of, pieces_of
 from limelight.explain.trace import Trace
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def introduce(console: Console, trace: Trace) -> None:
         verb = "given" if trace.traced_text.mode == "given" else "generates"
         verb = "fills" if trace.trained.family == "encoder-only" else verb
         pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
-        output = " ".join(visible(piece) for piece in pieces)
+        output = " ".join(labels_of(pieces))
         facts.add_row(Text(verb, "dim"), Text(output, "bold green"))
     facts.add_row(Text("stages", "dim"), Text("  ".join(main_stages(trace))))
     if more := extra_stages(trace):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from limelight.data.tokenizer import readable
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number, vector
-from limelight.explain.tokens import pieces_of, visible
+from limelight.explain.tokens import labels_of, pieces_of, visible
 from limelight.tasks.fill import BLANK
 
 _NEIGHBOURS = 5
@@ -24,7 +24,8 @@ def pieces(focus: Focus) -> Stage:
     return Stage(
         title="Text becomes pieces, pieces become ids",
         what="The tokenizer splits the text into pieces that it knows and gives each its id. The "
-        "model never sees letters, only these ids. (The mark · is a space.)",
+        "model never sees letters, only these ids. (The mark · is a space; é¹/₂ is the first of "
+        "two pieces that spell é.)",
         figures=[_piece_table(focus), _merge_table(focus)],
         checks=[Check(f"the pieces, joined, are {again}", 0.0 if round_trip else 1.0, 0.0)],
         notes=[
@@ -55,7 +56,7 @@ def _merge_table(focus: Focus) -> TableFigure:
         for steps in tokenizer.show_work(part)
     }
     rows: list[list[Cell]] = [
-        [word, tuple(" ".join(visible(readable(piece)) for piece in pieces) for pieces in steps)]
+        [word, tuple(" ".join(labels_of([*map(readable, pieces)])) for pieces in steps)]
         for word, steps in work.items()
     ]
     title = "how the pieces are found: the pair learned first is merged first"

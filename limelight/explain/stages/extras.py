@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from limelight.decode.beam import length_penalty
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Formula, Stage, TableFigure, number
-from limelight.explain.tokens import pieces_of, visible
+from limelight.explain.tokens import joined, pieces_of
 from limelight.explain.trace import Trace
 
 _NOT_AN_EXPLANATION = (
@@ -117,16 +117,16 @@ def beam(focus: Focus) -> Stage:
 
 def _beam_table(trace: Trace) -> TableFigure:
     best, rows = _winner(trace), list[list[Cell]]()
-    texts: dict[int, str] = {}
+    texts: dict[int, list[str]] = {}  # as pieces
     for n, nodes in enumerate(trace.traced_text.tree):
         before = dict(texts)
         for node in nodes:
-            piece = visible(pieces_of(trace.trained.tokenizer, [node.token])[0])
-            texts[node.place] = before.get(node.parent, "") + piece
+            piece = pieces_of(trace.trained.tokenizer, [node.token])
+            texts[node.place] = before.get(node.parent, []) + piece
             mark = "  *" if (n, node.place) in best else ""
             parent = str(node.parent + 1) if n else "-"
             cells: list[Cell] = [str(n + 1), str(node.place + 1), parent, node.logprob, node.score]
-            rows.append([*cells, texts[node.place] + mark])
+            rows.append([*cells, joined(texts[node.place]) + mark])
     heads = ["step", "beam", "from", "log p", "score", "text so far"]
     return TableFigure("all hypotheses, step by step", heads, rows, names=("beam",))
 
@@ -160,8 +160,9 @@ def follow(focus: Focus) -> Stage:
         cross = trace.mean_attention("cross", layer, head)
         attended = {"in the source": (cross, trace.source)} | attended
     for step in trace.steps:
-        best = _in_one_line((visible(c.piece), c.probability) for c in step.top[:5])
-        rows.append([f"{visible(step.reads)} → {visible(step.chosen.piece)}", "best five", best])
+        best = _in_one_line((trace.label(step.row, c.piece), c.probability) for c in step.top[:5])
+        chosen = trace.label(step.row, step.chosen.piece)
+        rows.append([f"{step.reads} → {chosen}", "best five", best])
         for side, (weights, words) in attended.items():
             row = weights[step.row].nan_to_num()
             ranked = row.argsort(descending=True).tolist()[:_MOST]

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Heatmap, Stage, TableFigure, number
-from limelight.explain.tokens import pieces_of, visible
+from limelight.explain.tokens import pieces_of
 from limelight.model.layers import ACTIVATIONS
 
 _STRONGEST = 5  # neurons that are shown
@@ -184,10 +184,10 @@ def lens(focus: Focus) -> TableFigure:
             state = focus.norm(state, f"{side}.norm")
         probabilities = classify(focus, state).softmax(dim=-1)
         best = probabilities.nan_to_num(-1.0).topk(min(3, len(probabilities))).indices.tolist()
-        top_pieces = "  ".join(visible(piece) for piece in pieces_of(tokenizer, best))
+        top_pieces = "  ".join(trace.label(i, piece) for piece in pieces_of(tokenizer, best))
         after = "input" if n == 0 else f"layer {n}"
         rows.append([after, top_pieces, probabilities[best[0]].item(), probabilities[final].item()])
-    final_piece = visible(pieces_of(tokenizer, [final])[0])
+    final_piece = trace.label(i, pieces_of(tokenizer, [final])[0])
     heads = ["after", "would predict (best 3)", "best", f"p({final_piece})"]
     what = "the token at" if side == "encoder" else "what follows"
     title = f"logit lens: {what} {focus.label(side)}"

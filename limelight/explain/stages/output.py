@@ -7,7 +7,7 @@ from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, nu
 from limelight.explain.stages.embedding import recompute_input
 from limelight.explain.stages.layers import LENS_NOTE, classify, lens
 from limelight.explain.tokens import pieces_of, visible
-from limelight.explain.trace import DecodingStep
+from limelight.explain.trace import DecodingStep, Trace
 
 _ENDINGS = {
     "greedy": "every step chose the most likely token (argmax)",
@@ -72,7 +72,7 @@ def _probability(focus: Focus, row: int) -> list[Formula]:
     total = logits.logsumexp(dim=-1).item()
     score, probability = logits[best].item(), math.exp(logits[best].item() - total)
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).nansum().item()
-    piece = visible(pieces_of(focus.trace.trained.tokenizer, [best])[0])
+    piece = focus.trace.label(row, pieces_of(focus.trace.trained.tokenizer, [best])[0])
     return [
         Formula(
             "p = exp(logit) / sum of exp(all logits) = exp(logit - log of that sum)",
@@ -93,7 +93,12 @@ def _best_words(focus: Focus, row: int) -> TableFigure:
     tokenizer = focus.trace.trained.tokenizer
     best = logits.nan_to_num(-math.inf).topk(min(20, len(logits))).indices.tolist()
     rows: list[list[Cell]] = [
-        [visible(piece), str(token), logits[token].item(), probabilities[token].item()]
+        [
+            focus.trace.label(row, piece),
+            str(token),
+            logits[token].item(),
+            probabilities[token].item(),
+        ]
         for token, piece in zip(best, pieces_of(tokenizer, best), strict=True)
     ]
     heads = ["piece", "id", "logit", "probability"]
@@ -127,7 +132,7 @@ def loop(focus: Focus) -> Stage:
     """Generation token by token, until the end token."""
     trace, traced_text = focus.trace, focus.trace.traced_text
     heads = ["step", "reads", "chosen", "probability", "next best"]
-    rows = [_loop_row(n, step) for n, step in enumerate(trace.steps)]
+    rows = [_loop_row(trace, n, step) for n, step in enumerate(trace.steps)]
     ended = "The loop stopped at the end token."
     if not traced_text.ended:
         ended = f"No end token came: the loop stopped after {len(rows)} tokens."
@@ -145,11 +150,11 @@ def loop(focus: Focus) -> Stage:
     )
 
 
-def _loop_row(n: int, step: DecodingStep) -> list[Cell]:
+def _loop_row(trace: Trace, n: int, step: DecodingStep) -> list[Cell]:
     others = [c for c in step.top if c.token != step.chosen.token][:2]
-    runners_up = tuple(f"{visible(c.piece)} {number(c.probability)}" for c in others)
-    chosen = visible(step.chosen.piece)
-    return [str(n + 1), visible(step.reads), chosen, step.chosen.probability, runners_up]
+    runners_up = tuple(f"{trace.label(step.row, c.piece)} {number(c.probability)}" for c in others)
+    chosen = trace.label(step.row, step.chosen.piece)
+    return [str(n + 1), step.reads, chosen, step.chosen.probability, runners_up]
 
 
 def _loop_checks(focus: Focus) -> list[Check]:

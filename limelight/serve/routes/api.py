@@ -10,7 +10,12 @@ from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
 from limelight.serve.ipc import Message
 from limelight.serve.middleware import ParsedRoute
-from limelight.serve.model_registry import ModelName, Registry, reject_unknown_parameters
+from limelight.serve.model_registry import (
+    ModelName,
+    ModelRegistry,
+    Registry,
+    reject_unknown_parameters,
+)
 from limelight.serve.schemas import api as schemas
 
 router = APIRouter(
@@ -22,7 +27,7 @@ router = APIRouter(
 _MOST_ENTRIES = 1000  # of a log, in one response
 _MOST_CHARACTERS = 4_000_000  # of all their values: one with many examples may be long
 _TRANSLATE_FIELDS = {
-    *("text", "nbest", "alternatives", "alignment", "tree", "prefix", "include", "exclude", "tag")
+    *("nbest", "alternatives", "alignment", "tree", "prefix", "include", "exclude", "tag")
 }
 
 
@@ -38,12 +43,13 @@ async def describe(registry: Registry, model: ModelName = "") -> schemas.ModelDe
     "/translate", response_model=schemas.TranslateResponse, response_model_exclude_none=True
 )
 async def translate(request: schemas.TranslateRequest, registry: Registry) -> Message:
-    """Translate a text; on demand with alternatives, alignment and search tree."""
-    registry.check_texts([request.text])
+    """Translate a text, or several; one on demand with alternatives, alignment and search tree."""
+    texts = _texts(request, registry)
     settings = registry.settings(request, request.max_tokens)
     fields = request.model_dump(include=_TRANSLATE_FIELDS) | {"settings": settings}
     model = registry.choose(request.model, "translate")
-    return await model.call("translate", request.timeout, **fields)
+    done = await model.call("translate", request.timeout, texts=texts, **fields)
+    return done["translations"][0] | (done if request.texts else {})
 
 
 @router.post("/suggest", response_model=schemas.SuggestResponse)
@@ -54,27 +60,38 @@ async def suggest(request: schemas.SuggestRequest, registry: Registry) -> Messag
     return await registry.choose(request.model, "write").call("suggest", request.timeout, **fields)
 
 
-@router.post("/fill", response_model=schemas.FillResponse)
+@router.post("/fill", response_model=schemas.FillResponse, response_model_exclude_none=True)
 async def fill(request: schemas.FillRequest, registry: Registry) -> Message:
-    """Candidates for the blanks of a text, written ___."""
-    registry.check_texts([request.text])
-    fields = {"text": request.text, "count": request.count}
-    return await registry.choose(request.model, "fill").call("fill", request.timeout, **fields)
+    """Candidates for the blanks of a text, written ___, or of several texts."""
+    fields = {"texts": _texts(request, registry), "count": request.count}
+    model = registry.choose(request.model, "fill")
+    done = await model.call("fill", request.timeout, **fields)
+    return done["filled"][0] | (done if request.texts else {})
+
+
+def _texts(request: schemas.TextRequest, registry: ModelRegistry) -> list[str]:
+    texts = request.texts or [request.text]
+    registry.check_count(len(texts))
+    registry.check_texts(texts)
+    return texts
 
 
 @router.post("/classify", response_model=schemas.ClassifyResponse)
-async def classify(request: schemas.TextsRequest, registry: Registry) -> Message:
+async def classify(request: schemas.TextRequest, registry: Registry) -> Message:
     """Class probabilities of each text."""
-    registry.check_texts(request.texts)
+    texts = request.texts or [request.text]
+    registry.check_texts(texts)
     model = registry.choose(request.model, "classify")
-    return await model.call("classify", request.timeout, texts=request.texts)
+    return await model.call("classify", request.timeout, texts=texts)
 
 
 @router.post("/score", response_model=schemas.ScoreList)
 async def score(request: schemas.ScoreRequest, registry: Registry) -> Message:
     """Log-probability of each text; of a pair, that of the target given the source."""
-    registry.check_texts(side for text in request.texts for side in text)
-    fields = {"texts": request.texts, "tag": request.tag}
+    one = [request.text] if isinstance(request.text, str) else request.text
+    texts = request.texts or [one]
+    registry.check_texts(side for text in texts for side in text)
+    fields = {"texts": texts, "tag": request.tag}
     return await registry.choose(request.model, "score").call("score", request.timeout, **fields)
 
 

@@ -68,10 +68,11 @@ async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
     registry.check_texts(turns)
     if not turns:
         message = "the conversation has no turn of a user"
-        raise RefusedError(400, "invalid_request", message, "send a user's turn")
+        raise RefusedError(400, "invalid_request", message, "send a user's turn", param="messages")
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs: there are none without logprobs"
-        raise RefusedError(422, "invalid_field", message, "set logprobs to true")
+        hint = "set logprobs to true"
+        raise RefusedError(422, "invalid_field", message, hint, param="top_logprobs")
     limit = request.max_completion_tokens or request.max_tokens
     fields = _common(registry, request, 1) | {"turns": turns}
     fields |= {"settings": registry.settings(request, limit)}
@@ -97,7 +98,10 @@ async def embeddings(
     texts = [request.input] if isinstance(request.input, str) else request.input
     registry.check_texts(texts)
     done = await model.call("embed", request.timeout, texts=texts)
-    read, left_out = done["read"], done["left_out"]
+    read, left_out, width = done["read"], done["left_out"], len(done["vectors"][0])
+    if request.dimensions not in (None, width):
+        message = f"dimensions: the model's vectors have {width} numbers"
+        raise RefusedError(422, "invalid_field", message, "leave it out", param="dimensions")
     model.metrics.read.labels(model.name).inc(read)
 
     def encoded(vector: list[float]) -> list[float] | str:

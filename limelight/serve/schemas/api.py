@@ -1,16 +1,36 @@
 """What OpenAI's API has no fields for: translations, blanks, classes, scores, models and runs."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from limelight.serve.schemas.common import BaseRequest, Name, Phrase, Settings, Some, Tokens, Words
 
 _Count = Annotated[int, Field(ge=1, le=100)]
 
 
-class TranslateRequest(BaseRequest, Settings):
-    text: Words
+_EITHER: dict[str, Any] = {"oneOf": [{"required": [name]} for name in ("text", "texts")]}
+
+
+class _EitherRequest(BaseRequest):
+    model_config = ConfigDict(json_schema_extra=_EITHER)
+
+    @model_validator(mode="after")
+    def _check_one_of_them(self) -> Self:
+        if len({"text", "texts"} & self.model_fields_set) != 1:
+            raise PydanticCustomError("text_or_texts", "should have either text or texts")
+        return self
+
+
+class TextRequest(_EitherRequest):
+    """`text`, or several `texts`."""
+
+    text: Words = ""
+    texts: list[Words] = Field([], min_length=1, max_length=256)
+
+
+class TranslateRequest(TextRequest, Settings):
     nbest: Some = Field(1, description="Number of translations, the best first.")
     alternatives: Annotated[int, Field(ge=0, le=10)] = Field(
         0, description="Number of alternative tokens to report at every position."
@@ -29,24 +49,20 @@ class SuggestRequest(BaseRequest):
     max_tokens: Annotated[int, Field(ge=1, le=64)] = 8
 
 
-class FillRequest(BaseRequest):
+class FillRequest(TextRequest):
     """A text with blanks, written ___."""
 
-    text: Words
     count: _Count = 5
 
 
-class TextsRequest(BaseRequest):
-    texts: Annotated[list[Words], Field(min_length=1, max_length=256)]
+_Scored = Annotated[list[Words], Field(min_length=1, max_length=2)]
 
 
-class ScoreRequest(BaseRequest):
-    """Texts to score: single texts, or pairs of source and target."""
+class ScoreRequest(_EitherRequest):
+    """What to score: single texts, or pairs of source and target."""
 
-    texts: Annotated[
-        list[Annotated[list[Words], Field(min_length=1, max_length=2)]],
-        Field(min_length=1, max_length=256),
-    ]
+    text: Words | _Scored = ""
+    texts: list[_Scored] = Field([], min_length=1, max_length=256)
     tag: Name = ""
 
 
@@ -56,10 +72,16 @@ class NeighboursRequest(BaseRequest):
 
 
 class TranslationItem(BaseModel):
+    """A translation; a beam search ranks by `score`."""
+
     text: str
-    score: float
+    score: float = Field(
+        description="Of a beam search, log_probability divided by the length penalty; of others, "
+        "log_probability itself."
+    )
+    log_probability: float = Field(description="The sum of logprobs, whatever the search.")
     tokens: list[str]
-    logprobs: list[float]
+    logprobs: list[float] = Field(description="Of each token, and of the end if it came.")
 
 
 class AlternativeItem(BaseModel):
@@ -80,7 +102,8 @@ class Alignment(BaseModel):
 
 
 class TreeNode(BaseModel):
-    """A hypothesis of the beam after a step."""
+    """A hypothesis of the beam after a step: its last token's `logprob`, and of all of it the sum
+    (`log_probability`) and the sum divided by the length penalty (`score`)."""
 
     place: int
     parent: int
@@ -88,34 +111,53 @@ class TreeNode(BaseModel):
     piece: str
     logprob: float
     score: float
+    log_probability: float
     ended: bool
 
 
-class TranslateResponse(BaseModel):
+class TranslationResult(BaseModel):
     text: str
     parts: int
     outputs: list[TranslationItem]
+
+
+class TranslateResponse(TranslationResult):
+    """The translation of a text; of several, that of the first, and `translations` has all."""
+
+    translations: list[TranslationResult] | None = None
     alternatives: list[list[AlternativeItem]] | None = None
     alignment: Alignment | None = None
     tree: list[list[TreeNode]] | None = None
 
 
-class TextCandidate(BaseModel):
-    """A text, and the probability of its first token."""
+class Suggestion(BaseModel):
+    """A continuation with its probability: the product over all of its tokens."""
 
+    text: str
+    probability: float
+    first_token_probability: float = Field(description="By which suggestions are chosen.")
+
+
+class SuggestResponse(BaseModel):
+    suggestions: list[Suggestion]
+
+
+class BlankCandidate(BaseModel):
     text: str
     probability: float
 
 
-class SuggestResponse(BaseModel):
-    suggestions: list[TextCandidate]
-
-
-class FillResponse(BaseModel):
+class FillResult(BaseModel):
     """The text with its blanks filled in, and the candidates for each blank."""
 
     text: str
-    blanks: list[list[TextCandidate]]
+    blanks: list[list[BlankCandidate]]
+
+
+class FillResponse(FillResult):
+    """Of a text; of several, those of the first, and `filled` has all."""
+
+    filled: list[FillResult] | None = None
 
 
 class ClassifyResponse(BaseModel):
@@ -128,6 +170,7 @@ class ScoreItem(BaseModel):
     """Log-probability of a text, in total and per token; or why there is none."""
 
     total: float | None = None
+    log_probability: float | None = Field(None, description="The same as total.")
     tokens: list[str] = []
     logprobs: list[float] = []
     problem: str = ""

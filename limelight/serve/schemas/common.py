@@ -46,9 +46,13 @@ class Settings(BaseModel):
 
 
 class ErrorDetail(BaseModel):
+    """OpenAI's fields, and a hint; `param` is the field that is wrong."""
+
     code: str
     message: str
     hint: str
+    type: str
+    param: str | None
 
 
 class ErrorBody(BaseModel):

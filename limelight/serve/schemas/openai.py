@@ -1,9 +1,18 @@
 """Completions, chats and embeddings, with the fields of OpenAI's API."""
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from limelight.serve.schemas.common import (
     BaseRequest,
@@ -21,13 +30,39 @@ _User = Annotated[str, StringConstraints(max_length=200)]
 
 def _check_zero(value: float) -> float:
     if value:
-        raise PydanticCustomError("not_nothing", "only 0 is possible: see repetition_penalty")
+        raise PydanticCustomError("not_neutral", "only 0 is possible: see repetition_penalty")
     return value
 
 
 _Zero = Annotated[
     float, AfterValidator(_check_zero), Field(json_schema_extra={"minimum": 0, "maximum": 0})
 ]
+
+
+class _Neutral:
+    """Null and these values ask for nothing; others are rejected, as they would be ignored."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = (None, *values)
+
+    def __get_pydantic_core_schema__(self, source: Any, get: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, get(source))
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        return {"enum": list(self.values)}
+
+    def _check(self, value: Any) -> Any:
+        if not any(type(value) is type(own) and value == own for own in self.values):
+            neutral = " or ".join(json.dumps(own) for own in self.values[1:])
+            instead = {"instead": f", or send {neutral}" if neutral else ""}
+            raise PydanticCustomError(
+                "not_neutral", "not supported: leave it out{instead}", instead
+            )
+        return value
+
+
+_Null = Annotated[Any, _Neutral()]
+_Empty = Annotated[Any, _Neutral([])]
 
 
 class StreamOptions(Strict):
@@ -44,12 +79,22 @@ class GenerationRequest(BaseRequest, Settings):
     user: _User | None = None
     frequency_penalty: _Zero | None = None
     presence_penalty: _Zero | None = None
+    logit_bias: dict[Name, _Zero] | None = None
 
 
 class CompletionRequest(GenerationRequest):
     prompt: Words | Annotated[list[Words], Field(min_length=1, max_length=64)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: Literal[False] | None = False
+    best_of: Some | None = Field(None, description="As many as `n`: nothing is ranked.")
+    suffix: Annotated[Any, _Neutral("")] = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, info.data.get("n") or 1):
+            raise PydanticCustomError("not_neutral", "not supported: leave it out, or send n")
+        return value
 
 
 class TextPart(Strict):
@@ -65,6 +110,11 @@ class InputMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Words | Annotated[list[TextPart], Field(max_length=64)]
     name: Name | None = None
+    refusal: _Null = None
+    audio: _Null = None
+    function_call: _Null = None
+    annotations: _Empty = None
+    tool_calls: _Empty = None
 
     @property
     def text(self) -> str:
@@ -80,11 +130,34 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    safety_identifier: _User | None = None
+    prompt_cache_key: _User | None = None
+    response_format: Annotated[Any, _Neutral({"type": "text"})] = None
+    modalities: Annotated[Any, _Neutral(["text"])] = None
+    tools: _Empty = None
+    tool_choice: Annotated[Any, _Neutral("none", "auto")] = None
+    parallel_tool_calls: bool | None = None
+    functions: _Empty = None
+    function_call: Annotated[Any, _Neutral("none", "auto")] = None
+    store: Annotated[Any, _Neutral(False)] = None
+    metadata: Annotated[Any, _Neutral({})] = None
+    service_tier: Annotated[Any, _Neutral("auto", "default")] = None
+    reasoning_effort: Annotated[Any, _Neutral("none")] = None
+    verbosity: Annotated[Any, _Neutral("medium")] = None
+    prompt_cache_retention: Annotated[Any, _Neutral("in_memory")] = None
+    prompt_cache_options: Annotated[Any, _Neutral({})] = None
+    audio: _Null = None
+    moderation: _Null = None
+    prediction: _Null = None
+    web_search_options: _Null = None
 
 
 class EmbeddingRequest(BaseRequest):
     input: Words | Annotated[list[Words], Field(min_length=1, max_length=256)]
     encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="The width of the model; vectors are not shortened."
+    )
     user: _User | None = None
 
 

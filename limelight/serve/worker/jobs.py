@@ -5,9 +5,10 @@ them; or it is work alone.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 
 import torch
 
@@ -137,10 +138,12 @@ def _answer(
     loaded: LoadedModel, source: list[int], config: DecodeConfig, message: Message
 ) -> TextSequence:
     if message["top"] and uses_beam(config):
-        raise UserError(
-            f"a beam of {config.beam} does not report the most likely tokens: "
-            "set beam to 1, or a temperature"
-        )
+        if message["settings"].get("beam"):
+            raise UserError(
+                f"a beam of {config.beam} does not report the most likely tokens: "
+                "leave out beam, or set it to 1"
+            )
+        config = replace(config, beam=1, beam_groups=1)  # the recipe's, not the client's
     request = replace(translation.request_for(loaded, source, config), top=message["top"])
     detokenizer = IncrementalDetokenizer(loaded.tokenizer, message["stop"])
     return TextSequence(request, config, detokenizer)
@@ -168,12 +171,15 @@ def _translate(loaded: LoadedModel, message: Message) -> Job:
     config = translation.widen_beam(_config_of(loaded, message), message["nbest"])
     include, exclude = tuple(message["include"]), tuple(message["exclude"])
     constraints = translation.Constraints(message["tag"], message["prefix"], include, exclude)
-    requests = translation.requests_for(loaded, message["text"], config, constraints)
+    texts = message["texts"]
+    requests = [translation.requests_for(loaded, text, config, constraints) for text in texts]
     loaded.tag(constraints.tag)
     if include and not uses_beam(config):
         raise UserError(NO_BEAM)
     wanted = [name for name in ("alternatives", "alignment", "tree") if message[name]]
-    if wanted and len(requests) != 1:
+    if wanted and len(texts) > 1:
+        raise UserError(f"{wanted[0]}: send one text at a time, and not {len(texts)}")
+    if wanted and len(requests[0]) != 1:
         raise UserError(f"{wanted[0]}: the text is too long to be read in one part; shorten it")
     if "tree" in wanted and not uses_beam(config, message["nbest"]):
         raise UserError("there is no tree without a beam: set beam to 2 or more")
@@ -181,38 +187,49 @@ def _translate(loaded: LoadedModel, message: Message) -> Job:
         raise UserError("this model has no attention from a translation to its source")
 
     def result(job: Job) -> Work:
-        found = [part.hypotheses(loaded.tokenizer.end) for part in job.sequences]
-        done = translation.translation_of(loaded, message["text"], found, constraints)
-        if done.problem:
-            raise UserError(done.problem)
-        answer: Message = {"text": done.text, "parts": done.parts}
-        answer["outputs"] = [vars(output) for output in done.outputs]
+        every, answers = iter(job.sequences), []
+        for text, own in zip(texts, requests, strict=True):
+            found = [part.hypotheses(loaded.tokenizer.end) for part in islice(every, len(own))]
+            done = translation.translation_of(loaded, text, found, constraints)
+            if done.problem:
+                raise UserError(done.problem)
+            outputs = [vars(output) for output in done.outputs]
+            answers.append({"text": done.text, "parts": done.parts, "outputs": outputs})
+        if wanted:
+            yield from details(answers[0], found[0][0], job)
+        return {"translations": answers}
+
+    def details(answer: Message, best: Hypothesis, job: Job) -> Iterator[None]:
+        (request,) = requests[0]
         if message["alternatives"]:
             answer["alternatives"] = positions = []
-            written, count = translation.with_end(loaded, found[0][0]), message["alternatives"]
-            for choices in translation.choices_along(loaded, requests[0], written, count):
+            written, count = translation.with_end(loaded, best), message["alternatives"]
+            for choices in translation.choices_along(loaded, request, written, count):
                 positions.append([asdict(choice) for choice in choices])
                 yield
         if message["alignment"]:
-            answer["alignment"] = _alignment(loaded, requests[0], found[0][0])
+            answer["alignment"] = _alignment(loaded, request, best)
             yield
         if message["tree"]:
             answer["tree"] = _tree_payload(loaded.tokenizer, job.trees[0])
-        return answer
 
-    parts = [Sequence(request, config) for request in requests]
+    parts = [Sequence(request, config) for own in requests for request in own]
     return Job(result, parts, nbest=message["nbest"], keep_tree=message["tree"])
 
 
 def _tree_payload(tokenizer: Tokenizer, tree: Tree) -> list[list[Message]]:
-    return [
-        [
-            {**asdict(node), "piece": tokenizer.pieces([node.token])[0]}
-            | {"logprob": finite(node.logprob), "score": finite(node.score)}
-            for node in step
-        ]
-        for step in tree
-    ]
+    sums, payload = dict[int, float](), []
+    for step in tree:
+        sums = {node.place: sums.get(node.parent, 0.0) + finite(node.logprob) for node in step}
+        payload.append(
+            [
+                {**asdict(node), "piece": tokenizer.pieces([node.token])[0]}
+                | {"logprob": finite(node.logprob), "score": finite(node.score)}
+                | {"log_probability": sums[node.place]}
+                for node in step
+            ]
+        )
+    return payload
 
 
 def _alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Message:
@@ -241,7 +258,9 @@ def _suggest(loaded: LoadedModel, message: Message) -> Message:
     for choice in found:
         text = tokenizer.decode([choice.token, *choice.rest.tokens])
         text = text.removeprefix(" ") if spaced else text
-        suggestions.append({"text": text, "probability": math.exp(choice.logprob)})
+        own = choice.logprob + sum(choice.rest.logprobs)
+        first = {"first_token_probability": math.exp(choice.logprob)}
+        suggestions.append({"text": text, "probability": math.exp(own), **first})
     return {"suggestions": suggestions}
 
 
@@ -256,7 +275,8 @@ def _embed(loaded: LoadedModel, message: Message) -> Message:
 def _score(loaded: LoadedModel, message: Message) -> Message:
     scores = []
     for scored in score(loaded, map(tuple, message["texts"]), message["tag"]):
-        facts = {"total": scored.total, "tokens": scored.tokens, "logprobs": scored.logprobs}
+        facts: Message = {"total": scored.total, "log_probability": scored.total}
+        facts |= {"tokens": scored.tokens, "logprobs": scored.logprobs}
         scores.append({"problem": scored.problem} if scored.problem else facts)
     return {"scores": scores}
 
@@ -283,7 +303,7 @@ _GENERATING: dict[str, Callable[[LoadedModel, Message], Job]] = {
 }
 _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "suggest": _suggest,
-    "fill": lambda loaded, message: asdict(fill(loaded, message["text"], message["count"])),
+    "fill": lambda loaded, m: {"filled": [asdict(fill(loaded, t, m["count"])) for t in m["texts"]]},
     "classify": lambda loaded, m: {"classes": list(classify(loaded, m["texts"]))},
     "embed": _embed,
     "score": _score,

@@ -76,9 +76,13 @@ function appSkip(event) {
 /** Load the description of the model, then show it. */
 async function appOpen(frame, file) {
   delete document.body.dataset.ready;
+  const opening = (frame.opening = {}); // another model may be chosen while this one is loaded
   try {
-    frame.page = file ? appOpenFile(frame, file) : await appAskModel(frame);
+    const page = file ? appOpenFile(frame, file) : await appAskModel(frame, opening);
+    if (frame.opening !== opening) return;
+    frame.page = page;
   } catch (error) {
+    if (frame.opening !== opening) return;
     const page = livePage({ model: {}, live: frame.live });
     page.showError(frame.main, error, () => appOpen(frame, file));
     document.body.dataset.ready = "true";
@@ -96,14 +100,29 @@ function appOpenFile(frame, file) {
   return filePage({ ...file, live: frame.live });
 }
 
-async function appAskModel(frame) {
+async function appAskModel(frame, opening) {
   const wanted = selected().model;
   const { data } = await api.get("/v1/models");
   const models = data.map((model) => model.id);
   const name = models.includes(wanted) ? wanted : models[0];
-  const model = await api.model(name);
+  const show = appLoading(frame, name);
+  const model = await api.loadedModel(name, (...counts) => frame.opening === opening && show(...counts));
   const example = await api.get(`/api/example?model=${encodeURIComponent(name)}`).catch(() => null);
   return livePage({ model, models, example, live: frame.live });
+}
+
+/** Progress while models are loaded. Screen readers hear of models, not of every second. */
+function appLoading(frame, name) {
+  const started = Date.now();
+  const models = h("span", { role: "status" });
+  const time = h("span", { "aria-hidden": "true" });
+  const line = h("p", { class: "reading soft" }, models, time);
+  return (ready, all) => {
+    const text = all > 1 ? `loading ${name}: ${ready} of ${all} models are ready` : `loading ${name}`;
+    if (models.textContent !== text) models.textContent = text;
+    time.textContent = ` … ${Math.round((Date.now() - started) / 1000)} s`;
+    if (!line.isConnected) replace(frame.main, line);
+  };
 }
 
 /** The model in one line; with several models, a chooser. */

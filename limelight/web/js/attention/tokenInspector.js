@@ -1,9 +1,10 @@
 // How a token was chosen: the candidates, and the attention at that step.
 
 import { bars } from "../charts/bars.js";
-import { h, replace, visible } from "../core/dom.js";
+import { h, replace } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
+import { isPartial, pieceLabelAt } from "../core/pieces.js";
 import { linkTo } from "../core/state.js";
 import { weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
 import { mainAttention, layerChooser, layerNow, attentionFrom } from "./attentionShares.js";
@@ -41,22 +42,26 @@ export function tokenInspector(page, trace, steps) {
     "div",
     { class: "chips piece-choice" },
     h("span", { class: "small soft" }, "pieces:"),
-    steps.map((one) => h("button", { type: "button", class: "chip", on: { click: () => { step = one; draw(); } } }, visible(one.chosen[1]))),
+    steps.map((one) => h("button", { type: "button", class: "chip", title: isPartial(one.chosen[1]) ? `bytes ${one.chosen[1]}` : null, on: { click: () => { step = one; draw(); } } }, inspectorLabel(trace, one, one.chosen[1]))),
   );
   const draw = () => {
     pieces?.querySelectorAll(".chip").forEach((chip, i) => chip.setAttribute("aria-pressed", String(steps[i] === step)));
-    replace(body, inspectorCandidates(step), inspectorAttention(page, trace, step, layers));
+    replace(body, inspectorCandidates(trace, step), inspectorAttention(page, trace, step, layers));
   };
   draw();
   return h("div", { class: "inspector" }, pieces, body);
 }
 
-function inspectorCandidates(step) {
+function inspectorLabel({ manifest }, step, piece) {
+  return pieceLabelAt(manifest.answers.pieces, step.row, piece);
+}
+
+function inspectorCandidates(trace, step) {
   const [token, , probability] = step.chosen;
   const shown = step.top.slice(0, INSPECTOR_CANDIDATES);
   const rank = step.top.findIndex(([id]) => id === token);
   if (rank >= INSPECTOR_CANDIDATES || rank < 0) shown.push(step.chosen);
-  const items = shown.map(([id, piece, share]) => ({ label: visible(piece), value: share, marked: id === token, note: id === token ? "chosen" : "" }));
+  const items = shown.map(([id, piece, share]) => ({ label: inspectorLabel(trace, step, piece), value: share, marked: id === token, note: id === token ? "chosen" : "" }));
   const list = bars({ items, title: "Candidates at this position, with probabilities" });
   const text = rank < 0 ? `Probability ${showPercent(probability)}; more than ${step.top.length} pieces were more likely.` : rank === 0 ? "The most likely piece (argmax)." : `Rank ${rank + 1}: it was sampled, or the whole text had the higher probability.`;
   return h("section", null, h("h3", { class: "label" }, "Candidates at this position"), list.element, h("p", { class: "small soft" }, text));
@@ -74,7 +79,7 @@ function inspectorAttention(page, trace, step, layers) {
       const full = wordWeights(words, Float64Array.from(at.keys.ids, (_, i) => shares[i] ?? 0));
       line.show(full);
       replace(note, `Attention of this step to ${at.part === "cross" ? "the source" : "all earlier tokens"}, averaged over the heads of layer ${layer}. It shows what was mixed in, not why the piece was chosen.`);
-      page.say(`${visible(step.chosen[1])} attends to ${weightsText(words, full)}`);
+      page.say(`${inspectorLabel(trace, step, step.chosen[1])} attends to ${weightsText(words, full)}`);
     } catch (error) {
       page.showError(note, error, draw);
     }

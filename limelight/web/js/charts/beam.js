@@ -1,7 +1,8 @@
 // Beam search as a tree: the hypotheses of every step, and the winner.
 
-import { h, svg, visible } from "../core/dom.js";
+import { h, svg } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
+import { pieceLabelAt, pieceLabels } from "../core/pieces.js";
 
 const BEAM_COLUMN = 108;
 const BEAM_ROW = 50;
@@ -24,7 +25,7 @@ export function beamTree(tree, best) {
     for (const node of step) {
       const onTheWay = won[t] === node.place;
       if (t > 0) ways[onTheWay ? "won" : "others"] += beamStroke(t, node);
-      boxes.push(beamBox(t, node, onTheWay));
+      boxes.push(beamBox(t, node, onTheWay, beamLabel(tree, t, node, onTheWay ? best : [])));
     }
   });
   const lines = [svg("path", { d: ways.others, class: "beam-line" }), svg("path", { d: ways.won, class: "beam-line won" })];
@@ -64,10 +65,15 @@ function beamStroke(t, node) {
   return `M${from.x} ${from.y} C${from.x + bend} ${from.y} ${to.x - bend} ${to.y} ${to.x} ${to.y}`;
 }
 
-function beamBox(t, node, onTheWay) {
+/** A piece after those of its hypothesis; of the winner, before the next ones too. */
+function beamLabel(tree, t, node, best) {
+  const written = best.length > t ? best : beamWayTo(tree, t, node).slice(0, -1).map((step) => step.piece);
+  return pieceLabelAt(written, t, node.piece);
+}
+
+function beamBox(t, node, onTheWay, label) {
   const x = t * BEAM_COLUMN + 4;
   const y = node.place * BEAM_ROW + 4;
-  const label = visible(node.piece);
   const probability = showPercent(Math.exp(node.logprob));
   const kind = `beam-node${onTheWay ? " won" : ""}${node.ended ? " ended" : ""}`;
   return svg(
@@ -81,7 +87,7 @@ function beamBox(t, node, onTheWay) {
 }
 
 function beamText(tree, best) {
-  return `Beam search with beam size ${tree[0].length} over ${tree.length} steps. Best hypothesis: ${best.map(visible).join(" ")}.`;
+  return `Beam search with beam size ${tree[0].length} over ${tree.length} steps. Best hypothesis: ${pieceLabels(best).join(" ")}.`;
 }
 
 /**
@@ -98,7 +104,7 @@ export function beamTable(tree) {
         h("td", { class: "n" }, t + 1),
         h("td", { class: "n" }, node.place + 1),
         h("td", { class: "n" }, t ? node.parent + 1 : "start"),
-        h("td", { dir: "auto" }, visible(node.piece)),
+        h("td", { dir: "auto" }, beamLabel(tree, t, node, [])),
         h("td", { class: "n" }, showPercent(Math.exp(node.logprob))),
         h("td", { class: "n" }, node.score.toFixed(3)),
       ),

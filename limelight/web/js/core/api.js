@@ -3,6 +3,7 @@
 import { Trace, partsOf } from "./trace.js";
 
 const API_KEY = "limelight-key";
+const API_WAIT = 1000; // milliseconds between two requests while a model is being loaded
 const apiInFlight = new Map();
 let apiLane = Promise.resolve();
 let apiKeyAsker = null;
@@ -38,6 +39,26 @@ export const api = {
   /** The description of a model; without a name, of the first one. */
   model(name = "") {
     return api.get(`/api/model${name ? `?model=${encodeURIComponent(name)}` : ""}`);
+  },
+
+  /**
+   * The same, once the model is loaded; until then onWait(models that are ready, all models) is called every second.
+   */
+  async loadedModel(name, onWait) {
+    for (;;) {
+      try {
+        return await api.model(name);
+      } catch (error) {
+        if (error.code !== "model_unavailable") throw error;
+      }
+      let devices = {};
+      while (!devices[name]?.length) {
+        ({ devices } = await api.get("/healthz")); // answers at once, whatever the models do
+        const workers = Object.values(devices);
+        onWait(workers.filter((own) => own.length).length, workers.length);
+        await new Promise((done) => setTimeout(done, API_WAIT));
+      }
+    }
   },
 
   /** JSON. */

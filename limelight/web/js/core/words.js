@@ -2,6 +2,7 @@
 
 import { h, visible } from "./dom.js";
 import { showPercent } from "./numbers.js";
+import { pieceTexts } from "./pieces.js";
 
 const WORDS_FINDER = new Intl.Segmenter(undefined, { granularity: "word" });
 
@@ -27,20 +28,21 @@ export function segmentsOf(text) {
  * @returns {{text: string, positions: number[], special: boolean}[]}
  */
 export function wordsIn(pieces, special = pieces.map(wordsIsSpecial)) {
-  const joined = pieces.map((piece, i) => (special[i] ? "" : piece)).join("");
+  const texts = pieceTexts(pieces);
+  const joined = texts.map((text, i) => (special[i] ? "" : text)).join("");
   const ends = new Set(segmentsOf(joined).map((segment) => segment.from));
   const words = [];
   let offset = 0;
-  pieces.forEach((piece, i) => {
+  texts.forEach((text, i) => {
     const last = words.at(-1);
-    const begins = special[i] || !last || last.special || /^\s/.test(piece) || ends.has(offset);
-    const waits = last && !last.special && !special[i] && !last.text.trim() && piece.trim();
-    if (begins && !waits) words.push({ text: piece, positions: [i], special: Boolean(special[i]) });
+    const goesOn = last && !last.special && !special[i] && (!text || (!last.text.trim() && text.trim()));
+    const begins = special[i] || !last || last.special || /^\s/.test(text) || ends.has(offset);
+    if (begins && !goesOn) words.push({ text, positions: [i], special: Boolean(special[i]) });
     else {
-      last.text += piece;
+      last.text += text;
       last.positions.push(i);
     }
-    if (!special[i]) offset += piece.length;
+    if (!special[i]) offset += text.length;
   });
   return words;
 }

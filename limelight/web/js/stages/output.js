@@ -5,6 +5,7 @@ import { calculation, formula, mfrac, mint, mnum, mo, mrow, msub, msum, msup, mw
 import { h } from "../core/dom.js";
 import { chooseRow, stepAt } from "../core/focus.js";
 import { entropy, show, showPercent, softmax, total } from "../core/numbers.js";
+import { pieceLabelAt } from "../core/pieces.js";
 import { compared, figure, listing, shareBar, tableNamed, tables } from "./parts.js";
 
 const OUTPUT_SHOWN = 6; // last tokens shown at each step of the loop
@@ -106,7 +107,7 @@ function outputStep(focus, step, n, focused) {
       h("span", { class: "soft", "aria-hidden": "true" }, "→"),
       h("strong", { class: "turn-chosen", dir: "auto" }, m.answers.labels[step.row]),
       h("span", { class: "share-cell" }, h("span", { class: "number" }, show(step.chosen[2])), shareBar(step.chosen[2])),
-      h("span", { class: "soft small turn-others" }, others.length ? `next best ${others.map(([, piece, probability]) => `${piece.trim() || piece} ${showPercent(probability)}`).join(", ")}` : ""),
+      h("span", { class: "soft small turn-others" }, others.length ? `next best ${others.map(([, piece, probability]) => `${pieceLabelAt(m.answers.pieces, step.row, piece).replace(/^·(?=.)/, "")} ${showPercent(probability)}`).join(", ")}` : ""),
     ),
   );
 }

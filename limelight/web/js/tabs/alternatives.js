@@ -8,7 +8,7 @@ let alternativesCount = 0;
 /**
  * A list of choices with the keys of a listbox: arrows, Home, End, Enter, Escape.
  * @param {{title: string, options: {piece: string, before?: string, rest: string, share: number,
- *   chosen?: boolean, disabled?: boolean}[], onChoose: function(number): void,
+ *   title?: ?string, note?: string, chosen?: boolean, disabled?: boolean}[], onChoose: function(number): void,
  *   onLeave: function(): void, onTab?: function(): void}} spec
  * @returns {HTMLElement} focus it to use it
  */
@@ -51,7 +51,7 @@ export function choiceList(spec) {
 }
 
 function choiceRow(option, id, choose) {
-  const { piece, before = "", rest, share } = option;
+  const { piece, before = "", rest, share, note = option.chosen ? "chosen" : "" } = option;
   return h(
     "li",
     {
@@ -68,10 +68,10 @@ function choiceRow(option, id, choose) {
       "span",
       { class: "option-text", dir: "auto" },
       before ? h("span", { class: "soft" }, before) : null,
-      h("strong", null, visible(piece.trim() || piece)),
+      h("strong", { title: option.title }, visible(piece.trim() || piece)),
       rest,
     ),
-    option.chosen ? h("span", { class: "option-note small soft" }, "chosen") : null,
+    note ? h("span", { class: "option-note small soft" }, note) : null,
   );
 }
 

@@ -1,6 +1,7 @@
 // Continuations of a text, as a list at the caret.
 
 import { button, h, visible } from "../core/dom.js";
+import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { postLatest } from "../core/requests.js";
 import { choiceList, popover } from "./alternatives.js";
@@ -41,9 +42,14 @@ export async function autocomplete(view) {
 }
 
 function autocompleteList(view, pop, { shown, back, more }) {
-  const options = shown.map(({ text, probability }) => {
-    const [, space, first, rest] = /^(\s*)(\S*)([^]*)$/u.exec(text);
-    return { piece: text === "" ? "end of the text" : first || space, rest: visible(rest).replaceAll("·", " "), share: probability };
+  const options = shown.map((offer) => {
+    const [, space, first, rest] = /^(\s*)(\S*)([^]*)$/u.exec(offer.text);
+    return {
+      piece: offer.text === "" ? "end of the text" : first || space,
+      rest: visible(rest).replaceAll("·", " "),
+      share: offer.probability,
+      note: `first token ${showPercent(offer.first_token_probability)}`,
+    };
   });
   const list = choiceList({
     title: "Continuations",
@@ -61,7 +67,7 @@ function autocompleteList(view, pop, { shown, back, more }) {
   pop.fill(
     h("div", { class: "card-head" }, h("h3", { class: "label" }, "Continuations"), button("3 more", more, { class: "button quiet small", title: "Tab" })),
     list,
-    h("p", { class: "small soft option-help" }, "↑ ↓ and Enter choose, Tab shows three more, Esc closes. The percentage is the probability of the first piece."),
+    h("p", { class: "small soft option-help" }, "↑ ↓ and Enter choose, Tab shows three more, Esc closes. The percentage is the probability of the continuation; the most likely first tokens come first."),
   );
   list.focus();
 }

@@ -4,6 +4,7 @@ import { layerChooser, layerNow, attentionTo, attentionFrom } from "../attention
 import { bars } from "../charts/bars.js";
 import { button, h, replace } from "../core/dom.js";
 import { reading } from "../core/page.js";
+import { pieceLabels } from "../core/pieces.js";
 import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { characterOffsets, segmentsOf, weightLine, wordWeights, wordsIn } from "../core/words.js";
@@ -106,7 +107,7 @@ function fillWords(view, text) {
 
 function fillWas(was) {
   if (!was) return "";
-  return was.pieces.length === 1 ? `, originally ${was.word}` : `, originally ${was.pieces[was.at]}, piece ${was.at + 1} of ${was.word}`;
+  return was.pieces.length === 1 ? `, originally ${was.word}` : `, originally ${pieceLabels(was.pieces)[was.at]}, piece ${was.at + 1} of ${was.word}`;
 }
 
 /** The model predicts pieces: a word of several pieces gets one blank for each. */
@@ -206,7 +207,7 @@ function fillRank(was, rank) {
 
 function fillPart(was) {
   if (!was || was.pieces.length === 1) return "";
-  return ` “${was.word}” has ${was.pieces.length} pieces, so there is one blank for each: ${was.pieces.join(" + ")}.`;
+  return ` “${was.word}” has ${was.pieces.length} pieces, so there is one blank for each: ${pieceLabels(was.pieces).join(" + ")}.`;
 }
 
 /** The attention from and to the chosen blank. */

@@ -1,9 +1,10 @@
 // Teacher forcing on a text of the user: the loss of every position given the true tokens before it.
 
 import { wasReplaced } from "../core/api.js";
-import { button, h, replace, visible } from "../core/dom.js";
+import { button, h, replace } from "../core/dom.js";
 import { show, showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
+import { pieceLabelAt, pieceLabels, pieceTexts } from "../core/pieces.js";
 import { tagNow } from "../core/tag.js";
 
 /**
@@ -55,7 +56,7 @@ async function teacherBegin(page, input, submit) {
   try {
     if (!input.value) {
       const { manifest } = await page.trace();
-      const text = manifest.answers.pieces
+      const text = pieceTexts(manifest.answers.pieces)
         .filter((_, i) => i >= manifest.given && !manifest.answers.special[i])
         .join("")
         .trim();
@@ -99,6 +100,7 @@ async function teacherRequest(page, container, request) {
 /** One row per position: input, target, probability, loss. */
 function teacherTable(result, vocab) {
   const uniform = Math.log(vocab); // the loss of a uniform distribution
+  const labels = { input: pieceLabels(result.input), target: pieceLabels(result.target) };
   const names = ["position", "reads", "target", "probability", "loss", "most likely (argmax)"];
   const table = h(
     "table",
@@ -116,7 +118,7 @@ function teacherTable(result, vocab) {
     h(
       "tbody",
       null,
-      result.input.map((_, i) => teacherRow(result, i, uniform)),
+      result.input.map((_, i) => teacherRow(result, labels, i, uniform)),
     ),
     h("tfoot", null, teacherMean(result)),
   );
@@ -131,19 +133,19 @@ function teacherTable(result, vocab) {
   return [h("div", scroller, table), h("p", { class: "soft small" }, result.smoothing ? smoothed : "", known)];
 }
 
-function teacherRow(result, i, uniform) {
+function teacherRow(result, labels, i, uniform) {
   const share = { "--share": String(result.loss[i] / uniform) };
   const bar = h("span", { class: "teacher-bar", "aria-hidden": "true", style: share });
   const best =
     result.best[i] === result.target[i]
       ? h("span", { class: "good" }, "same")
-      : h("span", { dir: "auto" }, `${visible(result.best[i])} (${showPercent(result.p_best[i])})`);
+      : h("span", { dir: "auto" }, `${pieceLabelAt(result.target, i, result.best[i])} (${showPercent(result.p_best[i])})`);
   return h(
     "tr",
     null,
     h("td", null, String(i + 1)),
-    h("td", { dir: "auto" }, visible(result.input[i])),
-    h("th", { scope: "row", dir: "auto" }, visible(result.target[i])),
+    h("td", { dir: "auto" }, labels.input[i]),
+    h("th", { scope: "row", dir: "auto" }, labels.target[i]),
     h("td", { class: "n" }, show(result.p_target[i], 4)),
     h("td", { class: "n" }, bar, show(result.loss[i], 4)),
     h("td", null, best),

@@ -3,6 +3,7 @@
 import { button, h } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
+import { isPartial, pieceLabels, pieceTexts, spelledAfter } from "../core/pieces.js";
 import { postLatest } from "../core/requests.js";
 import { wordsIn } from "../core/words.js";
 import { choiceList, popover } from "./alternatives.js";
@@ -60,7 +61,7 @@ function translationWord(state, word) {
 
 /** Release a fixed word and all after it. */
 function translationRelease(state, word) {
-  state.use.force(state.pieces.slice(0, word.positions[0]).join(""));
+  state.use.force(pieceTexts(state.pieces).slice(0, word.positions[0]).join(""));
 }
 
 /** Alternatives for the first piece of a word, and on demand for its other pieces. */
@@ -108,20 +109,27 @@ function translationAlternatives(state) {
 
 function translationPieces(state, word, at, show) {
   if (word.positions.length < 2) return null;
-  const chips = word.positions.map((position) => button(state.pieces[position].trim() || "·", () => show(position), { class: "chip", "aria-pressed": String(position === at) }));
+  const labels = pieceLabels(state.pieces);
+  const chips = word.positions.map((position) => {
+    const piece = state.pieces[position];
+    const bytes = isPartial(piece) ? { title: `bytes ${piece}` } : {};
+    return button(labels[position].replace(/^·+(?=.)/, ""), () => show(position), { class: "chip", ...bytes, "aria-pressed": String(position === at) });
+  });
   return h("div", { class: "chips piece-choice" }, h("span", { class: "small soft" }, "pieces:"), chips);
 }
 
 function translationList(state, choices, position, { pop, leave }) {
+  const { alignment, request } = state.answer;
+  const before = [alignment ? "" : (request.prefix ?? ""), ...state.pieces.slice(0, position)];
   const options = choices.map((choice) => {
     const ends = /^⟨.+⟩$/.test(choice.piece);
-    const half = /<[0-9A-F]{2}>$/.test(choice.piece); // half of a character; the whole one follows
-    const shown = choice.begin.trimStart().length - (half ? ([...choice.begin].at(-1)?.length ?? 0) : 0);
     const broken = choice.begin.includes("\ufffd"); // no text begins like this
+    const half = isPartial(choice.piece) && !broken; // of a character that is complete in `begin`
     return {
-      piece: choice.piece,
+      piece: half ? spelledAfter(choice.begin, before) : choice.piece,
+      title: isPartial(choice.piece) ? `bytes ${choice.piece}` : null,
       share: choice.probability,
-      rest: ends ? " end of the text" : choice.text.slice(shown),
+      rest: ends ? " end of the text" : choice.text.slice(choice.begin.trimStart().length),
       chosen: choice.piece === (state.pieces[position] ?? "⟨end⟩"),
       disabled: ends || broken,
     };

@@ -1,0 +1,77 @@
+"""Take the pictures of the page and of the terminal, as they are now.
+
+    python docs/pictures.py             writes docs/pictures/*.png; needs Chromium
+
+All show the same stage for the same sentence, computed by the bundled model en-de on the CPU.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlencode
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+
+import limelight
+from limelight.explain.focus import focus_on
+from limelight.explain.render.terminal import show
+from limelight.explain.stages import stage_at
+
+FOLDER = Path(__file__).parent / "pictures"
+TEXT, LAYER, HEAD = "The children have already eaten the cake.", 3, 1
+COLUMNS = 84
+SELECTION = {"model": "en-de", "text": TEXT, "layer": LAYER, "head": HEAD}
+PAGES = {  # for each picture the selection and the height
+    "page": ({"tab": "explain", "stage": "cross", "all": 1}, 1300),
+    "attention": ({"tab": "attention"}, 900),
+}
+
+
+def take_pages(browser: Browser) -> None:
+    """Pictures of the page, from a service of its own."""
+    command = [sys.executable, "-m", "limelight", "serve", "en-de", "writer", "chat", "fill"]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--device", "cpu"], stderr=subprocess.PIPE, text=True
+    ) as service:
+        try:
+            events = (json.loads(line) for line in service.stderr or ())
+            port = next(e for e in events if e["event"] == "listening")["port"]
+            for name, (selection, height) in PAGES.items():
+                page = browser.new_page(viewport={"width": 1280, "height": height})
+                page.goto(f"http://127.0.0.1:{port}/#{urlencode(SELECTION | selection)}")
+                page.wait_for_selector("body[data-ready]", timeout=60_000)
+                page.wait_for_selector(".matrix, canvas, svg")
+                page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
+        finally:
+            service.terminate()
+
+
+def take_terminal(browser: Browser) -> None:
+    """A picture of what `limelight explain` prints."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        console = Console(record=True, width=COLUMNS, force_terminal=True, file=nowhere)
+        shown = f'limelight explain en-de "{TEXT}" --stage cross --layer {LAYER} --head {HEAD}'
+        console.print(f"[bold]$ {shown}[/bold]", highlight=False)
+        trace = limelight.load("en-de", device="cpu").explain(TEXT)
+        show(console, trace, [stage_at(trace, "cross", focus_on(trace, LAYER, HEAD, None))])
+    drawn = console.export_svg(title="limelight")
+    drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.S)  # from another host
+    page = browser.new_page(viewport={"width": 1044, "height": 800})
+    page.set_content(f"<style>body {{ margin: 0 }} svg {{ display: block }}</style>{drawn}")
+    page.locator("svg").first.screenshot(path=FOLDER / "terminal.png")
+
+
+if __name__ == "__main__":
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=root)
+        take_terminal(chromium)
+        take_pages(chromium)
+    for path in FOLDER.glob("*.png"):  # 256 colours are enough, at a third of the size
+        Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
