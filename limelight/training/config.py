@@ -61,7 +61,7 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
     compile: bool = False  # costs a minute or two at the start, and on a GPU twice the memory
     cuda_graphs: bool = False  # capture steps as CUDA graphs (one GPU): much faster if small
-    fsdp: bool = False  # many devices: shard the weights too, for models that fit on none
+    fsdp: bool = False  # several devices: shard weights, gradients and optimizer state
     data_workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that prepare batches
 
     def __post_init__(self) -> None:
