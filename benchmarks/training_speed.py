@@ -331,7 +331,7 @@ def contestants(
 def ragged_contestants(
     sizes: dict[str, int], pairs: int, device: str, modes: list[str]
 ) -> tuple[dict[str, Contestant], int]:
-    """Ours recorded, and compiled, with few shapes; Hugging Face's as its Trainer has it."""
+    """Ours with CUDA graphs, and compiled, with few shapes; Hugging Face's as in its Trainer."""
     lengths = Ragged(pairs, sizes["vocab"]).lengths
     widths = int(lengths.min()), int(lengths.max())
     ours, theirs = (ragged_batches(sizes, pairs, rounded, device) for rounded in (True, False))
@@ -339,7 +339,7 @@ def ragged_contestants(
         "HF Marian": (their_step(Marian(**sizes), device, False), theirs),
     }
     if "eager" in modes:
-        found["limelight, recorded"] = (
+        found["limelight, CUDA graphs"] = (
             our_step(sizes, widths, device, False, cuda_graphs=True),
             ours,
         )

@@ -38,9 +38,7 @@ class ModelConfig:
     dropout: Fraction = 0.1  # on every sub-layer's output and on the embeddings (section 5.4)
     attention_dropout: Fraction = 0.0  # on the attention weights; the paper has none
 
-    sentence_pairs: bool = (
-        False  # encoder-only: a head that predicts if sentences are neighbours
-    )
+    sentence_pairs: bool = False  # encoder-only: a head that predicts if sentences are neighbours
     classes: _OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
 
     def __post_init__(self) -> None:
