@@ -1,8 +1,8 @@
-# Two commands, on any machine with Python 3.11 or newer: `make demo` and `make test`.
+# Two commands, on Linux with Python 3.11 or newer: `make demo` and `make test`.
 # Each sets itself up first: a virtual environment in .venv with the versions in constraints.txt.
 #
-#   make demo QUICK=1      a tour of a minute, not of a few
-#   make demo TORCH=cpu    on Linux, take torch's CPU build and not the large CUDA one
+#   make demo QUICK=1      a tour of a minute
+#   make demo TORCH=cpu    torch's CPU build instead of the large CUDA one
 #   make demo PYTHON=...   use another Python than python3
 #   make help              the other targets
 
@@ -20,13 +20,16 @@ demo: .venv/ready
 
 help:
 	@echo "demo         a tour of a few minutes"
-	@echo "test         the tests, test-system those that need more of the machine, test-gpu a GPU, soak hours"
+	@echo "test         the tests that need no GPU, browser, strace, root or hours"
+	@echo "test-system  the tests that need a browser, strace, root or the machine to themselves"
+	@echo "test-gpu     the tests that need an NVIDIA GPU"
+	@echo "soak         the long tests: hours"
 	@echo "lint         ruff, mypy --strict and import-linter"
-	@echo "docs         what the docs take from the source, written anew"
-	@echo "docs-site    the docs as a site that can be searched, in build/site"
-	@echo "bench        the benchmarks"
-	@echo "release      wheel and sdist in dist/, built, checked and tried in an environment of their own"
-	@echo "clean        removes .venv and all that was built"
+	@echo "docs         regenerates reference pages, line numbers and outputs in the docs"
+	@echo "docs-site    the docs as a searchable site, in build/site"
+	@echo "bench        the benchmarks; NANOGPT=FILE adds nanoGPT, from the model.py of a checkout"
+	@echo "release      wheel and sdist in dist/: built, checked, and tried in a clean environment"
+	@echo "clean        removes .venv and everything that was built"
 
 # Several tests at a time, with one thread each: two threads that wait for a busy core are slower than one.
 test test-system soak: export OMP_NUM_THREADS := 1
@@ -48,12 +51,12 @@ lint: .venv/ready-to-develop
 	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports
 
-# The pages of reference, and what pages say comes out, written anew; a test says when that is needed.
+# The reference pages, and the outputs that pages show; a test fails when they are stale.
 docs: .venv/ready-to-develop
 	$(BIN)/python docs/reference.py
 	$(BIN)/python -m tests.doc_pages
 
-# Look at it with: .venv/bin/python -m http.server --directory build/site
+# To read it: .venv/bin/python -m http.server --directory build/site
 docs-site: .venv/ready-to-develop
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -61,7 +64,7 @@ soak: .venv/ready-to-develop
 	$(BIN)/pytest -m soak  # one after the other: some of them measure time
 
 bench: .venv/ready-to-develop
-	$(BIN)/python benchmarks/training_speed.py
+	$(BIN)/python benchmarks/training_speed.py $(if $(NANOGPT),--nanogpt $(NANOGPT))
 	$(BIN)/python benchmarks/decoding_speed.py
 	$(BIN)/python benchmarks/text_speed.py
 	$(BIN)/python benchmarks/explain_speed.py

@@ -171,8 +171,8 @@ def write_card(name: str, run: Path) -> None:
 def packing(score: str, before: float, after: float) -> str:
     """What it costs to store weights in bytes."""
     return (
-        f"The weights are stored in bytes, with a scale for each row. Before that, {score} on the "
-        f"first of these was {before:.4f}; as they are now it is {after:.4f}."
+        "Weights are stored in int8 with one scale per row. Before quantisation, "
+        f"{score} on the first row was {before:.4f}; now it is {after:.4f}."
     )
 
 
@@ -207,14 +207,14 @@ def training(name: str, known: Model, run: RunFolder) -> str:
     """The command, and what came of it."""
     recipe, told = recipe_from_run(run), run.read_json("environment.json")
     lines = list(read_log(run.log))
-    last = [line for line in lines if "rate" in line][-1]
+    last = [line for line in lines if "lr" in line][-1]
     valid = [line for line in lines if line.get("validation")][-1]
     return (
         f"`limelight train bundled-{name} --run runs/{name}{known.training}` with seed "
-        f"{recipe.train.seed}: {last['step']:,} steps, {last['epoch'] + 1} times through the data, "
-        f"{last['seconds'] / 60:.1f} minutes on one {told['device']} that it shared with other "
-        f"trainings (torch {told['versions']['torch']}, {recipe.train.batch_tokens:,} tokens a "
-        f"step). Validation loss {valid['loss']:.3f}. The recipe is `limelight/recipes/"
+        f"{recipe.train.seed}: {last['step']:,} steps, {last['epoch'] + 1} epochs, "
+        f"{last['seconds'] / 60:.1f} minutes on one {told['device']} shared with other runs "
+        f"(torch {told['versions']['torch']}, {recipe.train.batch_tokens:,} tokens per step). "
+        f"Validation loss {valid['loss']:.3f}. The recipe is `limelight/recipes/"
         f"bundled-{name}.toml`."
     )
 

@@ -13,10 +13,12 @@ what gpt-fast does: our own model with a KV cache of fixed shape, one token a st
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -265,6 +267,13 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def commit() -> str:
+    """The commit that is timed; "-dirty" if files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def main() -> None:
     """All cases, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -278,7 +287,7 @@ def main() -> None:
         sys.exit("this benchmark needs a GPU; benchmarks/decoding_speed.py is for CPUs")
     results = {}
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}")
+    print(f"commit {commit()}, {name}, torch {torch.__version__}")
     for name in options.cases:
         case = quick(CASES[name]) if options.quick else CASES[name]
         speeds = results[name] = race(case, options.repeats, options.device)
@@ -291,7 +300,7 @@ def main() -> None:
         print(f"{name:28} {speeds['limelight']:10,.0f} tokens/s, {', '.join(ratios)}", flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=2)
+            json.dump({"commit": commit(), **results}, file, indent=2)
 
 
 if __name__ == "__main__":

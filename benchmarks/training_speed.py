@@ -1,26 +1,34 @@
 """How fast a training step is, beside other people's models on the same work, in the same run.
 
     make bench                                       on whatever this machine has
-    python benchmarks/training_speed.py --help
+    python benchmarks/training_speed.py --nanogpt nanoGPT/model.py      nanoGPT takes part, too
+    python benchmarks/training_speed.py --quick      tiny models: does it run at all?
 
 Ours is the step of `limelight train` itself, with its checks, clipping and scores; theirs a bare
-loop with the same optimizer. Label smoothing is 0.1 for translation. The contestants take turns,
-and each one's median round counts. On a GPU in bfloat16, eager and compiled; on a CPU in float32,
-eager.
+loop with the same optimizer. Their loss is compiled together with the model. Label smoothing is 0.1
+for translation. The contestants take turns, and each one's median round counts. On a GPU in
+bfloat16, eager and compiled; on a CPU in float32, eager.
 
-Most cases are full batches without padding, one batch to a round, and tokens are all positions
-read. In the ragged case a round is an epoch of pairs about as long as those of Multi30k, and only
-what is no padding counts. Each has batches of at most so many tokens on a side, made of pairs of
-like length: ours as `limelight train` makes them, theirs as short as their longest text.
+nanoGPT is the strongest peer for GPT-2 and not on any package index: clone
+https://github.com/karpathy/nanoGPT (MIT licence) and pass its model.py. It gets the biases that
+GPT-2 has, as ours does, and computes the loss as its own train.py does.
+
+Most cases are full batches without padding, one batch per round, and all positions count as tokens.
+In the ragged case a round is an epoch of pairs about as long as those of Multi30k, and padding does
+not count. Batches hold pairs of similar length and at most RAGGED_TOKENS tokens per side: ours as
+`limelight train` builds them, theirs padded to their longest text.
 """
 
 import argparse
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import date
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +52,8 @@ S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab": 8000}
 BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab": 32_000}
 GPT2 = {"layers": 12, "d_model": 768, "heads": 12, "vocab": 50_304, "max_len": 1024}
 RAGGED_PAIRS, RAGGED_TOKENS = 29_000, 4096  # as Multi30k; on each side of a batch
-CASES: dict[str, tuple[dict[str, int], int, int]] = {  # sizes, rows, length; 0 for ragged pairs
+Case = tuple[dict[str, int], int, int]  # sizes, rows, length; 0 for ragged pairs
+CASES: dict[str, Case] = {
     "S, 32 x (32 + 32)": (S, 32, 32),
     "S, 64 x (32 + 32)": (S, 64, 32),
     "base, 512 x (32 + 32)": (BASE, 512, 32),
@@ -56,7 +65,16 @@ Step = Callable[[Any], Any]  # on a batch
 Contestant = tuple[Step, list[Any]]
 
 
-class TorchTransformer(nn.Module):
+class Peer(nn.Module):
+    """Somebody else's model, whose forward pass returns logits."""
+
+    def loss(self, read: tuple[Tensor, ...], wanted: Tensor, smoothing: float) -> Tensor:
+        """Cross-entropy of the wanted tokens; padding is -100."""
+        logits = self(*read).flatten(0, 1).float()
+        return F.cross_entropy(logits, wanted.flatten(), label_smoothing=smoothing)
+
+
+class TorchTransformer(Peer):
     """torch's own encoder-decoder, with an embedding and a tied classifier around it."""
 
     def __init__(self, vocab: int, layers: int, d_model: int, d_ff: int, heads: int) -> None:
@@ -76,7 +94,7 @@ class TorchTransformer(nn.Module):
         return F.linear(x, self.tokens.weight)
 
 
-class Marian(nn.Module):
+class Marian(Peer):
     """Hugging Face's encoder-decoder."""
 
     def __init__(self, vocab: int, layers: int, d_model: int, d_ff: int, heads: int) -> None:
@@ -99,7 +117,7 @@ class Marian(nn.Module):
         ).logits
 
 
-class HuggingFaceGPT2(nn.Module):
+class HuggingFaceGPT2(Peer):
     """Hugging Face's GPT-2."""
 
     def __init__(self, vocab: int, layers: int, d_model: int, heads: int, max_len: int) -> None:
@@ -120,6 +138,40 @@ class HuggingFaceGPT2(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.core(input_ids=tokens, use_cache=False).logits
+
+
+def module_of(file: Path) -> Any:
+    """nanoGPT's model.py as a module; torch.compile finds it by its name."""
+    spec = spec_from_file_location("nanogpt", file)
+    assert spec
+    assert spec.loader
+    sys.modules["nanogpt"] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class NanoGPT(Peer):
+    """nanoGPT's GPT-2, from the model.py of a checkout."""
+
+    def __init__(
+        self, file: Path, vocab: int, layers: int, d_model: int, heads: int, max_len: int
+    ) -> None:
+        super().__init__()
+        theirs = module_of(file)
+        config = theirs.GPTConfig(
+            vocab_size=vocab,
+            n_layer=layers,
+            n_embd=d_model,
+            n_head=heads,
+            block_size=max_len,
+            dropout=0.0,
+            bias=True,
+        )
+        self.core = theirs.GPT(config)
+
+    def loss(self, read: tuple[Tensor, ...], wanted: Tensor, smoothing: float) -> Tensor:
+        """Its own: without targets it returns the logits of the last position alone."""
+        return self.core(*read, wanted.contiguous())[1]
 
 
 def our_step(
@@ -158,20 +210,17 @@ def our_step(
     return lambda batch: train_step(trainer, [MicroBatch(batch, 0, 1)])
 
 
-def their_step(model: nn.Module, device: str, compiled: bool) -> Step:
+def their_step(model: Peer, device: str, compiled: bool) -> Step:
     """The same work in a bare loop."""
     model = model.to(device).train()
-    run = torch.compile(model) if compiled else model
+    loss_of = torch.compile(model.loss) if compiled else model.loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     half = torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
     def step(batch: Any) -> None:
         read, wanted, smoothing = exercise(to_device(batch, torch.device(device)))
         with half:
-            logits = run(*read)
-            loss = F.cross_entropy(
-                logits.flatten(0, 1).float(), wanted.flatten(), label_smoothing=smoothing
-            )
+            loss = loss_of(read, wanted, smoothing)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -242,19 +291,31 @@ def ragged_batches(
     ]
 
 
-def peers_of(sizes: dict[str, int]) -> dict[str, Callable[[], nn.Module]]:
+def peers_of(sizes: dict[str, int], nanogpt: Path | None) -> dict[str, Callable[[], Peer]]:
     """Other people's models of these sizes."""
     if "max_len" in sizes:
-        return {"HF GPT-2": lambda: HuggingFaceGPT2(**sizes)}
+        peers: dict[str, Callable[[], Peer]] = {"HF GPT-2": lambda: HuggingFaceGPT2(**sizes)}
+        if nanogpt:
+            peers["nanoGPT"] = lambda: NanoGPT(nanogpt, **sizes)
+        return peers
     return {
         "torch.nn.Transformer": lambda: TorchTransformer(**sizes),
         "HF Marian": lambda: Marian(**sizes),
     }
 
 
-def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Contestant], int]:
+def quick(case: Case) -> Case:
+    """A tiny model of the same kind, and two rows of eight tokens or 20 ragged pairs."""
+    sizes, _, length = case
+    small = {"layers": 2, "d_model": 32, "d_ff": 64, "heads": 2, "vocab": 64, "max_len": 16}
+    return {name: small[name] for name in sizes}, 2 if length else 20, min(length, 8)
+
+
+def contestants(
+    case: Case, device: str, modes: list[str], nanogpt: Path | None = None
+) -> tuple[dict[str, Contestant], int]:
     """A step of everybody, with the batches of a round; and the tokens of one."""
-    sizes, rows, length = CASES[case]
+    sizes, rows, length = case
     if not length:
         return ragged_contestants(sizes, rows, device, modes)
     batches: list[Any] = [make_batch(sizes, rows, length, device)]
@@ -262,7 +323,7 @@ def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Con
     for compiled in [mode == "compiled" for mode in modes]:
         mark = ", compiled" if compiled else ""
         found[f"limelight{mark}"] = our_step(sizes, (length, length), device, compiled), batches
-        for name, peer in peers_of(sizes).items():
+        for name, peer in peers_of(sizes, nanogpt).items():
             found[f"{name}{mark}"] = their_step(peer(), device, compiled), batches
     return found, rows * length * (1 if "max_len" in sizes else 2)
 
@@ -270,7 +331,7 @@ def contestants(case: str, device: str, modes: list[str]) -> tuple[dict[str, Con
 def ragged_contestants(
     sizes: dict[str, int], pairs: int, device: str, modes: list[str]
 ) -> tuple[dict[str, Contestant], int]:
-    """Ours recorded, and compiled, with few shapes; Hugging Face's as its Trainer has it."""
+    """Ours with CUDA graphs, and compiled, with few shapes; Hugging Face's as in its Trainer."""
     lengths = Ragged(pairs, sizes["vocab"]).lengths
     widths = int(lengths.min()), int(lengths.max())
     ours, theirs = (ragged_batches(sizes, pairs, rounded, device) for rounded in (True, False))
@@ -278,7 +339,7 @@ def ragged_contestants(
         "HF Marian": (their_step(Marian(**sizes), device, False), theirs),
     }
     if "eager" in modes:
-        found["limelight, recorded"] = (
+        found["limelight, CUDA graphs"] = (
             our_step(sizes, widths, device, False, cuda_graphs=True),
             ours,
         )
@@ -288,15 +349,13 @@ def ragged_contestants(
 
 
 def measure(
-    case: str, repeats: int, device: str, modes: list[str], only: str
+    everybody: dict[str, Contestant], tokens: int, repeats: int, device: str
 ) -> dict[str, dict[str, float]]:
     """Tokens per second of each, from the median of rounds in which all take turns."""
-    everybody, tokens = contestants(case, device, modes)
-    found = {name: who for name, who in everybody.items() if only in name}
-    times: dict[str, list[float]] = {name: [] for name in found}
+    times: dict[str, list[float]] = {name: [] for name in everybody}
     first: dict[str, float] = {}
     for round_ in range(repeats + 3):
-        for name, (step, batches) in found.items():
+        for name, (step, batches) in everybody.items():
             began = time.perf_counter()
             for batch in batches:
                 step(batch)
@@ -304,7 +363,7 @@ def measure(
                 torch.cuda.synchronize()
             taken = time.perf_counter() - began
             first.setdefault(name, taken)
-            if round_ >= 3:  # the first rounds warm up, compile and record
+            if round_ >= 3:  # the first rounds warm up, compile and capture
                 times[name].append(taken)
     return {
         name: {
@@ -315,37 +374,69 @@ def measure(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    cuda = torch.cuda.is_available()
-    device = "cuda" if cuda else "cpu"
+def show(case: str, found: dict[str, dict[str, float]]) -> None:
+    """A line for each, with its ratio to the best peer."""
+    peers = {k: v for k, v in found.items() if "limelight" not in k} or found
+    best = max(v["tokens_per_second"] for v in peers.values())
+    print(case)
+    for name, numbers in found.items():
+        speed = numbers["tokens_per_second"]
+        print(
+            f"  {name:34}{speed:>12,} tokens/s {speed / best:6.2f} x of the best peer, "
+            f"first round {numbers['first_round_seconds']} s",
+            flush=True,
+        )
+
+
+def commit() -> str:
+    """The commit that is timed; "-dirty" if files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def parse_options(cuda: bool) -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     usual = [case for case in CASES if case.startswith("S,") != cuda]
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=usual)
-    parser.add_argument("--repeats", type=int, default=20 if cuda else 7)
     both = ["eager", "compiled"]
+    parser.add_argument("--cases", nargs="+", choices=CASES)
+    parser.add_argument("--repeats", type=int, default=20 if cuda else 7)
     parser.add_argument("--modes", nargs="+", choices=both, default=both if cuda else both[:1])
     parser.add_argument("--only", default="", help="contestants with this in their name")
+    parser.add_argument("--nanogpt", type=Path, metavar="FILE", help="model.py of a checkout")
+    parser.add_argument("--quick", action="store_true", help="tiny models, to see that it runs")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
+    if options.nanogpt and not options.nanogpt.is_file():
+        sys.exit(f"--nanogpt {options.nanogpt}: no such file; give the model.py of a checkout")
+    options.cases = options.cases or (list(CASES) if options.quick else usual)
+    return options
+
+
+def main() -> None:
+    cuda = torch.cuda.is_available()
+    device = "cuda" if cuda else "cpu"
+    options = parse_options(cuda)
     machine = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU"
     if cuda:
         torch.set_float32_matmul_precision("high")
-    print(f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    facts = {"commit": commit(), "machine": machine, "torch": torch.__version__}
+    print(*(f"{k} {v}," for k, v in facts.items()), f"{torch.get_num_threads()} threads")
+    if not options.nanogpt and any("GPT-2" in case for case in options.cases):
+        print("nanoGPT, the strongest peer for GPT-2, does not take part: see --nanogpt")
     results = {}
-    for case in options.cases:
-        repeats = options.repeats if CASES[case][2] else -(-options.repeats // 7)  # long rounds
-        results[case] = measure(case, repeats, device, options.modes, options.only)
-        peers = {k: v for k, v in results[case].items() if "limelight" not in k} or results[case]
-        best = max(v["tokens_per_second"] for v in peers.values())
-        print(case)
-        for name, numbers in results[case].items():
-            speed = numbers["tokens_per_second"]
-            print(
-                f"  {name:34}{speed:>12,} tokens/s {speed / best:6.2f} x of the best peer, ", end=""
-            )
-            print(f"first round {numbers['first_round_seconds']} s")
+    for name in options.cases:
+        case = quick(CASES[name]) if options.quick else CASES[name]
+        repeats = options.repeats if case[2] else -(-options.repeats // 7)  # long rounds
+        everybody, tokens = contestants(case, device, options.modes, options.nanogpt)
+        chosen = {who: it for who, it in everybody.items() if options.only in who}
+        results[name] = measure(chosen, tokens, repeats, device)
+        show(name, results[name])
     if options.json:
-        facts = {"date": str(date.today()), "machine": machine, "torch": torch.__version__}
+        facts["date"] = str(date.today())
         options.json.write_text(json.dumps({**facts, "cases": results}, indent=1))
 
 

@@ -1,4 +1,4 @@
-"""The Transformer of "Attention Is All You Need", whole, on one page.
+"""The Transformer of "Attention Is All You Need" in one file.
 
     .venv/bin/python docs/hundred_lines.py      trains it to write digits backwards in half a minute
 

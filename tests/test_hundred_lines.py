@@ -1,4 +1,4 @@
-"""The one-page Transformer is the package's: same weights, same numbers, same gradients."""
+"""The Transformer in one file is the package's: same weights, same numbers, same gradients."""
 
 import re
 import subprocess

@@ -10,6 +10,7 @@ from dataclasses import asdict
 import pytest
 
 import limelight
+from benchmarks import bundle
 from limelight.cli import main
 from limelight.model.count import count_parameters
 from limelight.recipe import load_recipe, recipe_from_run, recipe_names
@@ -90,6 +91,25 @@ def test_the_card_is_complete_and_has_the_scores_of_the_file(name):
     licences = {"en-de": "CC BY 2.0 FR", "chat": "CC BY 4.0"}
     assert licences.get(name, "ublic domain in the USA") in text
     assert licences.get(name, "ublic domain in the USA") in facts["licence"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_is_what_its_template_makes(loaded, name):
+    """All but scores and samples, which need the corpora; lines are wrapped by hand."""
+    template = (bundle.TEXTS / f"{name}.md").read_text("utf-8")
+    folder = RunFolder(MODELS / name)
+    made = {
+        "{shape}": bundle.shape(loaded[name], facts_of(name)["parameters"]),
+        "{training}": bundle.training(name, bundle.KNOWN[name], folder),
+        "{scores}": bundle.table(facts_of(name)["scores"]),
+    }
+    for field, text in made.items():
+        template = template.replace(field, text)
+    text = " ".join(card(name).split())
+    parts = re.split(r"\{(?:packing|samples|signature)\}", " ".join(template.split()))
+    assert len(parts) >= 3
+    assert [part for part in parts if part.strip() not in text] == []
+    assert bundle.packing("BLEU", 1, 2).partition(", BLEU")[0] in text
 
 
 def test_the_readme_tells_the_scores_of_the_cards():

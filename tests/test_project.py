@@ -57,3 +57,43 @@ def test_links_of_the_security_page_lead_somewhere():
     targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "SECURITY.md").read_text("utf-8"))
     assert "../../security/advisories/new" in targets  # of GitHub, relative to the page there
     assert all((ROOT / t).is_file() for t in targets if not t.startswith("../../"))
+
+
+def said_by_make():
+    """What `make help` says of each target."""
+    return dict(re.findall(r'@echo "([a-z-]+) +(.*)"', (ROOT / "Makefile").read_text()))
+
+
+def test_readme_and_contributing_say_of_make_test_what_make_says():
+    helped = said_by_make()
+    text = (ROOT / "README.md").read_text("utf-8")
+    (beside,) = re.findall(r"^make test +# (.*)", text, re.M)
+    (promised,) = re.findall(r"^- `make test`: (.*)\.$", text, re.M)
+    assert beside == promised == helped["test"]
+    contributing = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    for target in ("test", "test-system", "test-gpu", "soak"):
+        (row,) = re.findall(rf"^\| `make {target}` \| (.*) \|$", contributing, re.M)
+        assert row == helped[target]
+
+
+def test_make_test_leaves_out_what_it_says():
+    pytest_ = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]
+    options = pytest_["ini_options"]
+    marked = {marker.partition(":")[0] for marker in options["markers"]}
+    assert set(re.findall(r"not (\w+)", options["addopts"])) == marked == {"gpu", "soak", "system"}
+    reasons = {"gpu": ["GPU"], "system": ["browser", "strace", "root"], "soak": ["hours"]}
+    named = re.findall(r"\w+", said_by_make()["test"].partition(" need no ")[2])
+    assert set(named) - {"or"} == {reason for each in reasons.values() for reason in each}
+    makefile = (ROOT / "Makefile").read_text()
+    assert "pytest -n auto --maxprocesses 4 --dist worksteal\n" in makefile  # no -m of its own
+
+
+def test_ci_runs_what_its_comment_and_the_readme_say():
+    script = (ROOT / ".ci/run").read_text("utf-8")
+    comment = " ".join(re.findall(r"^# (.*)", script, re.M))
+    (said,) = re.findall(r"bare machine: (.*? not the soak\.)", comment)
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"- `.ci/run`: {said}" in text
+    assert re.findall(r"^make ([\w-]+)$", script, re.M) == ["lint", "test", "test-system"]
+    for target in ("lint", "test", "test-system"):
+        assert target in said

@@ -132,6 +132,8 @@ def test_the_paper_is_followed():
         assert recipe.tokenizer == TokenizerConfig(kind="bpe", vocab=37_000)
     assert (base.train.steps, base.train.average_checkpoints) == (100_000, 5)
     assert (big.train.steps, big.train.average_checkpoints) == (300_000, 20)
+    for recipe, seconds in ((base, 0.4), (big, 1.0)):  # a step; a checkpoint every 10 minutes
+        assert recipe.train.checkpoint_every * seconds == 600
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class DataConfig:
     name: str = ""  # a public corpus that `limelight.data.registry` knows, instead of files
     hub: str = ""  # a dataset of the Hugging Face hub, "name" or "name:configuration", instead
     train: tuple[str, ...] = ()  # pairs: two parallel files, or one .tsv or .jsonl; else one file
-    valid: tuple[str, ...] = ()  # to see how well it learns while it learns
+    valid: tuple[str, ...] = ()  # for validation during training
     test: tuple[str, ...] = ()  # for `limelight evaluate`
     toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test

@@ -90,10 +90,7 @@ def text_with_target(trained: TextModel, request: Request, target: str) -> Trace
 def _check_explainable(trained: TextModel, target: str | None) -> None:
     kind = str(trained.model.config.family)
     if kind.startswith("recurrent"):
-        raise UserError(
-            f"this model is {kind} and has no attention layers to walk through: explain is for "
-            "Transformers"
-        )
+        raise UserError(f"this model is {kind}: explain is for Transformers")
     if trained.ensemble:
         raise UserError("an ensemble is several models: load one of them to explain it")
     if target is not None and trained.family == "encoder-only":

@@ -20,13 +20,13 @@ class ModelConfig:
     """A Transformer. The defaults are the paper's base model."""
 
     family: Literal["encoder-decoder", "decoder-only", "encoder-only"] = "encoder-decoder"
-    vocab: _Vocab  # V: how many different tokens there are
+    vocab: _Vocab  # V: number of different tokens
     layers: _Layers = 6  # N, of the encoder and of the decoder
-    d_model: _Width = 512  # D: how many numbers stand for one token
+    d_model: _Width = 512  # D: size of the vector of a token
     d_ff: _OpenWidth = 0  # inside the feed-forward layer; 0 means 4 * d_model
-    heads: _Heads = 8  # H: how many attentions stand side by side
+    heads: _Heads = 8  # H: attentions side by side
     kv_heads: _OpenWidth = 0  # G, heads of keys and values shared by queries; 0 means `heads`
-    max_len: _Width = 512  # longest sequence: the table of learned positions, the room of a cache
+    max_len: _Width = 512  # longest sequence: size of learned positions and of the KV cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
     norm: Literal["layer", "rms"] = "layer"  # rms: Llama
@@ -38,7 +38,7 @@ class ModelConfig:
     dropout: Fraction = 0.1  # on every sub-layer's output and on the embeddings (section 5.4)
     attention_dropout: Fraction = 0.0  # on the attention weights; the paper has none
 
-    sentence_pairs: bool = False  # encoder-only: a head that tells if two sentences belong together
+    sentence_pairs: bool = False  # encoder-only: a head that predicts if sentences are neighbours
     classes: _OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
 
     def __post_init__(self) -> None:
@@ -98,10 +98,10 @@ class RecurrentConfig:
     """What the paper replaced: a recurrent language model, or a recurrent encoder and decoder."""
 
     family: Literal["recurrent-encoder-decoder", "recurrent-decoder-only"]
-    vocab: _Vocab  # V: how many different tokens there are
+    vocab: _Vocab  # V: number of different tokens
     layers: _Layers = 2  # of the encoder and of the decoder
     d_model: _Width = 512  # the width of embeddings and of the recurrent state
-    cell: Literal["rnn", "lstm", "gru"] = "lstm"  # what remembers
+    cell: Literal["rnn", "lstm", "gru"] = "lstm"  # kind of recurrent cell
     attention: bool = True  # encoder-decoder: additive attention over the encoder's states
     max_len: Annotated[int, Field(ge=1, le=4096)] = 512  # longest sequence, read step by step
     tied: bool = True  # one table for source, target and classifier

@@ -29,7 +29,7 @@ def angles(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
     """PE(pos, 2i) = sin(angle), PE(pos, 2i+1) = cos(angle): ... D.
 
-    Chosen because PE(pos + k) is a linear function of PE(pos): a turn by k's angle in each pair.
+    PE(pos + k) is a linear function of PE(pos): a turn by k's angle in each pair.
     """
     angle = angles(positions, d_model, dtype)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).to(dtype)

@@ -50,7 +50,7 @@ class TrainConfig:
     keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = 2  # besides those to be averaged
     validate_every: _Steps = 1000  # steps
     patience: Count = 0  # validations without improvement before stopping; 0: never
-    metric: str = "loss"  # that shall improve: loss, perplexity, accuracy, or the task's own
+    metric: str = "loss"  # must improve: loss, perplexity, accuracy, or the task's own
     log_every: _Steps = 10  # steps
 
     max_unusable: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the lines; more: refused
@@ -58,11 +58,11 @@ class TrainConfig:
     whole_word_masking: bool = False  # encoder-only: mask words instead of pieces
     freeze: tuple[str, ...] = ()  # parts that are not trained, as "encoder" or "source.tokens"
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # the best there is
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: CUDA, MPS or CPU
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
     compile: bool = False  # costs a minute or two at the start, and on a GPU twice the memory
     cuda_graphs: bool = False  # capture steps as CUDA graphs (one GPU): much faster if small
-    fsdp: bool = False  # many devices: shard the weights too, for models that fit on none
+    fsdp: bool = False  # several devices: shard weights, gradients and optimizer state
     data_workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that prepare batches
 
     def __post_init__(self) -> None:

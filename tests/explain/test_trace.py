@@ -212,8 +212,10 @@ def test_a_wrong_question_gets_a_sentence(ask, sentence):
 
 def test_recurrent_models_and_ensembles_are_refused():
     config = model_config(family="recurrent-encoder-decoder", vocab=len(tokenizer()), d_model=8)
-    with pytest.raises(UserError, match="explain is for Transformers"):
-        explain(TextModel(build(config), tokenizer()), "Hi")
+    recurrent = build(config)
+    assert "decoder.cross.weights" in taps(recurrent)  # so it must not be said to lack attention
+    with pytest.raises(UserError, match=r"-decoder: explain is for Transformers$"):
+        explain(TextModel(recurrent, tokenizer()), "Hi")
     model = trained("paper")
     with pytest.raises(UserError, match="an ensemble is several models"):
         explain(replace(model, ensemble=[model.model]), "Hi")

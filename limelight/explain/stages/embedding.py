@@ -151,11 +151,11 @@ def positions(focus: Focus) -> Stage:
 
 
 def _sinusoid_checks(focus: Focus, sinusoids: Tensor) -> list[Check]:
-    """The formula of the paper, and the reason for it (section 3.5)."""
+    """The formula of the paper, and that a shift is a linear map (section 3.5)."""
     return [
         focus.check("sin and cos of these angles", sinusoids, _sinusoids(*sinusoids.shape)),
         focus.check(
-            "two positions further is the same rotation everywhere (why sinusoids)",
+            "two positions further is the same rotation everywhere (section 3.5)",
             sinusoids[2:],
             _rotate(sinusoids[:-2], 2),
         ),

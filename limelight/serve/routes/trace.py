@@ -162,7 +162,7 @@ async def _view(
     model = registry.choose(token.model)
     family = str(model.facts.get("config", {}).get("family", ""))
     if family.startswith("recurrent"):
-        message = f"this model is {family}: it has no attention to trace"
+        message = f"this model is {family}: only Transformers can be traced"
         raise RefusedError(400, "not_for_this_model", message, "choose a Transformer")
     job: Message = {"text": token.text, "target": token.target, "tag": token.tag}
     job |= {"print": token.fingerprint, "settings": _settings(registry, model, token)}
