@@ -3,7 +3,7 @@
 parser       arguments from types and docstrings: reading, errors, help, completion
 io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
-train        demo, train, evaluate
+train        demo, train, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score
 explain      explain
 serve        serve
@@ -23,7 +23,7 @@ from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
 from limelight.cli.inspect import data, info, models, recipes
 from limelight.cli.serve import serve
-from limelight.cli.train import demo, evaluate, train
+from limelight.cli.train import compare, demo, evaluate, sweep, train
 from limelight.errors import (
     FailedError,
     OlderWeightsWarning,
@@ -51,7 +51,7 @@ def completion(
     print(parser.completion_script(COMMANDS, shell))
 
 
-_BEFORE = (demo, models, recipes, info, data, train, evaluate)
+_BEFORE = (demo, models, recipes, info, data, train, sweep, compare, evaluate)
 _AFTER = (translate, chat, write, fill, classify, embed, score, explain, serve, completion)
 COMMANDS: dict[str, parser.Command] = {one.__name__: one for one in (*_BEFORE, *_AFTER)}
 

@@ -1,4 +1,4 @@
-"""Commands that train and measure: demo, train, evaluate."""
+"""Commands that train and measure: demo, train, sweep, compare, evaluate."""
 
 import signal
 import sys
@@ -69,6 +69,56 @@ def _interrupt_on_signals() -> None:
     for number in END_SIGNALS:
         if signal.getsignal(number) == signal.SIG_DFL:  # not ignored, as SIGHUP is under nohup
             signal.signal(number, interrupt)
+def sweep(
+    recipe: arg.Recipe,
+    *,
+    run: arg.Folder,
+    jobs: arg.Int = 1,
+    from_: Annotated[str, arg.Argument("RUN")] = "",
+    set: arg.Settings = (),
+) -> None:
+    """Train all combinations of some settings, and compare them.
+
+    --train.seed 1..3 --model.layers 2,4 are six trainings, each in a folder of its own below --run.
+    One that fails does not stop the others, and the command exits with status 1 at the end. The
+    same command again, or one with more values, skips what has finished and resumes the rest.
+
+    Args:
+        run: the folder for all trainings
+        jobs: trainings at the same time; they share the processor's cores
+        from_: start each with the weights and the tokenizer of this run or bundled model
+        set: change a setting; values with commas and ranges like 1..3 are tried one by one
+    """
+    _interrupt_on_signals()
+
+    from limelight.workflows.compare import compare, show
+    from limelight.workflows.sweep import parse_grid, sweep
+
+    if stopped_by := sweep(recipe, run, parse_grid(set), jobs, from_):
+        io.note(f"saved; run the same command again to continue ({run})")
+        sys.exit(128 + stopped_by)
+    show(compare([run]), io.terminal())
+
+
+def compare(
+    runs: Annotated[tuple[str, ...], arg.Argument("RUN", positional=True)],
+    metric: Annotated[str, arg.Argument("NAME", fallback="the runs' own")] = "",
+    output: arg.Folder = "",
+    json: arg.Json = False,
+) -> None:
+    """Compare trainings by their logs: mean and spread over seeds, significance, size and time.
+
+    Runs that differ only in their seed form a group. To compare two models on the same texts, use
+    limelight evaluate RUN RUN2.
+
+    Args:
+        runs: run folders, or the folder of a sweep
+        metric: rank by loss, perplexity, accuracy, exact, bleu or chrf2 of the last validation
+        output: write compare.html and compare.svg into this folder (a sweep's own by default)
+    """
+    from limelight.workflows.compare import compare, show
+
+    io.print_report(compare(runs, metric, output), show, json)
 
 
 def evaluate(

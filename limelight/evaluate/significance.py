@@ -5,6 +5,7 @@ the difference varies, the less it can be relied on. Both are always scored on t
 ("paired"), since lines that are hard for one are mostly hard for the other.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -178,3 +179,29 @@ def _chance_of(drawn: _Numbers, difference: float) -> float:
     moved = np.abs(drawn - difference)
     as_far = int((moved >= abs(difference) * (1 - 1e-9)).sum())  # rounding must not break a tie
     return (as_far + 1) / (len(drawn) + 1)  # never 0: the set that was found is one of them
+
+
+def welch_p_value(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Welch's t-test of two groups of runs with other seeds; None if one has a single run."""
+    sizes = len(first), len(second)
+    if min(sizes) < 2:
+        return None
+    errors = [float(np.var(own, ddof=1)) / len(own) for own in (first, second)]
+    difference, error = abs(float(np.mean(first)) - float(np.mean(second))), sum(errors)
+    if not error:
+        return 1.0 if not difference else 0.0
+    freedom = error**2 / sum(e**2 / (n - 1) for e, n in zip(errors, sizes, strict=True))
+    return _student_tails(difference / math.sqrt(error), freedom)
+
+
+def _student_tails(t: float, freedom: float) -> float:
+    """The probability of both tails of Student's t distribution.
+
+    With t = sqrt(freedom) tan(angle) its density is a power of a cosine, on a finite interval.
+    """
+    angle = math.atan(t / math.sqrt(freedom))
+    nodes, weights = np.polynomial.legendre.leggauss(50)
+    half = (math.pi / 2 - angle) / 2
+    tail = half * float(weights @ np.cos(angle + half * (nodes + 1)) ** (freedom - 1))
+    both = math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2)
+    return 2 * tail / (math.sqrt(math.pi) * math.exp(both))

@@ -1,6 +1,8 @@
-"""The log of a run as a figure: loss and learning rate by step."""
+"""Logs as figures: the curves of one run, and those of many side by side."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from limelight.files import with_filename
 from limelight.run.log import read_log
@@ -38,3 +40,40 @@ def draw_curves(log: Path, picture: Path) -> None:
         with with_filename(picture):
             figure.savefig(picture, metadata={"Date": None})
         plt.close(figure)
+
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; then dashed ones.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("-", "--", ":", "-.")
+_Curve = Sequence[tuple[float, float]]
+
+
+def draw_comparison(groups: Mapping[str, Sequence[_Curve]], metric: str, file: IO[bytes]) -> None:
+    """Draw a metric by tokens as SVG: a thin line for each run, a bold one for a group's mean."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": "limelight", "font.size": 9, "text.parse_math": False}):
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        axes = figure.subplots()
+        for i, (name, curves) in enumerate(groups.items()):
+            colour, dash = _COLOURS[i % 7], _DASHES[i // 7 % 4]
+            for curve in curves:
+                axes.plot(*zip(*curve, strict=True), dash, color=colour, alpha=0.35, linewidth=0.8)
+            middle = _mean_curve(curves)
+            axes.plot(*zip(*middle, strict=True), dash, color=colour, label=name, marker=".")
+        axes.set(xlabel="training tokens", ylabel=f"{metric} (validation)")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+
+
+def _mean_curve(curves: Sequence[_Curve]) -> list[tuple[float, float]]:
+    """The mean of all runs at each validation that all of them have reached."""
+    mean = []
+    for points in zip(*curves, strict=False):
+        x, y = zip(*points, strict=True)
+        mean.append((sum(x) / len(x), sum(y) / len(y)))
+    return mean

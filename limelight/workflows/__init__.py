@@ -5,7 +5,9 @@ datasets             texts become tokens, and tokens batches for a family of mod
 preflight            checks before anything is made: the recipe, its data, the run folder
 validation_decoding  samples, exact match and BLEU while a model trains
 train                from a recipe to a trained model in a run folder
+sweep                many trainings: all combinations of some settings
 verify_resume        the proof that an interruption changes nothing
 evaluate             the scores of a run, and the comparison of two
+compare              many trainings side by side, by their logs
 demo                 the tour of `limelight demo`
 """
