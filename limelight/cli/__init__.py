@@ -6,6 +6,7 @@ inspect      models, recipes, info, data
 train        demo, train, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score
 explain      explain
+lab          lab
 serve        serve
 
 Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
@@ -22,6 +23,7 @@ from limelight.cli import io, parser
 from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
 from limelight.cli.inspect import data, info, models, recipes
+from limelight.cli.lab import lab
 from limelight.cli.serve import serve
 from limelight.cli.train import compare, demo, evaluate, sweep, train
 from limelight.errors import (
@@ -52,7 +54,7 @@ def completion(
 
 
 _BEFORE = (demo, models, recipes, info, data, train, sweep, compare, evaluate)
-_AFTER = (translate, chat, write, fill, classify, embed, score, explain, serve, completion)
+_AFTER = (translate, chat, write, fill, classify, embed, score, explain, lab, serve, completion)
 COMMANDS: dict[str, parser.Command] = {one.__name__: one for one in (*_BEFORE, *_AFTER)}
 
 

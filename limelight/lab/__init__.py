@@ -1,0 +1,13 @@
+"""The claims about attention, measured by anyone in minutes. Read in this order:
+
+experiment  what an experiment is, and how one is run, interrupted and continued
+report      results as Markdown, a page, figures and JSON
+networks    the small networks that experiments compare, and how they are trained
+gradient    does learning reach back? the gradient by distance
+induction   do two layers learn what one cannot? induction heads
+loop        what does a written token cost? with a cache, without, recurrent
+parallel    is a whole text read at once? step time by length
+
+Each experiment is a module: a question, a setting, measurements, a figure, and a conclusion that is
+computed from the numbers. What contradicts a popular claim is reported as it is.
+"""

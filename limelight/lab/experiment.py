@@ -1,0 +1,152 @@
+"""What an experiment is, and how one is run, interrupted and continued.
+
+An experiment consists of measurements, each a function without arguments that returns plain data
+and seeds itself. They are made one after the other and kept in `results.json`; a run that was
+interrupted makes only those that are missing.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from limelight.device import describe
+from limelight.errors import UserError, path_from_option, unknown_name
+from limelight.files import atomic_write, read_bounded
+from limelight.run.atomic import make_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAMES = ("gradient", "induction", "loop", "parallel")
+Values = Mapping[str, Any]  # what was measured, by the name of the measurement
+Measurements = dict[str, Callable[[], Any]]
+RESULTS = "results.json"
+_LARGEST = 2**26  # bytes of a results file
+
+
+class Experiment(Protocol):
+    """A module of this package."""
+
+    QUESTION: str
+    SETTING: str
+    SECONDS: tuple[float, float]  # quick and full, on two cores of a server's CPU
+
+    def measurements(self, quick: bool) -> Measurements:
+        """What to measure, by name."""
+        ...
+
+    def table(self, values: Values) -> list[list[str]]:
+        """The header, and a row for each contestant."""
+        ...
+
+    def figure(self, values: Values) -> "Figure":
+        """The measurements as curves."""
+        ...
+
+    def conclusion(self, values: Values) -> list[str]:
+        """Sentences that follow from the numbers."""
+        ...
+
+
+def find(name: str) -> Experiment:
+    """The experiment of this name."""
+    if name not in NAMES:
+        raise unknown_name("experiment", name, NAMES)
+    return cast(Experiment, import_module(f"limelight.lab.{name}"))
+
+
+def run(name: str, folder: str | Path, quick: bool, console: Console) -> dict[str, Any]:
+    """Make the measurements that are missing; all results, as `results.json` holds them."""
+    experiment, path = find(name), Path(folder)
+    with path_from_option("--run"):
+        make_folder(path)
+    results = _begin(name, path, quick)
+    measurements = experiment.measurements(quick)
+    with _progress(console) as bar:
+        task = bar.add_task("measuring", total=len(measurements), completed=len(results["values"]))
+        for key, measure in measurements.items():
+            if key not in results["values"]:
+                bar.update(task, description=key)
+                began = time.perf_counter()
+                results["values"][key] = measure()
+                results["seconds"][key] = round(time.perf_counter() - began, 3)
+                _write(path, results)
+                bar.advance(task)
+    results["conclusion"] = experiment.conclusion(results["values"])
+    _write(path, results)
+    return results
+
+
+def _begin(name: str, path: Path, quick: bool) -> dict[str, Any]:
+    """New results, or those of an interrupted run of the same experiment."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    facts = {
+        "experiment": name,
+        "quick": quick,
+        "versions": {
+            "limelight": version("limelight"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "device": describe(torch.device(device)),
+        "threads": torch.get_num_threads(),
+    }
+    if not (path / RESULTS).exists():
+        return {**facts, "seconds": {}, "values": {}}
+    before = _read(path / RESULTS)
+    for key, value in facts.items():
+        if before.get(key) != value:
+            raise UserError(
+                f"{path / RESULTS} has results with {key}={before.get(key)!r:.80}, and this would "
+                f"be {value!r:.80}: choose another folder with --run, or remove it"
+            )
+    return before
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_bounded(path, _LARGEST))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), dict) for key in ("values", "seconds")
+    ):
+        raise UserError(f"{path} is not what an experiment writes")
+    return found
+
+
+def _write(path: Path, results: Mapping[str, Any]) -> None:
+    atomic_write(path / RESULTS, (json.dumps(results, indent=1) + "\n").encode())
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn())
+    shown = console.is_terminal and not console.quiet
+    return Progress(*columns, TimeElapsedColumn(), console=console, disable=not shown)
+
+
+def expected_seconds(experiment: Experiment, quick: bool) -> float:
+    """How long an experiment takes on this machine, from the speed of a small matrix product."""
+    return experiment.SECONDS[0 if quick else 1] * _slowness()
+
+
+_REFERENCE = 0.0015  # seconds of the product below on the machine of SECONDS
+
+
+def _slowness() -> float:
+    matrix = torch.ones(512, 512)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        matrix @ matrix
+        times.append(time.perf_counter() - began)
+    return min(times) / _REFERENCE

@@ -1,0 +1,78 @@
+"""The small networks that experiments compare, and how they are trained.
+
+All are language models of the package with the same embeddings and classifier, trained by the same
+loop on the same tokens: only what carries information from one position to the next differs.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from limelight.model import AnyConfig, ModelConfig, RecurrentConfig, build
+
+KINDS = ("rnn", "gru", "lstm", "transformer")
+IGNORED = -100  # a label that is not predicted
+_Batch = tuple[Tensor, Tensor]  # tokens and labels, B T each
+
+
+def config_of(
+    kind: str, vocab: int, layers: int, d_model: int, max_len: int, heads: int = 4
+) -> AnyConfig:
+    """A language model: recurrent, or a Transformer as in GPT-2 with rotary positions."""
+    size: dict[str, Any] = {"vocab": vocab, "layers": layers, "d_model": d_model, "dropout": 0.0}
+    if kind != "transformer":
+        family: Any = "recurrent-decoder-only"
+        return RecurrentConfig(family=family, cell=cast(Any, kind), max_len=max_len, **size)
+    return ModelConfig(
+        family="decoder-only",
+        heads=heads,
+        max_len=max_len,
+        norm_order="pre",
+        positions="rotary",
+        activation="gelu",
+        **size,
+    )
+
+
+def make(config: AnyConfig, seed: int, device: str = "cpu") -> Any:
+    """A network with the weights of this seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(config).to(device)
+
+
+def train(
+    model: Any,
+    batches: Iterator[_Batch],
+    steps: int,
+    lr: float,
+    watch: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """AdamW with a linear warm-up over a tenth of the steps; the gradient's norm is at most 1."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+    model.train()
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, step / max(1, steps // 10))
+        loss = loss_of(model, next(batches))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        watch(step, loss.item())
+    model.eval()
+
+
+def loss_of(model: Any, batch: _Batch) -> Tensor:
+    """The mean cross-entropy of the labels."""
+    tokens, labels = batch
+    logits = model(tokens)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
+def best_device() -> str:
+    """A GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
