@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NAMES = ("gradient", "induction", "loop", "parallel")
 Values = Mapping[str, Any]  # what was measured, by the name of the measurement
 Measurements = dict[str, Callable[[], Any]]
-RESULTS = "results.json"
+_RESULTS = "results.json"
 _LARGEST = 2**26  # bytes of a results file
 
 
@@ -100,13 +100,13 @@ def _begin(name: str, path: Path, quick: bool) -> dict[str, Any]:
         "device": describe(torch.device(device)),
         "threads": torch.get_num_threads(),
     }
-    if not (path / RESULTS).exists():
+    if not (path / _RESULTS).exists():
         return {**facts, "seconds": {}, "values": {}}
-    before = _read(path / RESULTS)
+    before = _read(path / _RESULTS)
     for key, value in facts.items():
         if before.get(key) != value:
             raise UserError(
-                f"{path / RESULTS} has results with {key}={before.get(key)!r:.80}, and this would "
+                f"{path / _RESULTS} has results with {key}={before.get(key)!r:.80}, and this would "
                 f"be {value!r:.80}: choose another folder with --run, or remove it"
             )
     return before
@@ -125,7 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, results: Mapping[str, Any]) -> None:
-    atomic_write(path / RESULTS, (json.dumps(results, indent=1) + "\n").encode())
+    atomic_write(path / _RESULTS, (json.dumps(results, indent=1) + "\n").encode())
 
 
 def _progress(console: Console) -> Progress:
