@@ -69,6 +69,8 @@ def _interrupt_on_signals() -> None:
     for number in END_SIGNALS:
         if signal.getsignal(number) == signal.SIG_DFL:  # not ignored, as SIGHUP is under nohup
             signal.signal(number, interrupt)
+
+
 def sweep(
     recipe: arg.Recipe,
     *,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -57,6 +57,16 @@ Tree = list[list[_BeamNode]]  # for each step, the slots that hold a text
 def length_penalty(length: int, alpha: float) -> float:
     """Wu et al. (2016), equation 14: ((5 + length) / 6) ^ alpha, the end token counted."""
     return float(((5 + length) / 6) ** alpha)
+
+
+@runtime_checkable
+class DeviceBeamModel(StepModel, Protocol):
+    """A model that can search beams on its device, where nothing constrains them."""
+
+    def new_beam_search(
+        self, requests: Sequence[Request], config: DecodeConfig, tokenizer: Tokenizer, nbest: int
+    ) -> "BeamSearch":
+        """A search that finds what `BeamSearch` finds; `is_unconstrained` holds for it."""
 
 
 def is_unconstrained(requests: Sequence[Request], config: DecodeConfig) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel import Accelerated
-from limelight.decode.beam import BeamSearch, is_unconstrained
+from limelight.decode.beam import BeamSearch, DeviceBeamModel, is_unconstrained
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
 from limelight.decode.generate import Watch, write
@@ -79,10 +79,8 @@ def new_search(
     keep_tree: bool = False,
 ) -> BeamSearch:
     """A beam search: on the device, if the model can, nothing constrains it and no tree is kept."""
-    on_device: Any = getattr(model, "new_beam_search", None)
-    if on_device and not keep_tree and is_unconstrained(requests, config):
-        found: BeamSearch = on_device(requests, config, tokenizer, nbest)
-        return found
+    if isinstance(model, DeviceBeamModel) and not keep_tree and is_unconstrained(requests, config):
+        return model.new_beam_search(requests, config, tokenizer, nbest)
     return BeamSearch(model, requests, config, tokenizer, nbest, keep_tree)
 
 

@@ -23,6 +23,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import BannedPhrases
 from limelight.decode.request import (
     DAMAGED,
+    GreedyStepModel,
     Hypothesis,
     Request,
     StepModel,
@@ -104,7 +105,7 @@ class GenerationBatch:
         tokenizer: Tokenizer,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.step_greedy: Any = getattr(model, "step_greedy", None)  # where a GPU chooses
+        self.greedy_model = model if isinstance(model, GreedyStepModel) else None
         self.texts: dict[int, _ActiveSequence] = {}  # by request number
         self.rows: list[int] = []  # the request number of each row of the state
         self.active: set[int] = set()  # requests that have not finished
@@ -198,8 +199,8 @@ class GenerationBatch:
         texts = [self.texts[row] for row in self.rows]
         for text in texts:
             text.length += 1
-        if self.step_greedy and all(text.is_greedy for text in texts):
-            outputs, self.tokens = self.step_greedy(self.tokens, self.state)
+        if self.greedy_model and all(text.is_greedy for text in texts):
+            outputs, self.tokens = self.greedy_model.step_greedy(self.tokens, self.state)
             arrived, rows = copy_to_host_async(outputs), [*self.rows]
             for text in texts:
                 text.chosen += 1

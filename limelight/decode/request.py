@@ -16,10 +16,7 @@ LARGEST_LIMIT = 100_000  # tokens: more than any model writes well, less than wo
 
 @runtime_checkable
 class StepModel(Protocol):
-    """All that search knows of a model: any family that writes, an accelerator or an ensemble.
-
-    One on a GPU may also have `step_greedy` and `new_beam_search`: see `DeviceSearchModel`.
-    """
+    """All that search knows of a model: any family that writes, an accelerator or an ensemble."""
 
     config: Any
 
@@ -37,6 +34,18 @@ class StepModel(Protocol):
         """Read the next tokens (B T, padded on the right); return logits of the next ones, B V.
 
         The caller may overwrite the logits, and so may the model at its next step.
+        """
+
+
+@runtime_checkable
+class GreedyStepModel(StepModel, Protocol):
+    """A model that can choose the most likely token on its device."""
+
+    def step_greedy(self, tokens: Tensor, state: Any) -> tuple[Tensor, Tensor]:
+        """Read a token in each row, B; return the next ones with their log-probabilities, and them.
+
+        The first result, 2 B or wider, is valid until the next step; the second, B, may be passed
+        to it as it is.
         """
 
 

@@ -19,7 +19,7 @@ Mask = Tensor | None  # None where it would be True everywhere
 _UpdateCache = Callable[[Tensor, Tensor], KeysValues]
 # Queries (B H T K), keys and values (B G S K, G divides H), a mask that is True where a query may
 # attend, whether it is causal, and dropout: the weighted sums of values, B H T K.
-Attend = Callable[[Tensor, Tensor, Tensor, Mask, bool, float], Tensor]
+_Attend = Callable[[Tensor, Tensor, Tensor, Mask, bool, float], Tensor]
 
 
 def fused_attention(
@@ -92,7 +92,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(d_model, d_keys, bias=config.bias)
         self.value = nn.Linear(d_model, d_keys, bias=config.bias)
         self.output = nn.Linear(d_model, d_model, bias=config.bias)
-        self.attend: Attend = fused_attention
+        self.attend: _Attend = fused_attention
 
     def forward(
         self,

@@ -92,7 +92,7 @@ class GraphSlot:
         return logits[: len(tokens)].clone()
 
     def step_greedy(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the next token of each row in use, B; see `DeviceSearchModel`."""
+        """Read the next token of each row in use, B; see `GreedyStepModel`."""
         if tokens.data_ptr() != self.tokens.data_ptr():  # not those that were chosen here
             self.tokens[: len(tokens), 0] = tokens
         self.replay("greedy", self.greedy_step)

@@ -194,11 +194,7 @@ class DeviceSearchModel(CudaGraphModel):
 
     @torch.no_grad()
     def step_greedy(self, tokens: Tensor, state: _GraphState) -> tuple[Tensor, Tensor]:
-        """Read a token in each row, B; return the next ones with their log-probabilities, and them.
-
-        The first result, 2 B or wider, is valid until the next step; the second, B, may be passed
-        to it as it is.
-        """
+        """Read a token in each row, B; see `GreedyStepModel`."""
         return self.slot_for_next_token(state).step_greedy(tokens)
 
     @torch.no_grad()
@@ -209,7 +205,7 @@ class DeviceSearchModel(CudaGraphModel):
     def new_beam_search(
         self, requests: Sequence[Request], config: DecodeConfig, tokenizer: Tokenizer, nbest: int
     ) -> DeviceBeamSearch:
-        """A search whose steps are graphs; it finds what `BeamSearch` finds."""
+        """A search whose steps are graphs; see `DeviceBeamModel`."""
         return DeviceBeamSearch(self, requests, config, tokenizer, nbest)
 
 
