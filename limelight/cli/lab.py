@@ -1,5 +1,6 @@
 """The command that measures: lab."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from limelight.cli import io
@@ -28,22 +29,22 @@ def lab(
     from rich.console import Console
 
     from limelight.lab import report
-    from limelight.lab.experiment import NAMES, expected_seconds, find
+    from limelight.lab.catalog import EXPERIMENTS, find
+    from limelight.lab.experiment import expected_seconds
     from limelight.lab.experiment import run as measure
 
     if not experiment:
         facts = []
-        for name in NAMES:
-            found = find(name)
+        for name, found in EXPERIMENTS.items():
             seconds = [round(expected_seconds(found, short)) for short in (True, False)]
             facts.append({"name": name, "question": found.QUESTION, "seconds": seconds})
         io.print_report({"experiments": facts}, _show_list, json)
         return
-    find(experiment)
+    chosen = find(experiment)
     folder = run or f"runs/lab-{experiment}{'-quick' * quick}"
-    results = measure(experiment, folder, quick, Console(stderr=True))
-    written = report.write(results, folder)
-    io.print_report(results, report.show, json)
+    results = measure(experiment, chosen, folder, quick, Console(stderr=True))
+    written = report.write(chosen, results, folder)
+    io.print_report(results, partial(report.show, chosen), json)
     if not json:
         io.note(f"written: {', '.join(map(str, written))}")
 

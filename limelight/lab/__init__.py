@@ -7,6 +7,7 @@ gradient    does learning reach back? the gradient by distance
 induction   do two layers learn what one cannot? induction heads
 loop        what does a written token cost? with a cache, without, recurrent
 parallel    is a whole text read at once? step time by length
+catalog     the experiments, by name
 
 Each experiment is a module: a question, a setting, measurements, a figure, and a conclusion that is
 computed from the numbers. What contradicts a popular claim is reported as it is.

@@ -9,24 +9,22 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from limelight.device import describe
-from limelight.errors import UserError, path_from_option, unknown_name
+from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_write, read_bounded
 from limelight.run.atomic import make_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMES = ("gradient", "induction", "loop", "parallel")
 Values = Mapping[str, Any]  # what was measured, by the name of the measurement
 Measurements = dict[str, Callable[[], Any]]
 _RESULTS = "results.json"
@@ -57,16 +55,11 @@ class Experiment(Protocol):
         ...
 
 
-def find(name: str) -> Experiment:
-    """The experiment of this name."""
-    if name not in NAMES:
-        raise unknown_name("experiment", name, NAMES)
-    return cast(Experiment, import_module(f"limelight.lab.{name}"))
-
-
-def run(name: str, folder: str | Path, quick: bool, console: Console) -> dict[str, Any]:
+def run(
+    name: str, experiment: Experiment, folder: str | Path, quick: bool, console: Console
+) -> dict[str, Any]:
     """Make the measurements that are missing; all results, as `results.json` holds them."""
-    experiment, path = find(name), Path(folder)
+    path = Path(folder)
     with path_from_option("--run"):
         make_folder(path)
     results = _begin(name, path, quick)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from limelight.files import atomic_write
-from limelight.lab.experiment import Experiment, find
+from limelight.lab.experiment import Experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,9 +70,9 @@ def draw_by_length(values: Mapping[str, Any], across: str, up: str) -> "Figure":
     return figure
 
 
-def write(results: Mapping[str, Any], folder: str | Path) -> list[Path]:
+def write(experiment: Experiment, results: Mapping[str, Any], folder: str | Path) -> list[Path]:
     """Write report.md, report.html and figure.svg beside the results."""
-    experiment, path = find(results["experiment"]), Path(folder)
+    path = Path(folder)
     svg = _svg(experiment.figure(results["values"]))
     files = {
         "figure.svg": svg,
@@ -168,9 +168,8 @@ small {{ color: #566472 }}
 """
 
 
-def show(results: Mapping[str, Any], console: Console) -> None:
+def show(experiment: Experiment, results: Mapping[str, Any], console: Console) -> None:
     """Print the table and the conclusion."""
-    experiment = find(results["experiment"])
     console.print(Text(experiment.QUESTION, "bold"))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     header, *rows = experiment.table(results["values"])

@@ -87,6 +87,13 @@ class EncoderOnly(nn.Module):
         """Logits for "the second sentence follows the first" and "it does not", B 2."""
         return self.pair_head(_first_real(states, real))
 
+    def pool(self, states: Tensor, real: Mask = None) -> Tensor:
+        """One vector for the text, B D: the mean of its real tokens."""
+        if real is None:
+            return states.mean(dim=1)
+        kept = states.masked_fill(~real[..., None], 0)
+        return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
+
 
 def _first_real(states: Tensor, real: Mask) -> Tensor:
     rows = torch.arange(states.size(0), device=states.device)

@@ -28,11 +28,14 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
     "evaluate": ["{reverse}"],
     "explain": ["{reverse}", "abc"],
     "fill": ["{bert}", "the ___ sleeps here."],
+    "compare": ["{reverse}", "{writer}"],
     "info": ["gpt2-124m"],
+    "lab": [],
     "models": [],
     "recipes": [],
     "score": ["{writer}", "the cat sleeps"],
     "serve": ["{reverse}", "--port={busy}"],
+    "sweep": ["reverse", "--run={new}", *TINY, "--train.steps=2", "--train.seed=1..2"],
     "train": ["reverse", "--run={new}", *TINY, "--train.steps=6"],
     "translate": ["{reverse}", "abc"],
     "write": ["{writer}", "the cat", "--max-tokens=5"],
@@ -49,7 +52,7 @@ COMPUTE = [
     "write",
 ]
 MANY_TEXTS = {"chat", "classify", "embed", "score", "serve", "translate", "write"}
-SERVING = {"serve"}  # it goes on until it is told to end
+ELSEWHERE = {"serve", "sweep"}  # used rightly in tests of their own, as processes
 
 
 class Outcome:
@@ -94,7 +97,7 @@ def test_every_command_is_here():
     assert set(RIGHT) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", sorted(RIGHT.keys() - SERVING))
+@pytest.mark.parametrize("command", sorted(RIGHT.keys() - ELSEWHERE))
 def test_used_rightly_nothing_is_wrong(limelight, command):
     """The control for all that follows."""
     done = limelight(command, *RIGHT[command])
@@ -249,7 +252,7 @@ class FullDisk(io.RawIOBase):
         return self.descriptor
 
 
-@pytest.mark.parametrize("command", sorted(RIGHT.keys() - SERVING - {"train"}))
+@pytest.mark.parametrize("command", sorted(RIGHT.keys() - ELSEWHERE - {"train"}))
 def test_output_into_a_full_disk(limelight, monkeypatch, tmp_path, command):
     """As in `limelight info gpt2-124m > /full/disk/file`."""
     full = FullDisk()
@@ -321,7 +324,7 @@ def test_another_failure_is_not_taken_for_it(limelight, monkeypatch):
 # No terminal
 
 
-@pytest.mark.parametrize("command", sorted(RIGHT.keys() - SERVING))
+@pytest.mark.parametrize("command", sorted(RIGHT.keys() - ELSEWHERE))
 @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
 def test_a_closed_stream_harms_nobody(limelight, monkeypatch, command, closed):
     monkeypatch.setattr(sys, closed, None)

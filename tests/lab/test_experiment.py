@@ -7,14 +7,15 @@ import pytest
 from rich.console import Console
 
 from limelight.errors import UserError
-from limelight.lab import experiment, report
-from limelight.lab.experiment import NAMES, find, run
+from limelight.lab import report
+from limelight.lab.catalog import EXPERIMENTS, find
+from limelight.lab.experiment import run
 
 SILENT = Console(quiet=True)
 
 
 @pytest.fixture
-def counted(monkeypatch):
+def counted():
     """An experiment of three measurements that counts how often each is made."""
     made = []
 
@@ -37,50 +38,47 @@ def counted(monkeypatch):
         figure=lambda values: report.new_figure(1)[0],
         conclusion=lambda values: [f"The sum is {sum(values.values())}."],
     )
-    monkeypatch.setattr(experiment, "find", lambda name: fake)
-    monkeypatch.setattr(report, "find", lambda name: fake)
     return fake
 
 
 def test_an_interrupted_run_makes_only_what_is_missing(counted, tmp_path):
     counted.breaks = "two at 2"
     with pytest.raises(KeyboardInterrupt):
-        run("fake", tmp_path, True, SILENT)
+        run("fake", counted, tmp_path, True, SILENT)
     counted.breaks = ""
-    results = run("fake", tmp_path, True, SILENT)
+    results = run("fake", counted, tmp_path, True, SILENT)
     assert counted.made == ["one at 1", "two at 2", "two at 2", "six at 6"]
     assert results["conclusion"] == ["The sum is 24."]
     assert json.loads((tmp_path / "results.json").read_text()) == results
 
 
 def test_results_of_another_kind_are_not_continued(counted, tmp_path):
-    run("fake", tmp_path, True, SILENT)
+    run("fake", counted, tmp_path, True, SILENT)
     with pytest.raises(UserError, match=r"quick=True, and this would be False"):
-        run("fake", tmp_path, False, SILENT)
+        run("fake", counted, tmp_path, False, SILENT)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"values": 3, "seconds": {}}', "[" * 100_000])
 def test_damaged_results_are_named(counted, tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(UserError, match=r"results\.json"):
-        run("fake", tmp_path, True, SILENT)
+        run("fake", counted, tmp_path, True, SILENT)
 
 
 def test_reports_hold_everything_and_escape_it(counted, tmp_path):
-    results = run("fake", tmp_path, True, SILENT)
-    written = {path.name: path.read_text() for path in report.write(results, tmp_path)}
+    results = run("fake", counted, tmp_path, True, SILENT)
+    written = {path.name: path.read_text() for path in report.write(counted, results, tmp_path)}
     assert set(written) == {"report.md", "report.html", "figure.svg"}
     for text in ("Is &lt;b&gt; shown", "words &amp; their", "The sum is 24.", "<svg", "two at 2"):
         assert text in written["report.html"]
     for text in ("# Is <b> shown", "| two at 2 | 8 |", "- The sum is 24.", "(figure.svg)"):
         assert text in written["report.md"]
-    again = {path.name: path.read_text() for path in report.write(results, tmp_path)}
+    again = {path.name: path.read_text() for path in report.write(counted, results, tmp_path)}
     assert again == written, "equal results, equal reports"
 
 
 def test_every_experiment_is_complete():
-    for name in NAMES:
-        one = find(name)
+    for one in EXPERIMENTS.values():
         assert one.QUESTION.endswith("?")
         assert one.SETTING.endswith(".")
         assert 0 < one.SECONDS[0] <= one.SECONDS[1]

@@ -49,6 +49,8 @@ def load(parent: Path) -> int | None:
             files = files_of(folder)
         except FileNotFoundError:
             continue
+        if not folder.exists():  # it was removed while its files were listed
+            continue
         step = int(folder.name.removeprefix("step-"))
         assert files == content(step)
         return step

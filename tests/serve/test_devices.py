@@ -183,7 +183,7 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
     monkeypatch.setattr(scheduler, "new_search", new_search)
     sent = []
     worker = Scheduler(model("reverse"), 8, 8, 64, sent.append)
-    asked = {"text": "a b", "nbest": 2, "alternatives": 0, "alignment": False, "tree": True}
+    asked = {"texts": ["a b"], "nbest": 2, "alternatives": 0, "alignment": False, "tree": True}
     asked |= {"prefix": "", "include": [], "exclude": [], "tag": "", "settings": {"beam": 3}}
     worker.on_message({"id": 1, "op": "translate", **asked})
     while worker.busy:
@@ -192,7 +192,7 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
     assert given[0] is model("reverse").engine.model
     assert given[4:] == (2, True)  # nbest, and the tree
     message = b"".join(sent).decode("latin-1").partition('{"id":1,"done":')[2]
-    assert json.JSONDecoder().raw_decode(message)[0]["text"]
+    assert json.JSONDecoder().raw_decode(message)[0]["translations"][0]["text"]
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -200,7 +200,7 @@ def test_a_worker_answers_with_the_model_as_it_is(run, beam):
     """Also where the batch of an earlier job is there already."""
     sent, loaded = [], limelight.load(run("reverse"), device="cpu")
     worker = Scheduler(loaded, 8, 8, 64, sent.append)
-    asked = {"text": "a b", "nbest": 1, "alternatives": 0, "alignment": False, "tree": False}
+    asked = {"texts": ["a b"], "nbest": 1, "alternatives": 0, "alignment": False, "tree": False}
     asked |= {"prefix": "", "include": [], "exclude": [], "tag": "", "settings": {"beam": beam}}
     answers = []
     for number in (1, 2):
@@ -208,7 +208,7 @@ def test_a_worker_answers_with_the_model_as_it_is(run, beam):
         while worker.busy:
             worker.step()
         message = b"".join(sent).decode("latin-1").partition(f'{{"id":{number},"done":')[2]
-        answers.append(json.JSONDecoder().raw_decode(message)[0]["text"])
+        answers.append(json.JSONDecoder().raw_decode(message)[0]["translations"][0]["text"])
         assert answers[-1] == loaded.translate("a b", beam=beam).text
         with torch.no_grad():
             loaded.model.decoder.layers[0].self_attention.value.weight.normal_()

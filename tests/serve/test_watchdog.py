@@ -140,7 +140,7 @@ def test_a_worker_has_the_environment_without_the_key(monkeypatch, device):
     assert found["CUDA_VISIBLE_DEVICES"] == ("7" if ":" in device else "5,7")
 
 
-ASKED = {"op": "translate", "text": "a man walks", "nbest": 1, "alternatives": 0, "tag": ""}
+ASKED = {"op": "translate", "texts": ["a man walks"], "nbest": 1, "alternatives": 0, "tag": ""}
 ASKED |= {"alignment": False, "tree": False, "prefix": "", "include": [], "exclude": []}
 
 

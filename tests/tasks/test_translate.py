@@ -310,7 +310,7 @@ def test_a_long_text_is_translated_in_parts_and_nothing_is_lost(model, name):
 
 def over_http(loaded, text):
     """Into how many parts the service splits a text."""
-    message = {"text": text, "nbest": 1, "include": [], "exclude": [], "tag": "", "prefix": ""}
+    message = {"texts": [text], "nbest": 1, "include": [], "exclude": [], "tag": "", "prefix": ""}
     wishes = {"alternatives": 0, "alignment": False, "tree": False}
     return len(_GENERATING["translate"](loaded, message | wishes).sequences)
 
