@@ -51,7 +51,7 @@ COMPUTE = [
     "translate",
     "write",
 ]
-MANY_TEXTS = {"chat", "classify", "embed", "score", "serve", "translate", "write"}
+MANY_TEXTS = {"chat", "classify", "compare", "embed", "score", "serve", "translate", "write"}
 ELSEWHERE = {"serve", "sweep"}  # used rightly in tests of their own, as processes
 
 
@@ -154,7 +154,7 @@ def test_a_misspelt_command_gets_the_right_one(limelight, command):
 
 
 @pytest.mark.parametrize(
-    "command", sorted(RIGHT.keys() - {"completion", "demo", "models", "recipes"})
+    "command", sorted(RIGHT.keys() - {"completion", "demo", "lab", "models", "recipes"})
 )
 def test_a_model_or_recipe_that_is_not_there_is_named(limelight, command):
     wrong = [a if i or a == "check" else "nowhere" for i, a in enumerate(RIGHT[command])]
