@@ -38,7 +38,8 @@ test: .venv/ready-to-develop
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-system: .venv/ready-to-develop
-	$(BIN)/pytest -m system
+	$(BIN)/pytest -m system -n 3 --dist loadfile tests/browser
+	$(BIN)/pytest -m system --ignore tests/browser  # one after the other: some fill disks or cores
 
 test-gpu: .venv/ready-to-develop
 	$(BIN)/pytest -m gpu

@@ -27,7 +27,7 @@ LOST = (
 )
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before a dead worker is started again
 _GRACE = 3.0  # seconds for a worker to end by itself
-UNREAD = 4_000  # queued messages of a job; then its client reads too slowly
+UNREAD = 4_000  # queued messages and tokens of a job; then its client reads too slowly
 _STATUS = {
     "invalid_request": 400,
     "too_slow": 408,
@@ -38,6 +38,21 @@ _STATUS = {
     "shutting_down": 503,
 }
 _HINTS = {410: "trace the text again", 413: "ask for less at a time", 503: "try again in a moment"}
+
+
+class _Unread(asyncio.Queue[Message]):
+    """The messages about a job, and how large those are that wait: some hold many tokens."""
+
+    size = 0
+
+    def _put(self, message: Message) -> None:
+        super()._put(message)
+        self.size += 1 + len(message.get("tokens", ()))
+
+    def _get(self) -> Message:
+        message: Message = super()._get()
+        self.size -= 1 + len(message.get("tokens", ()))
+        return message
 
 
 class WorkerClient:
@@ -60,7 +75,7 @@ class WorkerClient:
         self.active = 0  # sequences in its batches
         self.answered = False  # the last ping
         self.started = asyncio.Event()  # the first process is ready, or has failed
-        self.jobs: dict[int, asyncio.Queue[Message]] = {}
+        self.jobs: dict[int, _Unread] = {}
         self.numbers = count(1)
         self.process: asyncio.subprocess.Process | None = None
 
@@ -162,7 +177,7 @@ class WorkerClient:
         if (queue := self.jobs.get(number)) is None:
             return
         queue.put_nowait(message)
-        if queue.qsize() > UNREAD:
+        if queue.size > UNREAD:
             del self.jobs[number]
             self.send({"id": number, "op": "cancel"})
             slow = "the client read more slowly than the model generated"
@@ -179,7 +194,7 @@ class WorkerClient:
         """Send a job and yield the worker's messages about it; the last one has `done`."""
         limit = min(seconds or self.limits.seconds, self.limits.seconds)
         deadline = asyncio.get_running_loop().time() + limit
-        number, queue, finished = next(self.numbers), asyncio.Queue[Message](), False
+        number, queue, finished = next(self.numbers), _Unread(), False
         self.jobs[number] = queue
         self.metrics.jobs.labels(self.name, str(self.number)).inc()
         try:

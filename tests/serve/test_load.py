@@ -387,6 +387,23 @@ def test_what_nobody_reads_does_not_pile_up():
     asyncio.run(check())
 
 
+@pytest.mark.parametrize(("tokens", "dropped"), [(0, False), (99, True)])
+def test_what_nobody_reads_is_counted_in_tokens_too(tokens, dropped):
+    """A message may hold many of them, each with its alternatives."""
+
+    async def check():
+        client = WorkerClient("model", "nowhere", Limits(), Metrics())
+        client.ready, client.send = True, lambda message: None
+        waiting = asyncio.create_task(anext(client.stream("complete")))
+        await asyncio.sleep(0)
+        for _ in range(UNREAD // 100 + 1):
+            client.on_message({"pieces": [[1, 0, "a", [{}] * tokens]]})
+        assert (1 not in client.jobs) == dropped
+        assert (await waiting)["piece"] == "a"
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize(
     ("seconds", "sentence"),
     [
