@@ -12,11 +12,6 @@ import torch
 from tests.doc_pages import elsewhere
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: many tests wait for processes of their own."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is written into the home of whoever runs the tests."""
