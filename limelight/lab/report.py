@@ -13,21 +13,22 @@ from rich.text import Text
 
 from limelight.files import atomic_write
 from limelight.lab.experiment import Experiment
+from limelight.run.plots import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: the colour-blind can tell them apart, and markers differ in print.
-_STYLES = {
-    "transformer": ("#0072B2", "o"),
-    "lstm": ("#D55E00", "s"),
-    "gru": ("#009E73", "^"),
-    "rnn": ("#CC79A7", "v"),
-    "2 layers": ("#0072B2", "o"),
-    "1 layer": ("#D55E00", "s"),
-    "KV cache": ("#0072B2", "o"),
-    "no cache": ("#56B4E9", "x"),
+_BLUE, _RED, _GREEN, _PINK, _, _SKY, _ = COLOURS
+_STYLES = {  # markers differ as well, for print
+    "transformer": (_BLUE, "o"),
+    "lstm": (_RED, "s"),
+    "gru": (_GREEN, "^"),
+    "rnn": (_PINK, "v"),
+    "2 layers": (_BLUE, "o"),
+    "1 layer": (_RED, "s"),
+    "KV cache": (_BLUE, "o"),
+    "no cache": (_SKY, "x"),
 }
 
 

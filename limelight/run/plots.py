@@ -42,8 +42,8 @@ def draw_curves(log: Path, picture: Path) -> None:
         plt.close(figure)
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; then dashed ones.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")
 _Curve = Sequence[tuple[float, float]]
 
@@ -57,7 +57,7 @@ def draw_comparison(groups: Mapping[str, Sequence[_Curve]], metric: str, file: I
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
         for i, (name, curves) in enumerate(groups.items()):
-            colour, dash = _COLOURS[i % 7], _DASHES[i // 7 % 4]
+            colour, dash = COLOURS[i % 7], _DASHES[i // 7 % 4]
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), dash, color=colour, alpha=0.35, linewidth=0.8)
             middle = _mean_curve(curves)

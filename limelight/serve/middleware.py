@@ -276,7 +276,7 @@ class _RequestContext:
 def _has_more_values(body: bytes, most: int) -> bool:
     """Whether JSON has more values than this: before it is parsed, by its marks outside of texts.
 
-    A value has at most two texts, with its name; so many tokens are enough to decide.
+    A value has at most two texts, with its name, so three tokens per value are enough to decide.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) <= most:
         return False

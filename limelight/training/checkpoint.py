@@ -137,7 +137,7 @@ def read_state(path: Path) -> TrainState:
 
 
 def _check_progress(trainer: Trainer, state: TrainState, folder: Path) -> None:
-    """Reject numbers that no training can have after so many steps."""
+    """Reject numbers that no training can have reached at this step."""
     step, examples = state.step, trainer.batches.examples
     if step != step_of(folder):
         raise UserError(f"{folder / STATE}: step={step} is not that of {folder.name}")
