@@ -28,7 +28,7 @@ SETTING = (
     "same data and steps. The prefix-matching score of a head is its mean attention, at repeated "
     "tokens, on the token that followed last time. At the end each head is switched off once."
 )
-SECONDS = (30.0, 75.0)
+SECONDS = (28.0, 62.0)
 _VOCAB, _WIDTH, _HEADS, _LENGTH, _EVERY = 32, 64, 4, 64, 20
 
 

@@ -20,7 +20,7 @@ SETTING = (
     "network computes one position after the other; attention computes all at once, but compares "
     "every pair. The best of three steps."
 )
-SECONDS = (25.0, 90.0)
+SECONDS = (15.0, 60.0)
 _VOCAB, _WIDTH, _LAYERS, _TOKENS = 256, 256, 2, 8192
 _LENGTHS = (32, 128, 512, 2048, 4096)
 
