@@ -156,7 +156,7 @@ def new_page(browser, service):
         usual = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
         context = browser.new_context(**{**usual, **options}, service_workers="block")
         pages.append(watch(context.new_page(), host))
-        pages[-1].set_default_timeout(15_000)
+        pages[-1].set_default_timeout(30_000)
         return pages[-1]
 
     yield make

@@ -6,14 +6,18 @@ import struct
 import threading
 from contextlib import suppress
 
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+
 
 class FlakyProxy:
-    """`with FlakyProxy(port) as proxy:` is the service at `proxy.url`; `proxy.cut = n` ends the
-    answer to the next chat after n bytes, as a broken connection does."""
+    """`with FlakyProxy(port) as proxy:` is the service at `proxy.url`; `proxy.cut = 0.5` ends the
+    answer to the next chat in the middle of its body, as a broken connection does.
+
+    The answer is held until it is whole: its length depends on how many tokens share an event. And
+    its headers always pass: without them, a browser sends the request again by itself."""
 
     def __init__(self, port):
         self.cut = None
-        self.passed = 0  # bytes of the last chat's answer
         proxy = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -41,7 +45,6 @@ class FlakyProxy:
         def ask():
             while data := received(browser):
                 if b"POST /v1/chat/completions" in data:
-                    self.passed = 0
                     chats.set()
                 elif data.startswith((b"GET ", b"POST ")):
                     chats.clear()
@@ -49,12 +52,17 @@ class FlakyProxy:
             quietly_close(service)
 
         threading.Thread(target=ask, daemon=True).start()
+        answer = b""
         while data := received(service):
-            if chats.is_set() and self.cut is not None and self.passed + len(data) > self.cut:
-                quietly_send(browser, data[: self.cut - self.passed])
+            if chats.is_set() and self.cut is not None:
+                answer += data
+                if not answer.endswith(LAST_CHUNK):
+                    continue
+                head = answer.index(b"\r\n\r\n") + 4
+                body = answer.index(b"data: [DONE]") - head
+                quietly_send(browser, answer[: head + int(self.cut * body)])
                 self.cut = None
                 break
-            self.passed += len(data)
             quietly_send(browser, data)
         # With nothing to wait for, a close is a reset: what a broken connection looks like.
         browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
