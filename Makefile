@@ -39,7 +39,8 @@ test: .venv/ready-to-develop
 
 test-system: .venv/ready-to-develop
 	$(BIN)/pytest -m system -n 3 --dist loadfile tests/browser
-	$(BIN)/pytest -m system --ignore tests/browser  # one after the other: some fill disks or cores
+	$(BIN)/pytest -m system -n 2 --dist loadfile --ignore tests/browser --ignore tests/serve
+	$(BIN)/pytest -m system tests/serve  # one after the other: hundreds of clients need both cores
 
 test-gpu: .venv/ready-to-develop
 	$(BIN)/pytest -m gpu

@@ -22,7 +22,7 @@ class Limits:
 
     body: _Some = 2**20  # bytes of a request
     chunks: _Some = 1000  # that it may come in, if it is chunked
-    values: _Some = 5000  # of its JSON: fields, and entries of lists
+    values: _Some = 3000  # of its JSON: fields, and entries of lists
     header: _Some = 2**14  # bytes of its address and all its headers
     connections: _Some = 1000  # open at a time
     header_seconds: Positive = 10.0  # for a client to send its headers, or the next request

@@ -215,11 +215,11 @@ def many_fields(dice):
     """Objects of thousands of fields, at the top and inside; the last are fair, and wrong."""
     values = (b"1", b'"a"', b"null", b"[]", b"{}", b'{"a":"b"}')
     for value in values:
-        for count in (5001, dice.randint(6000, 20_000), 60_000):
+        for count in (3001, dice.randint(3500, 20_000), 60_000):
             field = b",".join(b'"%x":%s' % (i, value) for i in range(count))[: 2**20 - 99]
             inside = dice.choice((b"{%s}", b'{"prompt":"a",%s}', b'{"messages":[{%s}]}', b"[{%s}]"))
             yield LARGE, sized(inside % field, dice.choice(PATHS))
-    for count in (2, 100, 1000, 4900):
+    for count in (2, 100, 1000, 2900):
         keys = b",".join(b'"x%x":1' % i for i in range(count))
         yield FIELD, sized(b"{" + keys + b"}", dice.choice(PATHS))
 
@@ -228,14 +228,14 @@ def nested_lists(dice):
     """Lists of anything, long or deep, in every shape that a megabyte has room for."""
     parts = (b"[1]", b"{}", b'{"":1}', b"[]", b"1", b'"a"', b"null", b"[[]]", b'{"a":[1,"b"]}')
     for part in parts:
-        for count in (5001, dice.randint(6000, 20_000), 2**20 // (len(part) + 2)):
+        for count in (3001, dice.randint(3500, 20_000), 2**20 // (len(part) + 2)):
             field = dice.choice(("texts", "prompt", "messages", "input", "odd"))
             body = b'{"%s":[%s]}' % (field.encode(), b",".join([part] * count))
             yield LARGE, sized(body[: 2**20], dice.choice(PATHS))
-    for depth in (5001, 100_000, 500_000):
+    for depth in (3001, 100_000, 500_000):
         yield LARGE, sized(b"[" * depth)
         yield LARGE, sized((b'{"a":' * depth)[: 2**20])
-    for count in (1, 100, 4900):
+    for count in (1, 100, 2900):
         yield FIELD, sized(b'{"texts":[' + b",".join([b"1"] * count) + b"]}", "/api/score")
     yield FIELD, sized(b'{"prompt":"' + b",[{" * 10_000 + b'","user":1}')
 

@@ -397,7 +397,7 @@ def test_a_compressed_body_is_refused(front):
     assert front.post(body={"prompt": "a"}, **{"content-encoding": "gzip"}).status_code == 415
 
 
-NESTED = [b"[" * 4_900, b'{"a":' * 4_900, b"[" * 4_900 + b"]" * 4_900]
+NESTED = [b"[" * 2_900, b'{"a":' * 2_900, b"[" * 2_900 + b"]" * 2_900]
 BROKEN = [
     b"", b"{", b"nul", b"\xff\xfe", b"\x00", b'{"prompt": "a", "prompt": "b"}', b'{"prompt": NaN}',
     b'{"prompt":"a","temperature":Infinity}', b'{"n":' + b"9" * 5000 + b"}", b"{'prompt': 'a'}",
