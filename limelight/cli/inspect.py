@@ -96,7 +96,9 @@ def data(
 
     tokens = loaded.train.batch_tokens
     batch_tokens = tokens if isinstance(tokens, int) else 4096
-    report = check(resolve(loaded.data), loaded.tokenizer, batch_tokens, loaded.model.max_len)
+    joined = loaded.model.family.endswith("decoder-only")
+    length = loaded.model.max_len
+    report = check(resolve(loaded.data), loaded.tokenizer, batch_tokens, length, joined)
     io.print_report(report, show, json)
     if not all(facts["tally"]["used"] for facts in report["splits"].values()):
         sys.stdout.flush()

@@ -42,9 +42,16 @@ _SURE = 0.7  # of the mean logarithm of the odds, for one language against the o
 
 
 def check(
-    data: DataConfig, tokenizer: TokenizerConfig, batch_tokens: int, max_len: int
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    batch_tokens: int,
+    max_len: int,
+    joined: bool = False,
 ) -> dict[str, Any]:
-    """All that `limelight data check` reports, as plain data."""
+    """All that `limelight data check` reports, as plain data.
+
+    `joined` is for decoder-only models: source and target are one sequence.
+    """
     there = [split for split in ("train", "valid", "test") if corpora_for_split(data, split)]
     splits = {split: _examine(data, split) for split in there}
     if not splits:
@@ -52,7 +59,7 @@ def check(
     seen = {split: report.pop("sources") for split, report in splits.items()}
     report: dict[str, Any] = {"splits": splits, "leaks": _leaks(seen)}
     if "train" in splits and splits["train"]["tally"]["used"]:
-        report["tokens"] = _tokens(data, tokenizer, batch_tokens, max_len)
+        report["tokens"] = _tokens(data, tokenizer, batch_tokens, max_len, joined)
     report["warnings"] = list(_warnings(report))
     return report
 
@@ -175,7 +182,7 @@ def _leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
 
 
 def _tokens(
-    data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int
+    data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int, joined: bool
 ) -> dict[str, Any]:
     examples = read_split(data, "train", LineStats())
     texts = (text for example in examples for text in example[: num_columns(data)])
@@ -191,13 +198,15 @@ def _tokens(
                 words += len(text.split())
                 lost += tokenizer.decode(column[i].tolist()) != tokenizer.normalize(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
+        lengths = lengths_of(store)
+        if joined:
+            lengths = lengths.sum(axis=1, keepdims=True)
         if data.kind != "texts":  # those are cut into blocks
             labelled = data.kind == "labelled"
-            lengths = lengths_of(store) + labelled  # a classifier reads a start token too
+            lengths = lengths + labelled  # a classifier reads a start token too
             report["over_max_len"] = int((lengths > max_len).any(axis=1).sum())
             report["truncated"] = report["over_max_len"] if labelled else 0
         if num_columns(data) == 2:
-            lengths = lengths_of(store)
             plan = plan_epoch(lengths, batch_tokens, seed=0, epoch=0)
             padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in plan)
             padding = round(1 - float(lengths.sum()) / max(1, padded), 4)

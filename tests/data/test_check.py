@@ -183,3 +183,12 @@ def test_mistakes_are_answered_with_a_sentence(arguments, sentence, monkeypatch,
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_decoder_only_model_reads_source_and_target_as_one_sequence(tmp_path):
+    """Each side fits, both together do not; training leaves out as many."""
+    rows = [*corpus(4, count=60), ("so " * 60, "ja " * 60)]
+    data, longest = DataConfig(train=write(tmp_path, "train", rows)), 100
+    sides = check(data, SMALL, 4096, longest)["tokens"]
+    both = check(data, SMALL, 4096, longest, joined=True)["tokens"]
+    assert (sides["over_max_len"], both["over_max_len"]) == (0, 1)
