@@ -209,3 +209,25 @@ def test_a_piece_that_is_put_in_leaves_the_others_blank(new_page, cutting):
     page.locator(".fill-found button.bars-line").first.click()
     assert field(page).input_value() == text.replace("unbelievably", chosen + "___" * (count - 1))
     assert page.locator(".word.blank").count() == count - 1
+
+
+def test_a_part_of_a_character_is_not_put_in_as_text(new_page, cutting):
+    """What the service answers is changed on its way, so that the first candidate is a byte."""
+    text = "She was ___ happy."
+    page = new_page(host=cutting.url)
+
+    def with_a_byte(route):
+        answer = route.fetch()
+        body = answer.json()
+        body["blanks"][0][0]["text"] = "<C3>"
+        route.fulfill(response=answer, json=body)
+
+    page.route("**/api/fill", with_a_byte)
+    visit(page, tab="fill", text=text)
+    guessed(page)
+    page.locator(".fill-found button.bars-line").first.click()
+    page.get_by_text("<C3> is part of a character").wait_for(state="attached")
+    assert field(page).input_value() == text
+    chosen = candidates(page)[1][0]  # the control: others are put in
+    page.locator(".fill-found button.bars-line").nth(1).click()
+    assert field(page).input_value() == text.replace("___", chosen)

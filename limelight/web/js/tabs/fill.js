@@ -4,7 +4,7 @@ import { layerChooser, layerNow, attentionTo, attentionFrom } from "../attention
 import { bars } from "../charts/bars.js";
 import { button, h, replace } from "../core/dom.js";
 import { reading } from "../core/page.js";
-import { pieceLabels } from "../core/pieces.js";
+import { isPartial, pieceLabels } from "../core/pieces.js";
 import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { characterOffsets, segmentsOf, weightLine, wordWeights, wordsIn } from "../core/words.js";
@@ -143,6 +143,12 @@ function fillShowWord(view, blank) {
   }
 }
 
+/** Insert a candidate; a part of a character has no text of its own. */
+function fillChoose(view, blank, text) {
+  if (isPartial(text)) view.page.say(`${text} is part of a character: its text depends on the pieces beside it, so it cannot be inserted alone`);
+  else fillPut(view, blank, text);
+}
+
 /** Replace blanks by a word, or one blank by a piece. */
 function fillPut(view, blank, word, blanks = 1) {
   const parts = view.field.value.split(FILL_BLANK);
@@ -189,7 +195,7 @@ function fillCard(view, candidates, blank, count) {
   const shown = candidates.slice(0, FILL_SHOWN);
   if (rank >= FILL_SHOWN) shown.push(candidates[rank]);
   const items = shown.map(({ text, probability }) => ({ label: text, value: probability, marked: text === was, note: text === was ? "original" : "" }));
-  const list = bars({ items, title: `Candidates for blank ${blank + 1}`, full: Math.max(0.1, items[0].value), onChoose: (i) => fillPut(view, blank, shown[i].text) });
+  const list = bars({ items, title: `Candidates for blank ${blank + 1}`, full: Math.max(0.1, items[0].value), onChoose: (i) => fillChoose(view, blank, shown[i].text) });
   return h(
     "section",
     { class: "card" },
