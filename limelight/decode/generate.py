@@ -6,7 +6,7 @@
 
 Rows that have finished leave the batch, and `add_requests` lets more in between two steps. While
 Python reads one step's tokens, a GPU already computes the next step; a row that has just finished
-then computes one token too many, which is dropped.
+then computes a few tokens too many, which are dropped.
 """
 
 import math
@@ -43,6 +43,7 @@ from limelight.model.kv_cache import padded
 from limelight.model.topk import fast_argmax, log_softmax_inplace
 
 NO_BEAM = "words that must appear need a beam: set beam to 2 or more, and temperature to 0"
+_ROWS_PER_STEP = 8  # a silent batch of n rows chooses n / 8 tokens before Python reads them
 Watch = Callable[["TokenEvent"], bool]
 
 
@@ -92,6 +93,7 @@ class _PendingTokens(NamedTuple):
 
     rows: Sequence[int]
     read: Callable[[], list[Tensor]]  # tokens, their log-probabilities, and the top ones of both
+    silent: bool = False  # of several steps, C B
 
 
 class GenerationBatch:
@@ -197,21 +199,59 @@ class GenerationBatch:
     def launch_step(self) -> None:
         self.evict_finished()
         texts = [self.texts[row] for row in self.rows]
+        if self.greedy_model and all(text.is_greedy for text in texts):
+            self.launch_greedy(self.greedy_model, texts)
+            return
         for text in texts:
             text.length += 1
-        if self.greedy_model and all(text.is_greedy for text in texts):
-            outputs, self.tokens = self.greedy_model.step_greedy(self.tokens, self.state)
-            arrived, rows = copy_to_host_async(outputs), [*self.rows]
-            for text in texts:
-                text.chosen += 1
-            self.in_flight.append(_PendingTokens(rows, lambda: [*arrived()[0][:, : len(rows)]]))
-            return
         logits = self.model.step(self.tokens[:, None], self.state)
         self.tokens = _choose(logits, texts)
         self.in_flight.append(_pending_tokens([*self.rows], texts, logits, self.tokens))
 
+    def launch_greedy(self, model: GreedyStepModel, texts: Sequence[_ActiveSequence]) -> None:
+        """One step; several if nobody waits for their tokens, and rows are many.
+
+        Python's work for a step grows with its rows, and a GPU's does not.
+        """
+        active = [self.texts[row] for row in self.rows if row in self.active]
+        silent = self.in_flight.ahead > 0 and all(text.silent for text in active)
+        wanted = max(text.request.limit - text.chosen for text in active)
+        most = min(wanted, len(texts) // _ROWS_PER_STEP) if silent else 1
+        outputs, self.tokens = model.step_greedy(self.tokens, self.state, max(1, most))
+        arrived, rows = copy_to_host_async(outputs), [*self.rows]
+        for text in texts:
+            text.length += len(outputs)
+            text.chosen += len(outputs)
+
+        def read() -> list[Tensor]:
+            found = arrived()[0][:, :, : len(rows)]
+            return [*found.transpose(0, 1)] if silent else [*found[0]]
+
+        self.in_flight.append(_PendingTokens(rows, read, silent))
+
+    def collect_silent(self, step: _PendingTokens) -> None:
+        """Read the tokens of several steps, C B, for requests that have no events."""
+        tokens, logprobs = (numbers.T.tolist() for numbers in step.read())
+        end = self.tokenizer.end
+        for row, chosen, scores in zip(step.rows, tokens, logprobs, strict=True):
+            if row not in self.active:
+                continue
+            text = self.texts[row]
+            limit = text.request.limit - len(text.written)
+            count = min(limit, chosen.index(end) + 1 if end in chosen else len(chosen))
+            text.written += map(int, chosen[:count])
+            text.logprobs += scores[:count]
+            if math.isnan(sum(scores[:count])):
+                raise UserError(DAMAGED)
+            if text.written[-1] == end or count == limit:
+                self.stop(row)
+                self.finished[row] = text.written, text.logprobs
+
     def collect(self, step: _PendingTokens) -> list[TokenEvent]:
         """Read a step's tokens, as far as their requests are still active."""
+        if step.silent:
+            self.collect_silent(step)
+            return []
         tokens, logprobs, *best = (numbers.tolist() for numbers in step.read())
         events = []
         chosen = map(int, tokens)  # a GPU sends them as floats, beside their log-probabilities

@@ -41,11 +41,12 @@ class StepModel(Protocol):
 class GreedyStepModel(StepModel, Protocol):
     """A model that can choose the most likely token on its device."""
 
-    def step_greedy(self, tokens: Tensor, state: Any) -> tuple[Tensor, Tensor]:
-        """Read a token in each row, B; return the next ones with their log-probabilities, and them.
+    def step_greedy(self, tokens: Tensor, state: Any, most: int = 1) -> tuple[Tensor, Tensor]:
+        """Read a token in each row, B; then those chosen, in up to `most` steps.
 
-        The first result, 2 B or wider, is valid until the next step; the second, B, may be passed
-        to it as it is.
+        Returns the tokens chosen in each step with their log-probabilities, and the last ones. The
+        first result, C 2 B or wider, is valid until the next call; the second, B, may be passed to
+        it as it is.
         """
 
 

@@ -67,9 +67,9 @@ class Ranking:
         self.model, self.config = model, model.config
         self.start, self.step, self.parameters = model.start, model.step, model.parameters
 
-    def step_greedy(self, tokens, state):
+    def step_greedy(self, tokens, state, most=1):
         best = self.model.step(tokens[:, None], state).log_softmax(dim=-1).max(dim=1)
-        return torch.stack([best.indices.to(best.values.dtype), best.values]), best.indices
+        return torch.stack([best.indices.to(best.values.dtype), best.values])[None], best.indices
 
     def step_beams(self, beams, state):
         logprobs = self.model.step(beams.newest.view(-1, 1), state).log_softmax(dim=-1)

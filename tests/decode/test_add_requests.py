@@ -9,10 +9,11 @@ import torch
 from limelight.decode.accel import accelerate
 from limelight.decode.accel.cpu.kv_cache import CpuDecodeState
 from limelight.decode.accel.cpu.model import for_cpu
-from limelight.decode.accel.cuda.runner import CudaGraphModel
+from limelight.decode.accel.cuda.runner import CudaGraphModel, DeviceSearchModel
 from limelight.decode.config import DecodeConfig
 from limelight.decode.ensemble import Ensemble
 from limelight.decode.generate import GenerationBatch, write
+from limelight.errors import UserError
 from tests.decode.samples import FAMILIES, Letters, Ranking, requests_for, tiny
 
 CONFIGS = (
@@ -115,6 +116,59 @@ def assert_nothing_changes(name, model, ahead):
             logprobs = [logprob for _, logprob in texts[number]]
             assert logprobs == pytest.approx(alone.logprobs[:leaves], abs=1e-12)
     assert len(writing.texts) <= len(writing.rows)  # nothing is kept of those who left
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_several_steps_at_once_change_no_text(family, monkeypatch):
+    assert_silent_texts(DeviceSearchModel(tiny(family, 3, vocab=20, sharp=1.0)), monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_several_steps_at_once_change_no_text_on_a_gpu(family, monkeypatch):
+    assert_silent_texts(accelerate(tiny(family, 3, vocab=20, sharp=1.0).cuda()), monkeypatch)
+
+
+def assert_silent_texts(model, monkeypatch):
+    """Texts that nobody reads before their end come in several steps, as more of them join."""
+    dice, letters, made = random.Random(5), Letters(20), []
+    step = model.step_greedy
+
+    def counted(tokens, state, most=1):
+        found = step(tokens, state, most)
+        made.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(model, "step_greedy", counted)
+    waiting = [job[0] for job in jobs_for(model, 120, dice, CONFIGS[:1])]
+    writing, jobs = GenerationBatch(model, [], CONFIGS[0], letters), {}
+    writing.in_flight.ahead = 1
+    with torch.inference_mode():
+        while waiting or writing.active:
+            if waiting and len(writing.active) < 40:
+                some = [waiting.pop() for _ in range(min(len(waiting), dice.randint(1, 40)))]
+                numbers = writing.add_requests(some, CONFIGS[:1] * len(some), [True] * len(some))
+                jobs.update(zip(numbers, some, strict=True))
+            assert writing.step() == []
+        assert len(writing.finished) == 120
+        assert max(made) > 4
+        for number, request in jobs.items():
+            (alone,) = write(model, [request], CONFIGS[0], letters)
+            tokens, logprobs = writing.finished[number]
+            assert tokens == [*alone.tokens, *[letters.end] * alone.ended]
+            assert logprobs == pytest.approx(alone.logprobs, abs=1e-12)
+
+
+def test_a_damaged_model_is_noticed_in_several_steps():
+    model = tiny("decoder-only", 3, vocab=20)
+    model.classifier.weight.data[5] = float("nan")
+    requests = [replace(one, prompt=one.prompt[:1]) for one in requests_for(model, 40, limit=12)]
+    writing = GenerationBatch(DeviceSearchModel(model), [], CONFIGS[0], Letters(20))
+    writing.in_flight.ahead = 1
+    with torch.inference_mode():
+        writing.add_requests(requests, CONFIGS[:1] * 40, [True] * 40)
+        with pytest.raises(UserError, match="damaged"):
+            writing.step()
 
 
 def test_the_likeliest_tokens_are_told_to_those_who_ask():

@@ -19,6 +19,7 @@ from limelight.model.config import ModelConfig
 from limelight.model.kv_cache import KVCache
 
 Shape = tuple[int, int, int]  # rows, positions of the KV cache, positions of a source
+MAX_STEPS = 8  # greedy steps whose tokens are kept until somebody reads them
 
 
 class _StaticCache(KVCache):
@@ -59,7 +60,8 @@ class GraphSlot:
         self.config: ModelConfig = model.config
         self.owner: weakref.ref[Any] | None = None
         self.tokens = torch.zeros(shape[0], 1, dtype=torch.long, device=like.length.device)
-        self.outputs = torch.zeros(2, shape[0], dtype=torch.float64, device=like.length.device)
+        self.outputs = self.tokens.new_zeros(MAX_STEPS, 2, shape[0], dtype=torch.float64)
+        self.next_output = self.tokens.new_zeros(1)  # where the next step writes its tokens
         self.beams: dict[tuple[int, int], BeamBuffers] = {}
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.allocate(like)
@@ -91,18 +93,22 @@ class GraphSlot:
         logits: Tensor = self.replay("step", self.run_step)
         return logits[: len(tokens)].clone()
 
-    def step_greedy(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def step_greedy(self, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Read the next token of each row in use, B; see `GreedyStepModel`."""
         if tokens.data_ptr() != self.tokens.data_ptr():  # not those that were chosen here
             self.tokens[: len(tokens), 0] = tokens
-        self.replay("greedy", self.greedy_step)
-        return self.outputs, self.tokens[: len(tokens), 0]
+        self.next_output.zero_()
+        for _ in range(count):
+            self.replay("greedy", self.greedy_step)
+        return self.outputs[:count], self.tokens[: len(tokens), 0]
 
     def greedy_step(self) -> None:
         """A step, and the most likely tokens to be read by the next one."""
         logprobs, tokens = self.topk_logprobs(self.run_step(), 1)
         self.tokens.copy_(tokens[:, :1])
-        self.outputs[0], self.outputs[1] = tokens[:, 0], logprobs[:, 0]
+        output = torch.stack([tokens[:, 0].to(self.outputs.dtype), logprobs[:, 0].double()])
+        self.outputs.index_copy_(0, self.next_output, output[None])
+        self.next_output.add_(1)
 
     def step_beams(self, beams: BeamBuffers) -> BeamBuffers:
         """A step of a search and its choices; return the slot's own buffers with the beams."""

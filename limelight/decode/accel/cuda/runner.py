@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.cuda.device_beam import BeamBuffers, DeviceBeamSearch
-from limelight.decode.accel.cuda.graph_slot import GraphSlot, Shape
+from limelight.decode.accel.cuda.graph_slot import MAX_STEPS, GraphSlot, Shape
 from limelight.decode.config import DecodeConfig
 from limelight.decode.request import Request
 from limelight.errors import UserError
@@ -193,9 +193,14 @@ class DeviceSearchModel(CudaGraphModel):
     """One whose graphs also choose the next tokens: the most likely ones, or those of all beams."""
 
     @torch.no_grad()
-    def step_greedy(self, tokens: Tensor, state: _GraphState) -> tuple[Tensor, Tensor]:
+    def step_greedy(
+        self, tokens: Tensor, state: _GraphState, most: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Read a token in each row, B; see `GreedyStepModel`."""
-        return self.slot_for_next_token(state).step_greedy(tokens)
+        slot = self.slot_for_next_token(state)
+        more = min(most - 1, MAX_STEPS - 1, slot.shape[1] - state.max_used)
+        state.max_used += more
+        return slot.step_greedy(tokens, 1 + more)
 
     @torch.no_grad()
     def step_beams(self, beams: BeamBuffers, state: _GraphState) -> BeamBuffers:
