@@ -106,6 +106,8 @@ class ByHand:
             put(f"{name}.norm", read)
         if name.endswith("feed_forward"):
             y = self.feed_forward(read, name, path)
+        elif f"{path}_cell.gate.weight" in self.w:
+            y = self.cell(read, name, f"{path}_cell")
         else:
             y = self.attention(read, name, f"{path}_attention", memory, causal)
         total = x + y if self.c.residual else y
@@ -165,6 +167,19 @@ class ByHand:
         each = np.einsum("hqk,hkd->hqkd", weights, v)
         put(f"{name}.contributions", np.concatenate([each, mixed[:, :, None]], axis=2))
         put(f"{name}.output", self.linear(concat, f"{path}.output"))
+        return self.values[f"{name}.output"]
+
+    def cell(self, x, name, path):
+        put, c, states = self.values.__setitem__, 0.0, []
+        gate = 1 / (1 + np.exp(-self.linear(x, f"{path}.gate")))
+        value = self.linear(x, f"{path}.value")
+        for f, v in zip(gate, value, strict=True):
+            c = f * c + (1 - f) * v
+            states.append(c)
+        put(f"{name}.gate", gate)
+        put(f"{name}.value", value)
+        put(f"{name}.state", np.stack(states))
+        put(f"{name}.output", np.maximum(states, 0))
         return self.values[f"{name}.output"]
 
     def feed_forward(self, x, name, path):

@@ -47,6 +47,7 @@ KINDS = {
     "bert": {"family": "encoder-only", "positions": "learned", "activation": "gelu"},
     "bert-classifies": {"family": "encoder-only", "norm_order": "pre", "classes": 2},
     "bare": {"family": "encoder-decoder", "positions": "none", "norm": "none", "scaling": False},
+    "ssru": {"family": "encoder-decoder", "decoder_cell": "ssru", "norm_order": "pre"},
     "gpt-bare": {
         "family": "decoder-only",
         "norm_order": "pre",

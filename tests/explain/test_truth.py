@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from limelight.errors import UserError
 from limelight.explain.explanation import explain
 from limelight.explain.render.terminal import plain_text
 from limelight.explain.stage import Heatmap
@@ -339,6 +340,7 @@ def check_beam(trace, hand, where, stop, listing):
 
 def check_follow(trace, hand, where, stop, listing):
     uses = ["cross", "self"] if len(trace.source) else ["self"]
+    uses = [use for use in uses if f"decoder.0.{use}.weights" in hand.values]
     layers = range(2) if where[0] is None else [where[0] - 1]
     heads = range(4) if where[1] is None else [where[1] - 1]
     rows = iter(listing.rows)
@@ -411,7 +413,7 @@ def places_of(trace, where):
         "cross": f"decoder.{layer}.cross",
     }
     for name, block in blocks.items():
-        if name in stops:
+        if name in stops and f"{block}.weights" in trace.names:
             own = stops["scores"] if name == "sum" else stops[name]
             yield stops[name], block, grid_of(own).focus
 
@@ -453,6 +455,20 @@ def test_every_number_inside_a_formula_of_attention_is_the_one_computed_by_hand(
                     numbers["later"] == pytest.approx(x, abs=1e-4) for x in scaled[i, i + 1 :]
                 )
     assert seen >= 12
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_recurrent_cell_shows_its_gate_and_its_state(where):
+    trace = traced("ssru")
+    stop = {stop.name: stop for stop in trace.walk(*where)}["masked"]
+    name, row = f"decoder.{(where[0] or 1) - 1}.self", grid_of(stop).at
+    v, told = by_hand(trace).values, stop.formulas[0].numbers
+    for part in ("gate", "value", "state"):
+        assert told[part] == pytest.approx(v[f"{name}.{part}"][row, 0], abs=1e-4)
+    assert told["before"] == pytest.approx(v[f"{name}.state"][row - 1, 0], abs=1e-4)
+    assert row > 0
+    with pytest.raises(UserError, match="no self-attention but a recurrent cell"):
+        trace.attention(layer=1, head=1, which="decoder")
 
 
 @pytest.mark.parametrize("where", WHERE)
