@@ -222,7 +222,9 @@ def _count_bytes(value: object) -> int:
 def show(facts: dict[str, Any], console: Console) -> None:
     """Print the facts as tables that fit 80 columns."""
     console.print(Text(facts["name"], "bold") + Text(f"  {facts['about']}", "not bold"))
-    shape = ", ".join(f"{k} {v}" for k, v in facts["model"].items() if not isinstance(v, bool))
+    sizes = {k: v for k, v in facts["model"].items() if not isinstance(v, bool)}
+    sizes.pop("decoder_cell", None)  # an experiment, below
+    shape = ", ".join(f"{k} {v}" for k, v in sizes.items())
     console.print(Text(shape, "dim"))
     for name, value in facts["experiments"].items():
         console.print(Text(f"experiment: {name} = {toml(value)}: {_EXPERIMENTS[name]}", "yellow"))
