@@ -3,6 +3,8 @@
 The whole recipes take minutes, and are in `make soak`.
 """
 
+import json
+
 import pytest
 
 from limelight.workflows.evaluate import evaluate_run
@@ -23,6 +25,28 @@ def test_a_recipe_learns_a_shorter_toy(name, tmp_path):
     ]
     train(name, tmp_path, [*shorter, *sooner], silent=True)
     assert evaluate_run(tmp_path, "test", silent=True)["exact"] >= 0.97
+
+
+TINY = {
+    **{"data.toy_length": 2, "data.toy_examples": 1000, "train.batch_tokens": 256},
+    **{"train.steps": 100, "train.warmup": 40, "train.grad_accumulation": 1},
+    **{"model.layers": 1, "model.d_model": 32, "model.heads": 2, "model.d_ff": 64},
+}
+
+
+def test_a_recurrent_decoder_learns_too(tmp_path):
+    train("reverse", tmp_path, TINY | {"model.decoder_cell": "ssru"}, silent=True)
+    assert evaluate_run(tmp_path, "test", silent=True)["exact"] >= 0.97
+
+
+def test_without_the_mask_training_copies_the_answer_and_learns_nothing(tmp_path):
+    train("reverse", tmp_path, TINY | {"model.mask": False}, silent=True)
+    losses = list(map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines()))
+    trained = next(x["loss"] for x in reversed(losses) if "validation" not in x and "loss" in x)
+    assert trained < 0.2
+    scores = evaluate_run(tmp_path, "test", silent=True)
+    assert scores["loss"] > 10 * trained
+    assert scores["exact"] < 0.1
 
 
 @pytest.mark.soak

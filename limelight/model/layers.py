@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from limelight.model.attention import Attention, KeysValues
 from limelight.model.config import ModelConfig
+from limelight.model.ssru import SSRU
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,  # the paper
@@ -20,6 +21,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def make_norm(config: ModelConfig) -> nn.Module:
     """Layer normalisation, or Llama's RMS norm without mean and shift."""
+    if config.norm == "none":
+        return nn.Identity()
     kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
     return kind(config.d_model, eps=config.norm_eps)
 
@@ -45,19 +48,20 @@ class Residual(nn.Module):
     """What surrounds every sub-layer: dropout, the sum with its input, a norm.
 
     Post-norm is the paper: norm(x + f(x)). Pre-norm is GPT-2's: x + f(norm(x)), which is easier to
-    train in deep stacks because the sums run through untouched.
+    train in deep stacks because the sums run through untouched. An experiment can do without the
+    sum, or without the norm.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.post = config.norm_order == "post"
+        self.post, self.residual = config.norm_order == "post", config.residual
         self.norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.post:
-            return self.norm(x + self.dropout(sublayer(x)))
-        return x + self.dropout(sublayer(self.norm(x)))
+        output = self.dropout(sublayer(x if self.post else self.norm(x)))
+        total = x + output if self.residual else output
+        return self.norm(total) if self.post else total
 
 
 class Layer(nn.Module):
@@ -65,7 +69,11 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, cross: bool = False) -> None:
         super().__init__()
-        self.self_attention = Attention(config)
+        self.self_cell: SSRU | None = None  # where masked self-attention would be
+        if cross and config.decoder_cell == "ssru":
+            self.self_cell = SSRU(config)
+        else:
+            self.self_attention = Attention(config)
         self.self_residual = Residual(config)
         if cross:
             self.cross_attention = Attention(config)
@@ -79,12 +87,13 @@ class Layer(nn.Module):
         mask: Tensor | None = None,
         causal: bool = False,
         rope: Callable[[Tensor], Tensor] | None = None,
-        update_cache: Callable[[Tensor, Tensor], KeysValues] | None = None,
+        update_cache: Callable[[Tensor, Tensor], KeysValues | Tensor] | None = None,
         memory: Tensor | KeysValues | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
         self_kwargs = {"mask": mask, "causal": causal, "rope": rope, "update_cache": update_cache}
-        x = self.self_residual(x, lambda x: self.self_attention(x, **self_kwargs))
+        self_layer = self.self_attention if self.self_cell is None else self.self_cell
+        x = self.self_residual(x, lambda x: self_layer(x, **self_kwargs))
         if memory is not None:
             x = self.cross_residual(x, lambda x: self.cross_attention(x, memory, memory_mask))
         return self.feed_forward_residual(x, self.feed_forward)

@@ -28,7 +28,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.scale = scale
         self.tokens = nn.Embedding(config.vocab, config.d_model)
-        # Rotary positions enter later, at the queries and keys.
+        # Rotary positions enter later, at the queries and keys; an experiment has none at all.
         self.positions: nn.Module | None = None
         if config.positions == "sinusoidal":
             self.positions = SinusoidalPositions(config.d_model)
@@ -77,7 +77,7 @@ class Stack(nn.Module):
         mask = cache.mask()
         for i, layer in enumerate(self.layers):
             memory = cache.memory[i] if cache.memory else None
-            update = partial(cache.update, i)
+            update = partial(cache.advance if cache.states else cache.update, i)
             x = layer(x, mask, False, rope, update, memory, cache.memory_mask)
         return self.norm(x)
 

@@ -1,5 +1,6 @@
 """`limelight info`: the published sizes, counted and not believed."""
 
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +20,7 @@ from limelight.model import ModelConfig, RecurrentConfig, build
 from limelight.recipe import Recipe, load_recipe, recipe_names
 from limelight.workflows import info
 from limelight.workflows.info import describe, kept_for_backward, short
+from tests.model.samples import EXPERIMENTS
 
 
 @cache
@@ -124,10 +127,44 @@ def test_multiply_adds_are_all_there(name):
 SMALL = {"vocab": 50, "d_model": 32, "max_len": 21}
 
 
+def test_experiments_are_said_and_counted():
+    """Norms have weights, and nothing else that can be switched off; none changes the MACs."""
+    plain = describe(Recipe("x", ModelConfig(layers=2, heads=4, **SMALL)))
+    assert plain["experiments"] == {}
+    for changes in EXPERIMENTS.values():
+        if "decoder_cell" in changes:
+            continue
+        facts = describe(Recipe("x", ModelConfig(layers=2, heads=4, **SMALL, **changes)))
+        assert facts["experiments"] == {k: v for k, v in changes.items() if k != "norm_order"}
+        counted = {part: n for part, n in facts["parts"].items() if "norms" not in part}
+        assert counted == {part: n for part, n in plain["parts"].items() if "norms" not in part}
+        assert any("norms" in part for part in facts["parts"]) == ("norm" not in changes)
+        assert facts["multiply_adds_per_token"] == plain["multiply_adds_per_token"]
+        shown = Console(record=True, width=100, file=io.StringIO())
+        info.show(facts, shown)
+        lines = [s for s in shown.export_text().splitlines() if s.startswith("experiment: ")]
+        assert [line.split()[1] for line in lines] == list(facts["experiments"])
+
+
+def test_an_ssru_is_counted():
+    config = ModelConfig(layers=2, heads=4, **SMALL)
+    plain = describe(Recipe("x", config))
+    facts = describe(Recipe("x", replace(config, decoder_cell="ssru")))
+    d, layers, length = 32, 2, SMALL["max_len"]
+    assert facts["parts"]["decoder recurrent cells"] == layers * (2 * d * d + d)
+    assert facts["parts"]["decoder attention"] == plain["parts"]["decoder attention"] // 2
+    work, before = (x["multiply_adds_per_token"]["decoder"] for x in (facts, plain))
+    assert work["weights"] == before["weights"] - layers * 2 * d * d
+    assert work["positions"] == before["positions"] // 2  # cross-attention remains
+    kept, was = (x["decoding_bytes"]["cache of one text"] for x in (facts, plain))
+    assert kept == pytest.approx(was - 4 * layers * (2 * length * d - d), abs=64)
+
+
 @pytest.mark.parametrize(
     "config",
     [
         ModelConfig(layers=5, heads=4, **SMALL),
+        ModelConfig(layers=3, heads=4, decoder_cell="ssru", **SMALL),
         ModelConfig(
             family="decoder-only", layers=4, heads=4, norm_order="pre", dropout=0.0, **SMALL
         ),
