@@ -78,12 +78,12 @@ def _token_effects(before: Trace, after: Trace) -> list[TokenEffect]:
         old, new = (trace.logits.double().softmax(dim=-1).tolist() for trace in (before, after))
         best = names[int(after.logits.argmax())]
         return [TokenEffect(n, x, y, best) for n, x, y in zip(names, old, new, strict=True)]
-    logprobs = after.logits.double().log_softmax(dim=-1)
+    logits = after.logits.double()
     return [
         TokenEffect(
             before.label(step.row, step.chosen.piece),
             step.chosen.probability,
-            logprobs[step.row, step.chosen.token].exp().item(),
+            (logits[step.row, step.chosen.token] - best.logsumexp).exp().item(),
             before.label(step.row, best.top[0].piece),
         )
         for step, best in zip(before.steps, after.steps, strict=True)

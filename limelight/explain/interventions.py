@@ -175,8 +175,9 @@ def _edits_at(model: Any, name: str, change: Change, donors: Donors) -> Iterator
     elif action == "from":
         if change.value not in donors:
             raise UserError(f"{change.spelling!r:.200} copies from a text: only explain reads one")
-        copied = _Copied(name, taps(model)[name].axes, donors[change.value][name])
-        yield name, partial(edit, copied)
+        growing = _growing_axes(name, model.config.family)
+        axes = [axis in growing for axis in taps(model)[name].axes]
+        yield name, partial(edit, _Copied(name, donors[change.value][name], axes))
     else:
         if action == "off" and step not in ("weights", "mixed", "output"):
             raise UserError(f"{name!r} cannot be off, only weights, mixed and output: write zero")
@@ -234,29 +235,33 @@ class _Uniform:
 
 
 class _Copied:
-    """A value of another text. A decoder's rows are the same whatever follows: it may be longer."""
+    """A value of another text: in a decoder, which knows no end before it, as far as both go."""
 
-    def __init__(self, name: str, axes: tuple[str, ...], donor: Tensor) -> None:
-        self.name, self.donor = name, donor
-        cross, last = ".cross." in name, name.rpartition(".")[2]
-        cut = (
-            ()
-            if cross and last in ("key", "value")
-            else ("word", "query", *(() if cross else ("key",)))
-        )
-        self.grows = [axis in cut and not name.startswith("encoder") for axis in axes]
+    def __init__(self, name: str, donor: Tensor, growing: Sequence[bool]) -> None:
+        self.name, self.donor, self.growing = name, donor, growing
 
     def __call__(self, value: Tensor) -> Tensor:
-        donor, shape = self.donor, value.shape[value.dim() - self.donor.dim() :]
-        for axis, (size, grows) in enumerate(zip(shape, self.grows, strict=True)):
-            if grows and donor.size(axis) > size:
-                donor = donor.narrow(axis, 0, size)
-        if donor.shape != shape:
+        shape = value.shape[value.dim() - self.donor.dim() :]
+        sizes = list(zip(shape, self.donor.shape, self.growing, strict=True))
+        if any(here != there and not growing for here, there, growing in sizes):
             raise UserError(
                 f"{self.name} is {_sizes(self.donor.shape)} in the text to copy from, and "
                 f"{_sizes(shape)} here: choose a text with as many tokens"
             )
-        return donor.to(value).expand_as(value).clone()  # the caller may write over it
+        both = tuple(slice(min(here, there)) for here, there, _ in sizes)
+        changed = value.clone()
+        changed[(..., *both)] = self.donor[both].to(value)
+        return changed
+
+
+def _growing_axes(name: str, family: str) -> tuple[str, ...]:
+    """Those that are as long as what the decoder has read so far."""
+    cross = ".cross." in name
+    if name.startswith("encoder") or family == "encoder-only":
+        return ()
+    if cross and name.endswith((".key", ".value")):
+        return ()
+    return ("word", "query") if cross else ("word", "query", "key")
 
 
 def _sizes(shape: Iterable[int]) -> str:

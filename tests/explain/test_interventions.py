@@ -5,14 +5,17 @@ import copy
 import pytest
 import torch
 
+from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import write
 from limelight.decode.request import Request
 from limelight.decode.simple import beam_search, greedy_search
 from limelight.errors import UserError
+from limelight.explain.comparison import rank_heads
+from limelight.explain.explanation import explain
 from limelight.explain.interventions import applied, edits_of, parse
 from limelight.model.attention import fused_attention
 from limelight.model.taps import Recorder
-from tests.explain.samples import trained
+from tests.explain.samples import tokenizer, trained
 from tests.model.samples import TRANSFORMERS, VARIANTS, has_source, small, tokens
 
 BLOCKS = {
@@ -216,8 +219,11 @@ FAMILIES = ["paper", "rotary", "gpt-answers", "llama", "bert", "bert-classifies"
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_own_values_change_nothing(kind):
-    """Bit for bit: every value, at every tap, one head or all."""
-    model, text = trained(kind), TEXT.get(kind, "Hi how are you")
+    """Bit for bit: every value, at every tap, one head or all.
+
+    Greedily, as with a beam other beginnings would read this one's values as well.
+    """
+    model, text = trained(kind, beam=1), TEXT.get(kind, "Hi how are you")
     before = explain(model, text)
     heads = [f"{name}@1=from:{text}" for name in before.names if name.endswith(".weights")]
     for changes in ([f"*=from:{text}"], heads):
@@ -232,7 +238,7 @@ def test_own_values_change_nothing(kind):
 def test_a_value_is_copied_from_another_text(kind):
     """All of a stack's output: then the model answers what it answers there."""
     model, text = trained(kind), TEXT.get(kind, "who are you")
-    other = text.replace("are", "Hi") if "Hi" not in text else text
+    other = "what is ___" if kind == "bert" else "what is that"
     tap = "decoder.output" if model.family == "decoder-only" else "encoder.output"
     target = None if model.family == "encoder-only" else "I am fine"
     there = explain(model, other, target)
@@ -240,41 +246,43 @@ def test_a_value_is_copied_from_another_text(kind):
     assert torch.equal(after.tensor(tap), there.tensor(tap))
     assert torch.equal(after.logits, there.logits)
     assert not torch.equal(after.logits, explain(model, text, target).logits)
-    assert after.comparison.tokens != explain(model, text, target, change=["*=scale:1"]).comparison
 
 
 @pytest.mark.parametrize("mode", [{"beam": 1}, {"beam": 3}, {"temperature": 1.5, "seed": 4}])
 @pytest.mark.parametrize("kind", ["paper", "llama"])
 def test_the_text_is_generated_by_the_changed_model(kind, mode):
     config = DecodeConfig(**mode, max_extra_tokens=3)
-    after = explain(trained(kind), "Hi how are you", config=config, change=["*.self@2=off"])
+    after = explain(trained(kind), "Hi how are you", config=config, change=["*.self.weights@2=off"])
     assert after.checks.same_words
     assert after.checks.fast_difference < 1e-4
     assert after.checks.traced_difference == 0
-    forced = explain(trained(kind), "Hi how are you", config=config)
-    assert after.comparison.before == forced.trained.tokenizer.decode(
-        [i for i in forced.answers.ids[forced.traced_text.given :] if i != tokenizer().end]
+    assert torch.equal(
+        explain(
+            trained(kind), "Hi how are you", config=config, change=["*.self.weights@2=off"]
+        ).logits,
+        after.logits,
     )
 
 
 @pytest.mark.parametrize("kind", ["paper", "gpt-answers", "llama"])
-@pytest.mark.parametrize("target", [None, "I am fine"])
-def test_a_forced_word_is_read_and_judged_by_the_model(kind, target):
+@pytest.mark.parametrize(("target", "at"), [(None, 1), ("I am fine I am", 2)])
+def test_a_forced_word_is_read_and_judged_by_the_model(kind, target, at):
     model = trained(kind)
     before = explain(model, "who are you", target)
-    after = explain(model, "who are you", target, change=["target:2=dog"])
-    given = after.traced_text.given
-    word = tuple(tokenizer().encode(" dog"))
-    assert after.answers.ids[given + 1 : given + 1 + len(word)] == word
+    after = explain(model, "who are you", target, change=[f"target:{at}=dog"])
+    first = after.traced_text.given + at - 1
+    word = tokenizer().encode(" dog" if at > 1 or kind == "llama" else "dog")
+    assert list(after.answers.ids[first : first + len(word)]) == word
     assert after.target.ids[1:] == after.answers.ids[:-1]
-    assert after.answers.ids[: given + 1] == before.answers.ids[: given + 1]
-    step = after.steps[1]  # its probability is the model's own, not 1
+    assert after.answers.ids[:first] == before.answers.ids[:first]
+    step = after.steps[at - 1]  # its probability is the model's own, not 1
     assert step.chosen.token == word[0]
-    assert torch.equal(after.logits[step.row], before.logits[step.row])
+    assert torch.allclose(after.logits[step.row], before.logits[step.row], atol=1e-5)
     assert step.chosen.probability < 0.9
     tokens = after.comparison.tokens
-    assert [token.before == token.after for token in tokens[:2]] == [True, True]
-    assert any(token.before != token.after for token in tokens[2:])
+    assert all(token.before == pytest.approx(token.after) for token in tokens[:at])
+    if target is not None:
+        assert any(token.before != pytest.approx(token.after) for token in tokens[at:])
 
 
 def test_both_models_are_compared_on_the_same_tokens():
@@ -297,13 +305,27 @@ def test_both_models_are_compared_on_the_same_tokens():
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_heads_are_ranked_by_what_they_are_worth(kind):
     trace = explain(trained(kind), TEXT.get(kind, "who are you"))
-    ranked, counts = rank_heads(trace, lambda n: counts.append(n)), []
+    counted = []
+    ranked = rank_heads(trace, counted.append)
     blocks = 3 if trace.trained.family == "encoder-decoder" else 1
-    assert len({head[:2] for head in ranked}) == len(ranked) == 2 * blocks * 4
+    assert len({head[:2] for head in ranked}) == len(counted) == 2 * blocks * 4
     assert [head.effect for head in ranked] == sorted((h.effect for h in ranked), reverse=True)
-    best = ranked[0]
-    target = None if trace.trained.family == "encoder-only" else trace.comparison_text
-    assert target
+    for name, head, effect in (ranked[0], ranked[-1]):
+        without, d_head = copy.deepcopy(trace.model), trace.config.d_head
+        output = attention_at(without, name.removesuffix(".weights")).output
+        with torch.no_grad():
+            output.weight[:, (head - 1) * d_head : head * d_head] = 0
+            logits = without(*trace.inputs)[0]
+        difference = logprob_of_answer(trace, trace.logits) - logprob_of_answer(trace, logits)
+        assert effect == pytest.approx(difference, abs=1e-5)
+    assert kind.startswith("bert") or ranked[0].effect - ranked[-1].effect > 1e-3
+
+
+def logprob_of_answer(trace, logits):
+    if trace.config.classes:
+        return logits.log_softmax(dim=-1)[trace.logits.argmax()].item()
+    chosen = [(step.row, step.chosen.token) for step in trace.steps]
+    return sum(logits.log_softmax(dim=-1)[row, token].item() for row, token in chosen)
 
 
 MISTAKES = {
@@ -350,6 +372,49 @@ def test_an_impossible_change_is_explained(spelling):
     model = small("encoder-decoder")
     with pytest.raises(UserError, match=IMPOSSIBLE[spelling]):
         under(model, inputs(model), spelling)
+
+
+REFUSED = {
+    "encoder.output=from:Hi": "choose a text with as many tokens",
+    "source:9=hide": "there is no source token 9: .* 4",
+    "target:30=dog": "out of reach: the target has",
+    "decoder.0.cross.weights=scale:1e38": "change it less",
+}
+
+
+@pytest.mark.parametrize("spelling", REFUSED)
+@pytest.mark.parametrize("target", [None, "I am fine"])
+def test_a_change_that_does_not_fit_the_text_is_explained(spelling, target):
+    with pytest.raises(UserError, match=REFUSED[spelling]):
+        explain(trained("paper"), "who are you", target, change=[spelling])
+
+
+def test_more_changes_that_do_not_fit():
+    everything = [f"source:{i}=hide" for i in range(1, 5)]
+    for kind in ("paper", "bert"):
+        with pytest.raises(UserError, match=r"hidden|change it less"):
+            explain(trained(kind), "who are", change=everything[: 3 if kind == "paper" else 4])
+    with pytest.raises(UserError, match="models that write"):
+        explain(trained("bert"), "who ___ you", change=["target:1=dog"])
+    with pytest.raises(UserError, match="its place is taken"):
+        explain(trained("paper"), "who are you", change=["target:1=I", "target:1=a"])
+    with pytest.raises(UserError, match="there is no source token 7"):  # a token of the target
+        explain(trained("gpt-answers"), "who are you", "I am fine", change=["source:7=hide"])
+
+
+@pytest.mark.parametrize("tap", ["decoder.1.self.mixed", "decoder.0.self.weights", "logits"])
+def test_a_decoder_copies_as_far_as_both_texts_go(tap):
+    """What it computes at a token does not depend on later ones."""
+    model = trained("paper", beam=1)
+    answers = {text: explain(model, text) for text in ("Hi", "who are you")}
+    (short, one), (long, two) = sorted(answers.items(), key=lambda each: len(each[1].target))
+    assert len(one.target) < len(two.target)
+    for text, other in ((short, two), (long, one)):
+        after = explain(model, text, change=[f"{tap}=from:{long if other is two else short}"])
+        both = slice(min(len(after.target), len(other.target)))
+        columns = both if tap.endswith("weights") else slice(None)
+        copied, own = after.tensor(tap)[..., both, columns], other.tensor(tap)[..., both, columns]
+        assert torch.equal(copied, own)
 
 
 def test_a_single_string_is_no_list():
