@@ -32,7 +32,7 @@ class HeadEffect(NamedTuple):
     effect: float
 
 
-class Comparison(NamedTuple):
+class ChangeComparison(NamedTuple):
     """The same text with the unchanged and with the changed model."""
 
     changes: Sequence[str]
@@ -42,7 +42,7 @@ class Comparison(NamedTuple):
     attention: Sequence[HeadEffect]  # share of the attention weight that moved, the largest first
 
 
-def compare(before: Trace, after: Trace, intervention: Intervention) -> Comparison:
+def compare(before: Trace, after: Trace, intervention: Intervention) -> ChangeComparison:
     """Needs one pass more where the changed model generates another text."""
     same_text = intervention.force(before.traced_text)
     forced = after
@@ -51,7 +51,7 @@ def compare(before: Trace, after: Trace, intervention: Intervention) -> Comparis
         forced = Trace(before.trained, before.text, same_text, config, names=(), edits=edits)
     if any(trace.checks.broken.get("logits") for trace in (before, after, forced)):
         raise UserError("the scores of the changed model are not numbers: change it less")
-    return Comparison(
+    return ChangeComparison(
         tuple(intervention.spellings),
         answer_of(before),
         answer_of(after),

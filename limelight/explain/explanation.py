@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 
 from limelight.decode.config import DecodeConfig
-from limelight.explain.comparison import Comparison, compare
+from limelight.explain.comparison import ChangeComparison, compare
 from limelight.explain.interventions import Intervention, intervention_in_steps, parse
 from limelight.explain.render.figures import png_of
 from limelight.explain.render.html import as_html
@@ -31,7 +31,7 @@ class Explanation(Trace):
     Of a changed model, `comparison` has what the changes did.
     """
 
-    comparison: Comparison | None = None
+    comparison: ChangeComparison | None = None
 
     @property
     def stages(self) -> list[Stage]:

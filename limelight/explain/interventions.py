@@ -248,9 +248,12 @@ class _Copied:
                 f"{self.name} is {_sizes(self.donor.shape)} in the text to copy from, and "
                 f"{_sizes(shape)} here: choose a text with as many tokens"
             )
-        both = tuple(slice(min(here, there)) for here, there, _ in sizes)
         changed = value.clone()
-        changed[(..., *both)] = self.donor[both].to(value)
+        both, donor = changed, self.donor.to(value)
+        for axis, (here, there, _) in enumerate(sizes, -len(sizes)):
+            both = both.narrow(axis, 0, min(here, there))
+            donor = donor.narrow(axis, 0, min(here, there))
+        both.copy_(donor)
         return changed
 
 

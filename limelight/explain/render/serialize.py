@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.errors import UserError, unknown_name
-from limelight.explain.comparison import Comparison
+from limelight.explain.comparison import ChangeComparison
 from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
@@ -44,7 +44,7 @@ class Blob(NamedTuple):
     parts: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes, in this order
 
 
-def manifest(trace: Trace, comparison: Comparison | None = None) -> dict[str, Any]:
+def manifest(trace: Trace, comparison: ChangeComparison | None = None) -> dict[str, Any]:
     """What a page needs first: under 150 KB for the paper's base model and 64 tokens."""
     facts = _facts(trace)
     if trace.changes:
@@ -54,7 +54,7 @@ def manifest(trace: Trace, comparison: Comparison | None = None) -> dict[str, An
     return facts
 
 
-def _comparison(found: Comparison) -> dict[str, Any]:
+def _comparison(found: ChangeComparison) -> dict[str, Any]:
     return {
         "before": clean(found.before),
         "after": clean(found.after),

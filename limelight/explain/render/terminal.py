@@ -19,7 +19,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from limelight.explain.comparison import Comparison, HeadEffect
+from limelight.explain.comparison import ChangeComparison, HeadEffect
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import extra_stages, main_stages
@@ -72,7 +72,7 @@ def introduce(console: Console, trace: Trace) -> None:
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
 
 
-def show_comparison(console: Console, found: Comparison) -> None:
+def show_comparison(console: Console, found: ChangeComparison) -> None:
     """Print what changes did: texts, probabilities, and the heads that attend elsewhere now."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row(Text("changed", "dim"), Text("  ".join(found.changes), "bold red"))
