@@ -49,19 +49,9 @@ def explain(
         html: write the walk into this file, a self-contained page for a browser
         json: print the manifest: tokens, steps, the shape and range of every value, checks
     """
-    _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--html": html})
-    _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--figure": figure})
     focus = {"layer": layer, "head": head, "word": word}
-    given = [f"--{name}" for name, value in focus.items() if value is not None]
     views = {"--follow": follow, "--stage": stage, "--html": html, "--figure": figure}
-    for option, value in {**views, "--change": change, **dict.fromkeys(given, True)}.items():
-        _check_exclusive({"--which-head": which_head, option: value})
-    if json and given:
-        raise UserError(f"--json covers all layers, heads and words: leave {given[0]} out")
-    if change and given and not any(views.values()):
-        raise UserError(f"{given[0]} is for a stage: add --stage to see one of the changed model")
-    if figure and not html and word is not None:
-        raise UserError("--figure draws all words: leave --word out")
+    _check_options(views, {"--which-head": which_head, "--change": change, "--json": json}, focus)
 
     from limelight.explain.explanation import explain
 
@@ -74,6 +64,24 @@ def explain(
         _save(trace, figure, html, Path(run).resolve().name, focus)
     else:
         _print(trace, "follow" if follow else stage, focus, json)
+
+
+def _check_options(
+    views: dict[str, object], others: dict[str, object], focus: dict[str, Any]
+) -> None:
+    chosen = [f"--{name}" for name, value in focus.items() if value is not None]
+    for file in ("--html", "--figure"):  # both together are possible
+        names = ("--follow", "--stage", "--json", file)
+        _check_exclusive({name: {**views, **others}[name] for name in names})
+    for option in (*views, "--change", *chosen):
+        value = {**views, **others}.get(option, True)
+        _check_exclusive({"--which-head": others["--which-head"], option: value})
+    if others["--json"] and chosen:
+        raise UserError(f"--json covers all layers, heads and words: leave {chosen[0]} out")
+    if others["--change"] and chosen and not any(views.values()):
+        raise UserError(f"{chosen[0]} is for a stage: add --stage to see one of the changed model")
+    if views["--figure"] and not views["--html"] and focus["word"] is not None:
+        raise UserError("--figure draws all words: leave --word out")
 
 
 def _check_exclusive(options: dict[str, object]) -> None:

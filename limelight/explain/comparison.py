@@ -15,7 +15,7 @@ from limelight.explain.interventions import Intervention, edits_of, parse
 from limelight.explain.trace import Trace, record
 
 
-class TokenEffect(NamedTuple):
+class _TokenEffect(NamedTuple):
     """A token of the unchanged model's answer, or a class."""
 
     token: str
@@ -38,7 +38,7 @@ class ChangeComparison(NamedTuple):
     changes: Sequence[str]
     before: str
     after: str
-    tokens: Sequence[TokenEffect]
+    tokens: Sequence[_TokenEffect]
     attention: Sequence[HeadEffect]  # share of the attention weight that moved, the largest first
 
 
@@ -72,15 +72,15 @@ def answer_of(trace: Trace) -> str:
     return tokenizer.decode([token for token in answers if token != tokenizer.end])
 
 
-def _token_effects(before: Trace, after: Trace) -> list[TokenEffect]:
+def _token_effects(before: Trace, after: Trace) -> list[_TokenEffect]:
     if before.config.classes:
         names = before.trained.classes
         old, new = (trace.logits.double().softmax(dim=-1).tolist() for trace in (before, after))
         best = names[int(after.logits.argmax())]
-        return [TokenEffect(n, x, y, best) for n, x, y in zip(names, old, new, strict=True)]
+        return [_TokenEffect(n, x, y, best) for n, x, y in zip(names, old, new, strict=True)]
     logits = after.logits.double()
     return [
-        TokenEffect(
+        _TokenEffect(
             before.label(step.row, step.chosen.piece),
             step.chosen.probability,
             (logits[step.row, step.chosen.token] - best.logsumexp).exp().item(),
