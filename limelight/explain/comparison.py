@@ -33,7 +33,7 @@ class HeadEffect(NamedTuple):
 
 
 class ChangeComparison(NamedTuple):
-    """The same text with the unchanged and with the changed model."""
+    """A text with the unchanged and with the changed model."""
 
     changes: Sequence[str]
     before: str
