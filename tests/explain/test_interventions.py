@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import write
@@ -415,6 +416,18 @@ def test_a_decoder_copies_as_far_as_both_texts_go(tap):
         columns = both if tap.endswith("weights") else slice(None)
         copied, own = after.tensor(tap)[..., both, columns], other.tensor(tap)[..., both, columns]
         assert torch.equal(copied, own)
+
+
+def test_no_picture_hides_that_the_model_was_changed():
+    after = explain(trained("paper"), "who are you", change=["decoder.0.cross@2=off"])
+    assert "<p>Changed: decoder.0.cross@2=off</p>" in after.html()
+    assert '"changes":["decoder.0.cross@2=off"]' in after.html()
+    with pytest.MonkeyPatch.context() as patch:
+        titles = []
+        patch.setattr(Figure, "suptitle", lambda _, text, **__: titles.append(text))
+        after._repr_png_()
+    assert "changed: decoder.0.cross@2=off" in titles[0]
+    assert "changed" in repr(after)
 
 
 def test_a_single_string_is_no_list():
