@@ -27,6 +27,7 @@ ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), 
     ("routes", "POST /api/fill"): "texts, and what fills them",
     ("routes", "POST /api/classify"): "text",
     ("routes", "POST /api/score"): "log_probability; text",
+    ("routes", "POST /api/trace"): "change: changes of the model",
 }
 
 

@@ -7,10 +7,11 @@
 The models know nothing of this. A recorder hangs hooks on the very modules that answer, switches
 attention to its explicit path, and leaves everything as it was. The names are part of the
 interface. `dataflow` lists them with how each value is made from others, for the model that is
-there: post-norm or pre-norm, what kind of positions, gated or not.
+there: post-norm or pre-norm, what kind of positions, gated or not. A value can be replaced as well
+as recorded: `edits` has functions for it, by name.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self
@@ -33,6 +34,7 @@ class _Tap(NamedTuple):
 
 
 _Named = Iterator[tuple[str, _Tap]]
+Edits = Mapping[str, Sequence[Callable[[Tensor], Tensor]]]  # applied to a tap's value in order
 
 
 def taps(model: nn.Module) -> dict[str, _Tap]:
@@ -183,7 +185,7 @@ class Recorder:
     a distributed wrapper put around it. A later pass replaces the values of an earlier one. All
     attention is computed explicitly, watched or not, so that a value does not depend on what else
     is recorded. `keep` says what is kept of a value, so that a part of it need not hold all of it
-    in memory.
+    in memory. The pass goes on with what the `edits` of a value return, and that is recorded.
     """
 
     def __init__(
@@ -191,12 +193,14 @@ class Recorder:
         model: nn.Module,
         names: str | Iterable[str] = "*",
         keep: Callable[[str, Tensor], Tensor] = lambda _, value: value,
+        edits: Edits | None = None,
     ) -> None:
-        self.model, self.keep = _eager(model), keep
+        self.model, self.keep, self.edits = _eager(model), keep, edits or {}
         known = taps(self.model)
         self.watched = {name: known[name] for name in matching(names, known)}
+        self.hooked = self.watched | {name: known[name] for name in self.edits}
         paths = {path for path, _ in self.model.named_modules()}
-        if hidden := [name for name, tap in self.watched.items() if tap.module not in paths]:
+        if hidden := [name for name, tap in self.hooked.items() if tap.module not in paths]:
             raise UserError(
                 f"the tap {hidden[0]!r} cannot be reached: a part of the model is wrapped; compile "
                 "parts with `part.compile()`, which leaves them in place, not `torch.compile(part)`"
@@ -218,7 +222,7 @@ class Recorder:
             if isinstance(module, Attention) and isinstance(module.attend, partial):
                 raise UserError("this model is being recorded already: one recorder at a time")
         self.values.clear()
-        name_at = {(tap.module, tap.at): name for name, tap in self.watched.items()}
+        name_at = {(tap.module, tap.at): name for name, tap in self.hooked.items()}
         for path, module in self.model.named_modules():
             if module._compiled_call_impl:  # hooks never fire in compiled code
                 self._change(module, "_compiled_call_impl", None)
@@ -242,22 +246,26 @@ class Recorder:
         self._undo.append(partial(setattr, module, attribute, getattr(module, attribute)))
         setattr(module, attribute, value)
 
-    def _keep_input(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.values[name] = self.keep(name, inputs[0])
+    def _keep_input(
+        self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        return self._pass(name, inputs[0]), *inputs[1:]
 
-    def _keep_output(self, name: str, _: nn.Module, __: object, output: Any) -> None:
-        value = output[0] if isinstance(output, tuple) else output
-        if name == "logits":
-            value = value.clone()  # the caller may write over them
-        self.values[name] = self.keep(name, value)
+    def _keep_output(self, name: str, _: nn.Module, __: object, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return self._pass(name, output[0]), *output[1:]
+        return self._pass(name, output)
 
     def _watch(self, names: dict[str, str]) -> Callable[[str, Tensor], Tensor]:
-        def watch(step: str, value: Tensor) -> Tensor:
-            if step in names:
-                self.values[names[step]] = self.keep(names[step], value)
-            return value
+        return lambda step, value: self._pass(names[step], value) if step in names else value
 
-        return watch
+    def _pass(self, name: str, value: Tensor) -> Tensor:
+        for edit in self.edits.get(name, ()):
+            value = edit(value)
+        if name in self.watched:
+            # The caller may write over the logits.
+            self.values[name] = self.keep(name, value.clone() if name == "logits" else value)
+        return value
 
 
 def _eager(model: nn.Module) -> nn.Module:

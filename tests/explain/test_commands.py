@@ -57,7 +57,8 @@ def limelight(folder, monkeypatch, capsys):
 
 def test_the_page_shows_every_option_and_stop():
     shown = " ".join(word for command in COMMANDS for word in command)
-    for option in ("stage", "layer", "head", "word", "target", "follow", "figure", "html", "json"):
+    options = ("stage", "layer", "head", "word", "target", "follow", "figure", "html", "json")
+    for option in (*options, "change", "which-head"):
         assert f"--{option}" in shown
         assert f"`--{option}" in PAGE
 
@@ -80,7 +81,7 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         assert plain == ""
         assert Path("walk.html").read_text("utf-8").startswith("<!doctype html>")
         return
-    assert "✓" in plain or "--follow" in command
+    assert "✓" in plain or {"--follow", "--change", "--which-head"} & {*command}
     assert "✗" not in plain
     assert "\x1b[" not in plain
     assert "\x1b[" in coloured
@@ -116,6 +117,17 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--figure", "a.svg", "--word", "Hi"], "--figure draws all words: leave --word out"),
         (["--figure", "a.svg", "--follow"], "--follow and --figure exclude each other"),
         (["--html", "a.html", "--figure", "a.svg", "--stop", "cross"], "--stage and --html excl"),
+        (["--change", "decoder.0.cros=off"], "there is no tap 'decoder.0.cros': did you mean"),
+        (["--change", "decoder.0.cross@5=off"], "there is no head 5: this model has heads 1 to 4"),
+        (["--change", "decoder.2=off"], "there is no tap 'decoder.2': did you mean 'decoder."),
+        (["--change", "decoder.0.cross"], "'decoder.0.cross' is not a change: write TAP=off"),
+        (["--change", "decoder.0.cross=out"], "there is no change 'out': "),
+        (["--change", "source:99=hide"], "there is no source token 99"),
+        (["--change", "target:99=Hi"], "target:99=Hi is out of reach: the target has"),
+        (["--change", "encoder.output=from:Hi"], "choose a text with as many tokens"),
+        (["--change", "decoder.0=off", "--layer", "1"], "--layer is for a stage: add --stage"),
+        (["--which-head", "--change", "decoder.0=off"], "--which-head and --change exclude each"),
+        (["--which-head", "--head", "1"], "--which-head and --head exclude each other"),
         (["--target", "e" * 3000], "tokens, and the model has room for 64: shorten it"),
     ],
 )
@@ -125,6 +137,22 @@ def test_mistakes_are_answered_with_a_sentence(arguments, sentence, limelight):
     assert sentence in err
     assert out == ""
     assert not list(Path().glob("a.*"))  # and nothing was done of it
+
+
+def test_changes_and_rankings_as_json_and_at_a_stage(limelight):
+    given = ["explain", "runs/chat", "Hi how are you", "--change", "decoder.0.cross@2=off"]
+    found = json.loads(limelight(*given, "--json")[1])
+    assert found["changes"] == ["decoder.0.cross@2=off"]
+    assert {row[0] for row in found["comparison"]["attention"]} >= {"decoder.0.cross.weights"}
+    _, shown, _ = limelight(*given, "--stage", "cross", "--layer", "1", "--head", "2")
+    assert re.search(r"^changed +decoder\.0\.cross@2=off *$", shown, re.M)
+    assert "✗ every row sums to 1" in shown
+    assert "A check fails where a change has replaced a value." in shown
+    _, other, _ = limelight(*given, "--stage", "cross", "--layer", "1", "--head", "1")
+    assert "✗" not in other
+    ranked = json.loads(limelight(*given[:3], "--which-head", "--json")[1])
+    assert len(ranked["heads"]) == 2 * 3 * 4
+    assert ranked["heads"][0]["falls_by"] >= ranked["heads"][-1]["falls_by"]
 
 
 def test_a_page_and_a_figure_are_written_together(limelight):

@@ -137,6 +137,64 @@ def test_every_stop_is_the_one_that_python_tells(inside, models, name):
     assert by_word.status_code == 200
 
 
+CHANGES = {
+    "reverse": ["decoder.0.cross@1=off", "source:2=hide", "target:1=d", "logits=from:c a b"],
+    "writer": ["decoder.0.feed_forward=off", "decoder.0.self@1=uniform"],
+    "bert": ["encoder.0.self.weights@2=uniform", "encoder.output=scale:0.5"],
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_trace_is_the_one_that_python_makes(inside, models, name):
+    text, change = TEXTS[name], CHANGES[name]
+    plain_one = inside.ask("/api/trace", model=name, text=text)
+    told = inside.ask("/api/trace", model=name, text=text, change=change)
+    trace = models[name].explain(text, change=change)
+    assert told["manifest"] == plain(serialize.manifest(trace, trace.comparison))
+    assert told["manifest"]["changes"] == change
+    url = "/api/trace/{}/tensor/logits"
+    equal(inside.client.get(url.format(told["trace"])), serialize.tensor(trace, "logits"))
+    unchanged = inside.client.get(url.format(plain_one["trace"]))
+    assert unchanged.content != inside.client.get(url.format(told["trace"])).content
+    assert "changes" not in plain_one["manifest"]
+    again = inside.ask("/api/trace", model=name, text=text)
+    assert again["manifest"] == plain_one["manifest"]
+
+
+def test_changes_are_bounded_and_explained(inside):
+    def refused(change):
+        response = inside.post("/api/trace", model="reverse", text="a b", change=change)
+        return response.status_code, response.json()["error"]["message"]
+
+    for change, status, sentence in (
+        (["decoder.0.cros=off"], 400, "did you mean 'decoder.0.cross'"),
+        (["decoder.0.cross@99=off"], 400, "there is no head 99"),
+        (["decoder.0.cross"], 400, "is not a change"),
+        (["source:9=hide"], 400, "there is no source token 9"),
+        (["source:1=hide"] * 17, 422, "change"),
+        (["a" * 1001], 422, "change"),
+        ("decoder.0=off", 422, "change"),
+        ([1], 422, "change"),
+    ):
+        code, message = refused(change)
+        assert (code, sentence in message) == (status, True), (change, message)
+
+
+def test_other_requests_see_no_change(inside):
+    text = "a b c d e"
+    before = inside.ask("/api/translate", model="reverse", text=text)
+    changed = ("/api/trace", {"model": "reverse", "text": text, "change": ["decoder.0=off"]})
+    other = ("/api/translate", {"model": "reverse", "text": text})
+    answers = [response.json() for response in all_at_once(inside, [changed, other] * 4)]
+    (own,) = before["outputs"]
+    for answer in answers[1::2]:  # as batches round differently, not to the last bit
+        (found,) = answer["outputs"]
+        assert found["text"] == own["text"]
+        assert found["logprobs"] == pytest.approx(own["logprobs"], abs=1e-4)
+    steps = answers[0]["manifest"]["comparison"]["tokens"]
+    assert any(abs(before - after) > 1e-2 for _, before, after, _ in steps)
+
+
 def test_what_there_is_not_is_said(inside):
     told = inside.ask("/api/trace", model="reverse", text="a b")
     base = f"/api/trace/{told['trace']}"

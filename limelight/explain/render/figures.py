@@ -76,7 +76,8 @@ def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
         _draw_map(ax, weights, block.rows, block.key_tokens.labels, which)
     layers = "all layers" if layer is None else f"layer {layer}"
     heads = "mean of all heads" if head is None else f"head {head}"
-    figure.suptitle(f"attention weights: {layers}, {heads}", fontsize=10)
+    changed = f"\nchanged: {'  '.join(trace.changes)}" if trace.changes else ""
+    figure.suptitle(f"attention weights: {layers}, {heads}{changed}", fontsize=10)
     return figure
 
 

@@ -167,6 +167,8 @@ def _blob(path: str, make: Callable[..., Blob], *arguments: Any) -> _Item:
 def _plain_html(focus: Focus) -> str:
     trace = focus.trace
     parts = [f"<h1>{escape(trace.text)}</h1>"]
+    if trace.changes:
+        parts.append(f"<p>Changed: {escape('  '.join(trace.changes))}</p>")
     if trace.steps:
         output = " ".join(step.chosen.piece for step in trace.steps)
         parts.append(f"<p>The model: {escape(output)}</p>")

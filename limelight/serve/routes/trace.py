@@ -165,7 +165,8 @@ async def _view(
         message = f"this model is {family}: only Transformers can be traced"
         raise RefusedError(400, "not_for_this_model", message, "choose a Transformer")
     job: Message = {"text": token.text, "target": token.target, "tag": token.tag}
-    job |= {"print": token.fingerprint, "settings": _settings(registry, model, token)}
+    job |= {"change": token.change, "print": token.fingerprint}
+    job |= {"settings": _settings(registry, model, token)}
     return await model.call("trace", seconds, what=view, **job, **fields)
 
 

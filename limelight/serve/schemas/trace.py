@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from limelight.serve.schemas.common import BaseRequest, Name, Settings, Strict, Tokens, Words
 
+_Change = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
 
 class _TraceSettings(Settings):
     text: Words
@@ -14,6 +16,11 @@ class _TraceSettings(Settings):
         None, description="How to decode; the run's recipe decides by default."
     )
     max_tokens: Tokens | None = None
+    change: list[_Change] = Field(
+        [],
+        max_length=16,
+        description="Changes of the model, such as decoder.0.cross@3=off; see the guide.",
+    )
 
 
 class TraceRequest(BaseRequest, _TraceSettings):

@@ -19,8 +19,9 @@ from limelight.data.corpora import TOYS
 from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import without_space
 from limelight.errors import UserError
-from limelight.explain.explanation import Explanation
+from limelight.explain.explanation import Explanation, changed
 from limelight.explain.focus import focus_on
+from limelight.explain.interventions import intervention_in_steps, parse
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, clean
 from limelight.explain.stages import stage_at
@@ -62,18 +63,13 @@ class TraceCache:
 
     def view(self, message: Message) -> Work:
         began = time.perf_counter()
-        key = json.dumps([message["text"], message["target"], message["tag"], message["settings"]])
+        key = _key(message, message.get("change", ()))
         while self.busy:
             yield
         self.busy = True
         try:
-            passage = self.passages.get(key) or (yield from self.read(message))
-            self.passages[key] = passage  # generating it again would take longest
-            self.passages.move_to_end(key)
-            if len(self.passages) > _PASSAGES:
-                self.passages.popitem(last=False)
-            trace = self.traced(key, message, passage)
-            fingerprint = _fingerprint(self.loaded, passage)
+            trace = self.keep(key) if key in self.traces else (yield from self.trace(key, message))
+            fingerprint = _fingerprint(self.loaded, trace.traced_text)
             if message["print"] not in ("", fingerprint):
                 raise ExpiredError("the model has changed since this was traced")
             answer = _TRACE_VIEWS[message["what"]](trace, message)
@@ -81,14 +77,28 @@ class TraceCache:
             self.busy = False
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
 
+    def trace(self, key: str, message: Message) -> Generator[None, None, Explanation]:
+        if message.get("change"):
+            before = yield from self.trace(_key(message), {**message, "change": ()})
+            return (yield from self.changed(key, message, before))
+        passage = self.passages.get(key) or (yield from self.read(message))
+        self.passages[key] = passage  # generating it again would take longest
+        self.passages.move_to_end(key)
+        if len(self.passages) > _PASSAGES:
+            self.passages.popitem(last=False)
+        return self.traced(key, message, passage)
+
     def read(self, message: Message) -> Generator[None, None, TracedText]:
         loaded, text, target = self.loaded, message["text"], message["target"]
         for side in (text, target or ""):
             self.check(len(loaded.tokenizer.encode(side)))
         config = _config_of(loaded, message["settings"], self.longest)
         found = yield from traced_text_in_steps(loaded, text, target, config, message["tag"])
-        self.check(max(len(found.source), len(found.target)))
+        self.check_text(found)
         return found
+
+    def check_text(self, found: TracedText) -> None:
+        self.check(max(len(found.source), len(found.target)))
 
     def check(self, count: int) -> None:
         """A trace grows with the square of its tokens."""
@@ -103,10 +113,33 @@ class TraceCache:
             smoothing = self.loaded.recipe.train.label_smoothing
             limits: Any = {"smoothing": smoothing, "max_bytes": self.budget}
             self.traces[key] = Explanation(self.loaded, message["text"], passage, config, **limits)
+        return self.keep(key)
+
+    def changed(
+        self, key: str, message: Message, before: Explanation
+    ) -> Generator[None, None, Explanation]:
+        """The trace of a changed model. Between two steps it is as before: others use it too."""
+        loaded, config = self.loaded, before.decode
+        target, tag, changes = message["target"], message["tag"], parse(message["change"])
+        made = yield from intervention_in_steps(
+            loaded, changes, target, config, tag, self.check_text
+        )
+        found = yield from made.text_in_steps(loaded, before.text, target, config, tag)
+        self.check_text(found)
+        self.traces[key] = changed(before, found, made, max_bytes=self.budget)
+        return self.keep(key)
+
+    def keep(self, key: str) -> Explanation:
+        """This trace is the most recent one; the oldest go, if all are too large."""
         self.traces.move_to_end(key)
         while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.budget:
             self.traces.popitem(last=False)
         return self.traces[key]
+
+
+def _key(message: Message, change: Sequence[str] = ()) -> str:
+    fields = [message[name] for name in ("text", "target", "tag", "settings")]
+    return json.dumps([*fields, *change])
 
 
 def _config_of(loaded: LoadedModel, settings: dict[str, Any], longest: int) -> DecodeConfig:
@@ -162,7 +195,7 @@ def _blob_payload(blob: Blob) -> Message:
 
 
 _TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
-    "manifest": lambda trace, _: {"manifest": serialize.manifest(trace)},
+    "manifest": lambda trace, _: {"manifest": serialize.manifest(trace, trace.comparison)},
     "tensor": _tensor_view,
     "focus": lambda trace, m: _blob_payload(serialize.attention_head(trace, m["at"], m["head"])),
     "thumbs": lambda trace, _: _blob_payload(serialize.thumbnails(trace)),

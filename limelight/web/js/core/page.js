@@ -15,8 +15,8 @@ export function livePage(facts) {
     ...facts,
     api,
     offline: false,
-    trace() {
-      const request = traceRequest(facts);
+    trace(how = {}) {
+      const request = traceRequest(facts, how);
       const key = JSON.stringify(request);
       if (traced?.key !== key) {
         const trace = api.trace(request);
@@ -36,10 +36,12 @@ export function filePage(facts) {
   return pageWith({ ...facts, offline: true, trace() { return this.busy(Promise.resolve(facts.held)); } });
 }
 
-function traceRequest(facts) {
-  const { text, target } = selected();
+/** `changed`: with the changes of the model that are selected, in a tab that shows them. */
+function traceRequest(facts, { changed = false }) {
+  const { text, target, change } = selected();
   const request = { model: facts.model.name, text: text ?? facts.example?.text ?? "" };
   if (tagNow(facts)) request.tag = tagNow(facts);
+  if (changed && change) request.change = change.split("\n");
   const given = text === null ? facts.example?.target : target;
   return given ? { ...request, target: given } : request;
 }

@@ -24,16 +24,21 @@ export function sentenceInput(page) {
     "aria-label": "Text to inspect",
   });
   const tag = tagChooser(page);
+  const changes = h("div", { class: "sentence-changes" });
+  const showChanges = () => replace(changes, sentenceChanges(selected().change?.split("\n"), () => select({ change: null })));
+  showChanges();
   const form = h(
     "form",
     { class: "sentence", role: "search", on: { submit: (event) => sentenceSent(event, field) } },
     field,
     tag,
     h("button", { class: "button primary", type: "submit" }, "Inspect"),
+    changes,
   );
   const leave = onSelect((now, before) => {
     if (now.text !== before.text) field.value = sentenceNow(page);
     if (tag) tag.value = tagNow(page);
+    if (now.change !== before.change) showChanges();
   });
   return { element: form, leave };
 }
@@ -87,8 +92,14 @@ function sentenceSent(event, field) {
   select({ text, target: null, query: null, key: null, step: null });
 }
 
+/** A line that nobody misses: these are not the numbers of the model as it was trained. */
+function sentenceChanges(changes, onRemove) {
+  if (!changes?.length) return null;
+  return h("p", { class: "changed" }, h("strong", null, "Changed: "), changes.join("  "), onRemove ? button("Remove", onRemove) : null);
+}
+
 function sentenceFixed(page) {
-  const element = h("p", { class: "sentence-fixed", dir: "auto" }, "…");
-  page.trace().then((trace) => replace(element, `“${trace.manifest.text}”`), () => {});
+  const element = h("div", { class: "sentence-fixed", dir: "auto" }, "…");
+  page.trace().then(({ manifest }) => replace(element, `“${manifest.text}”`, sentenceChanges(manifest.changes)), () => {});
   return element;
 }

@@ -3,7 +3,7 @@
 
 const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key"]);
 const STATE_NAMES = [
-  "model", "tab", "text", "tag", "target", "stage", "step", "side", "layer", "head", "query", "key", "all",
+  "model", "tab", "text", "tag", "target", "change", "stage", "step", "side", "layer", "head", "query", "key", "all",
 ];
 const STATE_OLD_NAMES = { stage: "stop" }; // in links of earlier versions
 const stateListeners = new Set();
@@ -11,8 +11,9 @@ let stateNow = stateFromFragment(stateFragment());
 
 /**
  * The selection. Layers and heads count from 1; step, query and key from 0; null is not chosen.
+ * `change` has a line for each change of the model, and the URL has it several times.
  * @returns {{model: ?string, tab: ?string, text: ?string, tag: ?string, target: ?string,
- *   stage: ?string, step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
+ *   change: ?string, stage: ?string, step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
  *   all: boolean}}
  */
 export function selected() {
@@ -72,7 +73,8 @@ function stateFromFragment(fragment) {
   const given = new URLSearchParams(fragment);
   const found = {};
   for (const name of STATE_NAMES) {
-    const value = given.get(name) ?? given.get(STATE_OLD_NAMES[name] ?? name);
+    const several = name === "change" ? given.getAll(name).join("\n") || null : null;
+    const value = several ?? given.get(name) ?? given.get(STATE_OLD_NAMES[name] ?? name);
     if (name === "all") found[name] = value === "1";
     else if (value === null) found[name] = null;
     else if (!STATE_NUMBERS.has(name)) found[name] = value;
@@ -85,7 +87,8 @@ function stateAsFragment(state) {
   const params = new URLSearchParams();
   for (const name of STATE_NAMES) {
     if (name === "all" ? state.all : state[name] !== null && state[name] !== undefined && state[name] !== "") {
-      params.set(name, name === "all" ? "1" : String(state[name]));
+      const values = name === "change" ? state.change.split("\n") : [name === "all" ? "1" : String(state[name])];
+      for (const value of values) params.append(name, value);
     }
   }
   const fragment = params.toString();

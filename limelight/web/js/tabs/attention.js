@@ -67,7 +67,7 @@ class AttentionView {
 
   follow(now, before) {
     const changed = (...names) => names.some((name) => now[name] !== before[name]);
-    if (changed("text", "tag", "target")) this.readText();
+    if (changed("text", "tag", "target", "change")) this.readText();
     else if (changed("side", "layer", "head") && this.trace) this.readHead();
     else if (changed("query", "key") && this.data) this.showPinned();
   }
@@ -78,7 +78,7 @@ class AttentionView {
     this.trace = this.data = null;
     replace(this.body, reading("loading the attention of all heads"));
     try {
-      const trace = await this.page.trace();
+      const trace = await this.page.trace({ changed: true });
       const small = await this.page.busy(trace.thumbs());
       if (this.left || turn !== this.turn) return; // another text was requested meanwhile
       this.trace = trace;

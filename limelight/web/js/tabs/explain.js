@@ -48,7 +48,7 @@ class ExplainWalk {
   }
 
   onSelect(now, before) {
-    if (["text", "tag", "target"].some((name) => now[name] !== before[name])) this.read();
+    if (["text", "tag", "target", "change"].some((name) => now[name] !== before[name])) this.read();
     else if (this.trace) this.draw();
   }
 
@@ -59,7 +59,7 @@ class ExplainWalk {
     this.trace = this.drawn = null;
     replace(this.parts.picture, reading("running the model on this text"));
     try {
-      const trace = await this.page.trace();
+      const trace = await this.page.trace({ changed: true });
       if (turn !== this.turn) return;
       this.trace = trace;
       await this.draw();
