@@ -186,18 +186,25 @@ def _raise_if_problem(outcome: Outcome) -> Outcome:
 
 
 def load(
-    path: str | Path, *others: str | Path, device: str = "auto", precision: Precision | None = None
+    path: str | Path,
+    *others: str | Path,
+    device: str = "auto",
+    precision: Precision | None = None,
+    step: int | None = None,
 ) -> LoadedModel:
     """Load a run folder, or a bundled model by its name. Nothing in a folder is ever executed.
 
     Several folders with the same tokenizer become an ensemble. The model computes on the best
-    device there is, in `precision`, or else as its recipe's `decode.precision` says.
+    device there is, in `precision`, or else as its recipe's `decode.precision` says. `step` loads
+    a checkpoint that the run has kept, also while it is training.
     """
+    if others and step is not None:
+        raise UserError(f"step={step} is a checkpoint of one run: load an ensemble without it")
     run = find_run(path)
     recipe = recipe_from_run(run)
     tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
     classes = _read_classes(run, recipe.model)
-    model, step = _newest_model(recipe.model, run)
+    model, loaded_step = _model_of(recipe.model, run, step)
     companions = [load(other, device="cpu", precision="auto") for other in others]
     for other, name in zip(companions, others, strict=True):
         if other.tokenizer.hash != tokenizer.hash:
@@ -215,15 +222,20 @@ def load(
         answer_share=_answer_share(run),
         ensemble=[other.model for other in companions],
         recipe=recipe,
-        step=step,
+        step=loaded_step,
     )
     return loaded.to(device, precision or recipe.decode.precision)
 
 
-def _newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
-    """The newest weights, and their step; a trainer may prune what was just found."""
+def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.Module, int]:
+    """The newest weights or those of a step; a trainer may prune what was just found."""
+
+    def examine(folder: Path) -> None:
+        _check_shapes(config, folder / WEIGHTS)
+
     while True:
-        folder, passed_over = run.weights(lambda folder: _check_shapes(config, folder / WEIGHTS))
+        at_step = None if step is None else run.weights_at(step, examine)
+        folder, passed_over = (at_step, []) if at_step else run.weights(examine)
         try:
             model = _build_from(config, folder / WEIGHTS)
         except UserError:

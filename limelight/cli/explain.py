@@ -21,6 +21,7 @@ def explain(
     head: arg.OptionalInt = None,
     word: Annotated[str | None, arg.Argument("WORD")] = None,
     follow: arg.Switch = False,
+    step: arg.OptionalInt = None,
     figure: arg.File = "",
     html: arg.File = "",
     tag: arg.Tag = "",
@@ -39,6 +40,7 @@ def explain(
         head: show this head, counted from 1
         word: show this word
         follow: each generated word with its candidates and what it attended to
+        step: use the checkpoint of this training step, also of a run that is training
         figure: draw the attention into this file, .svg, .png or .pdf
         html: write the walk into this file, a self-contained page for a browser
         json: print the manifest: tokens, steps, the shape and range of every value, checks
@@ -54,7 +56,7 @@ def explain(
 
     from limelight.explain.explanation import explain
 
-    loaded, config = io.load_for("explain", run, arg.overrides(set))
+    loaded, config = io.load_for("explain", run, arg.overrides(set), step=step)
     smoothing = loaded.recipe.train.label_smoothing
     trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag)
     if figure or html:

@@ -57,7 +57,7 @@ def limelight(folder, monkeypatch, capsys):
 
 def test_the_page_shows_every_option_and_stop():
     shown = " ".join(word for command in COMMANDS for word in command)
-    for option in ("stage", "layer", "head", "word", "target", "follow", "figure", "html", "json"):
+    for option in ("stage", "layer", "head", "word", "target", "follow", "figure", "html", "json", "step"):
         assert f"--{option}" in shown
         assert f"`--{option}" in PAGE
 
@@ -108,6 +108,7 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--model.layers", "3"], "only [decode] can"),
         (["--tag", "de"], "this model learned no tags"),
         (["--follow", "--stop", "scores"], "--follow and --stage exclude each other: choose one"),
+        (["--step", "30"], "has no checkpoint of step 30: it has 20, 40"),
         (["--follow", "--json"], "--follow and --json exclude each other: choose one"),
         (["--json", "--stop", "cross"], "--stage and --json exclude each other: choose one"),
         (["--html", "a.html", "--json"], "--json and --html exclude each other: choose one"),
