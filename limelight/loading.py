@@ -33,6 +33,7 @@ from limelight.tasks.score import Scored, score
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
+from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
     from limelight.explain.explanation import Explanation
@@ -220,6 +221,7 @@ def load(
         default_tag=data.tag,
         classes=classes,
         answer_share=_answer_share(run),
+        learning_rate=_peak_rate(recipe),
         ensemble=[other.model for other in companions],
         recipe=recipe,
         step=loaded_step,
@@ -273,6 +275,11 @@ def _build_from(config: AnyConfig, path: Path) -> nn.Module:
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     return model
+
+
+def _peak_rate(recipe: Recipe) -> float:
+    """The learning rate where the warm-up ends: the highest of every schedule."""
+    return learning_rate(recipe.train, recipe.model.d_model, max(1, recipe.train.warmup))
 
 
 def _answer_share(run: RunFolder) -> float:

@@ -35,7 +35,7 @@ def explain(
     Args:
         text: what the model reads; for a model that fills in blanks, write ___ for a missing word
         target: use this output instead of the one that the model would generate
-        stage: only this stage, such as scores, softmax, cross, loop, teacher or beam (or --stop)
+        stage: only this stage, such as scores, softmax, cross, loop, loss or learning (or --stop)
         layer: show this layer, counted from 1
         head: show this head, counted from 1
         word: show this word
@@ -43,13 +43,15 @@ def explain(
         step: use the checkpoint of this training step, also of a run that is training
         figure: draw the attention into this file, .svg, .png or .pdf
         html: write the walk into this file, a self-contained page for a browser
-        json: print the manifest: tokens, steps, the shape and range of every value, checks
+        json: print the manifest: tokens, steps, the shape and range of every value, checks; with
+            --stage, that stage
     """
-    _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--html": html})
-    _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--figure": figure})
+    for one in ({"--stage": stage}, {"--json": json}):
+        for file in ({"--html": html}, {"--figure": figure}):
+            _check_exclusive({"--follow": follow, **one, **file})
     focus = {"layer": layer, "head": head, "word": word}
     given = [f"--{name}" for name, value in focus.items() if value is not None]
-    if json and given:
+    if json and given and not stage:
         raise UserError(f"--json covers all layers, heads and words: leave {given[0]} out")
     if figure and not html and word is not None:
         raise UserError("--figure draws all words: leave --word out")
@@ -95,10 +97,13 @@ def _print(trace: "Trace", stage: str, focus: dict[str, Any], as_json: bool) -> 
     from limelight.explain.stages import stage_at, walk
 
     console = io.terminal()
+    if stage:
+        found = stage_at(trace, stage, focus_on(trace, **focus))
     if as_json:
-        io.print_text(serialize.as_json(serialize.manifest(trace)), end="\n")
+        facts = serialize.stage_data(found) if stage else serialize.manifest(trace)
+        io.print_text(serialize.as_json(facts), end="\n")
     elif stage:
-        show(console, trace, [stage_at(trace, stage, focus_on(trace, **focus))])
+        show(console, trace, [found])
     elif sys.stdin.isatty() and console.is_terminal:
         step_through(console, trace, walk(trace, **focus), io.prompt_user)
     else:

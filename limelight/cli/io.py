@@ -100,8 +100,10 @@ def terminal() -> "Console":
     from rich.console import Console
 
     class Terminal(Console):
-        def render(self, *arguments: Any) -> "Iterator[Segment]":
-            for part in super().render(*arguments):  # rich itself lets escape sequences through
+        def render(self, *arguments: Any, **named: Any) -> "Iterator[Segment]":
+            for part in super().render(
+                *arguments, **named
+            ):  # rich itself lets escape sequences through
                 text = part.text if part.control else escape_controls(part.text, keep="\n")
                 yield part._replace(text=text)
 

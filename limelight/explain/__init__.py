@@ -5,6 +5,7 @@ traced_text  the text, and what the model generates after it
 trace        the forward pass once more, with every value recorded
 stage_table  the stages of the walk: names, titles, families, and what each depends on
 stage        one stage as data: a sentence, formulas, figures and checks
+gradient     the loss of the text, its gradient, and one step along it
 focus        the chosen layer, head and word, and the values there
 stages       the stages themselves
 render       terminal, JSON, HTML and figures

@@ -65,6 +65,8 @@ STAGES = {
         _Entry("follow", "Extra: attention while generating", "", "", **_EXTRA),
         _Entry("teacher", "Extra: teacher forcing", "", "", **_EXTRA),
         _Entry("beam", "Extra: beam search", "", "", **_EXTRA),
+        _Entry("loss", "Extra: loss", "", "", **{**_EXTRA, "families": _EVERY}),
+        _Entry("learning", "Extra: one step of learning", "", "", **{**_EXTRA, "families": _EVERY}),
     )
 }
 

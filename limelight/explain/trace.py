@@ -184,7 +184,7 @@ class Trace:
             return keep(name, (value if once else value[0]).detach().cpu())
 
         recording = Recorder(self.model, names, alone)
-        with torch.no_grad(), _evaluating(self.model), recording as recorder:
+        with torch.no_grad(), evaluating(self.model), recording as recorder:
             recorder.model(*self.inputs)
         return recorder.values
 
@@ -263,7 +263,7 @@ class Trace:
 
     def _check(self) -> None:
         checks, traced_text = self.checks, self.traced_text
-        with torch.no_grad(), _evaluating(self.model):
+        with torch.no_grad(), evaluating(self.model):
             plain = self.model(*self.inputs)[0].cpu()
         checks.traced_difference = (plain - self.logits).abs().max().item()
         if not traced_text.logprobs:
@@ -327,7 +327,8 @@ def _summarise(value: Tensor) -> _Summary:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout."""
     training = model.training
     model.eval()
     try:

@@ -183,7 +183,14 @@ def test_a_target_that_is_too_long_is_refused():
     ("kind", "text", "settings", "sentence"),
     [
         ("paper", "  ", {}, "nothing to explain in an empty text"),
-        ("bert", "Hi", {"target": "Hello"}, "--target is for models that write"),
+        (
+            "bert",
+            "Hi",
+            {"target": "Hello"},
+            "one word of one token for each ___ of the text, which",
+        ),
+        ("bert", "___ ___", {"target": "Hi"}, "of the text, which has 2"),
+        ("bert-classifies", "Hi", {"target": "questoin"}, "did you mean 'question'"),
         ("paper", "Hi", {"names": "encoder.9.*"}, "there is no tap"),
         ("gpt", "Hi", {"tag": "fr"}, "this model learned no tags, so there is no 'fr'"),
         ("bert", "Hi ___", {"tag": "fr"}, "this model learned no tags, so there is no 'fr'"),

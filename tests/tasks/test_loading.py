@@ -213,6 +213,6 @@ def test_a_checkpoint_that_is_not_there_or_damaged(kept, tmp_path):
     copied = tmp_path / "run"
     shutil.copytree(kept, copied)
     (copied / "checkpoints" / "step-000002" / WEIGHTS).write_bytes(b"x")
-    with pytest.raises(UserError, match="step-000002 is damaged: 'weights.safetensors' has ano"):
+    with pytest.raises(UserError, match="step-000002 is damaged: 'weights"):
         limelight.load(copied, step=2)
     assert limelight.load(copied, step=4).step == 4

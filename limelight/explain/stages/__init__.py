@@ -5,6 +5,7 @@ attention    equation 1: queries, keys and values, scores, mask, softmax, weight
 layers       add & norm, feed-forward, and the stack of layers
 output       the decoder's input, the probabilities of the next token, and the loop
 extras       teacher forcing, beam search, and attention while generating
+learning     the loss of a text, its gradient, and one step along it
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from limelight.errors import UserError, unknown_name
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.stage import Stage
 from limelight.explain.stage_table import walk_of
-from limelight.explain.stages import attention, embedding, extras, layers, output
+from limelight.explain.stages import attention, embedding, extras, layers, learning, output
 from limelight.explain.trace import Trace
 
 # How each stage of `stage_table` is built, and the section of the paper to read.
@@ -40,6 +41,8 @@ BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
     "follow": (extras.follow, "4"),
     "teacher": (extras.teacher, "5"),
     "beam": (extras.beam, "6.1"),
+    "loss": (learning.loss, "5"),
+    "learning": (learning.learning, "5.3"),
 }
 
 
@@ -50,9 +53,12 @@ def main_stages(trace: Trace) -> list[str]:
 
 def extra_stages(trace: Trace) -> list[str]:
     """The names of the stages that stand outside the walk."""
-    if not trace.steps or trace.trained.family == "encoder-only":
+    if trace.checks.broken.get("logits") or not (trace.steps or trace.config.classes):
         return []
-    return ["follow", "teacher", *(["beam"] if trace.traced_text.tree else [])]
+    learn = ["loss", "learning"]
+    if trace.trained.family == "encoder-only":
+        return learn
+    return ["follow", "teacher", *(["beam"] if trace.traced_text.tree else []), *learn]
 
 
 def walk(
