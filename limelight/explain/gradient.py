@@ -37,7 +37,7 @@ class GradientStep(NamedTuple):
 def labels_of(trace: Trace) -> tuple[list[int], list[int]]:
     """The rows of the logits that count in the loss, and the true token or class of each."""
     given = list(trace.traced_text.labels)
-    if trace.config.classes:
+    if trace.trained.classes:
         return [0], given or [int(trace.logits.argmax())]
     if trace.trained.family == "encoder-only":
         rows = [step.row for step in trace.steps]
@@ -100,4 +100,4 @@ def _forward(trace: Trace, weights: _Weights, rows: list[int]) -> tuple[Tensor, 
     finally:
         for hook in hooks:
             hook.remove()
-    return logits if trace.config.classes else logits[0, rows], embedded
+    return logits if trace.trained.classes else logits[0, rows], embedded

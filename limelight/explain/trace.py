@@ -22,6 +22,7 @@ from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample,
 from limelight.errors import UserError, unknown_name
 from limelight.explain.tokens import label_at, pieces_of, words_of
 from limelight.explain.traced_text import TracedText
+from limelight.model.config import RecurrentConfig
 from limelight.model.taps import Recorder, dataflow, matching, sides, taps
 from limelight.tasks.text_model import TextModel
 
@@ -114,6 +115,10 @@ class Trace:
         return label_at(self.answers.pieces, row, piece)
 
     @property
+    def recurrent(self) -> bool:
+        return isinstance(self.config, RecurrentConfig)
+
+    @property
     def names(self) -> list[str]:
         """The names of all values, in the order of computation."""
         return list(taps(self.model))
@@ -173,6 +178,10 @@ class Trace:
         if (which == "cross" and len(there) < 2) or (which != "cross" and which not in there):
             raise UserError(f"a model that is {self.config.family} has no {which} attention")
         at = in_range("layer", layer, self.config.layers)
+        if self.recurrent:  # its layers share one attention, if there is any
+            if which != "cross" or not self.config.attention:
+                raise UserError(f"this {self.config.family} has no {which} attention")
+            return "decoder.cross"
         return f"decoder.{at}.cross" if which == "cross" else f"{which}.{at}.self"
 
     def record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
@@ -233,7 +242,7 @@ class Trace:
 
     def _steps(self) -> list[DecodingStep]:
         """One step per generated token; in an encoder, one per blank."""
-        if self.config.classes or self.checks.broken.get("logits"):
+        if self.trained.classes or self.checks.broken.get("logits"):
             return []
         tokenizer = self.trained.tokenizer
         if self.trained.family == "encoder-only":

@@ -110,9 +110,6 @@ def _labels(trained: TextModel, text: str, target: str | None) -> list[int]:
 
 
 def _check_explainable(trained: TextModel) -> None:
-    kind = str(trained.model.config.family)
-    if kind.startswith("recurrent"):
-        raise UserError(f"this model is {kind}: explain is for Transformers")
     if trained.ensemble:
         raise UserError("an ensemble is several models: load one of them to explain it")
 

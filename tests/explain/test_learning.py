@@ -35,7 +35,7 @@ def loss_of(trace):
     rows, labels = labels_of(trace)
     with torch.no_grad():
         logits = trace.model(*trace.inputs).numpy()
-    logits = logits if trace.config.classes else logits[0, rows]
+    logits = logits if trace.trained.classes else logits[0, rows]
     logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     nll = -logprobs[range(len(labels)), labels]
     return float(((1 - SMOOTHING) * nll - SMOOTHING * logprobs.mean(axis=-1)).mean())

@@ -43,14 +43,8 @@ def show(console: Console, trace: Trace, stages: Sequence[Stage]) -> None:
 
 def introduce(console: Console, trace: Trace) -> None:
     """Print the model, the text, the output and the names of the stages."""
-    config = trace.config
-    size = sum(p.numel() for p in trace.model.parameters())
-    summary = (
-        f"{config.family}, {config.layers} layers, {config.heads} heads, d_model {config.d_model}, "
-        f"{config.norm_order}-norm, {config.positions} positions, {size:,} parameters"
-    )
     facts = Table.grid(padding=(0, 2))
-    facts.add_row(Text("model", "dim"), Text(summary))
+    facts.add_row(Text("model", "dim"), Text(_summary(trace)))
     read = trace.source.labels or trace.target.labels[: trace.traced_text.given + 1]
     facts.add_row(Text("reads", "dim"), Text(" ".join(read), "bold"))
     if trace.steps:
@@ -66,6 +60,18 @@ def introduce(console: Console, trace: Trace) -> None:
     for name, count in list(trace.checks.broken.items())[:1]:
         warning = f"NaN: {count:,} numbers of {name}, and so in {len(trace.checks.broken)} values. "
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
+
+
+def _summary(trace: Trace) -> str:
+    config, size = trace.config, sum(p.numel() for p in trace.model.parameters())
+    if trace.recurrent:
+        parts = f"{config.layers} layers of {config.cell}, d_model {config.d_model}"
+    else:
+        parts = (
+            f"{config.layers} layers, {config.heads} heads, d_model {config.d_model}, "
+            f"{config.norm_order}-norm, {config.positions} positions"
+        )
+    return f"{config.family}, {parts}, {size:,} parameters"
 
 
 def _map_lines(trace: Trace, stage: Stage) -> Text:

@@ -63,7 +63,8 @@ def learning(focus: Focus) -> Stage:
         title="Learning: every weight moves a little against its gradient",
         what="The gradient says how much the loss changes if a weight changes. Back-propagation "
         "finds it for all weights in one pass backwards. One step along it makes the right answer "
-        "more likely. The model itself stays as it was.",
+        "more likely. At a token, it says how much a change of its embedding would matter. The "
+        "model itself stays as it was.",
         formulas=_step_formulas(step, rate),
         figures=[
             _before_and_after(trace, step, rows, labels),
@@ -77,12 +78,12 @@ def learning(focus: Focus) -> Stage:
 
 def _logits(trace: Trace, rows: Sequence[int]) -> Tensor:
     """n V: those that count in the loss."""
-    return (trace.logits[None] if trace.config.classes else trace.logits[list(rows)]).double()
+    return (trace.logits[None] if trace.trained.classes else trace.logits[list(rows)]).double()
 
 
 def _labelled(trace: Trace, rows: Sequence[int], labels: Sequence[int]) -> list[list[Cell]]:
     """For each of these rows its number, the token it reads, and the true token."""
-    if trace.config.classes:
+    if trace.trained.classes:
         return [["0", trace.source.labels[0], visible(trace.trained.classes[labels[0]])]]
     read = (trace.target or trace.source).labels
     pieces = pieces_of(trace.trained.tokenizer, labels)
@@ -93,7 +94,7 @@ def _labelled(trace: Trace, rows: Sequence[int], labels: Sequence[int]) -> list[
 
 
 def _what_is_read(trace: Trace) -> str:
-    if trace.config.classes:
+    if trace.trained.classes:
         return "Training knows the class of the text."
     if trace.trained.family == "encoder-only":
         return "Training hides some tokens and knows what they are; only these count."
@@ -104,7 +105,7 @@ def _target_notes(trace: Trace) -> list[str]:
     encoder = trace.trained.family == "encoder-only"
     if (
         encoder
-        and not trace.config.classes
+        and not trace.trained.classes
         and trace.trained.tokenizer.mask not in trace.source.ids
     ):
         return [_NOT_MASKED]
@@ -159,7 +160,7 @@ def _token_table(focus: Focus, step: GradientStep, side: str) -> TableFigure:
     rows: list[list[Cell]] = [
         [str(i), labels[i], size, shares[i]] for i, size in enumerate(sizes.tolist())
     ]
-    title = f"gradient at each token that the {side} reads: where a change would matter most"
+    title = f"gradient at each token that the {side} reads"
     heads = ["position", "token", "norm", "share"]
     return TableFigure(title, heads, rows, share=3, names=(f"{side} tokens",))
 
@@ -173,12 +174,12 @@ def _matrix_table(step: GradientStep, rate: float) -> TableFigure:
             others += squared
             continue
         size, weight = math.sqrt(squared), step.weights[name].double().norm().item()
-        shape = " x ".join(map(str, gradient.shape))
+        shape = "\u00a0x\u00a0".join(map(str, gradient.shape))
         moved = 100 * rate * size / (weight or 1.0)
         rows.append([size, moved, squared / total, shape, name])
     rows.append([math.sqrt(others), "", others / total, "", "all biases and norms"])
     rows.sort(key=lambda row: -float(str(row[0])))
-    title = "gradient at each weight matrix, the largest first; shares are of the squared norm"
+    title = "gradient at each weight matrix, the largest first (shares of norm^2)"
     heads = ["norm", "moved by %", "share", "shape", "weights"]
     return TableFigure(title, heads, rows, share=2, names=("gradients",))
 
