@@ -4,7 +4,7 @@ torch computes a whole recurrence in one call, without names for what happens in
 computed once more, gate by gate; the checks compare the states with the model's own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,42 +16,31 @@ from limelight.explain.stage import Cell, Formula, Heatmap, Stage, TableFigure, 
 _Values = dict[str, Tensor]  # by name: of one step, or T H of all steps
 
 
-class _Step(NamedTuple):
-    """What a cell reads: x W + b, h U + b (both split into gates), and what it carries."""
-
-    inputs: tuple[Tensor, ...]
-    recurrent: tuple[Tensor, ...]
-    carried: _Values
+# A cell gets W x + b and U h + b, each split into gates, and what it has carried so far.
 
 
-def _lstm(step: _Step) -> _Values:
+def _lstm(x: Sequence[Tensor], h: Sequence[Tensor], before: _Values) -> _Values:
     """Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000."""
-    keep, forget, new, out = (x + h for x, h in zip(step.inputs, step.recurrent, strict=True))
+    keep, forget, new, out = map(torch.add, x, h)
     gates = {"input gate": keep.sigmoid(), "forget gate": forget.sigmoid()}
     gates |= {"output gate": out.sigmoid(), "candidate": new.tanh()}
-    kept = gates["forget gate"] * step.carried["cell"]
-    cell = kept + gates["input gate"] * gates["candidate"]
+    cell = gates["forget gate"] * before["cell"] + gates["input gate"] * gates["candidate"]
     return {**gates, "cell": cell, "state": gates["output gate"] * cell.tanh()}
 
 
-def _gru(step: _Step) -> _Values:
+def _gru(x: Sequence[Tensor], h: Sequence[Tensor], before: _Values) -> _Values:
     """Cho et al. 2014."""
-    (reset_x, update_x, new_x), (reset_h, update_h, new_h) = step.inputs, step.recurrent
-    reset, update = (reset_x + reset_h).sigmoid(), (update_x + update_h).sigmoid()
-    candidate = (new_x + reset * new_h).tanh()
-    state = (1 - update) * candidate + update * step.carried["state"]
+    reset, update = (x[0] + h[0]).sigmoid(), (x[1] + h[1]).sigmoid()
+    candidate = (x[2] + reset * h[2]).tanh()
+    state = (1 - update) * candidate + update * before["state"]
     return {"reset gate": reset, "update gate": update, "candidate": candidate, "state": state}
 
 
-def _rnn(step: _Step) -> _Values:
-    return {"state": (step.inputs[0] + step.recurrent[0]).tanh()}
+def _rnn(x: Sequence[Tensor], h: Sequence[Tensor], _: _Values) -> _Values:
+    return {"state": (x[0] + h[0]).tanh()}
 
 
-_CELLS: dict[str, tuple[Callable[[_Step], _Values], int]] = {
-    "lstm": (_lstm, 4),
-    "gru": (_gru, 3),
-    "rnn": (_rnn, 1),
-}
+_CELLS = {"lstm": (_lstm, 4), "gru": (_gru, 3), "rnn": (_rnn, 1)}  # with the number of gates
 _EQUATIONS = {
     "lstm": "c = forget x c_before + input x candidate, h = output x tanh(c)",
     "gru": "h = (1 - update) x candidate + update x h_before",
@@ -81,9 +70,9 @@ class _Layer(NamedTuple):
         return torch.cat([values[name][ends[way]] for way, (values, _) in self.runs.items()])
 
 
-def layers_of(focus: Focus, side: str) -> list[_Layer]:
+def _layers_of(focus: Focus, side: str) -> list[_Layer]:
     """The recurrence of one side, layer by layer; a decoder starts from the encoder's end."""
-    before = layers_of(focus, "encoder") if (side, focus.side) == ("decoder", "encoder") else []
+    before = _layers_of(focus, "encoder") if (side, focus.side) == ("decoder", "encoder") else []
     x = focus.tensor(f"{side}.embedding") * focus.trace.config.d_model**0.5
     both, found = side == "encoder", list[_Layer]()
     for layer in range(focus.trace.config.layers):
@@ -113,7 +102,7 @@ def _run(
     inputs, steps, now = x @ weights[0].T + biases[0], list[_Values](), dict(carried)
     for t in range(len(x)) if way == "forward" else reversed(range(len(x))):
         recurrent = weights[1] @ now["state"] + biases[1]
-        now = compute(_Step(inputs[t].chunk(gates), recurrent.chunk(gates), now))
+        now = compute(inputs[t].chunk(gates), recurrent.chunk(gates), now)
         steps.append(now)
     steps = steps if way == "forward" else steps[::-1]
     return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
@@ -130,7 +119,7 @@ def decoder_recurrence(focus: Focus) -> Stage:
 
 
 def _recurrence(focus: Focus, side: str) -> Stage:
-    cell, all_layers = focus.trace.config.cell, layers_of(focus, side)
+    cell, all_layers = focus.trace.config.cell, _layers_of(focus, side)
     layer, tap = (
         all_layers[focus.layer],
         "encoder.output" if side == "encoder" else "decoder.states",
