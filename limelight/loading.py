@@ -33,6 +33,7 @@ from limelight.tasks.score import Scored, score
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
+from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
     from limelight.explain.explanation import Explanation
@@ -195,18 +196,25 @@ def _raise_if_problem(outcome: Outcome) -> Outcome:
 
 
 def load(
-    path: str | Path, *others: str | Path, device: str = "auto", precision: Precision | None = None
+    path: str | Path,
+    *others: str | Path,
+    device: str = "auto",
+    precision: Precision | None = None,
+    step: int | None = None,
 ) -> LoadedModel:
     """Load a run folder, or a bundled model by its name. Nothing in a folder is ever executed.
 
     Several folders with the same tokenizer become an ensemble. The model computes on the best
-    device there is, in `precision`, or else as its recipe's `decode.precision` says.
+    device there is, in `precision`, or else as its recipe's `decode.precision` says. `step` loads
+    a checkpoint that the run has kept, also while it is training.
     """
+    if others and step is not None:
+        raise UserError(f"step={step} is a checkpoint of one run: load an ensemble without it")
     run = find_run(path)
     recipe = recipe_from_run(run)
     tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
     classes = _read_classes(run, recipe.model)
-    model, step = _newest_model(recipe.model, run)
+    model, loaded_step = _model_of(recipe.model, run, step)
     companions = [load(other, device="cpu", precision="auto") for other in others]
     for other, name in zip(companions, others, strict=True):
         if other.tokenizer.hash != tokenizer.hash:
@@ -222,17 +230,23 @@ def load(
         default_tag=data.tag,
         classes=classes,
         answer_share=_answer_share(run),
+        learning_rate=_peak_rate(recipe),
         ensemble=[other.model for other in companions],
         recipe=recipe,
-        step=step,
+        step=loaded_step,
     )
     return loaded.to(device, precision or recipe.decode.precision)
 
 
-def _newest_model(config: AnyConfig, run: RunFolder) -> tuple[nn.Module, int]:
-    """The newest weights, and their step; a trainer may prune what was just found."""
+def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.Module, int]:
+    """The newest weights or those of a step; a trainer may prune what was just found."""
+
+    def examine(folder: Path) -> None:
+        _check_shapes(config, folder / WEIGHTS)
+
     while True:
-        folder, passed_over = run.weights(lambda folder: _check_shapes(config, folder / WEIGHTS))
+        at_step = None if step is None else run.weights_at(step, examine)
+        folder, passed_over = (at_step, []) if at_step else run.weights(examine)
         try:
             model = _build_from(config, folder / WEIGHTS)
         except UserError:
@@ -270,6 +284,11 @@ def _build_from(config: AnyConfig, path: Path) -> nn.Module:
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     return model
+
+
+def _peak_rate(recipe: Recipe) -> float:
+    """The learning rate where the warm-up ends: the highest of every schedule."""
+    return learning_rate(recipe.train, recipe.model.d_model, max(1, recipe.train.warmup))
 
 
 def _answer_share(run: RunFolder) -> float:

@@ -84,8 +84,8 @@ def test_make_test_leaves_out_what_it_says():
     reasons = {"gpu": ["GPU"], "system": ["browser", "strace", "root"], "soak": ["hours"]}
     named = re.findall(r"\w+", said_by_make()["test"].partition(" need no ")[2])
     assert set(named) - {"or"} == {reason for each in reasons.values() for reason in each}
-    makefile = (ROOT / "Makefile").read_text()
-    assert "pytest -n auto --maxprocesses 4 --dist worksteal || $(ALONE)\n" in makefile  # no -m of its own
+    makefile = (ROOT / "Makefile").read_text()  # it has no -m of its own
+    assert "pytest -n auto --maxprocesses 4 --dist worksteal || $(ALONE)\n" in makefile
 
 
 def test_ci_runs_what_its_comment_and_the_readme_say():

@@ -1,6 +1,7 @@
 """The command that shows one forward pass, stage by stage."""
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ def explain(
     follow: arg.Switch = False,
     change: Annotated[tuple[str, ...], arg.Argument("CHANGE")] = (),
     which_head: arg.Switch = False,
+    step: arg.OptionalInt = None,
     figure: arg.File = "",
     html: arg.File = "",
     tag: arg.Tag = "",
@@ -37,7 +39,7 @@ def explain(
     Args:
         text: what the model reads; for a model that fills in blanks, write ___ for a missing word
         target: use this output instead of the one that the model would generate
-        stage: only this stage, such as scores, softmax, cross, loop, teacher or beam (or --stop)
+        stage: only this stage, such as scores, softmax, cross, loop, loss or learning (or --stop)
         layer: show this layer, counted from 1
         head: show this head, counted from 1
         word: show this word
@@ -45,9 +47,11 @@ def explain(
         change: change the model and compare, as with decoder.0.cross@3=off (or uniform, zero,
             scale:0.5, from:TEXT; source:3=hide, target:2=WORD); may be repeated
         which_head: switch each head off once, and rank them by what that does to the answer
+        step: use the checkpoint of this training step, also of a run that is training
         figure: draw the attention into this file, .svg, .png or .pdf
         html: write the walk into this file, a self-contained page for a browser
-        json: print the manifest: tokens, steps, the shape and range of every value, checks
+        json: print the manifest: tokens, steps, the shape and range of every value, checks; with
+            --stage, that stage
     """
     focus = {"layer": layer, "head": head, "word": word}
     views = {"--follow": follow, "--stage": stage, "--html": html, "--figure": figure}
@@ -55,7 +59,7 @@ def explain(
 
     from limelight.explain.explanation import explain
 
-    loaded, config = io.load_for("explain", run, arg.overrides(set))
+    loaded, config = io.load_for("explain", run, arg.overrides(set), step=step)
     smoothing = loaded.recipe.train.label_smoothing
     trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag, change=change)
     if which_head:
@@ -70,13 +74,13 @@ def _check_options(
     views: dict[str, object], others: dict[str, object], focus: dict[str, Any]
 ) -> None:
     chosen = [f"--{name}" for name, value in focus.items() if value is not None]
-    for file in ("--html", "--figure"):  # both together are possible
-        names = ("--follow", "--stage", "--json", file)
-        _check_exclusive({name: {**views, **others}[name] for name in names})
+    # Both files together are possible, and a stage as JSON.
+    for one, file in product(("--stage", "--json"), ("--html", "--figure")):
+        _check_exclusive({name: {**views, **others}[name] for name in ("--follow", one, file)})
     for option in (*views, "--change", *chosen):
         value = {**views, **others}.get(option, True)
         _check_exclusive({"--which-head": others["--which-head"], option: value})
-    if others["--json"] and chosen:
+    if others["--json"] and chosen and not views["--stage"]:
         raise UserError(f"--json covers all layers, heads and words: leave {chosen[0]} out")
     if others["--change"] and chosen and not any(views.values()):
         raise UserError(f"{chosen[0]} is for a stage: add --stage to see one of the changed model")
@@ -130,10 +134,15 @@ def _print(trace: "Explanation", stage: str, focus: dict[str, Any], as_json: boo
     from limelight.explain.stages import stage_at, walk
 
     console = io.terminal()
+    if stage:
+        found = stage_at(trace, stage, focus_on(trace, **focus))
     if as_json:
-        io.print_text(serialize.as_json(serialize.manifest(trace, trace.comparison)), end="\n")
+        facts = (
+            serialize.stage_data(found) if stage else serialize.manifest(trace, trace.comparison)
+        )
+        io.print_text(serialize.as_json(facts), end="\n")
     elif stage:
-        show(console, trace, [stage_at(trace, stage, focus_on(trace, **focus))])
+        show(console, trace, [found])
     elif trace.comparison:
         show_comparison(console, trace.comparison)
     elif sys.stdin.isatty() and console.is_terminal:

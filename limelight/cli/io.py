@@ -35,6 +35,7 @@ def load_for(
     run: str,
     overrides: Mapping[str, Any] = MappingProxyType({}),
     ensemble: Iterable[str] = (),
+    step: int | None = None,
 ) -> "tuple[LoadedModel, DecodeConfig]":
     """A model that can do the task, and how it decodes. To be explained, it stays on the CPU."""
     for name in overrides:
@@ -44,7 +45,7 @@ def load_for(
     from limelight.loading import load
     from limelight.recipe import with_overrides
 
-    loaded = load(run, *ensemble, device="cpu", precision="auto")
+    loaded = load(run, *ensemble, device="cpu", precision="auto", step=step)
     config = with_overrides(loaded.recipe, overrides).decode
     for stream in (sys.stdin, sys.stdout):  # text is UTF-8, whatever the locale says
         if isinstance(stream, TextIOWrapper):
@@ -99,8 +100,10 @@ def terminal() -> "Console":
     from rich.console import Console
 
     class Terminal(Console):
-        def render(self, *arguments: Any) -> "Iterator[Segment]":
-            for part in super().render(*arguments):  # rich itself lets escape sequences through
+        def render(self, *arguments: Any, **named: Any) -> "Iterator[Segment]":
+            for part in super().render(
+                *arguments, **named
+            ):  # rich itself lets escape sequences through
                 text = part.text if part.control else escape_controls(part.text, keep="\n")
                 yield part._replace(text=text)
 

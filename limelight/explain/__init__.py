@@ -7,6 +7,7 @@ interventions  changes inside the model: a head off, a token hidden, a value cop
 comparison     the unchanged and the changed model on the same text
 stage_table    the stages of the walk: names, titles, families, and what each depends on
 stage          one stage as data: a sentence, formulas, figures and checks
+gradient       the loss of the text, its gradient, and one step along it
 focus          the chosen layer, head and word, and the values there
 stages         the stages themselves
 render         terminal, JSON, HTML and figures

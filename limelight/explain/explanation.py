@@ -53,7 +53,7 @@ class Explanation(Trace):
         return as_html(self, layer=layer, head=head, word=word)
 
     def __repr__(self) -> str:
-        names = ("cross", "softmax")
+        names = ("cross", "softmax", "recurrence", "attention")
         shown = [stage for stage in self.walk() if stage.name in names][-1:]
         return plain_text(self, shown)
 
@@ -64,9 +64,10 @@ class Explanation(Trace):
         allowed = "allow-scripts allow-downloads"
         return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{style}"></iframe>'
 
-    def _repr_png_(self) -> bytes:
+    def _repr_png_(self) -> bytes | None:
         """For notebooks that are not trusted, where no iframe is shown."""
-        return png_of(self)
+        attends = not self.recurrent or "decoder.cross.weights" in self.summaries
+        return png_of(self) if attends else None
 
 
 def explain(

@@ -206,7 +206,7 @@ def focus_on(
     """
     config = trace.config
     at_layer = in_range("layer", 1 if layer is None else layer, config.layers)
-    at_head = in_range("head", 1 if head is None else head, config.heads)
+    at_head = in_range("head", 1 if head is None else head, getattr(config, "heads", 1))
     end = trace.trained.tokenizer.end
     predicting = [i for i, token in enumerate(trace.answers.ids) if token != end]
     chosen = [i for i in predicting if i >= trace.traced_text.given] or predicting

@@ -9,7 +9,9 @@ from typing import Any
 
 _ENCODER_DECODER, _DECODER_ONLY, _ENCODER_ONLY = "encoder-decoder", "decoder-only", "encoder-only"
 _GENERATING = (_ENCODER_DECODER, _DECODER_ONLY)
-_EVERY = (*_GENERATING, _ENCODER_ONLY)
+_TRANSFORMERS = (*_GENERATING, _ENCODER_ONLY)
+_RECURRENT = tuple(f"recurrent-{family}" for family in _GENERATING)
+_EVERY = (*_TRANSFORMERS, *_RECURRENT)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class _Entry:
     section: str  # of the map
     label: str  # on the page's map
     scope: tuple[str, ...] = ()
-    families: tuple[str, ...] = _EVERY
+    families: tuple[str, ...] = _TRANSFORMERS
     first: bool = True
     extra: bool = False  # not part of the walk
 
@@ -37,13 +39,15 @@ _WORD = ("word", "words")
 _LAYER = ("layer", *_WORD)
 _HEAD = ("layer", "head", *_WORD)
 _DECODER: dict[str, Any] = {"families": (_ENCODER_DECODER,), "first": False}
-_EXTRA: dict[str, Any] = {"families": _GENERATING, "first": False, "extra": True}
+_RECURRENT_DECODER: dict[str, Any] = {"families": _RECURRENT[:1], "first": False}
+_WRITING = (*_GENERATING, *_RECURRENT)
+_EXTRA: dict[str, Any] = {"first": False, "extra": True}
 
 STAGES = {
     entry.name: entry
     for entry in (
-        _Entry("pieces", "Text to pieces", "pieces", "pieces"),
-        _Entry("embedding", "Embedding", "vectors", "embedding", _WORD),
+        _Entry("pieces", "Text to pieces", "pieces", "pieces", families=_EVERY),
+        _Entry("embedding", "Embedding", "vectors", "embedding", _WORD, _EVERY),
         _Entry("positions", "Positions", "vectors", "+ positions", _WORD),
         _Entry("queries", "Query, key, value", "attention", "q, k, v", _HEAD),
         _Entry("scores", "Attention scores", "attention", "q · k", _HEAD),
@@ -60,11 +64,21 @@ STAGES = {
             "masked", "Masked attention", "masked attention", "masked attention", _HEAD, **_DECODER
         ),
         _Entry("cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_DECODER),
-        _Entry("classifier", "Output", "output", "linear · softmax", ("word",), first=False),
-        _Entry("loop", "Loop", "loop", "next token ↺", families=_GENERATING, first=False),
-        _Entry("follow", "Extra: attention while generating", "", "", **_EXTRA),
-        _Entry("teacher", "Extra: teacher forcing", "", "", **_EXTRA),
-        _Entry("beam", "Extra: beam search", "", "", **_EXTRA),
+        _Entry("recurrence", "Recurrence", "recurrence", "recurrence", _LAYER, _RECURRENT),
+        _Entry(
+            *("decoder-recurrence", "Decoder's recurrence", "decoder", "decoder", _LAYER),
+            **_RECURRENT_DECODER,
+        ),
+        _Entry(
+            "attention", "Additive attention", "attention", "attention", _WORD, **_RECURRENT_DECODER
+        ),
+        _Entry("classifier", "Output", "output", "linear · softmax", ("word",), _EVERY, False),
+        _Entry("loop", "Loop", "loop", "next token ↺", families=_WRITING, first=False),
+        _Entry("follow", "Extra: attention while generating", "", "", (), _GENERATING, **_EXTRA),
+        _Entry("teacher", "Extra: teacher forcing", "", "", (), _WRITING, **_EXTRA),
+        _Entry("beam", "Extra: beam search", "", "", (), _WRITING, **_EXTRA),
+        _Entry("loss", "Extra: loss", "", "", (), _EVERY, **_EXTRA),
+        _Entry("learning", "Extra: one step of learning", "", "", (), _EVERY, **_EXTRA),
     )
 }
 

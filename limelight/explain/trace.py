@@ -7,7 +7,7 @@ whether that holds: the same tokens, the same logits, weights that sum to 1.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample,
 from limelight.errors import UserError, unknown_name
 from limelight.explain.tokens import label_at, pieces_of, words_of
 from limelight.explain.traced_text import TracedText
+from limelight.model.config import RecurrentConfig
 from limelight.model.taps import Edits, Recorder, attends, dataflow, matching, sides, taps
 from limelight.tasks.text_model import TextModel
 
@@ -117,6 +118,15 @@ class Trace:
         return label_at(self.answers.pieces, row, piece)
 
     @property
+    def recurrent(self) -> bool:
+        return isinstance(self.config, RecurrentConfig)
+
+    @property
+    def decoder_cell(self) -> str:
+        """What stands where the paper has masked self-attention; see `ModelConfig`."""
+        return getattr(self.config, "decoder_cell", "")
+
+    @property
     def names(self) -> list[str]:
         """The names of all values, in the order of computation."""
         return list(taps(self.model))
@@ -181,11 +191,19 @@ class Trace:
                 "choose 'encoder' or 'cross'"
             )
         at = in_range("layer", layer, self.config.layers)
+        if self.recurrent:  # its layers share one attention, if there is any
+            if which != "cross" or not self.config.attention:
+                raise UserError(f"this {self.config.family} has no {which} attention")
+            return "decoder.cross"
         return f"decoder.{at}.cross" if which == "cross" else f"{which}.{at}.self"
 
     def record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         """The pass with a recorder: a batch of one, in evaluation mode, without gradients."""
         return record(self.model, self.inputs, names, keep, self.edits)
+
+    def edited(self) -> AbstractContextManager[object]:
+        """The model as changed, while this lasts."""
+        return Recorder(self.model, (), edits=self.edits) if self.edits else nullcontext()
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -231,7 +249,7 @@ class Trace:
 
     def _steps(self) -> list[DecodingStep]:
         """One step per generated token; in an encoder, one per blank."""
-        if self.config.classes or self.checks.broken.get("logits"):
+        if self.trained.classes or self.checks.broken.get("logits"):
             return []
         tokenizer = self.trained.tokenizer
         if self.trained.family == "encoder-only":
@@ -261,8 +279,7 @@ class Trace:
 
     def _check(self) -> None:
         checks, traced_text = self.checks, self.traced_text
-        edited = Recorder(self.model, (), edits=self.edits) if self.edits else nullcontext()
-        with torch.no_grad(), _evaluating(self.model), edited:
+        with torch.no_grad(), evaluating(self.model), self.edited():
             plain = self.model(*self.inputs)[0].cpu()
         checks.traced_difference = (plain - self.logits).abs().max().item()
         if not traced_text.logprobs:
@@ -313,7 +330,7 @@ def record(
         return keep(name, (value if once else value[0]).detach().cpu())
 
     recording = Recorder(model, names, alone, edits)
-    with torch.no_grad(), _evaluating(model), recording as recorder:
+    with torch.no_grad(), evaluating(model), recording as recorder:
         recorder.model(*inputs)
     return recorder.values
 
@@ -346,7 +363,8 @@ def _summarise(value: Tensor) -> _Summary:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout."""
     training = model.training
     model.eval()
     try:

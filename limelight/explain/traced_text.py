@@ -8,9 +8,10 @@ import torch
 
 from limelight.decode.beam import BeamSearch, Tree
 from limelight.decode.config import DecodeConfig
+from limelight.decode.constraints import has_leading_space_tokens
 from limelight.decode.generate import GenerationBatch, TokenEvent
 from limelight.decode.request import Hypothesis, Request, StepModel, finalize
-from limelight.errors import UserError
+from limelight.errors import UserError, unknown_name
 from limelight.tasks.fill import BLANK, mask_blanks
 from limelight.tasks.text_model import TextModel, add_special_tokens
 from limelight.tasks.translate import request_for
@@ -40,6 +41,7 @@ class TracedText:
     seed: int = 1  # of sampling
     limit: int = 0  # on generated tokens
     needs_leading_space: bool = False  # of the first generated token
+    labels: Sequence[int] = ()  # of an encoder: the true token of each blank, or the class
 
     def inputs(self, device: torch.device) -> list[torch.Tensor]:
         """A batch of one for each stack that reads tokens."""
@@ -77,13 +79,13 @@ def traced_text_in_steps(
 
     `model_for` chooses what generates, if not the model in its fast way.
     """
-    _check_explainable(trained, target)
+    _check_explainable(trained)
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
         plain = bool(trained.classes)
         tokens = add_special_tokens(trained, text) if plain else mask_blanks(trained, text, BLANK)
         _check_length(len(tokens), trained.max_len)
-        return TracedText(source=tokens)
+        return TracedText(source=tokens, labels=_labels(trained, text, target))
     request = request_of(trained, text, config, tag)
     if target is not None:
         return text_with_target(trained, request, target)
@@ -106,14 +108,29 @@ def text_with_target(trained: TextModel, request: Request, target: str) -> Trace
     return found
 
 
-def _check_explainable(trained: TextModel, target: str | None) -> None:
-    kind = str(trained.model.config.family)
-    if kind.startswith("recurrent"):
-        raise UserError(f"this model is {kind}: explain is for Transformers")
+def _labels(trained: TextModel, text: str, target: str | None) -> list[int]:
+    """For the loss of an encoder: the class, or a token for each blank."""
+    if target is None:
+        return []
+    if trained.classes:
+        if target not in trained.classes:
+            raise unknown_name("class", target, trained.classes)
+        return [trained.classes.index(target)]
+    before, words = text.split(BLANK)[:-1], target.split()
+    spaces = has_leading_space_tokens(trained.tokenizer)
+    both = zip(before, words, strict=False)
+    found = [trained.tokenizer.encode(f" {w}" if spaces and b[-1:] == " " else w) for b, w in both]
+    if not before or len(before) != len(words) or any(len(tokens) != 1 for tokens in found):
+        raise UserError(
+            f"the target {target!r:.80} must have one word of one token for each {BLANK} of the "
+            f"text, which has {len(before)}"
+        )
+    return [token for (token,) in found]
+
+
+def _check_explainable(trained: TextModel) -> None:
     if trained.ensemble:
         raise UserError("an ensemble is several models: load one of them to explain it")
-    if target is not None and trained.family == "encoder-only":
-        raise UserError(f"--target is for models that write; for this one, put {BLANK} in the text")
 
 
 def request_of(trained: TextModel, text: str, config: DecodeConfig, tag: str) -> Request:

@@ -59,9 +59,10 @@ def dataflow(config: AnyConfig) -> dict[str, _Tap]:
     return found | {"logits": _Tap(head, "output", "classify", (last,), axes)}
 
 
-def sides(config: ModelConfig) -> tuple[str, ...]:
+def sides(config: AnyConfig) -> tuple[str, ...]:
     """The stacks that this family has."""
-    return tuple(config.family.removesuffix("-only").split("-"))
+    family = config.family.removeprefix("recurrent-")
+    return tuple(family.removesuffix("-only").split("-"))
 
 
 def parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from limelight.errors import UserError
 from limelight.files import atomic_write, read_bounded
-from limelight.run.atomic import latest_valid
+from limelight.run.atomic import find_damage, latest_valid, list_checkpoints
 
 _FORMAT = 1
 PARTS = (  # all that a training writes
@@ -159,3 +159,17 @@ class RunFolder:
             if folder is not None:
                 return folder, warnings
         raise UserError("; ".join([f"{self.path} has no weights yet", *warnings]))
+
+    def weights_at(self, step: int, examine: Callable[[Path], object] = lambda _: None) -> Path:
+        """The folder of one step's weights: of its checkpoint, or else of the finished model."""
+        both = (*list_checkpoints(self.finished), *list_checkpoints(self.checkpoints))
+        there = {int(folder.name.removeprefix("step-")): folder for folder in both}
+        if step not in there:
+            nearest = sorted(sorted(there, key=lambda kept: abs(kept - step))[:10])
+            kept = f"it has {', '.join(map(str, nearest))}" if nearest else "it has no weights yet"
+            raise UserError(f"{self.path} has no checkpoint of step {step}: {kept}")
+        if (why := find_damage(there[step], examine)) is None:
+            return there[step]
+        if not there[step].is_dir():  # pruned just now
+            return self.weights_at(step, examine)
+        raise UserError(f"{there[step]} is damaged: {why}")

@@ -28,6 +28,7 @@ class TextModel:
     default_tag: str = ""  # if none is given
     classes: tuple[str, ...] = ()
     answer_share: float = 0.5  # of a GPT's context: what the answer to a long source may need
+    learning_rate: float = 1e-3  # the highest in its training
     int8: bool = False  # decode with weights rounded to bytes
     ensemble: Sequence[Any] = ()  # models that decode together with it
     _engine: Any = field(default=None, init=False, repr=False, compare=False)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 TEXTS = {"greetings": "Hi how are you", "writer": "the cat", "bert": "the ___ sat"}
 COUNTS = {"greetings": 18, "writer": 15, "bert": 14, "classifier": 14}
 MINUS = "\u2212"
-ASIDES = ("follow", "teacher", "beam")
+ASIDES = ("follow", "teacher", "beam", "loss", "learning")
 
 
 @pytest.fixture(scope="package")
@@ -379,3 +379,27 @@ def test_what_stands_beside_the_walk_is_calculated_with_the_models_numbers(page,
     total, five, length, six, *_ = map(number, page.locator(".calculation mn").all_text_contents())
     assert (five, length, six) == (5, len(losses), 6)
     assert total == pytest.approx(-sum(losses), abs=6e-4)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_loss_and_learning_are_the_models_own_for_every_family(page, model, hands):
+    trace, _ = hands[model]
+    known = {stage.name: stage for stage in trace.walk()}
+    for name in ("loss", "learning"):
+        opened(page, model, name)
+        assert page.locator("h1").inner_text() == known[name].title
+        assert page.locator(".check-line").count() > 0
+        assert page.locator(".check-line.failed, .panel.error").count() == 0
+        shown = page.locator("table.listing").all()
+        for table, figure in zip(shown, known[name].figures, strict=True):
+            cells = [row.locator("td").all() for row in table.locator("tbody tr").all()]
+            for row, wanted in zip(cells, figure.rows, strict=True):
+                for cell, value in zip(row, wanted, strict=True):
+                    text = cell.inner_text()
+                    assert text == value if isinstance(value, str) else near_text(text, value)
+    weight, rate, slope, new, *_ = page.locator(".calculation mn").all_text_contents()
+    assert number(new) == pytest.approx(number(weight) - float(rate) * number(slope), abs=2e-3)
+
+
+def near_text(text, value):
+    return number(text.split()[0]) == pytest.approx(value, abs=6e-4, rel=1e-3)

@@ -70,7 +70,10 @@ def test_a_prefix_before_a_fixed_word_is_text_too(german, model):
     assert page.locator(".word.given").all_inner_texts() == ["Übung"]
 
 
-@pytest.mark.parametrize("stage", ["loop", "classifier", "beam", "follow", "teacher", "start"])
+STAGES = ["loop", "classifier", "beam", "follow", "teacher", "loss", "learning", "start"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_explain_has_characters_and_not_bytes(german, model, stage):
     page = visit(german, model="en-de", tab="explain", text=TEXT, stage=stage, step=0)
     text = shown(page)

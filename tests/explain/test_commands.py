@@ -13,23 +13,26 @@ from rich.cells import cell_len
 from limelight.cli import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
-TRAIN, *COMMANDS = [
+LINES = [
     shlex.split(line)[1:]
     for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
     for line in block.splitlines()
 ]
+TRAIN = [line for line in LINES if line[0] == "train"]
+COMMANDS = [line for line in LINES if line[0] != "train"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the page's model has been trained."""
+    """Where the page's models have been trained."""
     path = tmp_path_factory.mktemp("explain")
     before = os.getcwd()
     os.chdir(path)
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["limelight", *TRAIN])
-            main()
+        for line in TRAIN:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "argv", ["limelight", *line])
+                main()
     finally:
         os.chdir(before)
     return path
@@ -58,7 +61,7 @@ def limelight(folder, monkeypatch, capsys):
 def test_the_page_shows_every_option_and_stop():
     shown = " ".join(word for command in COMMANDS for word in command)
     options = ("stage", "layer", "head", "word", "target", "follow", "figure", "html", "json")
-    for option in (*options, "change", "which-head"):
+    for option in (*options, "change", "which-head", "step"):
         assert f"--{option}" in shown
         assert f"`--{option}" in PAGE
 
@@ -70,7 +73,9 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
     _, colourless, _ = limelight(*command, FORCE_COLOR="1", NO_COLOR="1")
     _, coloured, told = limelight(*command, FORCE_COLOR="1")
     if "--json" in command:
-        assert json.loads(plain)["checks"]["replay_same_words"]
+        checks = json.loads(plain)["checks"]
+        stage = "--stage" in command
+        assert all(c["passed"] for c in checks) if stage else checks["replay_same_words"]
         return
     if "--figure" in command:
         assert "drawn into attention.svg" in told
@@ -85,9 +90,8 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
     assert "✗" not in plain
     assert "\x1b[" not in plain
     assert "\x1b[" in coloured
-    assert ("48;" in coloured) == (
-        "each row is a query" in plain
-    )  # heat maps have a coloured ground
+    heat_map = "each row is a query" in plain or "(numbers 1 to" in plain
+    assert ("48;" in coloured) == heat_map  # which has a coloured ground
     for text in (coloured, colourless):
         assert re.sub(r"\x1b\[[0-9;]*m", "", text) == plain
     assert "48;" not in colourless
@@ -109,8 +113,8 @@ def test_every_command_of_the_page_with_and_without_colour(command, limelight):
         (["--model.layers", "3"], "only [decode] can"),
         (["--tag", "de"], "this model learned no tags"),
         (["--follow", "--stop", "scores"], "--follow and --stage exclude each other: choose one"),
+        (["--step", "30"], "has no checkpoint of step 30: it has 20, 40"),
         (["--follow", "--json"], "--follow and --json exclude each other: choose one"),
-        (["--json", "--stop", "cross"], "--stage and --json exclude each other: choose one"),
         (["--html", "a.html", "--json"], "--json and --html exclude each other: choose one"),
         (["--json", "--layer", "1"], "--json covers all layers, heads and words: leave --layer"),
         (["--json", "--word", "Hi"], "--json covers all layers, heads and words: leave --word"),

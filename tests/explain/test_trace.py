@@ -11,12 +11,11 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.explain.explanation import explain
 from limelight.explain.tokens import visible, words_of
-from limelight.model import build, model_config
+from limelight.model import build
 from limelight.model.taps import dataflow, taps
-from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import translate
 from limelight.tasks.write import write
-from tests.explain.samples import KINDS, tokenizer, trained
+from tests.explain.samples import KINDS, trained
 
 WRITERS = ["paper", "pre-norm", "rotary", "gpt-answers", "gpt", "llama"]
 WAYS = {
@@ -183,7 +182,14 @@ def test_a_target_that_is_too_long_is_refused():
     ("kind", "text", "settings", "sentence"),
     [
         ("paper", "  ", {}, "nothing to explain in an empty text"),
-        ("bert", "Hi", {"target": "Hello"}, "--target is for models that write"),
+        (
+            "bert",
+            "Hi",
+            {"target": "Hello"},
+            "one word of one token for each ___ of the text, which",
+        ),
+        ("bert", "___ ___", {"target": "Hi"}, "of the text, which has 2"),
+        ("bert-classifies", "Hi", {"target": "questoin"}, "did you mean 'question'"),
         ("paper", "Hi", {"names": "encoder.9.*"}, "there is no tap"),
         ("gpt", "Hi", {"tag": "fr"}, "this model learned no tags, so there is no 'fr'"),
         ("bert", "Hi ___", {"tag": "fr"}, "this model learned no tags, so there is no 'fr'"),
@@ -210,12 +216,7 @@ def test_a_wrong_question_gets_a_sentence(ask, sentence):
         ask(explain(trained("paper"), "Hi how are you"))
 
 
-def test_recurrent_models_and_ensembles_are_refused():
-    config = model_config(family="recurrent-encoder-decoder", vocab=len(tokenizer()), d_model=8)
-    recurrent = build(config)
-    assert "decoder.cross.weights" in taps(recurrent)  # so it must not be said to lack attention
-    with pytest.raises(UserError, match=r"-decoder: explain is for Transformers$"):
-        explain(TextModel(recurrent, tokenizer()), "Hi")
+def test_ensembles_are_refused():
     model = trained("paper")
     with pytest.raises(UserError, match="an ensemble is several models"):
         explain(replace(model, ensemble=[model.model]), "Hi")

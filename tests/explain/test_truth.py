@@ -1,7 +1,9 @@
 """Every number of every stop is the model's: compared with the pass by hand, from the weights."""
 
+import copy
 import math
 import re
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 
 from limelight.errors import UserError
 from limelight.explain.explanation import explain
+from limelight.explain.gradient import labels_of
 from limelight.explain.render.terminal import plain_text
 from limelight.explain.stage import Heatmap
 from limelight.model import ModelConfig, build
@@ -317,6 +320,57 @@ def check_teacher(trace, hand, where, stop, listing):
     near([row[4] for row in listing.rows], [-math.log(p) for p in wanted])
 
 
+def check_loss(trace, hand, where, stop, listing):
+    rows, labels = labels_of(trace)
+    chances = softmax(hand.values["logits"].reshape(-1, hand.values["logits"].shape[-1]))
+    wanted = [chances[row, label] for row, label in zip(rows, labels, strict=True)]
+    near([row[3] for row in listing.rows], wanted)
+    near([row[4] for row in listing.rows], [-math.log(p) for p in wanted])
+
+
+@cache
+def after_a_step(trace):
+    """A copy of the model after a step of torch's own SGD, and its gradients."""
+    model = copy.deepcopy(trace.trained.model)
+    rows, labels = labels_of(trace)
+    logits = model(*trace.inputs)
+    logits = logits if model.config.classes else logits[0, rows]
+    torch.nn.functional.cross_entropy(logits, torch.tensor(labels)).backward()
+    torch.optim.SGD(model.parameters(), lr=trace.trained.learning_rate).step()
+    return model, {name: weight.grad for name, weight in model.named_parameters()}
+
+
+def check_step(trace, hand, where, stop, listing):
+    check_loss(trace, hand, where, stop, replace(listing, rows=with_loss(listing.rows)))
+    after = ByHand(after_a_step(trace)[0], trace.traced_text.source, trace.traced_text.target)
+    moved = [[*row[:3], row[5]] for row in listing.rows]
+    check_loss(trace, after, where, stop, replace(listing, rows=with_loss(moved)))
+    near([row[3] + row[4] for row in listing.rows], [row[5] for row in listing.rows])
+
+
+def with_loss(rows):
+    return [[*row[:4], -math.log(row[3])] for row in rows]
+
+
+def check_gradients(trace, hand, where, stop, listing):
+    _, gradients = after_a_step(trace)
+    norms = {name: g.norm().item() for name, g in gradients.items() if g.dim() > 1}
+    shown = {row[4]: row[0] for row in listing.rows}
+    rest = math.hypot(*(g.norm().item() for g in gradients.values() if g.dim() < 2))
+    assert shown == pytest.approx(norms | {"all biases and norms": rest}, abs=1e-4)
+    assert sum(row[2] for row in listing.rows) == pytest.approx(1)
+
+
+def check_token_gradients(trace, hand, where, stop, listing):
+    """With finite differences in tests/explain/test_learning.py; here, the shares."""
+    assert len(listing.rows) == len(trace.source if "encoder" in listing.title else trace.target)
+    assert sum(row[3] for row in listing.rows) == pytest.approx(1)
+    near(
+        [row[2] / listing.rows[0][2] for row in listing.rows if row[3]],
+        [row[3] / listing.rows[0][3] for row in listing.rows if row[3]],
+    )
+
+
 def check_beam(trace, hand, where, stop, listing):
     """Each place of the beam is a text: what follows its beginning, by hand."""
     prompt = list(trace.traced_text.target[: trace.traced_text.given + 1])
@@ -375,6 +429,11 @@ TABLES = {
     "teacher": check_teacher,
     "beam": check_beam,
     "follow": check_follow,
+    "loss": check_loss,
+    "step": check_step,
+    "gradients": check_gradients,
+    "encoder tokens": check_token_gradients,
+    "decoder tokens": check_token_gradients,
 }
 
 

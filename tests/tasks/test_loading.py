@@ -2,13 +2,17 @@
 
 import copy
 import pickle
+import shutil
 
 import pytest
 import torch
 
 import limelight
 from limelight.errors import UserError
+from limelight.run.atomic import lock
+from limelight.run.weights import WEIGHTS, read_weights
 from limelight.tasks.translate import Constraints
+from tests.tasks.conftest import FAST, TOY
 
 
 @pytest.fixture
@@ -171,3 +175,44 @@ def test_hooks_are_called_until_they_are_removed(run):
     calls.clear()
     assert loaded.translate("a b c").text == answer
     assert not calls
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A run with the checkpoints of steps 2, 4 and 6, and a finished average of them."""
+    run = tmp_path_factory.mktemp("kept") / "run"
+    every = ["train.checkpoint_every=2", "train.keep_checkpoints=9", "train.average_checkpoints=3"]
+    limelight.train("reverse", run=run, changes=[*TOY, *FAST, "train.steps=6", *every])
+    return run
+
+
+def files_in(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_a_kept_checkpoint_is_loaded_while_a_trainer_holds_the_run(kept, step):
+    before = files_in(kept)
+    with lock(kept):
+        loaded = limelight.load(kept, device="cpu", step=step)
+    assert loaded.step == step
+    wanted = read_weights(kept / "checkpoints" / f"step-00000{step}" / WEIGHTS)
+    for name, weight in loaded.model.named_parameters():
+        assert torch.equal(weight, wanted[name]), name
+    assert files_in(kept) == before
+    newest = limelight.load(kept, device="cpu")
+    assert newest.step == 6
+    assert not torch.equal(weights(newest.model), weights(loaded.model))  # it is the average
+
+
+def test_a_checkpoint_that_is_not_there_or_damaged(kept, tmp_path):
+    with pytest.raises(UserError, match=r"no checkpoint of step 5: it has 2, 4, 6$"):
+        limelight.load(kept, step=5)
+    with pytest.raises(UserError, match="step=2 is a checkpoint of one run"):
+        limelight.load(kept, kept, step=2)
+    copied = tmp_path / "run"
+    shutil.copytree(kept, copied)
+    (copied / "checkpoints" / "step-000002" / WEIGHTS).write_bytes(b"x")
+    with pytest.raises(UserError, match="step-000002 is damaged: 'weights"):
+        limelight.load(copied, step=2)
+    assert limelight.load(copied, step=4).step == 4

@@ -63,7 +63,9 @@ def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
 
     there = sides(trace.config)
     shown = [which for which in _TITLES if which in there or len(there) == 2]
-    if not attends(trace.config, "decoder", "self"):
+    if trace.recurrent:
+        shown = ["cross"]
+    elif not attends(trace.config, "decoder", "self"):
         shown.remove("decoder")
     maps = [trace.mean_attention(which, layer, head) for which in shown]
     widths = [max(2.2, 0.34 * m.size(1) + 1.2) for m in maps]
@@ -74,6 +76,8 @@ def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
     for ax, which, weights in zip(axes[0], shown, maps, strict=True):
         block = focus.block(*(("decoder", "cross") if which == "cross" else (which,)))
         _draw_map(ax, weights, block.rows, block.key_tokens.labels, which)
+    if trace.recurrent:
+        return figure
     layers = "all layers" if layer is None else f"layer {layer}"
     heads = "mean of all heads" if head is None else f"head {head}"
     changed = f"\nchanged: {'  '.join(trace.changes)}" if trace.changes else ""

@@ -6,7 +6,7 @@ layers. The page says which numbers were left out.
 
 import base64
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 from itertools import product
@@ -15,9 +15,9 @@ from typing import Any
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
-from limelight.explain.stage import number
+from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
-from limelight.explain.stages import extra_stages, main_stages, stage_at
+from limelight.explain.stages import extra_stages, main_stages, stage_at, walk
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
 from limelight.model.taps import sides
@@ -39,6 +39,8 @@ def as_html(
     max_bytes: int = MAX_BYTES,
 ) -> str:
     """One file that works offline; `name` is the model's."""
+    if trace.recurrent:  # the page draws Transformers
+        return _static_page(trace, walk(trace, layer, head, word))
     focus = focus_on(trace, layer, head, word)
     data: dict[str, Any] = {
         "model": _model_facts(trace, name),
@@ -123,7 +125,7 @@ class _ExportPlan:
             path = f"tensor/{name}?rows={row}:{row + 1}"
             yield _blob(path, serialize.tensor, trace, name, None, rows)
         yield _blob(f"token?side={side}&row={row}", serialize.token, trace, side, row)
-        if side == self.sides[-1] and not trace.config.classes:
+        if side == self.sides[-1] and not trace.trained.classes:
             yield _blob(f"logits?row={row}", serialize.logits, trace, row)
 
     def stage(self, name: str, row: int, layer: int, head: int) -> _Item:
@@ -192,3 +194,58 @@ def _plain_table(focus: Focus, side: str, use: str) -> str:
     title = f"attention weights: {block.location}{', cross-attention' if use == 'cross' else ''}"
     head = f"<tr><th>query \\ key</th>{heads}</tr>"
     return f"<table><caption>{escape(title)}</caption>{head}{''.join(rows)}</table>"
+
+
+_HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+body {{ font: 16px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
+.wide {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 0.85rem; margin: 1rem 0 }}
+caption {{ text-align: left; font-weight: bold }}
+th, td {{ padding: 0.15rem 0.5rem; text-align: left; white-space: nowrap }}
+td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
+</style></head><body>
+"""
+
+
+def _static_page(trace: Trace, stages: Sequence[Stage]) -> str:
+    """The walk as text and tables, without a script."""
+    parts = [_HEAD.format(title=escape(f"{trace.text[:60]} · Limelight"))]
+    parts.append(f"<h1>{escape(trace.text)}</h1>")
+    for stage in stages:
+        parts.append(f"<h2>{escape(stage.title)}</h2><p>{escape(stage.what)}</p>")
+        for formula in stage.formulas:
+            letters, filled = escape(formula.letters), escape(formula.filled)
+            parts.append(f"<p><code>{letters}</code><br><b>{filled}</b></p>")
+        parts += [_static_table(figure) for figure in stage.figures]
+        parts += [f"<p>{escape(note)}</p>" for note in stage.notes]
+        for check in stage.checks:
+            mark = "✓" if check.passed else "✗"
+            parts.append(f"<p>{mark} {escape(check.claim)}: off by {check.error:.0e}</p>")
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def _static_table(figure: Heatmap | TableFigure) -> str:
+    if isinstance(figure, TableFigure):
+        heads, rows = list(figure.heads), [[_cell(x) for x in row] for row in figure.rows]
+    else:
+        finite = figure.values[figure.values.isfinite()].abs()
+        most = float(finite.max()) if finite.numel() else 1.0
+        heads, pairs = ["", *figure.columns], zip(figure.rows, figure.values.tolist(), strict=True)
+        rows = [[_cell(label), *(_cell(x, most or 1.0) for x in row)] for label, row in pairs]
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    caption = f"<caption>{escape(figure.title)}</caption>"
+    return f'<div class="wide"><table>{caption}<tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(value: Cell, most: float | None = None) -> str:
+    """A cell of a table; of a heatmap, on a ground as strong as the number is large."""
+    if not isinstance(value, float):
+        return f"<td>{escape(value if isinstance(value, str) else '  '.join(value))}</td>"
+    share = min(1.0, abs(value) / most) if most and math.isfinite(value) else 0.0
+    colour = "30, 105, 215" if value >= 0 else "190, 60, 45"
+    ground = f' style="background: rgba({colour}, {share / 2:.2f})"' if share else ""
+    return f'<td class="n"{ground}>{number(value)}</td>'

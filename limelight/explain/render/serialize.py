@@ -32,7 +32,7 @@ _THUMBNAIL = 16  # pixels
 _EQUATION = ("q", "k", "v", "scores", "masked", "weights", "mixed")
 _CONFIG_FIELDS = (
     *("family", "vocab", "layers", "heads", "kv_heads", "d_model", "max_len"),
-    *("norm_order", "norm", "positions", "activation", "tied"),
+    *("norm_order", "norm", "positions", "activation", "tied", "cell", "attention"),
     *("scaling", "residual", "decoder_cell"),
 )
 
@@ -89,7 +89,7 @@ def _facts(trace: Trace) -> dict[str, Any]:
         "norms": {side: _norms(trace, side) for side in sides(trace.config)},
         "thumbs": {name: list(shape) for name, shape in thumbnails(trace).parts},
         "stops": names,
-        "stages": stage_facts(names, sides(trace.config), trace.config.decoder_cell),
+        "stages": stage_facts(names, sides(trace.config), trace.decoder_cell),
         "checks": _checks(trace),
     }
 
@@ -102,9 +102,8 @@ def as_json(facts: dict[str, Any]) -> str:
 def _model_card(trace: Trace) -> dict[str, Any]:
     config, tokenizer = trace.config, trace.trained.tokenizer
     return {
-        **{name: getattr(config, name) for name in _CONFIG_FIELDS},
-        "d_ff": config.ffn_dim,
-        "d_head": config.d_head,
+        **{name: getattr(config, name) for name in _CONFIG_FIELDS if hasattr(config, name)},
+        **({} if trace.recurrent else {"d_ff": config.ffn_dim, "d_head": config.d_head}),
         "parameters": sum(p.numel() for p in trace.model.parameters()),
         "abilities": list(trace.trained.tasks),
         "special": tokenizer.special,
@@ -153,7 +152,7 @@ def _beam(trace: Trace) -> list[list[list[Any]]]:
 
 
 def _classes(trace: Trace) -> list[list[Any]]:
-    if not trace.config.classes:
+    if not trace.trained.classes:
         return []
     numbers = torch.stack([trace.logits.double().softmax(dim=-1), trace.logits.double()], dim=1)
     rows = zip(trace.trained.classes, numbers.tolist(), strict=True)
@@ -172,6 +171,8 @@ def _tensors(trace: Trace) -> dict[str, Any]:
 
 
 def _norms(trace: Trace, side: str) -> list[list[float | None]]:
+    if trace.recurrent:
+        return []
     last = "norm" if trace.config.norm_order == "post" else "add"
     names = [f"{side}.{n}.feed_forward.{last}" for n in range(trace.config.layers)]
     lengths = trace.collect([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
@@ -223,7 +224,9 @@ def attention_head(trace: Trace, at: str, head: int) -> Blob:
 
 
 def attentions(trace: Trace) -> list[str]:
-    """The names of all attentions, in order."""
+    """The names of all attentions, in order; additive attention has no heads to show."""
+    if trace.recurrent:
+        return []
     return [
         f"{side}.{n}.{part}"
         for side in sides(trace.config)
@@ -246,7 +249,7 @@ def thumbnails(trace: Trace) -> Blob:
 
 def logits(trace: Trace, row: int) -> Blob:
     """The logits of the whole vocabulary at one row, so that a page can apply any temperature."""
-    if trace.config.classes or not 0 <= row < len(trace.logits):
+    if trace.trained.classes or not 0 <= row < len(trace.logits):
         raise UserError(f"there is no row {row} of logits: this text has {len(trace.logits)}")
     return blob({"logits": trace.logits[row]}, "f32")
 
@@ -259,7 +262,7 @@ def token(trace: Trace, side: str, row: int) -> Blob:
     if not 0 <= row < count:
         raise UserError(f"there is no token {row} here: the {side} reads {count}")
     wanted = ["input", "add", "norm", "output", "concat", "active"]
-    if trace.config.decoder_cell == "ssru":
+    if trace.decoder_cell == "ssru":
         wanted += ["gate", "value", "state"]
     own = [name for name in trace.summaries if name.startswith(f"{side}.")]
     names = [name for name in own if name.rpartition(".")[2] in wanted]

@@ -45,16 +45,8 @@ def show(console: Console, trace: Trace, stages: Sequence[Stage]) -> None:
 
 def introduce(console: Console, trace: Trace) -> None:
     """Print the model, the text, the output and the names of the stages."""
-    config = trace.config
-    size = sum(p.numel() for p in trace.model.parameters())
-    norm = "no norms" if config.norm == "none" else f"{config.norm_order}-norm"
-    positions = "no" if config.positions == "none" else config.positions
-    summary = (
-        f"{config.family}, {config.layers} layers, {config.heads} heads, d_model {config.d_model}, "
-        f"{norm}, {positions} positions, {size:,} parameters"
-    )
     facts = Table.grid(padding=(0, 2))
-    facts.add_row(Text("model", "dim"), Text(summary))
+    facts.add_row(Text("model", "dim"), Text(_summary(trace)))
     read = trace.source.labels or trace.target.labels[: trace.traced_text.given + 1]
     facts.add_row(Text("reads", "dim"), Text(" ".join(read), "bold"))
     if trace.steps:
@@ -108,6 +100,20 @@ def show_ranking(console: Console, answer: str, ranked: Sequence[HeadEffect]) ->
 def _head(each: HeadEffect) -> str:
     """A head in the grammar of changes."""
     return f"{each.tap.removesuffix('.weights')}@{each.head}"
+
+
+def _summary(trace: Trace) -> str:
+    config, size = trace.config, sum(p.numel() for p in trace.model.parameters())
+    if trace.recurrent:
+        parts = f"{config.layers} layers of {config.cell}, d_model {config.d_model}"
+    else:
+        norm = "no norms" if config.norm == "none" else f"{config.norm_order}-norm"
+        positions = "no" if config.positions == "none" else config.positions
+        parts = (
+            f"{config.layers} layers, {config.heads} heads, d_model {config.d_model}, "
+            f"{norm}, {positions} positions"
+        )
+    return f"{config.family}, {parts}, {size:,} parameters"
 
 
 def _map_lines(trace: Trace, stage: Stage) -> Text:

@@ -4,8 +4,10 @@ embedding    text becomes token ids, vectors and positions
 attention    equation 1: queries, keys and values, scores, mask, softmax, weighted sum
 recurrent    the cell that can take the place of a decoder's self-attention
 layers       add & norm, feed-forward, and the stack of layers
+recurrence   of recurrent models: gates, states, and their attention
 output       the decoder's input, the probabilities of the next token, and the loop
 extras       teacher forcing, beam search, and attention while generating
+learning     the loss of a text, its gradient, and one step along it
 """
 
 from collections.abc import Callable
@@ -15,7 +17,15 @@ from limelight.errors import UserError, unknown_name
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.stage import Stage
 from limelight.explain.stage_table import walk_of
-from limelight.explain.stages import attention, embedding, extras, layers, output
+from limelight.explain.stages import (
+    attention,
+    embedding,
+    extras,
+    layers,
+    learning,
+    output,
+    recurrence,
+)
 from limelight.explain.trace import Trace
 
 # How each stage of `stage_table` is built, and the section of the paper to read.
@@ -36,24 +46,35 @@ BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
     "start": (output.start, "3.1"),
     "masked": (attention.masked_self, "3.2.3"),
     "cross": (attention.cross, "3.2.3"),
+    "recurrence": (recurrence.recurrence, "1"),
+    "decoder-recurrence": (recurrence.decoder_recurrence, "1"),
+    "attention": (recurrence.attention, "2"),
     "classifier": (output.classifier, "3.4"),
     "loop": (output.loop, "3"),
     "follow": (extras.follow, "4"),
     "teacher": (extras.teacher, "5"),
     "beam": (extras.beam, "6.1"),
+    "loss": (learning.loss, "5"),
+    "learning": (learning.learning, "5.3"),
 }
 
 
 def main_stages(trace: Trace) -> list[str]:
     """The names of the stages that the model's family has, in the order of the walk."""
-    return walk_of(trace.trained.family)
+    names = walk_of(trace.config.family)
+    without = trace.recurrent and not trace.config.attention
+    return [name for name in names if not (without and name == "attention")]
 
 
 def extra_stages(trace: Trace) -> list[str]:
     """The names of the stages that stand outside the walk."""
-    if not trace.steps or trace.trained.family == "encoder-only":
+    if trace.checks.broken.get("logits") or not (trace.steps or trace.trained.classes):
         return []
-    return ["follow", "teacher", *(["beam"] if trace.traced_text.tree else [])]
+    learn = ["loss", "learning"]
+    if trace.trained.family == "encoder-only":
+        return learn
+    follow = [] if trace.recurrent else ["follow"]
+    return [*follow, "teacher", *(["beam"] if trace.traced_text.tree else []), *learn]
 
 
 def walk(

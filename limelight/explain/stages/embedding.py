@@ -66,7 +66,8 @@ def _merge_table(focus: Focus) -> TableFigure:
 def embedding(focus: Focus) -> Stage:
     """A row of the embedding table for each piece (section 3.4)."""
     side, words = focus.side, focus.words(focus.side)
-    table = focus.weight(f"{'source' if side == 'encoder' else 'target'}.tokens.weight")
+    name = "source" if side == "encoder" else "target"
+    table = focus.weight(f"{name}.weight" if focus.trace.recurrent else f"{name}.tokens.weight")
     again = table[list(words.ids)]
     return Stage(
         title="Each piece is looked up in the embedding table",
@@ -173,7 +174,8 @@ def _sinusoid_checks(focus: Focus, sinusoids: Tensor) -> list[Check]:
 def _scale_of(focus: Focus) -> float:
     """The paper multiplies embeddings by sqrt(d_model); GPT and BERT do not."""
     config = focus.trace.config
-    return math.sqrt(config.d_model) if config.family == "encoder-decoder" else 1.0
+    scaled = config.family == "encoder-decoder" or focus.trace.recurrent
+    return math.sqrt(config.d_model) if scaled else 1.0
 
 
 def recompute_input(focus: Focus, side: str) -> tuple[Tensor, str]:

@@ -28,6 +28,7 @@ class _TeacherForcing(NamedTuple):
     losses: Tensor  # T: negative log-likelihood of the true token
     best: Tensor  # T: the most likely token (argmax)
     best_logprobs: Tensor  # T
+    mean_logprobs: Tensor  # T: over all tokens of the vocabulary
     mean: float
     uniform: float  # the mean loss over all tokens of the vocabulary
     smoothed: float  # the loss with label smoothing
@@ -41,9 +42,10 @@ def teacher_forcing(logits: Tensor, targets: Sequence[int], smoothing: float) ->
     logprobs = logits.double().log_softmax(dim=-1).cpu()
     losses = -logprobs.gather(1, torch.tensor(list(targets))[:, None])[:, 0]
     best = logprobs.max(dim=-1)
-    mean, uniform = losses.mean().item(), -logprobs.mean().item()
+    means = logprobs.mean(dim=-1)
+    mean, uniform = losses.mean().item(), -means.mean().item()
     smoothed = (1 - smoothing) * mean + smoothing * uniform
-    return _TeacherForcing(losses, best.indices, best.values, mean, uniform, smoothed)
+    return _TeacherForcing(losses, best.indices, best.values, means, mean, uniform, smoothed)
 
 
 def teacher(focus: Focus) -> Stage:
@@ -66,14 +68,15 @@ def teacher(focus: Focus) -> Stage:
         what="In training the decoder reads the true text, shifted right by one, whatever it would "
         "have predicted (teacher forcing). One parallel pass predicts the next token at every "
         "position. The loss is the mean negative log-likelihood of the true tokens.",
-        formulas=_loss_formulas(forced, trace.smoothing),
+        formulas=loss_formulas(forced, trace.smoothing),
         figures=[table],
         checks=[focus.check("the mean is torch's cross-entropy", mean, again[None])],
         notes=["The mean is over the real tokens of all texts in a batch; padding does not count."],
     )
 
 
-def _loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
+def loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
+    """The mean loss, and with label smoothing what training minimizes."""
     total, count = forced.losses.sum().item(), len(forced.losses)
     mean = Formula(
         "loss = mean of -log p(target)",

@@ -15,6 +15,14 @@ _ENDINGS = {
     "drawn": "every token was sampled from the probabilities",
     "given": "the target was given, so nothing was chosen",
 }
+_ONE_PASS = (
+    "These rows come from one pass over the finished text: with the mask, row t of it is step t of "
+    "the generation. Training needs only this one pass for all positions; generation is a loop."
+)
+_ONE_PASS_RECURRENT = (
+    "These rows come from one pass over the finished text. A recurrent model computes its states "
+    "one after the other in training too; a Transformer computes all rows of the pass at once."
+)
 _FIRST = {"decoder": "A linear layer", "encoder": "One more small layer, then a linear layer,"}
 
 
@@ -41,14 +49,14 @@ def start(focus: Focus) -> Stage:
 
 def classifier(focus: Focus) -> Stage:
     """A logit for every piece of the vocabulary, and the probabilities (section 3.4)."""
-    if focus.trace.config.classes:
+    if focus.trace.trained.classes:
         return _text_classifier(focus)
     trace, side = focus.trace, focus.last_side
     row = focus.word(side)
-    again = classify(focus, focus.tensor(f"{side}.output"))
+    again = classify(focus, focus.tensor(focus.origin("logits")[0]))
     logits = trace.logits.double()
     probabilities = logits[row].softmax(dim=-1)
-    two_sided = len(trace.source) > 0 and len(trace.target) > 0
+    two_sided = len(trace.source) > 0 and len(trace.target) > 0 and not trace.recurrent
     label = focus.label(side)
     where = f"at {label}" if side == "encoder" else f"after {label}"
     return Stage(
@@ -142,11 +150,7 @@ def loop(focus: Focus) -> Stage:
         f"the next one. Here {_ENDINGS.get(traced_text.mode, 'nothing could be chosen')}. {ended}",
         figures=[TableFigure("token by token", heads, rows, share=3, names=("steps",))],
         checks=_loop_checks(focus),
-        notes=[
-            "These rows come from one pass over the finished text: with the mask, row t of it is "
-            "step t of the generation. Training needs only this one pass for all positions; "
-            "generation is a loop."
-        ],
+        notes=[_ONE_PASS_RECURRENT if trace.recurrent else _ONE_PASS],
     )
 
 
@@ -164,7 +168,8 @@ def _loop_checks(focus: Focus) -> list[Check]:
     traced = "the logits with and without the recorder are equal"
     found = [Check(traced, checks.traced_difference, within)]
     if checks.fast_difference is not None:
-        fast = "log-probabilities: this pass, and token by token with the KV cache"
+        carried = "state" if trace.recurrent else "KV cache"
+        fast = f"log-probabilities: this pass, and token by token with the {carried}"
         found.append(Check(fast, checks.fast_difference, within))
         same = 0.0 if checks.same_words else 1.0
         found.append(Check("the same tokens are chosen again", same, 0.0))

@@ -163,7 +163,7 @@ async def _view(
     family = str(model.facts.get("config", {}).get("family", ""))
     if family.startswith("recurrent"):
         message = f"this model is {family}: only Transformers can be traced"
-        raise RefusedError(400, "not_for_this_model", message, "choose a Transformer")
+        raise RefusedError(400, "not_for_this_model", message, "try `limelight explain`")
     job: Message = {"text": token.text, "target": token.target, "tag": token.tag}
     job |= {"change": token.change, "print": token.fingerprint}
     job |= {"settings": _settings(registry, model, token)}

@@ -1,7 +1,7 @@
 // The last stages: output probabilities and the generation loop; and the extras.
 
 import { bars } from "../charts/bars.js";
-import { calculation, formula, mfrac, mint, mnum, mo, mrow, msub, msum, msup, mwords } from "../charts/formula.js";
+import { calculation, formula, mfactor, mfrac, mint, mnum, mo, mrow, msub, msum, msup, mwords } from "../charts/formula.js";
 import { h } from "../core/dom.js";
 import { chooseRow, stepAt } from "../core/focus.js";
 import { entropy, show, showPercent, softmax, total } from "../core/numbers.js";
@@ -115,7 +115,7 @@ function outputStep(focus, step, n, focused) {
 /** The extras are tables, as in the terminal. */
 async function outputExtra(focus, facts) {
   const element = h("div", null, tables(facts).map((table) => listing(table)));
-  const write = { teacher: outputTeacher, beam: outputBeam }[focus.stage];
+  const write = { teacher: outputTeacher, beam: outputBeam, loss: outputTeacher, learning: outputLearning }[focus.stage];
   return { picture: { element }, formulas: () => (write ? write(facts.formulas.map(({ numbers }) => numbers)) : []), checks: [] };
 }
 
@@ -134,6 +134,18 @@ function outputTeacher([mean, smooth]) {
   ];
 }
 
+/** A step along the gradient: one weight, the norm, and what the step does to the loss. */
+function outputLearning([weight, norm, loss]) {
+  const rate = mint(Number(weight.rate.toPrecision(3)));
+  return [
+    formula("a weight becomes the weight minus eta times its gradient", "w", mo("→"), "w", mo("−"), "η", mfrac(mrow("∂", mwords("loss")), mrow("∂", "w"))),
+    calculation([mrow(mnum(weight.weight), mo("−"), rate, mo("×"), mfactor(weight.gradient)), mrow(mo("="), mnum(weight.new))]),
+    h("p", { class: "small" }, "where the gradient is largest. The norm of the gradients of ", h("span", { class: "number" }, norm.count.toLocaleString("en")), " weights is ", h("span", { class: "number" }, show(norm.norm)), "; a small step lowers the loss by η times its square:"),
+    calculation([mrow(mnum(loss.loss), mo("−"), rate.cloneNode(true), mo("×"), mnum(norm.squared)), mrow(mo("="), mnum(loss.expected))]),
+    h("p", { class: "small" }, "The step really gives ", h("span", { class: "number" }, show(loss.after)), "."),
+  ];
+}
+
 /** The score of the best hypothesis. */
 function outputBeam([score]) {
   return [
@@ -142,4 +154,4 @@ function outputBeam([score]) {
   ];
 }
 
-export const outputStages = { classifier: outputClassifier, loop: outputLoop, follow: outputExtra, teacher: outputExtra, beam: outputExtra };
+export const outputStages = { classifier: outputClassifier, loop: outputLoop, follow: outputExtra, teacher: outputExtra, beam: outputExtra, loss: outputExtra, learning: outputExtra };
