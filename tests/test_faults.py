@@ -285,6 +285,20 @@ FAULTS = [
         "fcntl.flock(file, fcntl.LOCK_UN)",
         "run/test_atomic.py::test_a_second_process_is_refused_with_a_sentence",
     ),
+    Fault(
+        "a changed value loses its mask",
+        "explain/interventions.py",
+        "return torch.where(value == -math.inf, value, value * factor)",
+        "return value * factor",
+        "explain/test_interventions.py::test_a_mask_survives_zero_and_scaling",
+    ),
+    Fault(
+        "decoding under a change answers from the cache",
+        "explain/interventions.py",
+        "eager.start, eager.step = plain.start, plain.step",
+        "eager.start, eager.step = eager.start, eager.step",
+        "explain/test_interventions.py::test_generation_under_a_change_is_the_plain_forward_pass",
+    ),
 ]
 
 
