@@ -3,7 +3,10 @@
 experiment  what an experiment is, and how one is run, interrupted and continued
 report      results as Markdown, a page, figures and JSON
 networks    the small networks that experiments compare, and how they are trained
+subject     what some experiments examine: a run, or a recipe with its data
+alignment   which word belongs to which: IBM Model 1
 gradient    does learning reach back? the gradient by distance
+heads       what do heads attend to, and what is each worth?
 induction   do two layers learn what one cannot? induction heads
 loop        what does a written token cost? with a cache, without, recurrent
 parallel    is a whole text read at once? step time by length
