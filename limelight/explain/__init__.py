@@ -1,12 +1,13 @@
 """One text through your own model, stage by stage; every number is the model's. Read in this order:
 
-tokens       tokens in a form that people can read
-traced_text  the text, and what the model generates after it
-trace        the forward pass once more, with every value recorded
-stage_table  the stages of the walk: names, titles, families, and what each depends on
-stage        one stage as data: a sentence, formulas, figures and checks
-focus        the chosen layer, head and word, and the values there
-stages       the stages themselves
-render       terminal, JSON, HTML and figures
-explanation  the result of `limelight.load(RUN).explain(TEXT)`
+tokens         tokens in a form that people can read
+traced_text    the text, and what the model generates after it
+trace          the forward pass once more, with every value recorded
+interventions  changes inside the model: a head off, a token hidden, a value copied
+stage_table    the stages of the walk: names, titles, families, and what each depends on
+stage          one stage as data: a sentence, formulas, figures and checks
+focus          the chosen layer, head and word, and the values there
+stages         the stages themselves
+render         terminal, JSON, HTML and figures
+explanation    the result of `limelight.load(RUN).explain(TEXT)`
 """

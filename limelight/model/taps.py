@@ -7,10 +7,11 @@
 The models know nothing of this. A recorder hangs hooks on the very modules that answer, switches
 attention to its explicit path, and leaves everything as it was. The names are part of the
 interface. `dataflow` lists them with how each value is made from others, for the model that is
-there: post-norm or pre-norm, what kind of positions, gated or not.
+there: post-norm or pre-norm, what kind of positions, gated or not. A value can be replaced as well
+as recorded: `edits` has functions for it, by name.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self
@@ -33,6 +34,7 @@ class _Tap(NamedTuple):
 
 
 _Named = Iterator[tuple[str, _Tap]]
+Edits = Mapping[str, Sequence[Callable[[Tensor], Tensor]]]  # applied to a tap's value in order
 
 
 def taps(model: nn.Module) -> dict[str, _Tap]:
@@ -71,7 +73,7 @@ def parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
 def _side_taps(config: ModelConfig, side: str) -> _Named:
     embedding = "source" if side == "encoder" else "target"
     added = {"embedding": ("tokens", "look up")}
-    if config.positions != "rotary":
+    if config.positions in ("sinusoidal", "learned"):
         added["positions"] = ("positions", config.positions)
     if config.family == "encoder-only":
         added["segments"] = ("segments", "look up")
@@ -84,21 +86,23 @@ def _side_taps(config: ModelConfig, side: str) -> _Named:
             name, path = f"{side}.{layer}.{part}", f"{side}.layers.{layer}.{part}"
             yield from _sublayer_taps(config, name, path, state)
             state = f"{name}.{'norm' if config.norm_order == 'post' else 'add'}"
-    op = "norm" if config.norm_order == "pre" else "copy"
+    op = "norm" if config.norm_order == "pre" and config.norm != "none" else "copy"
     yield f"{side}.output", _Tap(side, "output", op, (state,))
 
 
 def _sublayer_taps(config: ModelConfig, name: str, path: str, state: str) -> _Named:
     inner = _feed_forward_taps if name.endswith("feed_forward") else _attention_taps
-    added = (state, f"{name}.output")
-    norm = _Tap(f"{path}_residual.norm", "output", "norm", (state,))
+    added = (state, f"{name}.output") if config.residual else (f"{name}.output",)
+    add = _Tap(f"{path}_residual", "output", "add" if config.residual else "copy", added)
+    op = "copy" if config.norm == "none" else "norm"
+    norm = _Tap(f"{path}_residual.norm", "output", op, (state,))
     if config.norm_order == "pre":
         yield f"{name}.norm", norm
         yield from inner(config, name, path, f"{name}.norm")
-        yield f"{name}.add", _Tap(f"{path}_residual", "output", "add", added)
+        yield f"{name}.add", add
     else:
         yield from inner(config, name, path, state)
-        yield f"{name}.add", _Tap(f"{path}_residual.norm", "input", "add", added)
+        yield f"{name}.add", add._replace(module=norm.module, at="input")
         yield f"{name}.norm", norm._replace(sources=(f"{name}.add",))
 
 
@@ -115,7 +119,7 @@ def _attention_taps(config: ModelConfig, name: str, path: str, read: str) -> _Na
         ("k", split, ("key",), keys),
         ("v", "split", ("value",), keys),
         ("scores", "q k^T", ("q", "k"), _SCORES),
-        ("scaled", "/ sqrt(d_k)", ("scores",), _SCORES),
+        ("scaled", "/ sqrt(d_k)" if config.scaling else "copy", ("scores",), _SCORES),
         ("masked", "mask", ("scaled",), _SCORES),
         ("weights", "softmax", ("masked",), _SCORES),
         ("mixed", "weights v", ("weights", "v"), queries),
@@ -164,7 +168,7 @@ class Recorder:
     a distributed wrapper put around it. A later pass replaces the values of an earlier one. All
     attention is computed explicitly, watched or not, so that a value does not depend on what else
     is recorded. `keep` says what is kept of a value, so that a part of it need not hold all of it
-    in memory.
+    in memory. The pass goes on with what the `edits` of a value return, and that is recorded.
     """
 
     def __init__(
@@ -172,12 +176,14 @@ class Recorder:
         model: nn.Module,
         names: str | Iterable[str] = "*",
         keep: Callable[[str, Tensor], Tensor] = lambda _, value: value,
+        edits: Edits | None = None,
     ) -> None:
-        self.model, self.keep = _eager(model), keep
+        self.model, self.keep, self.edits = _eager(model), keep, edits or {}
         known = taps(self.model)
         self.watched = {name: known[name] for name in matching(names, known)}
+        self.hooked = self.watched | {name: known[name] for name in self.edits}
         paths = {path for path, _ in self.model.named_modules()}
-        if hidden := [name for name, tap in self.watched.items() if tap.module not in paths]:
+        if hidden := [name for name, tap in self.hooked.items() if tap.module not in paths]:
             raise UserError(
                 f"the tap {hidden[0]!r} cannot be reached: a part of the model is wrapped; compile "
                 "parts with `part.compile()`, which leaves them in place, not `torch.compile(part)`"
@@ -199,7 +205,7 @@ class Recorder:
             if isinstance(module, Attention) and isinstance(module.attend, partial):
                 raise UserError("this model is being recorded already: one recorder at a time")
         self.values.clear()
-        name_at = {(tap.module, tap.at): name for name, tap in self.watched.items()}
+        name_at = {(tap.module, tap.at): name for name, tap in self.hooked.items()}
         for path, module in self.model.named_modules():
             if module._compiled_call_impl:  # hooks never fire in compiled code
                 self._change(module, "_compiled_call_impl", None)
@@ -223,22 +229,26 @@ class Recorder:
         self._undo.append(partial(setattr, module, attribute, getattr(module, attribute)))
         setattr(module, attribute, value)
 
-    def _keep_input(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.values[name] = self.keep(name, inputs[0])
+    def _keep_input(
+        self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        return self._pass(name, inputs[0]), *inputs[1:]
 
-    def _keep_output(self, name: str, _: nn.Module, __: object, output: Any) -> None:
-        value = output[0] if isinstance(output, tuple) else output
-        if name == "logits":
-            value = value.clone()  # the caller may write over them
-        self.values[name] = self.keep(name, value)
+    def _keep_output(self, name: str, _: nn.Module, __: object, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return self._pass(name, output[0]), *output[1:]
+        return self._pass(name, output)
 
     def _watch(self, names: dict[str, str]) -> Callable[[str, Tensor], Tensor]:
-        def watch(step: str, value: Tensor) -> Tensor:
-            if step in names:
-                self.values[names[step]] = self.keep(names[step], value)
-            return value
+        return lambda step, value: self._pass(names[step], value) if step in names else value
 
-        return watch
+    def _pass(self, name: str, value: Tensor) -> Tensor:
+        for edit in self.edits.get(name, ()):
+            value = edit(value)
+        if name in self.watched:
+            # The caller may write over the logits.
+            self.values[name] = self.keep(name, value.clone() if name == "logits" else value)
+        return value
 
 
 def _eager(model: nn.Module) -> nn.Module:

@@ -1,0 +1,300 @@
+"""Changes inside a model: a head off, a token hidden, a value copied from another sentence.
+
+    with applied(model, parse(["decoder.0.cross.weights@3=off"])) as changed:
+        changed(source, target)
+
+TAP[@HEAD]=off|uniform|zero|scale:X|from:TEXT, source:N=hide and target:N=WORD; heads and positions
+count from 1. TAP is a tap's name, a pattern with `*`, a layer (decoder.0) or a sub-layer
+(decoder.0.cross). The model computes on from the changed value, and is as before afterwards.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from limelight.errors import UserError, unknown_name
+from limelight.explain.trace import in_range
+from limelight.model.config import ModelConfig
+from limelight.model.stack import last_real
+from limelight.model.taps import Edits, Recorder, matching, taps
+
+_PLAIN, _WITH_VALUE = ("off", "uniform", "zero"), ("scale", "from")
+_ACTIONS = (*_PLAIN, "scale:X", "from:TEXT")
+_FORMS = "TAP=off, TAP@HEAD=uniform, TAP=scale:0.5, TAP=from:TEXT, source:3=hide or target:2=WORD"
+_Edit = Callable[[Tensor], Tensor]
+Donors = Mapping[str, Mapping[str, Tensor]]  # by text and tap: values to copy, without a batch axis
+
+
+class Change(NamedTuple):
+    """One change, as it was written and as it was read."""
+
+    spelling: str
+    where: str  # a tap, a pattern, a layer or a sub-layer; "source" or "target"
+    at: int | None  # a head or a position, from 1
+    action: str  # off, uniform, zero, scale, from; hide; force
+    value: str = ""  # X, TEXT or WORD
+
+
+def parse(spellings: Iterable[str]) -> tuple[Change, ...]:
+    """Read changes; whether a model has these taps and heads is checked when they are applied."""
+    if isinstance(spellings, str):
+        raise UserError(f"change={spellings!r:.80} is not a list: write [{spellings!r:.80}]")
+    return tuple(map(_parse, spellings))
+
+
+def _parse(spelling: str) -> Change:
+    where, _, what = spelling.partition("=")
+    tap, at, head = where.partition("@")
+    side, colon, position = where.partition(":")
+    if not (tap and what):
+        raise UserError(f"{spelling!r:.200} is not a change: write {_FORMS}")
+    if colon:
+        if side not in ("source", "target"):
+            raise unknown_name("side", side[:200], ("source", "target"))
+        if side == "source" and what != "hide":
+            raise UserError(f"{spelling!r:.200}: a source token can be hidden: write {where}=hide")
+        count = _count(position, spelling)
+        return Change(spelling, side, count, *(("force", what) if side == "target" else ("hide",)))
+    action, valued, value = what.partition(":")
+    if action not in (_WITH_VALUE if valued else _PLAIN):
+        raise unknown_name("change", what[:200], _ACTIONS)
+    if valued and not value.strip():
+        raise UserError(f"{spelling!r:.200} ends too early: write {_FORMS}")
+    if action == "scale":
+        _factor(value)
+    return Change(spelling, tap, _count(head, spelling) if at else None, action, value)
+
+
+def _count(digits: str, spelling: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,5}", digits):
+        raise UserError(
+            f"{spelling!r:.200}: {digits[:80]!r} is not a number from 1: write {_FORMS}"
+        )
+    return int(digits)
+
+
+def _factor(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"scale:{text:.80} needs a finite number, as in scale:0.5")
+    return number
+
+
+@contextmanager
+def applied(
+    model: nn.Module, changes: Iterable[Change], donors: Donors | None = None
+) -> Iterator[Any]:
+    """Run the model that this yields, the eager one, under these changes.
+
+    Decoding reads all tokens again at every step. So nothing is answered from a cache or from
+    copies of the weights, and a value has all its rows when it is changed.
+    """
+    with Recorder(model, (), edits=edits_of(model, changes, donors)) as recorder:
+        eager: Any = recorder.model
+        writes = hasattr(eager, "step")
+        if writes:
+            plain = RereadingModel(eager)
+            eager.start, eager.step = plain.start, plain.step
+        try:
+            yield eager
+        finally:
+            if writes:
+                del eager.start, eager.step
+
+
+def edits_of(model: nn.Module, changes: Iterable[Change], donors: Donors | None = None) -> Edits:
+    """The functions that make these changes, by tap; forcing a token is left to decoding."""
+    found: dict[str, list[_Edit]] = {}
+    # Hidden tokens come first, as uniform weights are equal over the others.
+    for change in sorted(changes, key=lambda change: change.action != "hide"):
+        for name, edit in _edits(model, change, donors or {}):
+            found.setdefault(name, []).append(edit)
+    return found
+
+
+def _edits(model: nn.Module, change: Change, donors: Donors) -> Iterator[tuple[str, _Edit]]:
+    if change.action == "hide":
+        yield from ((name, partial(_hide, change, name)) for name in _reading_source(model))
+    elif change.action != "force":
+        for name in _named(model, change):
+            yield from _edits_at(model, name, change, donors)
+
+
+def _reading_source(model: Any) -> list[str]:
+    """Where attention is masked among the tokens of the text that is given."""
+    if not isinstance(model.config, ModelConfig):
+        raise UserError(f"this model is {model.config.family}: source:N=hide is for Transformers")
+    both = model.config.family == "encoder-decoder"
+    found = [name for name in taps(model) if name.endswith(".masked")]
+    return [
+        name for name in found if not (both and name.startswith("decoder") and ".self." in name)
+    ]
+
+
+def _named(model: nn.Module, change: Change) -> list[str]:
+    """The taps that are meant; of a layer or a sub-layer, those that switch it off."""
+    known, where = taps(model), change.where
+    inside = [name for name in known if name.startswith(f"{where}.")]
+    if "*" in where or where in known:
+        return matching(where, known)
+    if not inside:
+        parts = {".".join(name.split(".")[:n]) for name in known for n in (2, 3)}
+        raise unknown_name("tap", where, parts | known.keys())
+    heads = change.action == "uniform" or change.at is not None
+    found = [name for name in inside if name.endswith(".weights" if heads else ".output")]
+    if change.action not in ("off", "uniform") or where.count(".") == 0 or not found:
+        raise UserError(f"{change.spelling!r:.200}: name one value, such as {inside[-1]}")
+    return found
+
+
+def _edits_at(model: Any, name: str, change: Change, donors: Donors) -> Iterator[tuple[str, _Edit]]:
+    block, _, step = name.rpartition(".")
+    action, edit = change.action, partial(_at_head, _head_of(model, name, change))
+    if action == "uniform":
+        if step != "weights":
+            raise UserError(f"{name!r} cannot be uniform: only the weights of attention can")
+        uniform = _Uniform()
+        yield f"{block}.masked", uniform.remember
+        yield name, partial(edit, uniform)
+    elif action == "from":
+        if change.value not in donors:
+            raise UserError(f"{change.spelling!r:.200} copies from a text: only explain reads one")
+        copied = _Copied(name, taps(model)[name].axes, donors[change.value][name])
+        yield name, partial(edit, copied)
+    else:
+        if action == "off" and step not in ("weights", "mixed", "output"):
+            raise UserError(f"{name!r} cannot be off, only weights, mixed and output: write zero")
+        yield name, partial(edit, partial(_scaled, _factor(change.value or "0")))
+
+
+def _head_of(model: Any, name: str, change: Change) -> int | None:
+    if change.at is None:
+        return None
+    if "head" not in taps(model)[name].axes:
+        raise UserError(f"{name!r} has no heads: leave @{change.at} out")
+    grouped = name.endswith((".k", ".v"))
+    return in_range(
+        "head", change.at, getattr(model.config, "num_kv_heads" if grouped else "heads")
+    )
+
+
+def _at_head(head: int | None, new: _Edit, value: Tensor) -> Tensor:
+    changed = new(value)
+    if head is None:
+        return changed
+    mixed = value.clone()
+    mixed[..., head, :, :] = changed[..., head, :, :]
+    return mixed
+
+
+def _scaled(factor: float, value: Tensor) -> Tensor:
+    """What a mask has hidden stays hidden."""
+    return torch.where(value == -math.inf, value, value * factor)
+
+
+def _hide(change: Change, name: str, masked: Tensor) -> Tensor:
+    """As padding is: no query reads this key, but in a decoder a token still reads itself."""
+    column = (change.at or 1) - 1
+    if column >= masked.size(-1):
+        raise UserError(f"there is no {change.where} token {change.at}: it has {masked.size(-1)}")
+    hidden = torch.zeros(masked.shape[-2:], dtype=torch.bool, device=masked.device)
+    hidden[:, column] = True
+    if name.startswith("decoder") and ".self." in name:
+        hidden[column, column] = False
+    return masked.masked_fill(hidden, -math.inf)
+
+
+class _Uniform:
+    """Equal weights over the keys that the mask allows."""
+
+    masked: Tensor
+
+    def remember(self, masked: Tensor) -> Tensor:
+        self.masked = masked
+        return masked
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        return _scaled(0.0, self.masked).softmax(dim=-1)
+
+
+class _Copied:
+    """A value of another text. A decoder's rows are the same whatever follows: it may be longer."""
+
+    def __init__(self, name: str, axes: tuple[str, ...], donor: Tensor) -> None:
+        self.name, self.donor = name, donor
+        cross, last = ".cross." in name, name.rpartition(".")[2]
+        cut = (
+            ()
+            if cross and last in ("key", "value")
+            else ("word", "query", *(() if cross else ("key",)))
+        )
+        self.grows = [axis in cut and not name.startswith("encoder") for axis in axes]
+
+    def __call__(self, value: Tensor) -> Tensor:
+        donor, shape = self.donor, value.shape[value.dim() - self.donor.dim() :]
+        for axis, (size, grows) in enumerate(zip(shape, self.grows, strict=True)):
+            if grows and donor.size(axis) > size:
+                donor = donor.narrow(axis, 0, size)
+        if donor.shape != shape:
+            raise UserError(
+                f"{self.name} is {_sizes(self.donor.shape)} in the text to copy from, and "
+                f"{_sizes(shape)} here: choose a text with as many tokens"
+            )
+        return donor.to(value).expand_as(value)
+
+
+def _sizes(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+class _Texts:
+    """The tokens of a batch so far: the state of a model without a cache."""
+
+    def __init__(self, *tensors: Tensor | None) -> None:
+        self.source, self.source_real, self.tokens, self.real = tensors
+
+    def select(self, rows: Tensor) -> None:
+        for name, value in vars(self).items():
+            setattr(self, name, None if value is None else value[rows])
+
+
+class RereadingModel:
+    """Decodes with the plain forward pass over all tokens, under `edits`, one step at a time."""
+
+    def __init__(self, model: Any, edits: Edits | None = None) -> None:
+        self.model, self.config, self.edits = model, model.config, edits
+        self.parameters = model.parameters
+
+    def start(self, given: Any, real: Tensor | None = None, **_: object) -> _Texts:
+        """The state: sources with what is real of them, or only a number of rows."""
+        if isinstance(given, Tensor):
+            return _Texts(given, real, None, None)
+        return _Texts(None, None, None, None)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: _Texts, real: Tensor | None = None) -> Tensor:
+        """Read the next tokens (B T) and all before them again; logits of the next ones, B V."""
+        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        if state.tokens is not None and state.real is not None:
+            tokens = torch.cat([state.tokens, tokens], dim=1)
+            real = torch.cat([state.real, real], dim=1)
+        state.tokens, state.real = tokens, real
+        given: list[Tensor | None] = [tokens, None if real.all() else real]
+        if state.source is not None:
+            given = [state.source, tokens, state.source_real, given[1]]
+        edits = nullcontext() if self.edits is None else Recorder(self.model, (), edits=self.edits)
+        with edits:
+            logits = self.model(*given)
+        if not torch.isfinite(logits).all():
+            raise UserError("the scores of the changed model are not numbers: change it less")
+        last = torch.arange(tokens.size(1), device=tokens.device).where(real, 0).amax(dim=1)
+        return last_real(logits, last + 1)
