@@ -17,6 +17,7 @@ from limelight.data.datasets import Seq2SeqBatch
 from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 from limelight.errors import UserError
+from limelight.explain.interventions import applied, parse
 from limelight.lab.alignment import Model1, fit
 from limelight.lab.experiment import Measurements, Subject, Values
 from limelight.lab.report import new_figure, style_of
@@ -37,7 +38,7 @@ SETTING = (
     "separator, tags), on the token after an earlier copy of this one (induction), and, while a "
     "token is written, on the source token that belongs to it by IBM Model 1 (aligned). Each is "
     "the mean over positions that have such a token, so they overlap. Then each head is switched "
-    "off once: the rise of the loss, in nats per token. Layers and heads count from 0."
+    "off once: the rise of the loss, in nats per token. Names are those of `explain --change`."
 )
 SECONDS = (18.0, 27.0)
 KINDS = ("previous", "same", "next", "special", "induction", "aligned")
@@ -183,7 +184,7 @@ def _passes(read: _Read, names: Iterable[str]) -> Iterator[tuple[Any, str, str, 
 
 
 def _shares(reading: _Reading, names: list[str]) -> dict[str, Any]:
-    """All shares, of "encoder.0.self@0" and of "encoder.0.self uniform", and the best examples."""
+    """All shares, of "encoder.0.self@1" and of "encoder.0.self uniform", and the best examples."""
     read, sums = reading(), dict[tuple[str, str], Any]()
     for _, name, kind, weights, where in _passes(read, names):
         total, count = (weights * where[:, None]).sum(dim=(0, 2, 3)), where.any(dim=2).sum()
@@ -191,7 +192,7 @@ def _shares(reading: _Reading, names: list[str]) -> dict[str, Any]:
     shares: dict[str, dict[str, float]] = {}
     for (name, kind), found in sums.items():
         *own, uniform, count = found.tolist()
-        heads = {f"{name}@{head}": share for head, share in enumerate(own)}
+        heads = {f"{name}@{head}": share for head, share in enumerate(own, 1)}
         for head, share in {**heads, f"{name} uniform": uniform}.items() if count else ():
             shares.setdefault(head, {})[kind] = share / count
     return {"texts": read.texts, "shares": shares, "examples": _examples(read, shares)}
@@ -215,7 +216,7 @@ def _examples(read: _Read, shares: _Shares) -> dict[str, str]:
         keys = _sides(batch)["encoder" if part == "cross" else stack][0]
         queries = batch.target[:, 1:] if part == "cross" else keys
         text = (queries >= read.loaded.tokenizer.first_text_id)[:, :, None]
-        onto = weights[:, int(best[kind][1])] * (where & text)
+        onto = weights[:, int(best[kind][1]) - 1] * (where & text)
         row, query, key = np.unravel_index(int(onto.argmax()), onto.shape)
         if (most := float(onto[row, query, key])) > found.get(kind, (0.0,))[0]:
             at, on = read.loaded.tokenizer.pieces([int(queries[row, query]), int(keys[row, key])])
@@ -224,27 +225,21 @@ def _examples(read: _Read, shares: _Shares) -> dict[str, str]:
     return {kind: text for kind, (_, text) in found.items()}
 
 
-@torch.no_grad()
 def _rises(reading: _Reading, name: str) -> list[float]:
     """By how much the loss of a token rises without each head of an attention."""
     read = reading()
-    side, layer, part = name.split(".")
-    path = f"{side}.layers.{layer}.{part}_attention.output"
-    weight, before, rises = read.loaded.model.get_submodule(path).weight, _loss(read), []
-    for columns in weight.split(read.loaded.model.config.d_head, dim=1):
-        kept = columns.clone()
-        try:
-            columns.zero_()
-            rises.append(_loss(read) - before)
-        finally:
-            columns.copy_(kept)
+    before, model = _loss(read.batches, read.loaded.model), read.loaded.model
+    rises = []
+    for head in range(1, model.config.heads + 1):
+        with applied(model, parse([f"{name}.weights@{head}=off"])) as changed:
+            rises.append(_loss(read.batches, changed) - before)
     return rises
 
 
 @torch.no_grad()
-def _loss(read: _Read) -> float:
-    module = LossModule(read.loaded.model).eval()
-    sums = [module(batch) for batch in read.batches]
+def _loss(batches: list[Any], model: Any) -> float:
+    module = LossModule(model).eval()
+    sums = [module(batch) for batch in batches]
     return float(sum(each.nll for each in sums) / sum(each.total for each in sums))
 
 
@@ -252,7 +247,7 @@ def _heads(values: Values) -> dict[str, tuple[dict[str, float], float]]:
     """The shares of each head, and the rise of the loss without it."""
     shares = values["shares"]["shares"]
     rises = [(key.removeprefix("without "), own) for key, own in values.items() if key != "shares"]
-    heads = {f"{name}@{head}": rise for name, own in rises for head, rise in enumerate(own)}
+    heads = {f"{name}@{head}": rise for name, own in rises for head, rise in enumerate(own, 1)}
     return {name: (shares[name], rise) for name, rise in heads.items()}
 
 

@@ -64,7 +64,7 @@ def test_shares_are_means_of_the_weights(run, tmp_path):
                     total = sums.setdefault(name, [0.0, 0.0, 0])
                     sums[name] = [total[0] + weight, total[1] + 1 / seen, total[2] + 1]
     for name, (weight, uniform, count) in sums.items():
-        assert found[f"{name}@2"]["previous"] == pytest.approx(weight / count, rel=1e-4)
+        assert found[f"{name}@3"]["previous"] == pytest.approx(weight / count, rel=1e-4)
         assert found[f"{name} uniform"]["previous"] == pytest.approx(uniform / count, rel=1e-4)
 
 
@@ -80,9 +80,9 @@ def test_a_head_is_worth_what_the_loss_rises_without_it(run, tmp_path):
         mixed[..., 16:32] = 0
         return (mixed,)
 
-    loss = heads._loss(read)
+    loss = heads._loss(read.batches, read.loaded.model)
     handle = output.register_forward_pre_hook(off)
-    assert heads._loss(read) - loss == pytest.approx(rises[1], abs=1e-5)
+    assert heads._loss(read.batches, read.loaded.model) - loss == pytest.approx(rises[1], abs=1e-5)
     handle.remove()
     assert max(rises) > 0.01, "a model that reverses needs its cross-attention"
 
@@ -96,7 +96,7 @@ def test_cross_attention_of_reverse_is_on_the_letter_that_is_written(run, tmp_pa
     assert share > uniform + 0.1
     assert "its validation texts" in heads.conclusion(values)[0]
     header, *rows = heads.table(values)
-    assert [row[0] for row in rows[:4]] == [f"encoder.0.self@{head}" for head in range(4)]
+    assert [row[0] for row in rows[:4]] == [f"encoder.0.self@{head}" for head in range(1, 5)]
     assert {len(row) for row in rows} == {len(header)}
 
 
