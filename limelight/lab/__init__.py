@@ -5,6 +5,7 @@ report      results as Markdown, a page, figures and JSON
 networks    the small networks that experiments compare, and how they are trained
 subject     what some experiments examine: a run, or a recipe with its data
 alignment   which word belongs to which: IBM Model 1
+diagnose    is something wrong with a recipe or its data?
 gradient    does learning reach back? the gradient by distance
 heads       what do heads attend to, and what is each worth?
 induction   do two layers learn what one cannot? induction heads

@@ -1,11 +1,12 @@
 """The experiments, by name."""
 
 from limelight.errors import UserError, unknown_name
-from limelight.lab import gradient, heads, induction, loop, parallel
+from limelight.lab import diagnose, gradient, heads, induction, loop, parallel
 from limelight.lab.experiment import Experiment
 from limelight.lab.subject import fingerprint
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "diagnose": diagnose,
     "gradient": gradient,
     "heads": heads,
     "induction": induction,
