@@ -160,13 +160,22 @@ class LoadedModel(TextModel):
         return _raise_if_problem(next(score(self, [text], tag)))
 
     def explain(
-        self, text: str, target: str | None = None, tag: str = "", **settings: Any
+        self,
+        text: str,
+        target: str | None = None,
+        tag: str = "",
+        change: Sequence[str] = (),
+        **settings: Any,
     ) -> "Explanation":
-        """Trace a text through the model in full precision; see `limelight.explain`."""
+        """Trace a text through the model in full precision; see `limelight.explain`.
+
+        `change` is a list such as ["decoder.0.cross@3=off"]; the model itself stays as it is.
+        """
         from limelight.explain.explanation import explain
 
         config, smoothing = self.settings(**settings), self.recipe.train.label_smoothing
-        return explain(self.full_precision, text, target, config, smoothing=smoothing, tag=tag)
+        options: Any = {"smoothing": smoothing, "tag": tag, "change": change}
+        return explain(self.full_precision, text, target, config, **options)
 
 
 def _rounds_to(original: nn.Module, model: nn.Module) -> bool:

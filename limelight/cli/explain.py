@@ -9,6 +9,7 @@ from limelight.cli import parser as arg
 from limelight.errors import UserError
 
 if TYPE_CHECKING:
+    from limelight.explain.explanation import Explanation
     from limelight.explain.trace import Trace
 
 
@@ -21,6 +22,8 @@ def explain(
     head: arg.OptionalInt = None,
     word: Annotated[str | None, arg.Argument("WORD")] = None,
     follow: arg.Switch = False,
+    change: Annotated[tuple[str, ...], arg.Argument("CHANGE")] = (),
+    which_head: arg.Switch = False,
     figure: arg.File = "",
     html: arg.File = "",
     tag: arg.Tag = "",
@@ -39,6 +42,9 @@ def explain(
         head: show this head, counted from 1
         word: show this word
         follow: each generated word with its candidates and what it attended to
+        change: change the model and compare, as with decoder.0.cross@3=off (or uniform, zero,
+            scale:0.5, from:TEXT; source:3=hide, target:2=WORD); may be repeated
+        which_head: switch each head off once, and rank them by what that does to the answer
         figure: draw the attention into this file, .svg, .png or .pdf
         html: write the walk into this file, a self-contained page for a browser
         json: print the manifest: tokens, steps, the shape and range of every value, checks
@@ -47,8 +53,13 @@ def explain(
     _check_exclusive({"--follow": follow, "--stage": stage, "--json": json, "--figure": figure})
     focus = {"layer": layer, "head": head, "word": word}
     given = [f"--{name}" for name, value in focus.items() if value is not None]
+    views = {"--follow": follow, "--stage": stage, "--html": html, "--figure": figure}
+    for option, value in {**views, "--change": change, **dict.fromkeys(given, True)}.items():
+        _check_exclusive({"--which-head": which_head, option: value})
     if json and given:
         raise UserError(f"--json covers all layers, heads and words: leave {given[0]} out")
+    if change and given and not any(views.values()):
+        raise UserError(f"{given[0]} is for a stage: add --stage to see one of the changed model")
     if figure and not html and word is not None:
         raise UserError("--figure draws all words: leave --word out")
 
@@ -56,8 +67,10 @@ def explain(
 
     loaded, config = io.load_for("explain", run, arg.overrides(set))
     smoothing = loaded.recipe.train.label_smoothing
-    trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag)
-    if figure or html:
+    trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag, change=change)
+    if which_head:
+        _print_ranking(trace, json)
+    elif figure or html:
         _save(trace, figure, html, Path(run).resolve().name, focus)
     else:
         _print(trace, "follow" if follow else stage, focus, json)
@@ -86,17 +99,35 @@ def _save(trace: "Trace", figure: str, html: str, name: str, focus: dict[str, An
         io.note(f"written into {html}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
 
 
-def _print(trace: "Trace", stage: str, focus: dict[str, Any], as_json: bool) -> None:
+def _print_ranking(trace: "Trace", as_json: bool) -> None:
+    from limelight.data.progress import counting
+    from limelight.explain.comparison import all_heads, answer_logprob, answer_of, rank_heads
+    from limelight.explain.render.terminal import show_ranking
+
+    with counting("heads off", total=len(all_heads(trace))) as progress:
+        ranked = rank_heads(trace, progress)
+    if as_json:
+        before = answer_logprob(trace, trace.logits)
+        heads = [{"tap": tap, "head": head, "falls_by": effect} for tap, head, effect in ranked]
+        facts = {"answer": answer_of(trace), "log_probability": before, "heads": heads}
+        io.print_json_line(facts)
+    else:
+        show_ranking(io.terminal(), answer_of(trace), ranked)
+
+
+def _print(trace: "Explanation", stage: str, focus: dict[str, Any], as_json: bool) -> None:
     from limelight.explain.focus import focus_on
     from limelight.explain.render import serialize
-    from limelight.explain.render.terminal import show, step_through
+    from limelight.explain.render.terminal import show, show_comparison, step_through
     from limelight.explain.stages import stage_at, walk
 
     console = io.terminal()
     if as_json:
-        io.print_text(serialize.as_json(serialize.manifest(trace)), end="\n")
+        io.print_text(serialize.as_json(serialize.manifest(trace, trace.comparison)), end="\n")
     elif stage:
         show(console, trace, [stage_at(trace, stage, focus_on(trace, **focus))])
+    elif trace.comparison:
+        show_comparison(console, trace.comparison)
     elif sys.stdin.isatty() and console.is_terminal:
         step_through(console, trace, walk(trace, **focus), io.prompt_user)
     else:

@@ -5,17 +5,23 @@ from contextlib import contextmanager
 from functools import partial
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 
 @contextmanager
-def counting(what: str, console: Console | None = None) -> Iterator[Callable[[int], object]]:
-    """Show a count on a terminal; call the function that this yields with each further number."""
+def counting(
+    what: str, console: Console | None = None, total: int | None = None
+) -> Iterator[Callable[[int], object]]:
+    """Show a count on a terminal, as a bar if the total is known.
+
+    Call the function that this yields with each further number.
+    """
     console = console or Console(stderr=True)
     if not console.is_terminal or console.quiet:
         yield lambda _: None
         return
     text = TextColumn("{task.description} {task.completed:,.0f}")
-    columns = (SpinnerColumn(), text, TimeElapsedColumn())
+    bars = () if total is None else (BarColumn(), TextColumn("of {task.total:,.0f}"))
+    columns = (SpinnerColumn(), text, *bars, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        yield partial(bar.advance, bar.add_task(what, total=None))
+        yield partial(bar.advance, bar.add_task(what, total=total))

@@ -6,24 +6,32 @@ explanation.attention(layer=1, head=2)
 explanation.stages[4].formulas
 """
 
+import math
 from collections.abc import Sequence
 from html import escape
 
 from limelight.decode.config import DecodeConfig
+from limelight.explain.comparison import Comparison, compare
+from limelight.explain.interventions import Intervention, intervention_in_steps, parse
 from limelight.explain.render.figures import png_of
 from limelight.explain.render.html import as_html
 from limelight.explain.render.terminal import plain_text
 from limelight.explain.stage import Stage
 from limelight.explain.stages import walk
 from limelight.explain.trace import Trace
-from limelight.explain.traced_text import traced_text_for
+from limelight.explain.traced_text import TracedText, run_through, traced_text_for
 from limelight.tasks.text_model import TextModel
 
 _NOTEBOOK = 1_000_000  # bytes of a page in a notebook, which stores every output
 
 
 class Explanation(Trace):
-    """The trace of one text, and the walk through it."""
+    """The trace of one text, and the walk through it.
+
+    Of a changed model, `comparison` has what the changes did.
+    """
+
+    comparison: Comparison | None = None
 
     @property
     def stages(self) -> list[Stage]:
@@ -69,8 +77,40 @@ def explain(
     names: str | Sequence[str] = "*",
     smoothing: float = 0.0,
     tag: str = "",
+    change: Sequence[str] = (),
 ) -> Explanation:
-    """Generate what follows a text, or use `target`; then trace one pass over all of it."""
-    config = config or trained.decode
+    """Generate what follows a text, or use `target`; then trace one pass over all of it.
+
+    `change` is a list such as ["decoder.0.cross.weights@3=off"]: see `interventions`.
+    """
+    config, changes = config or trained.decode, parse(change)
     traced_text = traced_text_for(trained, text, target, config, tag)
-    return Explanation(trained, text, traced_text, config, names=names, smoothing=smoothing)
+    trace = Explanation(trained, text, traced_text, config, names=names, smoothing=smoothing)
+    if not changes:
+        return trace
+    made = run_through(intervention_in_steps(trained, changes, target, config, tag))
+    changed_text = run_through(made.text_in_steps(trained, text, target, config, tag))
+    return changed(trace, changed_text, made, names)
+
+
+def changed(
+    before: Explanation,
+    traced_text: TracedText,
+    made: Intervention,
+    names: str | Sequence[str] = "*",
+    max_bytes: float = math.inf,
+) -> Explanation:
+    """The trace of the changed model on the same text, compared with the unchanged one."""
+    found = Explanation(
+        before.trained,
+        before.text,
+        traced_text,
+        before.decode,
+        names,
+        before.smoothing,
+        max_bytes,
+        made.edits,
+        made.spellings,
+    )
+    found.comparison = compare(before, found, made)
+    return found

@@ -7,7 +7,7 @@ whether that holds: the same tokens, the same logits, weights that sum to 1.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -22,7 +22,7 @@ from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample,
 from limelight.errors import UserError, unknown_name
 from limelight.explain.tokens import label_at, pieces_of, words_of
 from limelight.explain.traced_text import TracedText
-from limelight.model.taps import Recorder, dataflow, matching, sides, taps
+from limelight.model.taps import Edits, Recorder, dataflow, matching, sides, taps
 from limelight.tasks.text_model import TextModel
 
 _TOP = 20  # candidates kept of every step
@@ -88,7 +88,10 @@ class Trace:
         names: str | Sequence[str] = "*",
         smoothing: float = 0.0,
         max_bytes: float = math.inf,
+        edits: Edits | None = None,
+        changes: Sequence[str] = (),
     ) -> None:
+        self.edits, self.changes = edits or {}, tuple(changes)  # see `interventions`
         self.trained, self.text, self.traced_text, self.decode = trained, text, traced_text, config
         self.smoothing = smoothing  # label smoothing in the training of this model
         self._bytes_left = max_bytes
@@ -177,21 +180,11 @@ class Trace:
 
     def record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         """The pass with a recorder: a batch of one, in evaluation mode, without gradients."""
-
-        def alone(name: str, value: Tensor) -> Tensor:
-            # Without padding, all rows of a batch share their positions, which have no batch axis.
-            once = name.endswith(".positions") and value.dim() == 2
-            return keep(name, (value if once else value[0]).detach().cpu())
-
-        recording = Recorder(self.model, names, alone)
-        with torch.no_grad(), _evaluating(self.model), recording as recorder:
-            recorder.model(*self.inputs)
-        return recorder.values
+        return record(self.model, self.inputs, names, keep, self.edits)
 
     @property
     def inputs(self) -> list[Tensor]:
-        given = [side for side in (self.traced_text.source, self.traced_text.target) if len(side)]
-        return [torch.tensor([list(side)], device=self.trained.device) for side in given]
+        return self.traced_text.inputs(self.trained.device)
 
     def weight(self, name: str) -> Tensor:
         """A parameter of the model, by its name in the weights file."""
@@ -263,7 +256,8 @@ class Trace:
 
     def _check(self) -> None:
         checks, traced_text = self.checks, self.traced_text
-        with torch.no_grad(), _evaluating(self.model):
+        edited = Recorder(self.model, (), edits=self.edits) if self.edits else nullcontext()
+        with torch.no_grad(), _evaluating(self.model), edited:
             plain = self.model(*self.inputs)[0].cpu()
         checks.traced_difference = (plain - self.logits).abs().max().item()
         if not traced_text.logprobs:
@@ -297,6 +291,26 @@ class Trace:
         # As many as generation drew, so that they are the same numbers.
         uniforms = uniform_draws(self.traced_text.seed, self.traced_text.limit + 1)
         return sample(logits, uniforms[: len(rows)], config).tolist()
+
+
+def record(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    names: str | Sequence[str],
+    keep: _Keep = lambda _, value: value,
+    edits: Edits | None = None,
+) -> dict[str, Tensor]:
+    """Values of one pass over a batch of one, without the batch axis."""
+
+    def alone(name: str, value: Tensor) -> Tensor:
+        # Without padding, all rows of a batch share their positions, which have no batch axis.
+        once = name.endswith(".positions") and value.dim() == 2
+        return keep(name, (value if once else value[0]).detach().cpu())
+
+    recording = Recorder(model, names, alone, edits)
+    with torch.no_grad(), _evaluating(model), recording as recorder:
+        recorder.model(*inputs)
+    return recorder.values
 
 
 def mean_weights(layers: Sequence[Tensor]) -> Tensor:

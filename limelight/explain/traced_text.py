@@ -1,15 +1,15 @@
 """The tokens that go through the model: the text, and what it generates in its fast way."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 from limelight.decode.beam import BeamSearch, Tree
 from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import GenerationBatch, TokenEvent
-from limelight.decode.request import Hypothesis, Request, finalize
+from limelight.decode.request import Hypothesis, Request, StepModel, finalize
 from limelight.errors import UserError
 from limelight.tasks.fill import BLANK, mask_blanks
 from limelight.tasks.text_model import TextModel, add_special_tokens
@@ -17,6 +17,7 @@ from limelight.tasks.translate import request_for
 from limelight.tasks.write import DEFAULT_MAX_TOKENS, encode_prompt
 
 _DEFAULT_TOKENS = 16  # of a continuation: enough to look at
+_Found = TypeVar("_Found")
 _Mode = Literal["read", "given", "greedy", "beam", "drawn", "damaged"]
 
 
@@ -40,25 +41,42 @@ class TracedText:
     limit: int = 0  # on generated tokens
     needs_leading_space: bool = False  # of the first generated token
 
+    def inputs(self, device: torch.device) -> list[torch.Tensor]:
+        """A batch of one for each stack that reads tokens."""
+        given = [side for side in (self.source, self.target) if len(side)]
+        return [torch.tensor([list(side)], device=device) for side in given]
+
 
 def traced_text_for(
     trained: TextModel, text: str, target: str | None, config: DecodeConfig, tag: str = ""
 ) -> TracedText:
     """Encode the text as the family reads it, and generate what follows, or use `target`."""
-    steps = traced_text_in_steps(trained, text, target, config, tag)
+    return run_through(traced_text_in_steps(trained, text, target, config, tag))
+
+
+def run_through(steps: Generator[None, None, _Found]) -> _Found:
+    """The result of work that is done in steps."""
     with torch.inference_mode():
         while True:
             try:
                 next(steps)
             except StopIteration as done:
-                found: TracedText = done.value
+                found: _Found = done.value
                 return found
 
 
 def traced_text_in_steps(
-    trained: TextModel, text: str, target: str | None, config: DecodeConfig, tag: str = ""
+    trained: TextModel,
+    text: str,
+    target: str | None,
+    config: DecodeConfig,
+    tag: str = "",
+    model_for: Callable[[Request], StepModel] | None = None,
 ) -> Generator[None, None, TracedText]:
-    """As `traced_text_for`, one token per `next()`, so that a server can interleave requests."""
+    """As `traced_text_for`, one token per `next()`, so that a server can interleave requests.
+
+    `model_for` chooses what generates, if not the model in its fast way.
+    """
     _check_explainable(trained, target)
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
@@ -70,7 +88,8 @@ def traced_text_in_steps(
     if target is not None:
         return text_with_target(trained, request, target)
     try:
-        return (yield from _generate(trained, request, config))
+        model = trained.engine.model if model_for is None else model_for(request)
+        return (yield from _generate(trained, model, request, config))
     except UserError:
         if not _is_damaged(trained, request):
             raise
@@ -124,9 +143,9 @@ def _check_length(count: int, longest: int) -> None:
 
 
 def _generate(
-    trained: TextModel, request: Request, config: DecodeConfig
+    trained: TextModel, model: StepModel, request: Request, config: DecodeConfig
 ) -> Generator[None, None, TracedText]:
-    model, tokenizer = trained.engine.model, trained.tokenizer
+    tokenizer = trained.tokenizer
     if not config.temperature and config.beam > 1 and trained.kind != "texts":
         search = BeamSearch(model, [request], config, tokenizer, keep_trees=True)
         while search.step():

@@ -210,6 +210,102 @@ def test_generation_under_a_change_is_the_plain_forward_pass(kind, change):
     assert again == unchanged
 
 
+TEXT = {"bert": "how are ___", "bert-classifies": "who are you"}
+FAMILIES = ["paper", "rotary", "gpt-answers", "llama", "bert", "bert-classifies"]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_own_values_change_nothing(kind):
+    """Bit for bit: every value, at every tap, one head or all."""
+    model, text = trained(kind), TEXT.get(kind, "Hi how are you")
+    before = explain(model, text)
+    heads = [f"{name}@1=from:{text}" for name in before.names if name.endswith(".weights")]
+    for changes in ([f"*=from:{text}"], heads):
+        after = explain(model, text, change=changes)
+        assert after.answers.ids == before.answers.ids
+        assert all(torch.equal(after.tensor(name), before.tensor(name)) for name in before.names)
+        assert all(head.effect == 0 for head in after.comparison.attention)
+        assert all(token.before == token.after for token in after.comparison.tokens)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_value_is_copied_from_another_text(kind):
+    """All of a stack's output: then the model answers what it answers there."""
+    model, text = trained(kind), TEXT.get(kind, "who are you")
+    other = text.replace("are", "Hi") if "Hi" not in text else text
+    tap = "decoder.output" if model.family == "decoder-only" else "encoder.output"
+    target = None if model.family == "encoder-only" else "I am fine"
+    there = explain(model, other, target)
+    after = explain(model, text, target, change=[f"{tap}=from:{other}"])
+    assert torch.equal(after.tensor(tap), there.tensor(tap))
+    assert torch.equal(after.logits, there.logits)
+    assert not torch.equal(after.logits, explain(model, text, target).logits)
+    assert after.comparison.tokens != explain(model, text, target, change=["*=scale:1"]).comparison
+
+
+@pytest.mark.parametrize("mode", [{"beam": 1}, {"beam": 3}, {"temperature": 1.5, "seed": 4}])
+@pytest.mark.parametrize("kind", ["paper", "llama"])
+def test_the_text_is_generated_by_the_changed_model(kind, mode):
+    config = DecodeConfig(**mode, max_extra_tokens=3)
+    after = explain(trained(kind), "Hi how are you", config=config, change=["*.self@2=off"])
+    assert after.checks.same_words
+    assert after.checks.fast_difference < 1e-4
+    assert after.checks.traced_difference == 0
+    forced = explain(trained(kind), "Hi how are you", config=config)
+    assert after.comparison.before == forced.trained.tokenizer.decode(
+        [i for i in forced.answers.ids[forced.traced_text.given :] if i != tokenizer().end]
+    )
+
+
+@pytest.mark.parametrize("kind", ["paper", "gpt-answers", "llama"])
+@pytest.mark.parametrize("target", [None, "I am fine"])
+def test_a_forced_word_is_read_and_judged_by_the_model(kind, target):
+    model = trained(kind)
+    before = explain(model, "who are you", target)
+    after = explain(model, "who are you", target, change=["target:2=dog"])
+    given = after.traced_text.given
+    word = tuple(tokenizer().encode(" dog"))
+    assert after.answers.ids[given + 1 : given + 1 + len(word)] == word
+    assert after.target.ids[1:] == after.answers.ids[:-1]
+    assert after.answers.ids[: given + 1] == before.answers.ids[: given + 1]
+    step = after.steps[1]  # its probability is the model's own, not 1
+    assert step.chosen.token == word[0]
+    assert torch.equal(after.logits[step.row], before.logits[step.row])
+    assert step.chosen.probability < 0.9
+    tokens = after.comparison.tokens
+    assert [token.before == token.after for token in tokens[:2]] == [True, True]
+    assert any(token.before != token.after for token in tokens[2:])
+
+
+def test_both_models_are_compared_on_the_same_tokens():
+    model = trained("paper")
+    before = explain(model, "who are you")
+    after = explain(model, "who are you", change=["decoder.0=off"])
+    again = explain(model, "who are you", after.comparison.before, change=["decoder.0=off"])
+    probabilities = [step.chosen.probability for step in again.steps]
+    found = [token.after for token in after.comparison.tokens]
+    assert found == pytest.approx(probabilities)
+    assert [t.before for t in after.comparison.tokens] == [
+        step.chosen.probability for step in before.steps
+    ]
+    name, head, share = after.comparison.attention[0]
+    moved = (again.tensor(name) - before.tensor(name)).abs().sum(dim=-1).mean(dim=-1) / 2
+    assert share == pytest.approx(moved[head - 1].item())
+    assert 0 < share <= 1
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_heads_are_ranked_by_what_they_are_worth(kind):
+    trace = explain(trained(kind), TEXT.get(kind, "who are you"))
+    ranked, counts = rank_heads(trace, lambda n: counts.append(n)), []
+    blocks = 3 if trace.trained.family == "encoder-decoder" else 1
+    assert len({head[:2] for head in ranked}) == len(ranked) == 2 * blocks * 4
+    assert [head.effect for head in ranked] == sorted((h.effect for h in ranked), reverse=True)
+    best = ranked[0]
+    target = None if trace.trained.family == "encoder-only" else trace.comparison_text
+    assert target
+
+
 MISTAKES = {
     "decoder.0.cross.weights": "is not a change",
     "=off": "is not a change",

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.errors import UserError, unknown_name
+from limelight.explain.comparison import Comparison
 from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
@@ -44,8 +45,31 @@ class Blob(NamedTuple):
     parts: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes, in this order
 
 
-def manifest(trace: Trace) -> dict[str, Any]:
+def manifest(trace: Trace, comparison: Comparison | None = None) -> dict[str, Any]:
     """What a page needs first: under 150 KB for the paper's base model and 64 tokens."""
+    facts = _facts(trace)
+    if trace.changes:
+        facts["changes"] = [clean(change) for change in trace.changes]
+    if comparison is not None:
+        facts["comparison"] = _comparison(comparison)
+    return facts
+
+
+def _comparison(found: Comparison) -> dict[str, Any]:
+    return {
+        "before": clean(found.before),
+        "after": clean(found.after),
+        "tokens": [
+            [clean(token), *_round_all([before, after]), clean(instead)]
+            for token, before, after, instead in found.tokens
+        ],
+        "attention": [
+            [tap, head, _round_significant(share)] for tap, head, share in found.attention
+        ],
+    }
+
+
+def _facts(trace: Trace) -> dict[str, Any]:
     names, focus = [*main_stages(trace), *extra_stages(trace)], focus_on(trace, None, None, None)
     return {
         "model": _model_card(trace),

@@ -19,6 +19,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from limelight.explain.comparison import Comparison, HeadEffect
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import extra_stages, main_stages
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 WIDEST = 110  # columns: longer lines are hard to read
 _LONGEST = 24  # rows: of a longer table, a window is shown
+_RANKED = 20  # heads
 _LABEL = 18  # columns of a row label
 _BAR = 16  # columns of a probability of 1
 
@@ -61,6 +63,8 @@ def introduce(console: Console, trace: Trace) -> None:
         pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
         output = " ".join(labels_of(pieces))
         facts.add_row(Text(verb, "dim"), Text(output, "bold green"))
+    if trace.changes:
+        facts.add_row(Text("changed", "dim"), Text("  ".join(trace.changes), "bold red"))
     facts.add_row(Text("stages", "dim"), Text("  ".join(main_stages(trace))))
     if more := extra_stages(trace):
         facts.add_row(Text("extras", "dim"), Text("  ".join(more)))
@@ -68,6 +72,42 @@ def introduce(console: Console, trace: Trace) -> None:
     for name, count in list(trace.checks.broken.items())[:1]:
         warning = f"NaN: {count:,} numbers of {name}, and so in {len(trace.checks.broken)} values. "
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
+
+
+def show_comparison(console: Console, found: Comparison) -> None:
+    """Print what changes did: texts, probabilities, and the heads that attend elsewhere now."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row(Text("changed", "dim"), Text("  ".join(found.changes), "bold red"))
+    facts.add_row(Text("before", "dim"), Text(found.before, "bold"))
+    facts.add_row(Text("after", "dim"), Text(found.after, "bold green"))
+    console.print(facts)
+    heads = ("token", "before", "after", "most likely after the change")
+    title = "Probabilities of the unchanged model's answer"
+    moved = [(_head(each), each.effect) for each in found.attention if each.effect > 0]
+    for table in (
+        TableFigure(title, heads, found.tokens),
+        TableFigure("Attention that moved: share of the weight", ("head", "share"), moved[:10], 1),
+    ):
+        console.print()
+        console.print(_table(table, min(console.width, WIDEST)))
+
+
+def show_ranking(console: Console, answer: str, ranked: Sequence[HeadEffect]) -> None:
+    """Print the heads with the largest effects, of both signs."""
+    rows = [(_head(each), each.effect) for each in ranked]
+    left_out = max(0, len(rows) - _RANKED)
+    if left_out:
+        rows = [*rows[: _RANKED // 2], *rows[-_RANKED // 2 :]]
+    title = f"Each head off once: by how much the log-probability of {answer!r} falls"
+    table = TableFigure(title, ("head", "falls by"), rows)
+    console.print(_table(table, min(console.width, WIDEST)))
+    if left_out:
+        console.print(Text(f"{left_out} heads in between are left out: --json has all", "dim"))
+
+
+def _head(each: HeadEffect) -> str:
+    """A head in the grammar of changes."""
+    return f"{each.tap.removesuffix('.weights')}@{each.head}"
 
 
 def _map_lines(trace: Trace, stage: Stage) -> Text:
@@ -110,6 +150,8 @@ def show_stage(console: Console, trace: Trace, stage: Stage) -> None:
         console.print(Text.assemble(("note  ", "yellow"), note))
     for check in stage.checks:
         console.print(_check_line(check))
+    if trace.changes and not all(check.passed for check in stage.checks):
+        console.print(Text("A check fails where a change has replaced a value.", "yellow"))
 
 
 def _check_line(check: Check) -> Text:

@@ -1,0 +1,125 @@
+"""What a change does: the text, its probabilities and the attention, before and after.
+
+Both models read the same tokens, those of the unchanged model's answer, with forced ones in their
+positions. So a difference is the change's, and not that of another text.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from limelight.errors import UserError
+from limelight.explain.interventions import Intervention, edits_of, parse
+from limelight.explain.trace import Trace, record
+
+
+class TokenEffect(NamedTuple):
+    """A token of the unchanged model's answer, or a class."""
+
+    token: str
+    before: float  # its probability
+    after: float
+    instead: str  # the most likely one after the change
+
+
+class HeadEffect(NamedTuple):
+    """A head of an attention, from 1, and how large an effect is."""
+
+    tap: str
+    head: int
+    effect: float
+
+
+class Comparison(NamedTuple):
+    """The same text with the unchanged and with the changed model."""
+
+    changes: Sequence[str]
+    before: str
+    after: str
+    tokens: Sequence[TokenEffect]
+    attention: Sequence[HeadEffect]  # share of the attention weight that moved, the largest first
+
+
+def compare(before: Trace, after: Trace, intervention: Intervention) -> Comparison:
+    """Needs one pass more where the changed model generates another text."""
+    same_text = intervention.force(before.traced_text)
+    forced = after
+    if list(same_text.answers) != list(after.traced_text.answers):
+        config, edits = before.decode, intervention.edits
+        forced = Trace(before.trained, before.text, same_text, config, names=(), edits=edits)
+    if any(trace.checks.broken.get("logits") for trace in (before, after, forced)):
+        raise UserError("the scores of the changed model are not numbers: change it less")
+    return Comparison(
+        tuple(intervention.spellings),
+        answer_of(before),
+        answer_of(after),
+        _token_effects(before, forced),
+        _attention_effects(before, forced),
+    )
+
+
+def answer_of(trace: Trace) -> str:
+    """What the model answers: a text, a text with its blanks filled, or a class."""
+    tokenizer = trace.trained.tokenizer
+    if trace.config.classes:
+        return trace.trained.classes[int(trace.logits.argmax())]
+    if trace.trained.family == "encoder-only":
+        chosen = {step.row: step.chosen.token for step in trace.steps}
+        return tokenizer.decode([chosen.get(i, t) for i, t in enumerate(trace.source.ids)]).strip()
+    answers = trace.answers.ids[trace.traced_text.given :]
+    return tokenizer.decode([token for token in answers if token != tokenizer.end])
+
+
+def _token_effects(before: Trace, after: Trace) -> list[TokenEffect]:
+    if before.config.classes:
+        names = before.trained.classes
+        old, new = (trace.logits.double().softmax(dim=-1).tolist() for trace in (before, after))
+        best = names[int(after.logits.argmax())]
+        return [TokenEffect(n, x, y, best) for n, x, y in zip(names, old, new, strict=True)]
+    logprobs = after.logits.double().log_softmax(dim=-1)
+    return [
+        TokenEffect(
+            before.label(step.row, step.chosen.piece),
+            step.chosen.probability,
+            logprobs[step.row, step.chosen.token].exp().item(),
+            before.label(step.row, best.top[0].piece),
+        )
+        for step, best in zip(before.steps, after.steps, strict=True)
+    ]
+
+
+def _attention_effects(before: Trace, after: Trace) -> list[HeadEffect]:
+    names = [name for name in before.names if name.endswith(".weights")]
+    old, new = (trace.collect(names, lambda _, value: value) for trace in (before, after))
+    moved = {n: (new[n] - old[n]).abs().sum(dim=-1).mean(dim=-1) / 2 for n in names}
+    found = [HeadEffect(n, i + 1, x) for n in names for i, x in enumerate(moved[n].tolist())]
+    return sorted(found, key=lambda each: -each.effect)
+
+
+def rank_heads(
+    trace: Trace, progress: Callable[[int], object] = lambda _: None
+) -> list[HeadEffect]:
+    """Each head off once: by how much the log-probability of the unchanged answer falls."""
+    found, before = [], answer_logprob(trace, trace.logits)
+    for name, head in all_heads(trace):
+        edits = edits_of(trace.model, parse([f"{name}@{head}=off"]))
+        logits = record(trace.model, trace.inputs, ["logits"], edits=edits)["logits"]
+        found.append(HeadEffect(name, head, before - answer_logprob(trace, logits)))
+        progress(1)
+    return sorted(found, key=lambda each: -each.effect)
+
+
+def all_heads(trace: Trace) -> list[tuple[str, int]]:
+    """The weights of every attention, and the number of each head."""
+    names = [name for name in trace.names if name.endswith(".weights")]
+    return [(name, head + 1) for name in names for head in range(trace.config.heads)]
+
+
+def answer_logprob(trace: Trace, logits: Tensor) -> float:
+    """The log-probability that these logits give to the answer of a trace."""
+    logprobs = logits.double().log_softmax(dim=-1)
+    if trace.config.classes:
+        return logprobs[int(trace.logits.argmax())].item()
+    return math.fsum(logprobs[step.row, step.chosen.token].item() for step in trace.steps)
