@@ -1,12 +1,14 @@
 """The experiments, by name."""
 
 from limelight.errors import UserError, unknown_name
-from limelight.lab import diagnose, gradient, heads, induction, loop, parallel
+from limelight.lab import ablate, diagnose, duel, gradient, heads, induction, loop, parallel
 from limelight.lab.experiment import Experiment
 from limelight.lab.subject import fingerprint
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "ablate": ablate,
     "diagnose": diagnose,
+    "duel": duel,
     "gradient": gradient,
     "heads": heads,
     "induction": induction,
