@@ -74,11 +74,16 @@ def walk_of(family: str) -> list[str]:
     return [name for name, e in STAGES.items() if family in e.families and not e.extra]
 
 
-def stage_facts(names: Iterable[str], sides: tuple[str, ...]) -> list[dict[str, Any]]:
+def stage_facts(
+    names: Iterable[str], sides: tuple[str, ...], decoder_cell: str = "attention"
+) -> list[dict[str, Any]]:
     """These rows of the table as data, for a page."""
     fields = ("name", "title", "section", "label", "extra")
+    recurrent = {"masked": {"title": "Recurrent cell", "label": "recurrent cell"}}
+    renamed = recurrent if decoder_cell == "ssru" else {}
     return [
         {field: getattr(entry, field) for field in fields}
         | {"scope": list(entry.scope), "side": entry.side(sides)}
+        | renamed.get(entry.name, {})
         for entry in map(STAGES.__getitem__, names)
     ]

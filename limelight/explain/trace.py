@@ -22,7 +22,7 @@ from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample,
 from limelight.errors import UserError, unknown_name
 from limelight.explain.tokens import label_at, pieces_of, words_of
 from limelight.explain.traced_text import TracedText
-from limelight.model.taps import Edits, Recorder, dataflow, matching, sides, taps
+from limelight.model.taps import Edits, Recorder, attends, dataflow, matching, sides, taps
 from limelight.tasks.text_model import TextModel
 
 _TOP = 20  # candidates kept of every step
@@ -175,6 +175,11 @@ class Trace:
         which = which or ("encoder" if "encoder" in there else "decoder")
         if (which == "cross" and len(there) < 2) or (which != "cross" and which not in there):
             raise UserError(f"a model that is {self.config.family} has no {which} attention")
+        if which == "decoder" and not attends(self.config, which, "self"):
+            raise UserError(
+                "this decoder has no self-attention but a recurrent cell, decoder_cell = 'ssru': "
+                "choose 'encoder' or 'cross'"
+            )
         at = in_range("layer", layer, self.config.layers)
         return f"decoder.{at}.cross" if which == "cross" else f"{which}.{at}.self"
 

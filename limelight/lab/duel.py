@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 QUESTION = "Does a Transformer translate better than recurrent networks with attention?"
 SETTING = (
     "All contestants have the recipe's data, tokenizer, batches and layers, and as many parameters "
-    "as its Transformer, within 5%, by their width. Each is trained on the same tokens (--quick: a "
+    "as its Transformer, within 5%, by their width: an LSTM and a GRU with additive attention, and "
+    "a Transformer whose decoder has an SSRU instead of masked self-attention. Each is trained on the same tokens (--quick: a "
     "quarter of the recipe's steps), with one seed, at the best of three learning rates (0.3, 1 "
     "and 3 times the recipe's), chosen by the validation loss after a fifth of the steps. The "
     "test: 500 sentences (--quick: 200), with paired bootstrap against the Transformer. Memory is "
@@ -47,6 +48,7 @@ CONTESTANTS: dict[str, Callable[[ModelConfig, int], AnyConfig]] = {  # by their 
     "transformer": lambda model, _: model,
     "lstm": partial(_recurrent, "lstm"),
     "gru": partial(_recurrent, "gru"),
+    "ssru": lambda model, width: replace(model, decoder_cell="ssru", d_ff=width),
 }
 
 

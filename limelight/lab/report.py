@@ -29,6 +29,7 @@ _STYLES = {  # markers differ as well, for print
     "1 layer": (_RED, "s"),
     "KV cache": (_BLUE, "o"),
     "no cache": (_SKY, "x"),
+    "ssru": (_SKY, "D"),
     "training": (_SKY, "o"),
     "validation": (_RED, "s"),
     "encoder self": (_BLUE, "o"),

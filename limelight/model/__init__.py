@@ -5,6 +5,7 @@ Read in this order:
 config           the numbers of the paper's Table 3, and variants
 attention        equation 1, explicit and fused, for every use
 positions        sinusoidal, learned, rotary
+ssru             a recurrent cell that can take the place of a decoder's self-attention
 layers           Figure 1: a layer with its residual connections and norms
 kv_cache         keys and values of the tokens so far
 stack            N layers with an embedding and a classifier

@@ -19,6 +19,7 @@ _EXPERIMENTS = {  # values that take a part of the paper's model away, to see wh
     "scaling": False,
     "mask": False,
     "residual": False,
+    "decoder_cell": "ssru",
 }
 
 
@@ -38,8 +39,7 @@ class ModelConfig:
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
     norm: Literal["layer", "rms", "none"] = "layer"  # rms: Llama; none: an experiment
     norm_eps: Fraction = 1e-5  # added where a norm divides
-    # GPT-2, BERT: learned; Llama: rotary; none: an experiment
-    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"  # none: experiment
     activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"] = "relu"  # GPT-2: gelu-tanh
     bias: bool = True  # in the linear layers of attention and feed-forward
     tied: bool = True  # one table for source, target and classifier
@@ -48,6 +48,7 @@ class ModelConfig:
     scaling: bool = True  # divide attention scores by sqrt(d_k); false: an experiment
     mask: bool = True  # hide later tokens from a decoder; false: not in training, an experiment
     residual: bool = True  # add its input to each sub-layer's output; false: an experiment
+    decoder_cell: Literal["attention", "ssru"] = "attention"  # ssru: recurrent, an experiment
 
     sentence_pairs: bool = False  # encoder-only: a head that predicts if sentences are neighbours
     classes: _OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
@@ -85,6 +86,13 @@ class ModelConfig:
                 "mask=False is for decoders: an encoder (family='encoder-only') masks no later "
                 "tokens anyway"
             )
+        if self.decoder_cell == "ssru" and self.family != "encoder-decoder":
+            raise UserError(
+                "decoder_cell='ssru' belongs to family='encoder-decoder', "
+                f"this is family={self.family!r}"
+            )
+        if self.decoder_cell == "ssru" and not self.mask:
+            raise UserError("decoder_cell='ssru' has nothing to mask: leave mask=True")
         if self.classes and self.sentence_pairs:
             raise UserError(
                 f"classes={self.classes} replaces the pre-training heads, so sentence_pairs=True "

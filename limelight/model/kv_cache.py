@@ -12,6 +12,7 @@ from torch import Tensor
 from limelight.errors import UserError
 from limelight.model.attention import KeysValues
 from limelight.model.config import ModelConfig
+from limelight.model.ssru import recurrence
 
 
 class KVCache:
@@ -23,9 +24,15 @@ class KVCache:
                 f"a cache for max_len={max_len} is of no use: this model's learned positions end "
                 f"at max_len={config.max_len}"
             )
-        shape = (rows, config.num_kv_heads, max_len, config.d_head)  # B G S K, for each layer
+        recurrent = config.decoder_cell == "ssru"  # needs no keys and values but those of a source
+        heads = 0 if recurrent else config.num_kv_heads
+        shape = (rows, heads, max_len, config.d_head)  # B G S K, for each layer
         self.keys = [like.new_zeros(shape) for _ in range(config.layers)]
         self.values = [like.new_zeros(shape) for _ in range(config.layers)]
+        # B D of each layer: the state of a recurrent cell; and B T D: after the tokens being read.
+        states = config.layers if recurrent else 0
+        self.states = [like.new_zeros(rows, config.d_model) for _ in range(states)]
+        self.next_states: dict[int, Tensor] = {}
         self.length = torch.zeros(rows, dtype=torch.long, device=like.device)
         self.max_used = 0  # no row is longer than this, so no slot beyond need be looked at
         self.positions = self.length[:, None]  # B T: of the tokens being read now
@@ -56,6 +63,11 @@ class KVCache:
             kept[rows, :, self.positions] = new.transpose(1, 2).to(kept.dtype)
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
+    def advance(self, layer: int, gate: Tensor, inputs: Tensor) -> Tensor:
+        """What `update` is for a recurrent cell: the states that follow from the last one."""
+        self.next_states[layer] = recurrence(gate, inputs, self.states[layer])
+        return self.next_states[layer]
+
     def commit(self, real: Tensor | None = None) -> Tensor:
         """Count the tokens just read, without the padding behind them; return how many, B."""
         count = self.positions.size(1)
@@ -66,6 +78,10 @@ class KVCache:
             read = real.sum(dim=1)
             self.max_used = max((self.length + read).tolist(), default=0)
         self.length = self.length + read
+        rows, last = torch.arange(read.numel(), device=read.device), (read - 1).clamp(min=0)
+        for layer, states in self.next_states.items():
+            some = read[:, None] > 0  # a row with nothing real in it stays where it was
+            self.states[layer] = torch.where(some, states[rows, last], self.states[layer])
         return read
 
     def select(self, rows: Tensor) -> None:
@@ -80,6 +96,7 @@ class KVCache:
                     old[:, :, : self.max_used] = old[rows, :, : self.max_used]
                 else:
                     kept[layer] = old[rows]
+        self.states = [state[rows] for state in self.states]
         self.length = self.length[rows]
         if not same:  # a longer row may have left
             self.max_used = max(self.length.tolist(), default=0)
@@ -97,6 +114,9 @@ class KVCache:
         for kept, new in ((self.keys, other.keys), (self.values, other.values)):
             for layer, old in enumerate(kept):
                 kept[layer] = with_rows(old, new[layer], indices, more, capacity)
+        for layer, state in enumerate(other.states):
+            self.states[layer] = padded(self.states[layer], 0, more)
+            self.states[layer][indices] = state
         if self.memory:
             self.insert_memory(other, indices, more)
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from limelight.model.attention import Attention, KeysValues
 from limelight.model.config import ModelConfig
+from limelight.model.ssru import SSRU
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,  # the paper
@@ -68,7 +69,11 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, cross: bool = False) -> None:
         super().__init__()
-        self.self_attention = Attention(config)
+        self.self_cell: SSRU | None = None  # where masked self-attention would be
+        if cross and config.decoder_cell == "ssru":
+            self.self_cell = SSRU(config)
+        else:
+            self.self_attention = Attention(config)
         self.self_residual = Residual(config)
         if cross:
             self.cross_attention = Attention(config)
@@ -82,12 +87,13 @@ class Layer(nn.Module):
         mask: Tensor | None = None,
         causal: bool = False,
         rope: Callable[[Tensor], Tensor] | None = None,
-        update_cache: Callable[[Tensor, Tensor], KeysValues] | None = None,
+        update_cache: Callable[[Tensor, Tensor], KeysValues | Tensor] | None = None,
         memory: Tensor | KeysValues | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
         self_kwargs = {"mask": mask, "causal": causal, "rope": rope, "update_cache": update_cache}
-        x = self.self_residual(x, lambda x: self.self_attention(x, **self_kwargs))
+        self_layer = self.self_attention if self.self_cell is None else self.self_cell
+        x = self.self_residual(x, lambda x: self_layer(x, **self_kwargs))
         if memory is not None:
             x = self.cross_residual(x, lambda x: self.cross_attention(x, memory, memory_mask))
         return self.feed_forward_residual(x, self.feed_forward)

@@ -77,7 +77,7 @@ class Stack(nn.Module):
         mask = cache.mask()
         for i, layer in enumerate(self.layers):
             memory = cache.memory[i] if cache.memory else None
-            update = partial(cache.update, i)
+            update = partial(cache.advance if cache.states else cache.update, i)
             x = layer(x, mask, False, rope, update, memory, cache.memory_mask)
         return self.norm(x)
 

@@ -70,6 +70,12 @@ def parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
     return ("self", "cross", "feed_forward") if crossing else ("self", "feed_forward")
 
 
+def attends(config: ModelConfig, side: str, part: str) -> bool:
+    """Whether a sub-layer is attention: not the feed-forward network, nor a recurrent cell."""
+    recurrent = side == "decoder" and part == "self" and config.decoder_cell == "ssru"
+    return part != "feed_forward" and not recurrent
+
+
 def _side_taps(config: ModelConfig, side: str) -> _Named:
     embedding = "source" if side == "encoder" else "target"
     added = {"embedding": ("tokens", "look up")}
@@ -91,7 +97,10 @@ def _side_taps(config: ModelConfig, side: str) -> _Named:
 
 
 def _sublayer_taps(config: ModelConfig, name: str, path: str, state: str) -> _Named:
-    inner = _feed_forward_taps if name.endswith("feed_forward") else _attention_taps
+    side, _, part = name.split(".")
+    inner = _feed_forward_taps if part == "feed_forward" else _cell_taps
+    if attends(config, side, part):
+        inner = _attention_taps
     added = (state, f"{name}.output") if config.residual else (f"{name}.output",)
     add = _Tap(f"{path}_residual", "output", "add" if config.residual else "copy", added)
     op = "copy" if config.norm == "none" else "norm"
@@ -139,6 +148,14 @@ def _feed_forward_taps(config: ModelConfig, name: str, path: str, read: str) -> 
     made_of = tuple(f"{name}.{part}" for part in widened)
     yield f"{name}.active", _Tap(f"{path}.outer", "input", config.activation, made_of, neurons)
     yield f"{name}.output", _Tap(f"{path}.outer", "output", "linear", (f"{name}.active",))
+
+
+def _cell_taps(config: ModelConfig, name: str, path: str, read: str) -> _Named:
+    module, made_of = f"{path}_cell", (f"{name}.gate", f"{name}.value")
+    yield f"{name}.gate", _Tap(f"{module}.sigmoid", "output", "sigmoid of linear", (read,))
+    yield f"{name}.value", _Tap(f"{module}.value", "output", "linear", (read,))
+    yield f"{name}.state", _Tap(f"{module}.relu", "input", config.decoder_cell, made_of)
+    yield f"{name}.output", _Tap(f"{module}.relu", "output", "relu", (f"{name}.state",))
 
 
 def _recurrent_taps(config: RecurrentConfig) -> _Named:

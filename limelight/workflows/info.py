@@ -39,6 +39,7 @@ _EXPERIMENTS = {  # what a setting takes away; but for `mask`, decoding then has
     "scaling": "attention scores are not divided by sqrt(d_k)",
     "mask": "training shows the decoder the tokens it has to predict; generating cannot",
     "residual": "each sub-layer replaces its input instead of adding to it",
+    "decoder_cell": "a recurrent cell replaces the decoder's masked self-attention",
 }
 
 

@@ -98,6 +98,15 @@ class Reference:
                 out[i, mine] = sum(s * v[j, theirs] for s, j in zip(shares, seen, strict=True))
         return self.linear(f"{name}.output", out)
 
+    def cell(self, name: str, x: np.ndarray) -> np.ndarray:
+        """The SSRU, token by token."""
+        state, out = np.zeros(x.shape[1]), []
+        for row in x:
+            keep = sigmoid(self.linear(f"{name}.gate", row))
+            state = keep * state + (1 - keep) * self.linear(f"{name}.value", row)
+            out.append(np.where(state > 0, state, 0.0))
+        return np.stack(out)
+
     def feed_forward(self, name: str, x: np.ndarray) -> np.ndarray:
         active = ACTIVATION[self.config.activation]
         if self.config.activation == "swiglu":
@@ -115,9 +124,14 @@ class Reference:
     def stack(self, side: str, x: np.ndarray, causal: bool, memory=None) -> np.ndarray:
         for i in range(self.config.layers):
             layer = f"{side}.layers.{i}"
-            for_self = f"{layer}.self_attention"
             x = self.sublayer(
-                f"{layer}.self_residual", x, lambda x, n=for_self: self.attention(n, x, x, causal)
+                f"{layer}.self_residual",
+                x,
+                lambda x, n=layer: (
+                    self.cell(f"{n}.self_cell", x)
+                    if f"{n}.self_cell.gate.weight" in self.weights
+                    else self.attention(f"{n}.self_attention", x, x, causal)
+                ),
             )
             if memory is not None:
                 for_cross = f"{layer}.cross_attention"

@@ -37,6 +37,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {  # parts of the paper's model that ar
         "residual": False,
         "norm_order": "pre",
     },
+    "recurrent": {"decoder_cell": "ssru"},
 }
 TRANSFORMERS = ("encoder-decoder", "decoder-only", "encoder-only")
 RECURRENT: dict[str, dict[str, Any]] = {
@@ -49,13 +50,17 @@ SWITCHED = [
     for family in TRANSFORMERS
     for switch in EXPERIMENTS
     if (family, switch) != ("encoder-only", "no mask")
+    and (family == "encoder-decoder" or switch != "recurrent")
 ]
 # Every model that writes token by token: its family and what is special about it.
 WRITERS = [(family, v) for family in TRANSFORMERS[:2] for v in VARIANTS.values()] + [
-    (family, {**v, "layers": layers})
-    for family in ("recurrent-encoder-decoder", "recurrent-decoder-only")
-    for v in RECURRENT.values()
-    for layers in (1, 2)
+    ("encoder-decoder", EXPERIMENTS["recurrent"]),
+    *(
+        (family, {**v, "layers": layers})
+        for family in ("recurrent-encoder-decoder", "recurrent-decoder-only")
+        for v in RECURRENT.values()
+        for layers in (1, 2)
+    ),
 ]
 
 

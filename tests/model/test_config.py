@@ -54,6 +54,8 @@ def test_rates_are_fractions(name, value):
         ({"family": "encoder-only", "classes": 1}, "at least 2"),
         ({"family": "encoder-only", "classes": 2, "sentence_pairs": True}, "choose one"),
         ({"family": "encoder-only", "mask": False}, "mask=False is for decoders"),
+        ({"family": "decoder-only", "decoder_cell": "ssru"}, "belongs to family='encoder-decoder'"),
+        ({"decoder_cell": "ssru", "mask": False}, "nothing to mask"),
         ({"tied": 1}, "tied=1 must be true or false"),
     ],
 )

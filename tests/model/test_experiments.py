@@ -25,6 +25,13 @@ def test_what_is_switched_off_has_no_weights_and_the_rest_keeps_its_names(family
     order = {"norm_order": EXPERIMENTS[switch].get("norm_order", "post")}
     full = small(family, positions="learned", **order).state_dict()
     left = small(family, **{"positions": "learned", **EXPERIMENTS[switch]}).state_dict()
+    if switch == "recurrent":
+        cell = ("gate.weight", "gate.bias", "value.weight")
+        added = {f"decoder.layers.{n}.self_cell.{name}" for n in (0, 1) for name in cell}
+        attention = {name for name in full if name.startswith("decoder") and "self_att" in name}
+        assert full.keys() - left.keys() == attention
+        assert left.keys() - full.keys() == added
+        return
     gone = full.keys() - left.keys()
     assert left.keys() <= full.keys()
     off = [mark for mark in ("norm", "positions") if EXPERIMENTS[switch].get(mark) == "none"]

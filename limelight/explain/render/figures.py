@@ -15,7 +15,7 @@ from limelight.errors import UserError
 from limelight.explain.focus import focus_on
 from limelight.explain.trace import Trace, Which
 from limelight.files import with_filename
-from limelight.model.taps import sides
+from limelight.model.taps import attends, sides
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,6 +63,8 @@ def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
 
     there = sides(trace.config)
     shown = [which for which in _TITLES if which in there or len(there) == 2]
+    if not attends(trace.config, "decoder", "self"):
+        shown.remove("decoder")
     maps = [trace.mean_attention(which, layer, head) for which in shown]
     widths = [max(2.2, 0.34 * m.size(1) + 1.2) for m in maps]
     height = max(2.4, max(0.30 * m.size(0) for m in maps) + 1.6)

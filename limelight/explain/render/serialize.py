@@ -25,7 +25,7 @@ from limelight.explain.stage_table import stage_facts
 from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Trace, in_range
-from limelight.model.taps import dataflow, parts_of, sides
+from limelight.model.taps import attends, dataflow, parts_of, sides
 
 _Kind = Literal["f32", "f16", "u8"]  # for numbers; for colours; for thumbnails
 _THUMBNAIL = 16  # pixels
@@ -33,7 +33,7 @@ _EQUATION = ("q", "k", "v", "scores", "masked", "weights", "mixed")
 _CONFIG_FIELDS = (
     *("family", "vocab", "layers", "heads", "kv_heads", "d_model", "max_len"),
     *("norm_order", "norm", "positions", "activation", "tied"),
-    *("scaling", "residual"),
+    *("scaling", "residual", "decoder_cell"),
 )
 
 
@@ -89,7 +89,7 @@ def _facts(trace: Trace) -> dict[str, Any]:
         "norms": {side: _norms(trace, side) for side in sides(trace.config)},
         "thumbs": {name: list(shape) for name, shape in thumbnails(trace).parts},
         "stops": names,
-        "stages": stage_facts(names, sides(trace.config)),
+        "stages": stage_facts(names, sides(trace.config), trace.config.decoder_cell),
         "checks": _checks(trace),
     }
 
@@ -229,7 +229,7 @@ def attentions(trace: Trace) -> list[str]:
         for side in sides(trace.config)
         for n in range(trace.config.layers)
         for part in parts_of(trace.config, side)
-        if part != "feed_forward"
+        if attends(trace.config, side, part)
     ]
 
 
@@ -258,7 +258,9 @@ def token(trace: Trace, side: str, row: int) -> Blob:
     count = trace.summaries[f"{side}.input"].shape[0]
     if not 0 <= row < count:
         raise UserError(f"there is no token {row} here: the {side} reads {count}")
-    wanted = ("input", "add", "norm", "output", "concat", "active")
+    wanted = ["input", "add", "norm", "output", "concat", "active"]
+    if trace.config.decoder_cell == "ssru":
+        wanted += ["gate", "value", "state"]
     own = [name for name in trace.summaries if name.startswith(f"{side}.")]
     names = [name for name in own if name.rpartition(".")[2] in wanted]
     return blob(trace.collect(names, lambda _, value: value[row]), "f32")

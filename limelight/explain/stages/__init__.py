@@ -2,6 +2,7 @@
 
 embedding    text becomes token ids, vectors and positions
 attention    equation 1: queries, keys and values, scores, mask, softmax, weighted sum
+recurrent    the cell that can take the place of a decoder's self-attention
 layers       add & norm, feed-forward, and the stack of layers
 output       the decoder's input, the probabilities of the next token, and the loop
 extras       teacher forcing, beam search, and attention while generating

@@ -7,6 +7,8 @@ import torch
 
 from limelight.explain.focus import AttentionView, Focus, numbered, sum_of_products
 from limelight.explain.stage import Check, Formula, Heatmap, Stage, number
+from limelight.explain.stages import recurrent
+from limelight.model.taps import attends
 
 _LARGE = 9.0  # exp of more is hard to read: subtract the largest score of the row first
 _ROTATED = (
@@ -301,7 +303,9 @@ def heads(focus: Focus) -> Stage:
 
 
 def masked_self(focus: Focus) -> Stage:
-    """The decoder's self-attention, with later tokens masked."""
+    """The decoder's self-attention, with later tokens masked, or the cell in its place."""
+    if not attends(focus.trace.config, "decoder", "self"):
+        return recurrent.cell(focus)
     block = focus.block("decoder")
     scores = block.recompute("q") @ block.recompute("k").T
     mixed = block.get("weights") @ block.recompute("v")

@@ -13,6 +13,7 @@ from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Formula, Stage, TableFigure, number
 from limelight.explain.tokens import joined, pieces_of
 from limelight.explain.trace import Trace
+from limelight.model.taps import attends
 
 _NOT_AN_EXPLANATION = (
     "Attention shows where information came from, not why: a token can matter without much "
@@ -155,7 +156,9 @@ def follow(focus: Focus) -> Stage:
     layers = "all layers" if layer is None else f"layer {layer}"
     heads_shown = "all heads" if head is None else f"head {head}"
     mean = "the mean of " if layer is None or head is None else ""
-    attended = {"in the target": (trace.mean_attention("decoder", layer, head), trace.target)}
+    attended = {}
+    if attends(trace.config, "decoder", "self"):
+        attended["in the target"] = trace.mean_attention("decoder", layer, head), trace.target
     if len(trace.source):
         cross = trace.mean_attention("cross", layer, head)
         attended = {"in the source": (cross, trace.source)} | attended

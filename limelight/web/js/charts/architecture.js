@@ -89,6 +89,7 @@ const madeOf = {
   },
 
   attention(config, which) {
+    if (which === "masked" && config.decoder_cell === "ssru") return box("SSRU", `width ${config.d_model}, one token at a time`, "feed");
     const title = { self: "Self-attention", masked: "Masked self-attention", cross: "Cross-attention" }[
       which
     ];

@@ -8,6 +8,7 @@ import { button, h } from "../core/dom.js";
 import { nextWords, twoSided } from "../core/focus.js";
 import { dot, largestOf, rowOf, show, softmax, total } from "../core/numbers.js";
 import { select } from "../core/state.js";
+import { cellStage } from "./cell.js";
 import { compared, counted, figure, origin, shareBar, strips, valueLink } from "./parts.js";
 
 const ATTEND_TABLE = {
@@ -422,6 +423,6 @@ export const attentionStages = {
   softmax: attendStage,
   sum: attendSum,
   heads: attendHeads,
-  masked: attendStage,
+  masked: (focus, facts) => (focus.m.model.decoder_cell === "ssru" ? cellStage(focus) : attendStage(focus, facts)),
   cross: attendStage,
 };
