@@ -9,6 +9,7 @@ from limelight.errors import UserError
 from limelight.evaluate.significance import welch_p_value
 from limelight.lab.experiment import Measurements, Subject, Values
 from limelight.lab.report import new_figure, style_of
+from limelight.lab.subject import check_memory
 from limelight.lab.trainings import shortened, train_in
 from limelight.model import ModelConfig
 from limelight.recipe import Recipe, load_recipe, with_overrides
@@ -56,6 +57,7 @@ def variants(recipe: Recipe) -> dict[str, dict[str, Any]]:
 def measurements(quick: bool, subject: Subject) -> Measurements:
     """A training for each row and seed."""
     recipe = load_recipe(subject.name)
+    check_memory(recipe)
     recipe = shortened(recipe, max(5, recipe.train.steps // (3 if quick else 1)))
     return {
         f"{name}, seed {seed}": partial(

@@ -14,6 +14,7 @@ from limelight.errors import UserError
 from limelight.evaluate.significance import compare_examples, compare_translations
 from limelight.lab.experiment import Measurements, Subject, Values
 from limelight.lab.report import new_figure, style_of
+from limelight.lab.subject import check_memory
 from limelight.lab.trainings import parameters_of, shortened, train_in
 from limelight.loading import load
 from limelight.model import AnyConfig, ModelConfig, RecurrentConfig
@@ -28,11 +29,12 @@ QUESTION = "Does a Transformer translate better than recurrent networks with att
 SETTING = (
     "All contestants have the recipe's data, tokenizer, batches and layers, and as many parameters "
     "as its Transformer, within 5%, by their width: an LSTM and a GRU with additive attention, and "
-    "a Transformer whose decoder has an SSRU instead of masked self-attention. Each is trained on the same tokens (--quick: a "
-    "quarter of the recipe's steps), with one seed, at the best of three learning rates (0.3, 1 "
-    "and 3 times the recipe's), chosen by the validation loss after a fifth of the steps. The "
-    "test: 500 sentences (--quick: 200), with paired bootstrap against the Transformer. Memory is "
-    "the plan of `limelight info` for training; time to translate is that of the CPU."
+    "a Transformer whose decoder has an SSRU instead of masked self-attention. Each is trained on "
+    "the same tokens (--quick: a quarter of the recipe's steps), with one seed, at the best of "
+    "three learning rates (0.3, 1 and 3 times the recipe's), chosen by the validation loss after a "
+    "fifth of the steps. The test: 500 sentences (--quick: 200), with paired bootstrap against the "
+    "Transformer. Memory is the plan of `limelight info` for training; the time to translate a "
+    "sentence is that of the CPU."
 )
 SECONDS = (240.0, 900.0)
 _FACTORS = (0.3, 1.0, 3.0)
@@ -54,7 +56,7 @@ CONTESTANTS: dict[str, Callable[[ModelConfig, int], AnyConfig]] = {  # by their 
 
 def matched(kind: str, model: ModelConfig) -> AnyConfig:
     """The contestant whose number of parameters is nearest to the Transformer's."""
-    wanted, low, high = parameters_of(model), 1, 2**14
+    wanted, low, high = parameters_of(model), 1, 4 * model.ffn_dim
     while high - low > 1:  # wider means more parameters
         middle = (low + high) // 2
         wide = parameters_of(CONTESTANTS[kind](model, middle)) > wanted
@@ -71,6 +73,7 @@ def measurements(quick: bool, subject: Subject) -> Measurements:
             f"{recipe.name} is {recipe.model.family}: lab duel needs a recipe of an "
             "encoder-decoder Transformer, such as reverse or multi30k-en-de"
         )
+    check_memory(recipe)
     steps, few = max(40, recipe.train.steps // (4 if quick else 1)), 200 if quick else 500
     found: Measurements = {}
     for kind in CONTESTANTS:

@@ -9,7 +9,6 @@ import torch
 
 from limelight.data.registry import with_registry_defaults
 from limelight.errors import FailedError
-from limelight.lab.subject import check_memory
 from limelight.model import AnyConfig, build
 from limelight.model.count import count_parameters
 from limelight.recipe import Overrides, Recipe, with_overrides
@@ -41,9 +40,7 @@ def shortened(recipe: Recipe, steps: int, validations: int = 1) -> Recipe:
 
 def train_in(folder: Path, recipe: Recipe, changes: Overrides = ()) -> dict[str, Any]:
     """Train, and what the log says of it: the last losses and scores, tokens and the curve."""
-    recipe = with_overrides(recipe, changes)
-    check_memory(recipe)
-    failed = ""
+    recipe, failed = with_overrides(recipe, changes), ""
     try:
         if signal := train(recipe, folder, silent=True):
             raise KeyboardInterrupt(signal)
