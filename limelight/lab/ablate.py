@@ -80,16 +80,20 @@ def _rows(values: Values) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def _metric(values: Values) -> str:
+    return str(next(iter(values.values()))["metric"])
+
+
 def _spread(runs: list[dict[str, Any]], key: str) -> str:
-    numbers = [run[key] for run in runs if run[key] is not None]
+    numbers = [run[key] for run in runs]
     if not numbers:
-        return "failed" if not runs else ""
+        return "failed"
     return f"{fmean(numbers):.3f}" + (f" ± {stdev(numbers):.3f}" if len(numbers) > 1 else "")
 
 
 def table(values: Values) -> list[list[str]]:
     """A row for each change: means and standard deviations over the seeds."""
-    keys = {"score": "score", "training loss": "training_loss", "validation loss": "loss"}
+    keys = {_metric(values): "score", "training loss": "training_loss", "validation loss": "loss"}
     rows = [
         [name, *(_spread(runs, key) for key in keys.values()), _millions(runs)]
         for name, runs in _rows(values).items()
@@ -111,15 +115,14 @@ def figure(values: Values) -> "Figure":
             ("training_loss", right, "training"),
             ("loss", right, "validation"),
         ):
-            numbers = [run[key] for run in runs if run[key] is not None]
+            numbers = [max(run[key], 1e-4 * (ax is right)) for run in runs]
             label = name if ax is right and i == 0 else None
             style = {**style_of(name), "linestyle": ""}
             ax.plot(numbers, [i] * len(numbers), label=label, alpha=0.8, **style)
     left.set_yticks(range(len(rows)), rows)
     right.set_yticks(range(len(rows)), [])
-    left.set(xlabel="score of the last validation (a point for each seed)")
-    right.set(xlabel="loss (nats per token)")
-    right.set_xscale("symlog", linthresh=0.01)
+    left.set(xlabel=f"{_metric(values)} of the last validation (a point for each seed)")
+    right.set(xlabel="loss (nats per token)", xscale="log")
     for ax in (left, right):
         ax.invert_yaxis()
     right.legend()
@@ -130,7 +133,7 @@ def conclusion(values: Values) -> list[str]:
     """What the model loses with each change, and whether the seeds alone explain it."""
     rows = _rows(values)
     base = [run["score"] for run in rows["as it is"]]
-    if not base or None in base:
+    if not base:
         return ["The recipe itself did not train to its end: nothing can be compared with it."]
     worse, equal, failed = list[str](), list[str](), list[str]()
     for name, runs in rows.items():
@@ -142,7 +145,8 @@ def conclusion(values: Values) -> list[str]:
             continue
         lost = fmean(base) - fmean(scores)
         p_value = welch_p_value(base, scores)
-        clear = abs(lost) > 0.02 * max(abs(fmean(base)), 1e-9) and (p_value or 0.0) < 0.05
+        least = 0.1 if p_value is None else 0.02  # of the score: one seed says little
+        clear = abs(lost) > least * abs(fmean(base)) and (p_value or 0.0) < 0.05
         (worse if clear else equal).append(f"{name} {-lost:+.3f}")
     sentences = [f"As it is, the model scores {fmean(base):.3f}."]
     sentences += [f"The score changes clearly: {', '.join(worse)}."] if worse else []

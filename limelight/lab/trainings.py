@@ -27,7 +27,7 @@ def score_of(recipe: Recipe) -> str:
 
 def shortened(recipe: Recipe, steps: int, validations: int = 1) -> Recipe:
     """The recipe with this many steps, validated some times and saved at the end."""
-    every = max(1, steps // validations)
+    every = -(-steps // validations)
     changes: dict[str, Any] = {
         "steps": steps,
         "warmup": min(recipe.train.warmup, steps // 5),
@@ -54,6 +54,7 @@ def train_in(folder: Path, recipe: Recipe, changes: Overrides = ()) -> dict[str,
     last = valid[-1] if valid and not failed else {}
     return {
         "failed": failed,
+        "metric": score_of(recipe),  # which the score is
         "training_loss": math.log(steps[-1]["perplexity"]) if last else None,  # not smoothed
         "loss": last.get("loss"),
         "score": last.get(score_of(recipe)),

@@ -45,7 +45,7 @@ def test_every_row_has_the_same_tokens(ablated):
     header, *rows = ablate.table(ablated)
     assert [row[0] for row in rows] == list(ROWS)
     assert len({row[header.index("tokens")] for row in rows}) == 1
-    assert [ax.get_xlabel()[:4] for ax in ablate.figure(ablated).axes] == ["scor", "loss"]
+    assert [ax.get_xlabel()[:4] for ax in ablate.figure(ablated).axes] == ["exac", "loss"]
 
 
 def test_rows_change_one_thing_each():
@@ -65,10 +65,16 @@ def test_rows_change_one_thing_each():
 
 def test_what_the_seeds_explain_is_no_result():
     def runs(name, scores):
-        facts = {"failed": "", "training_loss": 0.1, "loss": 0.1, "tokens": 5}
+        facts = {"metric": "exact", "failed": "", "training_loss": 0.1, "loss": 0.1, "tokens": 5}
         return {f"{name}, seed {i}": {**facts, "score": s} for i, s in enumerate(scores)}
 
-    failed = {"failed": "not finite", "training_loss": None, "loss": None, "tokens": 1}
+    failed = {
+        "metric": "exact",
+        "failed": "not finite",
+        "training_loss": None,
+        "loss": None,
+        "tokens": 1,
+    }
     values = {
         **runs("as it is", [0.9, 0.92, 0.94]),
         **runs("1 head", [0.5, 0.52, 0.5]),
@@ -115,6 +121,7 @@ def fought(recipe, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duel, "CONTESTANTS", {k: duel.CONTESTANTS[k] for k in ("transformer", "gru")})
         patch.setattr(duel, "_FACTORS", (1.0,))
+        patch.setattr(duel, "_MOST", 1)
         made = duel.measurements(True, Subject(str(path), folder))
         return {name: measure() for name, measure in made.items()}
 
@@ -131,10 +138,28 @@ def test_contestants_have_the_same_tokens_and_tests(fought):
         assert scores[0][name]["p_value"] == 1.0, "nobody is better than oneself"
 
 
+@pytest.mark.parametrize(("best", "tried"), [(1.0, 3), (3.0, 4), (9.0, 5), (100.0, 5), (1 / 9, 5)])
+def test_the_best_rate_is_sought_beyond_the_edge_of_the_grid(monkeypatch, tmp_path, best, tried):
+    recipe, rates = load_recipe("reverse"), []
+
+    def loss_by_rate(folder, _, changes):
+        rates.append(changes["train.learning_rate"] / recipe.train.learning_rate)
+        distance = abs(rates[-1] / best - 1) if rates[-1] > best else abs(best / rates[-1] - 1)
+        return {"loss": distance, "failed": "" if "trial" in folder.name else "stop here"}
+
+    monkeypatch.setattr(duel, "train_in", loss_by_rate)
+    with pytest.raises(UserError, match="stop here"):
+        duel._train(recipe, "gru", Subject("reverse", tmp_path), 100)
+    *trials, chosen = rates
+    assert len(trials) == tried
+    assert chosen == pytest.approx(min(best, 27.0))
+
+
 def test_a_duel_is_reported(fought):
     header, *rows = duel.table(fought)
-    assert [row[0] for row in rows] == ["transformer", "gru"]
-    assert {len(row) for row in rows} == {len(header)}
+    assert header == ["", "transformer", "gru"]
+    assert {len(row) for row in rows} == {3}
+    assert {"parameters", "BLEU", "exact", "validation loss"} <= {row[0] for row in rows}
     sentences = duel.conclusion(fought)
     assert "tokens by 0.0%" in sentences[0]
     assert duel.figure(fought).axes[0].get_ylabel().startswith("validation loss")
