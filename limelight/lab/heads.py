@@ -215,13 +215,14 @@ def _examples(read: _Read, shares: _Shares) -> dict[str, str]:
         stack, _, part = name.split(".")
         keys = _sides(batch)["encoder" if part == "cross" else stack][0]
         queries = batch.target[:, 1:] if part == "cross" else keys
-        text = (queries >= read.loaded.tokenizer.first_text_id)[:, :, None]
-        onto = weights[:, int(best[kind][1]) - 1] * (where & text)
+        is_text = (queries >= read.loaded.tokenizer.first_text_id)[:, :, None]
+        onto = weights[:, int(best[kind][1]) - 1] * (where & is_text)
         row, query, key = np.unravel_index(int(onto.argmax()), onto.shape)
         if (most := float(onto[row, query, key])) > found.get(kind, (0.0,))[0]:
             at, on = read.loaded.tokenizer.pieces([int(queries[row, query]), int(keys[row, key])])
-            whole = read.loaded.tokenizer.decode(keys[row].tolist())[:60]
-            found[kind] = most, f"{most:.0%} from {at!r} on {on!r} in {whole!r}"
+            near = keys[row, max(0, key - 10) : key + 10].tolist()
+            text = read.loaded.tokenizer.decode(near)
+            found[kind] = most, f"{most:.0%} from {at!r} on {on!r} in {text!r}"
     return {kind: text for kind, (_, text) in found.items()}
 
 

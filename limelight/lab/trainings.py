@@ -18,7 +18,7 @@ from limelight.workflows.preflight import metrics_of
 from limelight.workflows.train import train
 
 
-def score_of(recipe: Recipe) -> str:
+def _score_of(recipe: Recipe) -> str:
     """The metric by which variants of a recipe are compared."""
     data = with_registry_defaults(recipe.data)
     measured = metrics_of(recipe, data)
@@ -34,7 +34,7 @@ def shortened(recipe: Recipe, steps: int, validations: int = 1) -> Recipe:
         "patience": 0,
     }
     changes |= {"validate_every": every, "checkpoint_every": steps, "average_checkpoints": 0}
-    changes |= {"log_every": max(1, steps // 50), "metric": score_of(recipe)}
+    changes |= {"log_every": max(1, steps // 50), "metric": _score_of(recipe)}
     return with_overrides(recipe, {f"train.{name}": value for name, value in changes.items()})
 
 
@@ -54,10 +54,10 @@ def train_in(folder: Path, recipe: Recipe, changes: Overrides = ()) -> dict[str,
     last = valid[-1] if valid and not failed else {}
     return {
         "failed": failed,
-        "metric": score_of(recipe),  # which the score is
+        "metric": _score_of(recipe),  # which the score is
         "training_loss": math.log(steps[-1]["perplexity"]) if last else None,  # not smoothed
         "loss": last.get("loss"),
-        "score": last.get(score_of(recipe)),
+        "score": last.get(_score_of(recipe)),
         "tokens": tokens[-1],
         "minutes": max((entry["seconds"] for entry in entries), default=0.0) / 60,
         "curve": curve,
