@@ -1,6 +1,7 @@
 """The command that measures: lab."""
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from limelight.cli import io
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 def lab(
     experiment: Annotated[str, arg.Argument("NAME", positional=True)] = "",
+    subject: Annotated[str, arg.Argument("RUN|RECIPE", positional=True)] = "",
     run: Annotated[str, arg.Argument("FOLDER", fallback="runs/lab-NAME")] = "",
     quick: arg.Switch = False,
     json: arg.Json = False,
@@ -23,13 +25,14 @@ def lab(
 
     Args:
         experiment: an experiment by name; without it, list them
+        subject: the run or the recipe that it examines, for those that do
         run: the folder for everything that the experiment writes
         quick: fewer seeds and shorter texts
     """
     from rich.console import Console
 
     from limelight.lab import report
-    from limelight.lab.catalog import EXPERIMENTS, find
+    from limelight.lab.catalog import EXPERIMENTS, SUBJECTS, find, subject_of
     from limelight.lab.experiment import expected_seconds
     from limelight.lab.experiment import run as measure
 
@@ -37,12 +40,16 @@ def lab(
         facts = []
         for name, found in EXPERIMENTS.items():
             seconds = [round(expected_seconds(found, short)) for short in (True, False)]
-            facts.append({"name": name, "question": found.QUESTION, "seconds": seconds})
+            takes = SUBJECTS.get(name, ("",))[0]
+            about = {"name": name, "subject": takes, "question": found.QUESTION}
+            facts.append({**about, "seconds": seconds})
         io.print_report({"experiments": facts}, _show_list, json)
         return
     chosen = find(experiment)
-    folder = run or f"runs/lab-{experiment}{'-quick' * quick}"
-    results = measure(experiment, chosen, folder, quick, Console(stderr=True))
+    examined = subject_of(experiment, subject)
+    own = f"-{Path(examined['subject']).stem}" if examined else ""
+    folder = run or f"runs/lab-{experiment}{own}{'-quick' * quick}"
+    results = measure(experiment, chosen, folder, quick, Console(stderr=True), examined)
     written = report.write(chosen, results, folder)
     io.print_report(results, partial(report.show, chosen), json)
     if not json:
@@ -53,6 +60,8 @@ def _show_list(facts: dict[str, Any], console: "Console") -> None:
     lines = {}
     for one in facts["experiments"]:
         quick, full = (f"{s} s" if s < 90 else f"{s / 60:.0f} min" for s in one["seconds"])
-        lines[one["name"]] = f"{one['question']} (about {full} here, {quick} with --quick)"
+        lines[f"{one['name']} {one['subject']}".strip()] = (
+            f"{one['question']} (about {full} here, {quick} with --quick)"
+        )
     io.print_columns(lines, console)
     console.print("\nlimelight lab NAME runs one.")

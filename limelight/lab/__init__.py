@@ -3,7 +3,14 @@
 experiment  what an experiment is, and how one is run, interrupted and continued
 report      results as Markdown, a page, figures and JSON
 networks    the small networks that experiments compare, and how they are trained
+subject     what some experiments examine: a run, or a recipe with its data
+trainings   trainings of an experiment, each in a run folder
+alignment   which word belongs to which: IBM Model 1
+ablate      which parts of a Transformer matter? a table like the paper's Table 3
+diagnose    is something wrong with a recipe or its data?
+duel        does a Transformer translate better than recurrent networks?
 gradient    does learning reach back? the gradient by distance
+heads       what do heads attend to, and what is each worth?
 induction   do two layers learn what one cannot? induction heads
 loop        what does a written token cost? with a cache, without, recurrent
 parallel    is a whole text read at once? step time by length

@@ -1,14 +1,25 @@
 """The experiments, by name."""
 
-from limelight.errors import unknown_name
-from limelight.lab import gradient, induction, loop, parallel
+from limelight.errors import UserError, unknown_name
+from limelight.lab import ablate, diagnose, duel, gradient, heads, induction, loop, parallel
 from limelight.lab.experiment import Experiment
+from limelight.lab.subject import fingerprint
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "ablate": ablate,
+    "diagnose": diagnose,
+    "duel": duel,
     "gradient": gradient,
+    "heads": heads,
     "induction": induction,
     "loop": loop,
     "parallel": parallel,
+}
+SUBJECTS = {  # what some of them examine, and what if nothing is named; "": it must be
+    "heads": ("RUN", "en-de"),
+    "diagnose": ("RECIPE", ""),
+    "duel": ("RECIPE", "reverse"),
+    "ablate": ("RECIPE", "reverse"),
 }
 
 
@@ -17,3 +28,19 @@ def find(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise unknown_name("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]
+
+
+def subject_of(name: str, subject: str) -> dict[str, str] | None:
+    """What this experiment examines, as its results record it; None if nothing."""
+    if name not in SUBJECTS:
+        if subject:
+            examining = ", ".join(SUBJECTS)
+            raise UserError(f"lab {name} takes no run or recipe, as {subject!r}: {examining} do")
+        return None
+    kind, default = SUBJECTS[name]
+    subject = subject or default
+    if not subject:
+        raise UserError(
+            f"lab {name} examines a {kind}: name one, as in limelight lab {name} reverse"
+        )
+    return {"subject": subject, "fingerprint": fingerprint(kind, subject)}

@@ -9,6 +9,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +32,14 @@ _RESULTS = "results.json"
 _LARGEST = 2**26  # bytes of a results file
 
 
+@dataclass(frozen=True)
+class Subject:
+    """The run or recipe that is examined, and the folder that its experiment may write into."""
+
+    name: str
+    folder: Path
+
+
 class Experiment(Protocol):
     """A module of this package."""
 
@@ -38,8 +47,9 @@ class Experiment(Protocol):
     SETTING: str
     SECONDS: tuple[float, float]  # quick and full, on two cores of a server's CPU
 
-    def measurements(self, quick: bool) -> Measurements:
-        """What to measure, by name."""
+    @property
+    def measurements(self) -> Callable[..., Measurements]:
+        """What to measure, by name: of `quick` and, where one is examined, of a `Subject`."""
         ...
 
     def table(self, values: Values) -> list[list[str]]:
@@ -56,14 +66,23 @@ class Experiment(Protocol):
 
 
 def run(
-    name: str, experiment: Experiment, folder: str | Path, quick: bool, console: Console
+    name: str,
+    experiment: Experiment,
+    folder: str | Path,
+    quick: bool,
+    console: Console,
+    subject: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Make the measurements that are missing; all results, as `results.json` holds them."""
+    """Make the measurements that are missing; all results, as `results.json` holds them.
+
+    `subject` names the run or recipe that is examined, with a fingerprint of its content.
+    """
     path = Path(folder)
+    examined = [Subject(subject["subject"], path)] if subject else []
+    measurements = experiment.measurements(quick, *examined)
     with path_from_option("--run"):
         make_folder(path)
-    results = _begin(name, path, quick)
-    measurements = experiment.measurements(quick)
+    results = _begin({"experiment": name, **(subject or {}), "quick": quick}, path)
     with _progress(console) as bar:
         task = bar.add_task("measuring", total=len(measurements), completed=len(results["values"]))
         for key, measure in measurements.items():
@@ -79,12 +98,11 @@ def run(
     return results
 
 
-def _begin(name: str, path: Path, quick: bool) -> dict[str, Any]:
+def _begin(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """New results, or those of an interrupted run of the same experiment."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     facts = {
-        "experiment": name,
-        "quick": quick,
+        **asked,
         "versions": {
             "limelight": version("limelight"),
             "torch": torch.__version__,

@@ -29,6 +29,12 @@ _STYLES = {  # markers differ as well, for print
     "1 layer": (_RED, "s"),
     "KV cache": (_BLUE, "o"),
     "no cache": (_SKY, "x"),
+    "ssru": (_SKY, "D"),
+    "training": (_SKY, "o"),
+    "validation": (_RED, "s"),
+    "encoder self": (_BLUE, "o"),
+    "decoder self": (_GREEN, "^"),
+    "decoder cross": (_RED, "s"),
 }
 
 
@@ -94,6 +100,10 @@ def _svg(figure: "Figure") -> str:
     return file.getvalue()
 
 
+def _command(results: Mapping[str, Any]) -> str:
+    return " ".join(["limelight lab", results["experiment"], results.get("subject", "")]).strip()
+
+
 def _setup(results: Mapping[str, Any]) -> str:
     """On what the numbers were measured."""
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
@@ -118,7 +128,7 @@ def _markdown(experiment: Experiment, results: Mapping[str, Any]) -> str:
             "",
             *[f"- {sentence}" for sentence in results["conclusion"]],
             "",
-            f"Measured by `limelight lab {results['experiment']}`: {_setup(results)}.",
+            f"Measured by `{_command(results)}`: {_setup(results)}.",
             "",
         ]
     )
@@ -134,7 +144,7 @@ def _page(experiment: Experiment, results: Mapping[str, Any], svg: str) -> str:
         rows="\n".join(f"<tr>{row}</tr>" for row in cells),
         figure=svg[svg.index("<svg") :],
         conclusion="\n".join(f"<li>{html.escape(text)}</li>" for text in results["conclusion"]),
-        setup=html.escape(f"limelight lab {results['experiment']}: {_setup(results)}"),
+        setup=html.escape(f"{_command(results)}: {_setup(results)}"),
     )
 
 

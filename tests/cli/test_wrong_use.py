@@ -175,7 +175,7 @@ def test_a_misspelt_option_is_named(limelight, command):
 def test_an_argument_too_many_or_too_few_is_told(limelight, command):
     """What stands behind a command is either taken or refused, and never left out silently."""
     if command not in MANY_TEXTS:
-        too_many = limelight(command, *RIGHT[command], "one", "two").is_one_sentence(2)
+        too_many = limelight(command, *RIGHT[command], "one", "two", "three").is_one_sentence(2)
         assert " is one too many: " in too_many
     if RIGHT[command] and command != "demo":
         too_few = limelight(command).is_one_sentence(2)
@@ -339,3 +339,20 @@ def test_nothing_to_read_is_nothing_to_answer(limelight, monkeypatch, command):
     monkeypatch.setattr(sys, "stdin", None)
     done = limelight(command, RIGHT[command][0])
     assert (done.code, done.out, done.err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["haeds"], "did you mean 'heads'?"),
+        (["heads", "en-ed"], "did you mean 'en-de'?"),
+        (["ablate", "revers"], "did you mean 'reverse'?"),
+        (["gradient", "en-de"], "lab gradient takes no run or recipe, as 'en-de'"),
+        (["diagnose"], "lab diagnose examines a RECIPE: name one"),
+        (["heads", "nowhere/at-all"], "is no run folder"),
+    ],
+)
+def test_what_an_experiment_cannot_examine_is_named(limelight, words, sentence):
+    done = limelight("lab", *words, "--run={new}")
+    assert sentence in done.is_one_sentence(2)
+    assert done.out == ""

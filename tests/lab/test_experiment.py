@@ -8,8 +8,10 @@ from rich.console import Console
 
 from limelight.errors import UserError
 from limelight.lab import report
-from limelight.lab.catalog import EXPERIMENTS, find
-from limelight.lab.experiment import run
+from limelight.lab.catalog import EXPERIMENTS, SUBJECTS, find, subject_of
+from limelight.lab.experiment import Subject, run
+from limelight.lab.subject import check_memory
+from limelight.recipe import load_recipe
 
 SILENT = Console(quiet=True)
 
@@ -31,7 +33,7 @@ def counted():
         SECONDS=(1.0, 2.0),
         breaks="",
         made=made,
-        measurements=lambda quick: {
+        measurements=lambda quick, *_: {
             name: lambda name=name: measure(name) for name in ("one at 1", "two at 2", "six at 6")
         },
         table=lambda values: [["word", "length"], *[[k, str(v)] for k, v in values.items()]],
@@ -77,15 +79,63 @@ def test_reports_hold_everything_and_escape_it(counted, tmp_path):
     assert again == written, "equal results, equal reports"
 
 
-def test_every_experiment_is_complete():
-    for one in EXPERIMENTS.values():
+def test_every_experiment_is_complete(tmp_path):
+    for name, one in EXPERIMENTS.items():
+        examined = [Subject(SUBJECTS[name][1] or "reverse", tmp_path)] if name in SUBJECTS else []
         assert one.QUESTION.endswith("?")
         assert one.SETTING.endswith(".")
         assert 0 < one.SECONDS[0] <= one.SECONDS[1]
-        quick, full = one.measurements(True), one.measurements(False)
+        quick, full = (one.measurements(quick, *examined) for quick in (True, False))
         assert 0 < len(quick) <= len(full)
 
 
 def test_an_unknown_experiment_is_answered_with_the_nearest():
     with pytest.raises(UserError, match="did you mean 'gradient'"):
         find("gradiant")
+
+
+def test_an_experiment_of_nothing_takes_no_subject():
+    assert subject_of("gradient", "") is None
+    with pytest.raises(UserError, match=r"lab gradient takes no run or recipe, as 'en-de': heads"):
+        subject_of("gradient", "en-de")
+
+
+def test_a_subject_is_found_or_the_nearest_is_named():
+    assert subject_of("heads", "")["subject"] == "en-de"
+    with pytest.raises(UserError, match="did you mean 'en-de'"):
+        subject_of("heads", "en-ed")
+    with pytest.raises(UserError, match="did you mean 'reverse'"):
+        subject_of("duel", "revers")
+    with pytest.raises(UserError, match="lab diagnose examines a RECIPE: name one"):
+        subject_of("diagnose", "")
+
+
+def test_results_of_another_subject_are_not_continued(counted, tmp_path):
+    subjects = [{"subject": name, "fingerprint": "1"} for name in ("reverse", "copy")]
+    results = run("fake", counted, tmp_path, True, SILENT, subjects[0])
+    assert results["subject"] == "reverse"
+    text = report.write(counted, results, tmp_path)[1].read_text()
+    assert "`limelight lab fake reverse`" in text
+    with pytest.raises(UserError, match="subject='reverse', and this would be 'copy'"):
+        run("fake", counted, tmp_path, True, SILENT, subjects[1])
+    with pytest.raises(UserError, match="fingerprint='1', and this would be '2'"):
+        run("fake", counted, tmp_path, True, SILENT, {**subjects[0], "fingerprint": "2"})
+
+
+def test_a_fingerprint_changes_with_settings_and_files(tmp_path):
+    pairs, recipe = tmp_path / "pairs.tsv", tmp_path / "own.toml"
+    text = f'[data]\ntrain = ["{pairs}"]\n[model]\nvocab = 300\n'
+    seen = set()
+    for lines, extra in (("a\tb\n", ""), ("a\tc\n", ""), ("a\tc\n", "layers = 2\n")):
+        pairs.write_text(lines)
+        recipe.write_text(text + extra)
+        seen.add(subject_of("diagnose", str(recipe))["fingerprint"])
+        assert subject_of("diagnose", str(recipe))["fingerprint"] in seen
+    assert len(seen) == 3
+
+
+def test_what_does_not_fit_into_memory_is_refused_with_a_smaller_setting():
+    recipe = load_recipe("reverse")
+    check_memory(recipe)
+    with pytest.raises(UserError, match=r"takes about [\d.]+MB, and 1MB are free here: set batch"):
+        check_memory(recipe, available=10**6)

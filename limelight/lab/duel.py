@@ -1,0 +1,212 @@
+"""Is a Transformer better than recurrent networks with attention, on data of one's own?"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from limelight.data.config import DataConfig
+from limelight.data.corpora import corpora_for_split, read_split
+from limelight.data.readers import LineStats
+from limelight.data.registry import resolve
+from limelight.errors import UserError
+from limelight.evaluate.significance import compare_examples, compare_translations
+from limelight.lab.experiment import Measurements, Subject, Values
+from limelight.lab.report import new_figure, style_of
+from limelight.lab.subject import check_memory
+from limelight.lab.trainings import parameters_of, shortened, train_in
+from limelight.loading import load
+from limelight.model import AnyConfig, ModelConfig, RecurrentConfig
+from limelight.recipe import Recipe, load_recipe
+from limelight.tasks.translate import Constraints
+from limelight.workflows.train import memory_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUESTION = "Does a Transformer translate better than recurrent networks with attention?"
+SETTING = (
+    "All contestants have the recipe's data, tokenizer, batches and layers, and as many parameters "
+    "as its Transformer, within 5%, by their width: an LSTM and a GRU with additive attention, and "
+    "a Transformer whose decoder has an SSRU instead of masked self-attention. Each is trained on "
+    "the same tokens (--quick: a quarter of the recipe's steps), with one seed, at the best of "
+    "three learning rates (a third, 1 and 3 times the recipe's, and up to two beyond if the best "
+    "is at the edge), chosen by the validation loss after a fifth of the steps. The test: 500 "
+    "sentences (--quick: 200), with paired bootstrap against the Transformer. Memory is the plan "
+    "of `limelight info` for training; the time to translate a sentence is that of the CPU."
+)
+SECONDS = (130.0, 520.0)
+_FACTORS, _MOST = (1 / 3, 1.0, 3.0), 5  # learning rates at first, and with those beyond
+
+
+def _recurrent(cell: Any, model: ModelConfig, width: int) -> AnyConfig:
+    shared = {key: getattr(model, key) for key in ("vocab", "layers", "max_len", "tied", "dropout")}
+    family: Any = "recurrent-encoder-decoder"
+    return RecurrentConfig(family=family, cell=cell, d_model=2 * width, **shared)
+
+
+CONTESTANTS: dict[str, Callable[[ModelConfig, int], AnyConfig]] = {  # by their width
+    "transformer": lambda model, _: model,
+    "lstm": partial(_recurrent, "lstm"),
+    "gru": partial(_recurrent, "gru"),
+    "ssru": lambda model, width: replace(model, decoder_cell="ssru", d_ff=width),
+}
+
+
+def matched(kind: str, model: ModelConfig) -> AnyConfig:
+    """The contestant whose number of parameters is nearest to the Transformer's."""
+    wanted, low, high = parameters_of(model), 1, 4 * model.ffn_dim
+    while high - low > 1:  # wider means more parameters
+        middle = (low + high) // 2
+        wide = parameters_of(CONTESTANTS[kind](model, middle)) > wanted
+        low, high = (low, middle) if wide else (middle, high)
+    both = [CONTESTANTS[kind](model, width) for width in (low, high)]
+    return min(both, key=lambda config: abs(parameters_of(config) - wanted))
+
+
+def measurements(quick: bool, subject: Subject) -> Measurements:
+    """For each contestant its training, its translations, and the comparison of these."""
+    recipe = load_recipe(subject.name)
+    if not isinstance(recipe.model, ModelConfig) or recipe.model.family != "encoder-decoder":
+        raise UserError(
+            f"{recipe.name} is {recipe.model.family}: lab duel needs a recipe of an "
+            "encoder-decoder Transformer, such as reverse or multi30k-en-de"
+        )
+    check_memory(recipe)
+    steps, few = max(40, recipe.train.steps // (4 if quick else 1)), 200 if quick else 500
+    found: Measurements = {}
+    for kind in CONTESTANTS:
+        own = replace(recipe, model=matched(kind, recipe.model))
+        found[f"{kind} training"] = partial(_train, own, kind, subject, steps)
+        found[f"{kind} test"] = partial(_test, own, kind, subject, few)
+    return found
+
+
+def _train(recipe: Recipe, kind: str, subject: Subject, steps: int) -> dict[str, Any]:
+    """A training at the best rate of the grid."""
+    trial, losses = shortened(recipe, steps // 5), dict[float, float]()
+    factors = list(_FACTORS)
+    while factors:
+        factor = factors.pop()
+        changes = {"train.learning_rate": factor * recipe.train.learning_rate}
+        tried = train_in(subject.folder / f"{kind}-trial-{factor:.2g}", trial, changes)
+        losses[factor] = float("inf") if tried["loss"] is None else tried["loss"]
+        best = min(losses, key=lambda factor: losses[factor])
+        if not factors and len(losses) < _MOST and best in (min(losses), max(losses)):
+            factors.append(best / 3 if best == min(losses) else best * 3)  # the best may lie beyond
+    rate = {"train.learning_rate": best * recipe.train.learning_rate}
+    run = train_in(subject.folder / kind, shortened(recipe, steps, validations=8), rate)
+    if run["failed"]:
+        raise UserError(f"{kind} could not be trained on {recipe.name}: {run['failed']}")
+    tokens = recipe.train.batch_tokens
+    memory = memory_of(recipe, tokens if isinstance(tokens, int) else 0)
+    facts = {"parameters": parameters_of(recipe.model), "factor": best, "memory": memory}
+    return {**run, **facts}
+
+
+def _test(recipe: Recipe, kind: str, subject: Subject, few: int) -> dict[str, Any]:
+    """Translations of the test sentences, compared with those of the Transformer."""
+    part, pairs = _sentences(recipe, few)
+    model = load(subject.folder / kind, device="cpu", precision="float32")
+    sources, targets = zip(*pairs, strict=True)
+    began = time.process_time()
+    answers = model.translate_all(sources, constraints=Constraints(tag=part.tag))
+    outputs = [answer.text for answer in answers]
+    seconds = time.process_time() - began
+    (subject.folder / f"{kind}.txt").write_text("\n".join(outputs), encoding="utf-8")
+    theirs = (subject.folder / "transformer.txt").read_text(encoding="utf-8").split("\n")
+    exact = [[float(a == b) for a, b in zip(x, targets, strict=True)] for x in (theirs, outputs)]
+    names = ("transformer", kind)
+    bleu, *_ = compare_translations(names, (theirs, outputs), targets)
+    compared = [bleu, compare_examples("exact", names, (exact[0], exact[1]))]
+    return {"sentences": len(pairs), "seconds": seconds, "scores": [asdict(c) for c in compared]}
+
+
+def _sentences(recipe: Recipe, few: int) -> tuple[DataConfig, list[tuple[str, ...]]]:
+    """Pairs of the test split, else of the validation; of several corpora the first."""
+    for split in ("test", "valid"):
+        data = resolve(recipe.data, split)
+        for part in corpora_for_split(data, split):
+            return part, [*read_split(part, split, LineStats())][:few]
+    raise UserError(f"{recipe.name} has neither a test nor a validation split: nothing to compare")
+
+
+def _kinds(values: Values) -> list[str]:
+    return [name.removesuffix(" test") for name in values if name.endswith(" test")]
+
+
+def _scores(values: Values, kind: str) -> dict[str, dict[str, Any]]:
+    return {score["name"]: score for score in values[f"{kind} test"]["scores"]}
+
+
+def table(values: Values) -> list[list[str]]:
+    """A column for each contestant; p is against the Transformer."""
+    kinds = _kinds(values)
+    columns = [_column(values, kind) for kind in kinds]
+    return [["", *kinds], *([name, *(own[name] for own in columns)] for name in columns[0])]
+
+
+def _column(values: Values, kind: str) -> dict[str, str]:
+    run, test = values[f"{kind} training"], values[f"{kind} test"]
+    column = {
+        "parameters": f"{run['parameters']:,}",
+        "training tokens": f"{run['tokens']:,}",
+        "learning rate / recipe's": f"{run['factor']:.2g}",
+        "validation loss": f"{run['loss']:.3f}",
+    }
+    for name, score in _scores(values, kind).items():
+        column[name] = f"{score['second']['score']:.3g}"
+        column[f"{name}, p"] = "" if kind == "transformer" else f"{score['p_value']:.3f}"
+    return {
+        **column,
+        "minutes of training": f"{run['minutes']:.1f}",
+        "memory for training, MB": f"{run['memory'] / 1e6:.0f}",
+        "CPU time of a sentence, ms": f"{1000 * test['seconds'] / test['sentences']:.1f}",
+    }
+
+
+def figure(values: Values) -> "Figure":
+    """The validation loss by tokens, and the scores with their 95% intervals."""
+    drawn, (left, right) = new_figure(2)
+    kinds = _kinds(values)
+    most = max(_scores(values, kind)["exact"]["second"]["score"] for kind in kinds)
+    name = "exact" if most > 0.2 else "BLEU"  # few long sentences are right in every word
+    for i, kind in enumerate(kinds):
+        curve = [(tokens / 1e6, loss) for tokens, loss in values[f"{kind} training"]["curve"]]
+        left.plot(*zip(*curve, strict=True), label=kind, **style_of(kind))
+        found = _scores(values, kind)[name]["second"]
+        error = [[found["score"] - found["low"]], [found["high"] - found["score"]]]
+        style = {**style_of(kind), "linestyle": "", "capsize": 4}
+        right.errorbar([i], [found["score"]], yerr=error, **style)
+    left.set(xlabel="million training tokens", ylabel="validation loss (nats per token)")
+    left.legend()
+    label = "right answers" if name == "exact" else "BLEU"
+    right.set_xticks(range(len(kinds)), kinds)
+    right.set(ylabel=f"{label} (95% interval)", xlim=(-0.5, len(kinds) - 0.5))
+    return drawn
+
+
+def conclusion(values: Values) -> list[str]:
+    """Who is better at what, and whether chance explains it."""
+    kinds = _kinds(values)
+    sizes, tokens = (
+        [values[f"{kind} training"][key] for kind in kinds] for key in ("parameters", "tokens")
+    )
+    sentences = [
+        f"Numbers of parameters differ by {max(sizes) / min(sizes) - 1:.1%}, tokens by "
+        f"{max(tokens) / min(tokens) - 1:.1%}."
+    ]
+    for kind in kinds[1:]:
+        for name, score in _scores(values, kind).items():
+            first, second = score["first"]["score"], score["second"]["score"]
+            better = "transformer" if first > second else kind
+            verdict = "by chance, maybe" if score["p_value"] >= 0.05 else f"{better} is better"
+            sentences.append(
+                f"{name}: transformer {first:.3g}, {kind} {second:.3g} (p {score['p_value']:.3f}): "
+                f"{verdict}."
+            )
+    times = {kind: values[f"{kind} test"]["seconds"] for kind in kinds}
+    quickest = min(times, key=lambda kind: times[kind])
+    sentences.append(f"{quickest} takes the least CPU time to translate the test sentences.")
+    return sentences

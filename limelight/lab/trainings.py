@@ -1,0 +1,70 @@
+"""Trainings of an experiment, each in a run folder of its own: an interrupted one is resumed."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from limelight.data.registry import with_registry_defaults
+from limelight.errors import FailedError
+from limelight.model import AnyConfig, build
+from limelight.model.count import count_parameters
+from limelight.recipe import Overrides, Recipe, with_overrides
+from limelight.run.folder import RunFolder
+from limelight.run.log import read_log
+from limelight.workflows.preflight import metrics_of
+from limelight.workflows.train import train
+
+
+def _score_of(recipe: Recipe) -> str:
+    """The metric by which variants of a recipe are compared."""
+    data = with_registry_defaults(recipe.data)
+    measured = metrics_of(recipe, data)
+    return next(name for name in ("exact", "bleu", "accuracy") if name in measured)
+
+
+def shortened(recipe: Recipe, steps: int, validations: int = 1) -> Recipe:
+    """The recipe with this many steps, validated some times and saved at the end."""
+    every = -(-steps // validations)
+    changes: dict[str, Any] = {
+        "steps": steps,
+        "warmup": min(recipe.train.warmup, steps // 5),
+        "patience": 0,
+    }
+    changes |= {"validate_every": every, "checkpoint_every": steps, "average_checkpoints": 0}
+    changes |= {"log_every": max(1, steps // 50), "metric": _score_of(recipe)}
+    return with_overrides(recipe, {f"train.{name}": value for name, value in changes.items()})
+
+
+def train_in(folder: Path, recipe: Recipe, changes: Overrides = ()) -> dict[str, Any]:
+    """Train, and what the log says of it: the last losses and scores, tokens and the curve."""
+    recipe, failed = with_overrides(recipe, changes), ""
+    try:
+        if signal := train(recipe, folder, silent=True):
+            raise KeyboardInterrupt(signal)
+    except FailedError as error:  # a variant may well diverge
+        failed = str(error)
+    entries = list(read_log(RunFolder(folder).log))
+    steps = [entry for entry in entries if "lr" in entry]
+    valid = [entry for entry in entries if entry.get("validation")]
+    done, tokens = ([0, *(entry[key] for entry in steps)] for key in ("step", "tokens"))
+    curve = [[float(np.interp(entry["step"], done, tokens)), entry["loss"]] for entry in valid]
+    last = valid[-1] if valid and not failed else {}
+    return {
+        "failed": failed,
+        "metric": _score_of(recipe),  # which the score is
+        "training_loss": math.log(steps[-1]["perplexity"]) if last else None,  # not smoothed
+        "loss": last.get("loss"),
+        "score": last.get(_score_of(recipe)),
+        "tokens": tokens[-1],
+        "minutes": max((entry["seconds"] for entry in entries), default=0.0) / 60,
+        "curve": curve,
+    }
+
+
+def parameters_of(config: AnyConfig) -> int:
+    """How many parameters a model has, counted without making it."""
+    with torch.device("meta"):
+        return sum(count_parameters(build(config)).values())

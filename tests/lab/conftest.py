@@ -1,0 +1,3 @@
+"""Tiny trained models, those of the tasks' tests."""
+
+from tests.tasks.conftest import run  # noqa: F401
