@@ -60,6 +60,8 @@ class Focus:
 
     def norm(self, x: Tensor, path: str) -> Tensor:
         """Layer norm (Ba et al. 2016) or RMS norm, recomputed."""
+        if self.trace.config.norm == "none":
+            return x
         gain, eps = self.weight(f"{path}.weight"), self.trace.config.norm_eps
         if self.trace.config.norm == "rms":
             return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * gain

@@ -18,17 +18,23 @@ KeysValues = tuple[Tensor, Tensor]
 Mask = Tensor | None  # None where it would be True everywhere
 _UpdateCache = Callable[[Tensor, Tensor], KeysValues]
 # Queries (B H T K), keys and values (B G S K, G divides H), a mask that is True where a query may
-# attend, whether it is causal, and dropout: the weighted sums of values, B H T K.
-_Attend = Callable[[Tensor, Tensor, Tensor, Mask, bool, float], Tensor]
+# attend, whether it is causal, dropout, and scaling: the weighted sums of values, B H T K.
+_Attend = Callable[[Tensor, Tensor, Tensor, Mask, bool, float, bool], Tensor]
 
 
 def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    scaling: bool = True,
 ) -> Tensor:
     """Equation 1 in one fused kernel."""
-    grouped = q.size(1) != k.size(1)
+    grouped, scale = q.size(1) != k.size(1), None if scaling else 1.0  # None: 1 / sqrt(d_k)
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=grouped
+        q, k, v, mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
     )
 
 
@@ -39,13 +45,14 @@ def explicit_attention(
     mask: Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
+    scaling: bool = True,
     watch: _Watch = lambda _, value: value,
 ) -> Tensor:
     """Equation 1 step by step: softmax(Q K^T / sqrt(d_k)) V."""
     q, k, v = watch("q", q), watch("k", k), watch("v", v)
     k, v = _repeat_kv(k, q.size(1)), _repeat_kv(v, q.size(1))
     scores = watch("scores", q @ k.transpose(-2, -1))  # B H T S: each query against each key
-    scaled = watch("scaled", scores / math.sqrt(q.size(-1)))
+    scaled = watch("scaled", scores / math.sqrt(q.size(-1)) if scaling else scores)
     if causal:
         mask = _causal_mask(q.size(-2), q.device)
     masked = scaled if mask is None else scaled.masked_fill(~mask, -math.inf)
@@ -87,7 +94,7 @@ class Attention(nn.Module):
         super().__init__()
         d_model, d_keys = config.d_model, config.num_kv_heads * config.d_head
         self.d_head = config.d_head
-        self.dropout = config.attention_dropout
+        self.dropout, self.scaling = config.attention_dropout, config.scaling
         self.query = nn.Linear(d_model, d_model, bias=config.bias)
         self.key = nn.Linear(d_model, d_keys, bias=config.bias)
         self.value = nn.Linear(d_model, d_keys, bias=config.bias)
@@ -114,7 +121,8 @@ class Attention(nn.Module):
             q, k = rope(q), rope(k)
         if update_cache is not None:
             k, v = update_cache(k, v)
-        mixed = self.attend(q, k, v, mask, causal, self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        mixed = self.attend(q, k, v, mask, causal, dropout, self.scaling)
         return self.output(mixed.transpose(1, 2).flatten(2))  # heads side by side again: B T D
 
     def keys_values(self, states: Tensor) -> KeysValues:

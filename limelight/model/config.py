@@ -13,6 +13,13 @@ _Vocab = Annotated[int, Field(ge=1, le=2**24)]
 _Layers = Annotated[int, Field(ge=1, le=1000)]
 _Heads = Annotated[int, Field(ge=1, le=4096)]
 _OpenWidth = Annotated[int, Field(ge=0, le=2**22)]  # 0 leaves it open
+_EXPERIMENTS = {  # values that take a part of the paper's model away, to see what it is good for
+    "positions": "none",
+    "norm": "none",
+    "scaling": False,
+    "mask": False,
+    "residual": False,
+}
 
 
 @config_class
@@ -29,14 +36,18 @@ class ModelConfig:
     max_len: _Width = 512  # longest sequence: size of learned positions and of the KV cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
-    norm: Literal["layer", "rms"] = "layer"  # rms: Llama
+    norm: Literal["layer", "rms", "none"] = "layer"  # rms: Llama; none: an experiment
     norm_eps: Fraction = 1e-5  # added where a norm divides
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"  # GPT-2, BERT: learned
+    # GPT-2, BERT: learned; Llama: rotary; none: an experiment
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
     activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"] = "relu"  # GPT-2: gelu-tanh
     bias: bool = True  # in the linear layers of attention and feed-forward
     tied: bool = True  # one table for source, target and classifier
     dropout: Fraction = 0.1  # on every sub-layer's output and on the embeddings (section 5.4)
     attention_dropout: Fraction = 0.0  # on the attention weights; the paper has none
+    scaling: bool = True  # divide attention scores by sqrt(d_k); false: an experiment
+    mask: bool = True  # hide later tokens from a decoder; false: not in training, an experiment
+    residual: bool = True  # add its input to each sub-layer's output; false: an experiment
 
     sentence_pairs: bool = False  # encoder-only: a head that predicts if sentences are neighbours
     classes: _OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
@@ -69,6 +80,11 @@ class ModelConfig:
                 f"{name}={getattr(self, name)} belongs to family='encoder-only', "
                 f"this is family={self.family!r}"
             )
+        if self.family == "encoder-only" and not self.mask:
+            raise UserError(
+                "mask=False is for decoders: an encoder (family='encoder-only') masks no later "
+                "tokens anyway"
+            )
         if self.classes and self.sentence_pairs:
             raise UserError(
                 f"classes={self.classes} replaces the pre-training heads, so sentence_pairs=True "
@@ -91,6 +107,11 @@ class ModelConfig:
     def num_kv_heads(self) -> int:
         """G: how many heads of keys and values there are."""
         return self.kv_heads or self.heads
+
+    @property
+    def experiments(self) -> dict[str, Any]:
+        """The experimental settings that are in use."""
+        return {k: v for k, v in _EXPERIMENTS.items() if getattr(self, k) == v}
 
 
 @config_class

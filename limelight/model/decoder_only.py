@@ -44,11 +44,13 @@ class DecoderOnly(nn.Module):
     def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """States, B T D: row t has read the tokens up to t.
 
-        `real` (B T) is False at padding; padding on the right, behind all the rest, needs none.
+        `real` (B T) is False at padding; the causal mask hides padding on the right without it.
         """
         positions = positions_of(tokens, real)
-        mask = None if real is None else attention_mask(real, causal=True)
-        return self.decoder(self.target(tokens, positions), positions, mask, causal=mask is None)
+        causal = self.config.mask or not self.training  # nobody can read what is not yet written
+        mask = None if real is None else attention_mask(real, causal)
+        x = self.target(tokens, positions)
+        return self.decoder(x, positions, mask, causal and mask is None)
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """Logits, B T V: row t is for the token that follows tokens[:, t]."""

@@ -64,10 +64,11 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """States, B T D: row t has read the target up to t, and all of the memory."""
         positions = positions_of(target, target_real)
-        mask = None if target_real is None else attention_mask(target_real, causal=True)
+        causal = self.config.mask or not self.training  # nobody can read what is not yet written
+        mask = None if target_real is None else attention_mask(target_real, causal)
         memory_mask = None if source_real is None else attention_mask(source_real)
         x = self.target(target, positions)
-        return self.decoder(x, positions, mask, mask is None, memory, memory_mask)
+        return self.decoder(x, positions, mask, causal and mask is None, memory, memory_mask)
 
     def forward(
         self, source: Tensor, target: Tensor, source_real: Mask = None, target_real: Mask = None

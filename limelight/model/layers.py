@@ -20,6 +20,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def make_norm(config: ModelConfig) -> nn.Module:
     """Layer normalisation, or Llama's RMS norm without mean and shift."""
+    if config.norm == "none":
+        return nn.Identity()
     kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
     return kind(config.d_model, eps=config.norm_eps)
 
@@ -45,19 +47,20 @@ class Residual(nn.Module):
     """What surrounds every sub-layer: dropout, the sum with its input, a norm.
 
     Post-norm is the paper: norm(x + f(x)). Pre-norm is GPT-2's: x + f(norm(x)), which is easier to
-    train in deep stacks because the sums run through untouched.
+    train in deep stacks because the sums run through untouched. An experiment can do without the
+    sum, or without the norm.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.post = config.norm_order == "post"
+        self.post, self.residual = config.norm_order == "post", config.residual
         self.norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.post:
-            return self.norm(x + self.dropout(sublayer(x)))
-        return x + self.dropout(sublayer(self.norm(x)))
+        output = self.dropout(sublayer(x if self.post else self.norm(x)))
+        total = x + output if self.residual else output
+        return self.norm(total) if self.post else total
 
 
 class Layer(nn.Module):

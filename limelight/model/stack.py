@@ -28,7 +28,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.scale = scale
         self.tokens = nn.Embedding(config.vocab, config.d_model)
-        # Rotary positions enter later, at the queries and keys.
+        # Rotary positions enter later, at the queries and keys; an experiment has none at all.
         self.positions: nn.Module | None = None
         if config.positions == "sinusoidal":
             self.positions = SinusoidalPositions(config.d_model)

@@ -71,7 +71,7 @@ def parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
 def _side_taps(config: ModelConfig, side: str) -> _Named:
     embedding = "source" if side == "encoder" else "target"
     added = {"embedding": ("tokens", "look up")}
-    if config.positions != "rotary":
+    if config.positions in ("sinusoidal", "learned"):
         added["positions"] = ("positions", config.positions)
     if config.family == "encoder-only":
         added["segments"] = ("segments", "look up")
@@ -84,21 +84,23 @@ def _side_taps(config: ModelConfig, side: str) -> _Named:
             name, path = f"{side}.{layer}.{part}", f"{side}.layers.{layer}.{part}"
             yield from _sublayer_taps(config, name, path, state)
             state = f"{name}.{'norm' if config.norm_order == 'post' else 'add'}"
-    op = "norm" if config.norm_order == "pre" else "copy"
+    op = "norm" if config.norm_order == "pre" and config.norm != "none" else "copy"
     yield f"{side}.output", _Tap(side, "output", op, (state,))
 
 
 def _sublayer_taps(config: ModelConfig, name: str, path: str, state: str) -> _Named:
     inner = _feed_forward_taps if name.endswith("feed_forward") else _attention_taps
-    added = (state, f"{name}.output")
-    norm = _Tap(f"{path}_residual.norm", "output", "norm", (state,))
+    added = (state, f"{name}.output") if config.residual else (f"{name}.output",)
+    add = _Tap(f"{path}_residual", "output", "add" if config.residual else "copy", added)
+    op = "copy" if config.norm == "none" else "norm"
+    norm = _Tap(f"{path}_residual.norm", "output", op, (state,))
     if config.norm_order == "pre":
         yield f"{name}.norm", norm
         yield from inner(config, name, path, f"{name}.norm")
-        yield f"{name}.add", _Tap(f"{path}_residual", "output", "add", added)
+        yield f"{name}.add", add
     else:
         yield from inner(config, name, path, state)
-        yield f"{name}.add", _Tap(f"{path}_residual.norm", "input", "add", added)
+        yield f"{name}.add", add._replace(module=norm.module, at="input")
         yield f"{name}.norm", norm._replace(sources=(f"{name}.add",))
 
 
@@ -115,7 +117,7 @@ def _attention_taps(config: ModelConfig, name: str, path: str, read: str) -> _Na
         ("k", split, ("key",), keys),
         ("v", "split", ("value",), keys),
         ("scores", "q k^T", ("q", "k"), _SCORES),
-        ("scaled", "/ sqrt(d_k)", ("scores",), _SCORES),
+        ("scaled", "/ sqrt(d_k)" if config.scaling else "copy", ("scores",), _SCORES),
         ("masked", "mask", ("scaled",), _SCORES),
         ("weights", "softmax", ("masked",), _SCORES),
         ("mixed", "weights v", ("weights", "v"), queries),

@@ -53,14 +53,21 @@ class LossModule(nn.Module):
 def _seq2seq_loss(model: Any, batch: Seq2SeqBatch, loss: _Loss) -> LossSums:
     labels = batch.target[:, 1:].masked_fill(~batch.target_real[:, 1:], IGNORED)
     memory = model.encode(batch.source, batch.source_real)
-    states = model.decode(batch.target[:, :-1], memory, batch.source_real)
+    real = None if _hides_padding(model) else batch.target_real[:, 1:]  # what has a label
+    states = model.decode(batch.target[:, :-1], memory, batch.source_real, real)
     return loss(states, model.classifier.weight, model.classifier.bias, labels)
 
 
 def _lm_loss(model: Any, batch: LMBatch, loss: _Loss) -> LossSums:
     labels = batch.tokens[:, 1:].masked_fill(~batch.loss_mask[:, 1:], IGNORED)
-    states = model.decode(batch.tokens[:, :-1])  # padding is on the right: nothing attends to it
+    real = None if batch.real is None or _hides_padding(model) else batch.real[:, 1:]
+    states = model.decode(batch.tokens[:, :-1], real)
     return loss(states, model.classifier.weight, model.classifier.bias, labels)
+
+
+def _hides_padding(model: Any) -> bool:
+    """Padding is on the right, where neither a recurrence nor a causal mask attends."""
+    return getattr(model.config, "mask", True)
 
 
 def _masked_lm_loss(model: Any, batch: MaskedLMBatch, loss: _Loss) -> LossSums:

@@ -29,10 +29,17 @@ from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.layers import Layer
 from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDecoder
 from limelight.model.stack import Embedding
-from limelight.recipe import Recipe
+from limelight.recipe import Recipe, toml
 
 _FLOAT = 4  # bytes of a float32
 _ADAM = 4 * _FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
+_EXPERIMENTS = {  # what a setting takes away; but for `mask`, decoding then has no accelerator
+    "positions": "nothing says where a token stands",
+    "norm": "nothing keeps the numbers in a steady range",
+    "scaling": "attention scores are not divided by sqrt(d_k)",
+    "mask": "training shows the decoder the tokens it has to predict; generating cannot",
+    "residual": "each sub-layer replaces its input instead of adding to it",
+}
 
 
 def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[str, Any]:
@@ -54,6 +61,7 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "name": recipe.name,
         "about": recipe.about,
         "model": asdict(config) | settled,
+        "experiments": config.experiments if isinstance(config, ModelConfig) else {},
         "parameters": sum(parts.values()),
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
@@ -215,6 +223,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
     console.print(Text(facts["name"], "bold") + Text(f"  {facts['about']}", "not bold"))
     shape = ", ".join(f"{k} {v}" for k, v in facts["model"].items() if not isinstance(v, bool))
     console.print(Text(shape, "dim"))
+    for name, value in facts["experiments"].items():
+        console.print(Text(f"experiment: {name} = {toml(value)}: {_EXPERIMENTS[name]}", "yellow"))
     if facts.get("trained"):
         _show_trained(facts["trained"], console)
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]

@@ -14,8 +14,17 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import new_search
 from limelight.decode.generate import write
 from limelight.decode.request import Request
+from limelight.errors import UserError
 from tests.decode.samples import END, START, Letters
-from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, WRITERS, has_source, small
+from tests.model.samples import (
+    EXPERIMENTS,
+    TRANSFORMERS,
+    VARIANTS,
+    VOCAB,
+    WRITERS,
+    has_source,
+    small,
+)
 
 BEAMS = {  # name: beam, length penalty, nbest
     "plain": (4, 0.0, 1),
@@ -125,6 +134,24 @@ def test_graph_slots_find_the_same_without_a_gpu(family, changes, kind):
     assert_greedy(fast, model)
     for way in ("length penalty", "n best"):
         assert_beams(fast, model, way)
+
+
+@pytest.mark.parametrize("switch", EXPERIMENTS)
+@pytest.mark.parametrize("family", TRANSFORMERS[:2])
+def test_experiments_decode_with_the_model_itself(family, switch):
+    """But for the mask: what is off in training alone leaves decoding as it is."""
+    model = writer(family, EXPERIMENTS[switch])
+    fast = accelerate(model)
+    if switch == "no mask":
+        assert isinstance(fast, CpuModel)
+    else:
+        assert fast is model
+        name, value = next(iter(EXPERIMENTS[switch].items()))
+        sentence = f"int8 is not for a model with {name}={value!r}: use float32"
+        with pytest.raises(UserError, match=sentence):
+            accelerate(model, int8=True)
+    assert_greedy(fast, model)
+    assert_beams(fast, model, "length penalty")
 
 
 @pytest.mark.gpu

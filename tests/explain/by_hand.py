@@ -62,6 +62,8 @@ class ByHand:
         return y + self.w[f"{path}.bias"] if f"{path}.bias" in self.w else y
 
     def norm(self, x, path):
+        if self.c.norm == "none":
+            return x
         gain, eps = self.w[f"{path}.weight"], self.c.norm_eps
         if self.c.norm == "rms":
             return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * gain
@@ -78,7 +80,7 @@ class ByHand:
             put(f"{side}.positions", waves(len(ids), c.d_model))
         elif c.positions == "learned":
             put(f"{side}.positions", self.w[f"{embedding}.positions.weight"][: len(ids)])
-        if c.positions != "rotary":
+        if c.positions in ("sinusoidal", "learned"):
             x = x + self.values[f"{side}.positions"]
         if c.family == "encoder-only":
             segments = np.repeat(self.w[f"{embedding}.segments.weight"][:1], len(ids), axis=0)
@@ -106,10 +108,11 @@ class ByHand:
             y = self.feed_forward(read, name, path)
         else:
             y = self.attention(read, name, f"{path}_attention", memory, causal)
-        put(f"{name}.add", x + y)
+        total = x + y if self.c.residual else y
+        put(f"{name}.add", total)
         if not post:
-            return x + y
-        put(f"{name}.norm", self.norm(x + y, f"{path}_residual.norm"))
+            return total
+        put(f"{name}.norm", self.norm(total, f"{path}_residual.norm"))
         return self.values[f"{name}.norm"]
 
     def heads(self, x):
@@ -141,7 +144,7 @@ class ByHand:
         group = len(q) // len(k)
         k, v = k.repeat(group, axis=0), v.repeat(group, axis=0)
         scores = np.einsum("hqd,hkd->hqk", q, k)
-        scaled = scores / math.sqrt(self.c.d_head)
+        scaled = scores / math.sqrt(self.c.d_head) if self.c.scaling else scores
         masked = scaled.copy()
         if causal:
             for i in range(len(x)):

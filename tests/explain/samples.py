@@ -46,6 +46,13 @@ KINDS = {
     "gpt-answers": {"family": "decoder-only", "norm_order": "pre"},
     "bert": {"family": "encoder-only", "positions": "learned", "activation": "gelu"},
     "bert-classifies": {"family": "encoder-only", "norm_order": "pre", "classes": 2},
+    "bare": {"family": "encoder-decoder", "positions": "none", "norm": "none", "scaling": False},
+    "gpt-bare": {
+        "family": "decoder-only",
+        "norm_order": "pre",
+        "residual": False,
+        "mask": False,
+    },
 }
 
 
@@ -71,7 +78,7 @@ def trained(kind, steps=40, **decode):
         model=model.eval(),
         tokenizer=words,
         decode=DecodeConfig(**{"beam": 3, **decode}),
-        kind="texts" if kind in ("gpt", "llama") else "pairs",
+        kind="texts" if kind in ("gpt", "llama", "gpt-bare") else "pairs",
         classes=("question", "answer") if "classes" in KINDS[kind] else (),
     )
 

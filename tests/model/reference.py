@@ -27,8 +27,9 @@ ACTIVATION = {
 class Reference:
     """One model's weights, and the equations that use them."""
 
-    def __init__(self, config, weights: Weights) -> None:
+    def __init__(self, config, weights: Weights, training: bool = False) -> None:
         self.config, self.weights = config, weights
+        self.causal = config.mask or not training
 
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
         y = x @ self.weights[f"{name}.weight"].T
@@ -36,6 +37,8 @@ class Reference:
 
     def norm(self, name: str, x: np.ndarray) -> np.ndarray:
         eps = self.config.norm_eps
+        if self.config.norm == "none":
+            return x
         rows = []
         for row in x:
             if self.config.norm == "rms":
@@ -90,7 +93,7 @@ class Reference:
                     a, b = q[i, mine], k[j, theirs]
                     if rotary:
                         a, b = self.turn(a, i), self.turn(b, j)
-                    scores.append(a @ b / sqrt(size))
+                    scores.append(a @ b / (sqrt(size) if config.scaling else 1))
                 shares = softmax(np.array(scores))
                 out[i, mine] = sum(s * v[j, theirs] for s, j in zip(shares, seen, strict=True))
         return self.linear(f"{name}.output", out)
@@ -104,9 +107,10 @@ class Reference:
         return self.linear(f"{name}.outer", inner)
 
     def sublayer(self, name: str, x: np.ndarray, function) -> np.ndarray:
+        kept = x if self.config.residual else 0
         if self.config.norm_order == "post":
-            return self.norm(f"{name}.norm", x + function(x))
-        return x + function(self.norm(f"{name}.norm", x))
+            return self.norm(f"{name}.norm", kept + function(x))
+        return kept + function(self.norm(f"{name}.norm", x))
 
     def stack(self, side: str, x: np.ndarray, causal: bool, memory=None) -> np.ndarray:
         for i in range(self.config.layers):
@@ -129,11 +133,12 @@ class Reference:
     def encoder_decoder(self, source, target) -> np.ndarray:
         scale = sqrt(self.config.d_model)
         memory = self.stack("encoder", self.embed("source", source, scale), causal=False)
-        states = self.stack("decoder", self.embed("target", target, scale), True, memory)
+        states = self.stack("decoder", self.embed("target", target, scale), self.causal, memory)
         return self.linear("classifier", states)
 
     def decoder_only(self, ids) -> np.ndarray:
-        return self.linear("classifier", self.stack("decoder", self.embed("target", ids, 1), True))
+        states = self.stack("decoder", self.embed("target", ids, 1), self.causal)
+        return self.linear("classifier", states)
 
     def encoder_only(self, ids, segments) -> np.ndarray:
         states = self.stack("encoder", self.embed("source", ids, 1, segments), causal=False)

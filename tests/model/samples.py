@@ -24,12 +24,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "bias": False,
     },
 }
+EXPERIMENTS: dict[str, dict[str, Any]] = {  # parts of the paper's model that are switched off
+    "no positions": {"positions": "none"},
+    "no norm": {"norm": "none"},
+    "no scaling": {"scaling": False},
+    "no mask": {"mask": False},
+    "no residual": {"residual": False},
+    "nothing of it": {
+        "positions": "none",
+        "norm": "none",
+        "scaling": False,
+        "residual": False,
+        "norm_order": "pre",
+    },
+}
 TRANSFORMERS = ("encoder-decoder", "decoder-only", "encoder-only")
 RECURRENT: dict[str, dict[str, Any]] = {
     f"{cell}{' with attention' if attention else ''}": {"cell": cell, "attention": attention}
     for cell in ("rnn", "lstm", "gru")
     for attention in (True, False)
 }
+SWITCHED = [
+    (family, switch)
+    for family in TRANSFORMERS
+    for switch in EXPERIMENTS
+    if (family, switch) != ("encoder-only", "no mask")
+]
 # Every model that writes token by token: its family and what is special about it.
 WRITERS = [(family, v) for family in TRANSFORMERS[:2] for v in VARIANTS.values()] + [
     (family, {**v, "layers": layers})

@@ -53,6 +53,7 @@ def test_rates_are_fractions(name, value):
         ({"sentence_pairs": True}, "sentence_pairs=True belongs to family='encoder-only'"),
         ({"family": "encoder-only", "classes": 1}, "at least 2"),
         ({"family": "encoder-only", "classes": 2, "sentence_pairs": True}, "choose one"),
+        ({"family": "encoder-only", "mask": False}, "mask=False is for decoders"),
         ({"tied": 1}, "tied=1 must be true or false"),
     ],
 )
@@ -71,7 +72,7 @@ def test_what_does_not_fit_together_is_said(changes, sentence):
         ({"family": ["x"]}, "no family"),
         ({"positions": "sinus"}, "no positions 'sinus': did you mean 'sinusoidal'"),
         ({"activation": "relu6"}, "did you mean 'relu'"),
-        ({"norm": "batch"}, "no norm 'batch': choose one of: layer, rms"),
+        ({"norm": "batch"}, "no norm 'batch': choose one of: layer, none, rms"),
         ({"head": 8}, "no setting 'head': did you mean 'heads'"),
         ({"family": "recurrent-decoder-only", "cell": "lstn"}, "did you mean 'lstm'"),
         ({"family": "recurrent-decoder-only", "heads": 2}, "no setting 'heads'"),

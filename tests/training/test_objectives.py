@@ -121,6 +121,21 @@ def test_a_learner_scores_as_one_does_by_hand(tmp_path, family, kind, smoothing)
         torch.testing.assert_close(ours, by_hand.double(), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("encoder-decoder", "pairs"), ("decoder-only", "prompts"), ("decoder-only", "blocks")],
+)
+def test_training_without_the_mask_sees_no_padding_either(tmp_path, family, kind):
+    _, examples, plainly = KINDS[kind]
+    model = small(family, vocab=len(TOKENIZER), mask=False, dropout=0.0).train()
+    batch = next(iter(BatchPlan(examples(tmp_path), batch_tokens=80, seed=1).epoch(0)))
+    rows = range(len(batch.examples))
+    by_hand = sum(score_by_hand(*plainly(model, batch, i), 0.0) for i in rows)
+    learner = LossModule(model)
+    torch.testing.assert_close(summed(learner, [batch]), by_hand.double(), rtol=1e-11, atol=1e-11)
+    assert not torch.isclose(learner(batch).loss, learner.eval()(batch).loss)
+
+
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_padding_and_empty_rows_change_nothing(tmp_path, family, kind):
     """Rounded shapes have more padding and rows with nothing in them: the sums stay the same."""

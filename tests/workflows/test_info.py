@@ -1,5 +1,6 @@
 """`limelight info`: the published sizes, counted and not believed."""
 
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +20,7 @@ from limelight.model import ModelConfig, RecurrentConfig, build
 from limelight.recipe import Recipe, load_recipe, recipe_names
 from limelight.workflows import info
 from limelight.workflows.info import describe, kept_for_backward, short
+from tests.model.samples import EXPERIMENTS
 
 
 @cache
@@ -122,6 +125,23 @@ def test_multiply_adds_are_all_there(name):
 
 
 SMALL = {"vocab": 50, "d_model": 32, "max_len": 21}
+
+
+def test_experiments_are_said_and_counted():
+    """Norms have weights, and nothing else that can be switched off; none changes the MACs."""
+    plain = describe(Recipe("x", ModelConfig(layers=2, heads=4, **SMALL)))
+    assert plain["experiments"] == {}
+    for changes in EXPERIMENTS.values():
+        facts = describe(Recipe("x", ModelConfig(layers=2, heads=4, **SMALL, **changes)))
+        assert facts["experiments"] == {k: v for k, v in changes.items() if k != "norm_order"}
+        counted = {part: n for part, n in facts["parts"].items() if "norms" not in part}
+        assert counted == {part: n for part, n in plain["parts"].items() if "norms" not in part}
+        assert any("norms" in part for part in facts["parts"]) == ("norm" not in changes)
+        assert facts["multiply_adds_per_token"] == plain["multiply_adds_per_token"]
+        shown = Console(record=True, width=100, file=io.StringIO())
+        info.show(facts, shown)
+        lines = [s for s in shown.export_text().splitlines() if s.startswith("experiment: ")]
+        assert [line.split()[1] for line in lines] == list(facts["experiments"])
 
 
 @pytest.mark.parametrize(

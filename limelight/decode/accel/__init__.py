@@ -37,6 +37,7 @@ from limelight.decode.accel.cpu.model import for_cpu
 from limelight.decode.accel.cuda.runner import CudaGraphModel, DeviceSearchModel
 from limelight.decode.request import StepModel
 from limelight.errors import UserError
+from limelight.model import ModelConfig
 from limelight.model.decoder_only import DecoderOnly
 from limelight.model.encoder_decoder import EncoderDecoder
 
@@ -67,7 +68,7 @@ def accelerate(model: Any, int8: bool = False) -> StepModel:
     It copies weights: `Accelerated` makes another when the model has changed.
     """
     transformer = type(model) in (EncoderDecoder, DecoderOnly)
-    if transformer and (part := unknown_part(model)):
+    if transformer and (part := unknown_part(model) or _experiment(model.config)):
         if int8:
             raise UserError(f"int8 is not for a model with {part}: use float32")
         plain: StepModel = model
@@ -82,3 +83,9 @@ def accelerate(model: Any, int8: bool = False) -> StepModel:
         return DeviceSearchModel(model, partial(PagedSlot, FusedModel(model)))
     faster: StepModel = for_cpu(model, int8)
     return faster
+
+
+def _experiment(config: ModelConfig) -> str:
+    """The first experimental setting that only the model itself knows; `mask` is for training."""
+    found = (f"{name}={value!r}" for name, value in config.experiments.items() if name != "mask")
+    return next(found, "")

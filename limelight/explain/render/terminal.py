@@ -45,9 +45,11 @@ def introduce(console: Console, trace: Trace) -> None:
     """Print the model, the text, the output and the names of the stages."""
     config = trace.config
     size = sum(p.numel() for p in trace.model.parameters())
+    norm = "no norms" if config.norm == "none" else f"{config.norm_order}-norm"
+    positions = "no" if config.positions == "none" else config.positions
     summary = (
         f"{config.family}, {config.layers} layers, {config.heads} heads, d_model {config.d_model}, "
-        f"{config.norm_order}-norm, {config.positions} positions, {size:,} parameters"
+        f"{norm}, {positions} positions, {size:,} parameters"
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_row(Text("model", "dim"), Text(summary))

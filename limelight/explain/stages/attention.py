@@ -73,14 +73,25 @@ def scores(focus: Focus) -> Stage:
 def scaling(focus: Focus) -> Stage:
     """Division by sqrt(d_k), and the reason for it."""
     block, d_k = focus.block(focus.side), focus.trace.config.d_head
-    again = block.get("scores") / math.sqrt(d_k)
+    large = f"A sum of {d_k} products can be large. Softmax would then give all weight to one "
+    large += "token, and its gradient would vanish. "
+    title, rest = (
+        "The scores are divided by sqrt(d_k)",
+        f"So the scores are divided by sqrt({d_k}).",
+    )
+    claim, again = f"scaled = scores / sqrt({d_k})", block.get("scores") / math.sqrt(d_k)
+    if not focus.trace.config.scaling:
+        title, rest = (
+            "The scores are not scaled",
+            "This model leaves them as they are: scaling is off.",
+        )
+        claim, again = "scaled = scores: scaling is off", block.get("scores")
     return Stage(
-        title="The scores are divided by sqrt(d_k)",
-        what=f"A sum of {d_k} products can be large. Softmax would then give all weight to one "
-        f"token, and its gradient would vanish. So the scores are divided by sqrt({d_k}).",
+        title=title,
+        what=large + rest,
         formulas=[_scaled_formula(block)],
         figures=[_grid(block, "scaled", "scaled scores")],
-        checks=[block.check(f"scaled = scores / sqrt({d_k})", "scaled", again)],
+        checks=[block.check(claim, "scaled", again)],
         location=block.location,
     )
 
@@ -89,6 +100,11 @@ def _scaled_formula(block: AttentionView) -> Formula:
     i, j = block.query_index, block.key_index
     before, after = block.get("scores")[i, j].item(), block.get("scaled")[i, j].item()
     d_k = block.focus.trace.config.d_head
+    if not block.focus.trace.config.scaling:
+        numbers = {"score": before, "scaled": after}
+        return Formula(
+            "scaled = score: scaling is off", f"{number(before)} = {number(after)}", numbers
+        )
     root = math.sqrt(d_k)
     return Formula(
         "scaled = score / sqrt(d_k)",
@@ -114,8 +130,19 @@ def mask(focus: Focus) -> Stage:
         formulas=_mask_formulas(block),
         figures=[_grid(block, "masked", "masked scores")],
         checks=[_mask_check(block)],
+        notes=_trained_unmasked(focus) if causal else [],
         location=block.location,
     )
+
+
+def _trained_unmasked(focus: Focus) -> list[str]:
+    """A note for an experiment."""
+    if focus.trace.config.mask:
+        return []
+    return [
+        "This model was trained without the mask (mask is off): each row saw the token that it had "
+        "to predict. While it generates, later tokens do not exist, so they are masked here."
+    ]
 
 
 def _mask_formulas(block: AttentionView) -> list[Formula]:
@@ -291,6 +318,7 @@ def masked_self(focus: Focus) -> Stage:
             *_weight_checks(block),
             block.check("mixed = weights x V", "mixed", mixed),
         ],
+        notes=_trained_unmasked(focus),
         location=block.location,
     )
 

@@ -121,20 +121,28 @@ def _neighbour_table(focus: Focus, table: Tensor, token: int) -> TableFigure:
     return TableFigure(title, ["piece", "id", "cosine"], rows, names=("neighbours",))
 
 
+_NOT_ADDED = {  # title and explanation, by the kind of positions
+    "rotary": (
+        "Positions enter later, as rotations",
+        "This model has rotary positions: nothing is added to the embeddings. At the next "
+        "stage, each query and key is rotated by an angle that depends on its position.",
+    ),
+    "none": (
+        "Nothing marks the positions",
+        "This model has no positions: nothing is added to the embeddings. An encoder then sees "
+        "its tokens in no order; a decoder only knows which come before others, from its mask.",
+    ),
+}
+
+
 def positions(focus: Focus) -> Stage:
     """Positional encoding (section 3.5), by the kind that the model uses."""
     side, i = focus.side, focus.word(focus.side)
     again, how = recompute_input(focus, side)
     total = focus.all_words(side, f"{side}.input", "input of the first layer")
     check = focus.check(f"input = {how}", f"{side}.input", again)
-    if focus.trace.config.positions == "rotary":
-        return Stage(
-            title="Positions enter later, as rotations",
-            what="This model has rotary positions: nothing is added to the embeddings. At the next "
-            "stage, each query and key is rotated by an angle that depends on its position.",
-            figures=[total],
-            checks=[check],
-        )
+    if absent := _NOT_ADDED.get(focus.trace.config.positions):
+        return Stage(title=absent[0], what=absent[1], figures=[total], checks=[check])
     vectors = focus.tensor(f"{side}.positions")
     sinusoidal = focus.trace.config.positions == "sinusoidal"
     made = "made of sinusoids from fast to slow" if sinusoidal else "learned like an embedding"
@@ -173,7 +181,7 @@ def recompute_input(focus: Focus, side: str) -> tuple[Tensor, str]:
     scale, config = _scale_of(focus), focus.trace.config
     total = focus.tensor(f"{side}.embedding") * scale
     how = "embedding" if scale == 1 else f"embedding x {number(scale)}"
-    if config.positions != "rotary":
+    if config.positions not in _NOT_ADDED:
         total = total + focus.tensor(f"{side}.positions")
         how += " + position"
     if config.family != "encoder-only":

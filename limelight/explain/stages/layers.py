@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Heatmap, Stage, TableFigure, number
 from limelight.explain.tokens import pieces_of
+from limelight.model.config import ModelConfig
 from limelight.model.layers import ACTIVATIONS
 
 _STRONGEST = 5  # neurons that are shown
@@ -19,32 +20,49 @@ def add_norm(focus: Focus) -> Stage:
     """The residual connection and the norm, in this model's order (section 3.1)."""
     side, i = focus.side, focus.word(focus.side)
     name, path = f"{side}.{focus.layer}.self", f"{side}.layers.{focus.layer}.self_residual.norm"
-    incoming, post = focus.origin(f"{name}.add")[0], focus.trace.config.norm_order == "post"
-    total = focus.tensor(incoming) + focus.tensor(f"{name}.output")
+    config, post = focus.trace.config, focus.trace.config.norm_order == "post"
+    incoming = focus.origin(f"{name}.{'query' if post else 'norm'}")[0]
+    total = focus.tensor(f"{name}.output")
+    if config.residual:
+        total = total + focus.tensor(incoming)
     read = focus.tensor(f"{name}.add" if post else incoming)
-    order = "norm(x + attention(x))" if post else "x + attention(norm(x))"
-    norm = {"normalised": f"{name}.norm"}
-    added = {"attention(x)": f"{name}.output", "sum": f"{name}.add"}
+    norm = {"normalised": f"{name}.norm"} if config.norm != "none" else {}
+    added = {"attention(x)": f"{name}.output"}
+    if config.residual:
+        added["sum"] = f"{name}.add"
     steps = {"x, the input": incoming, **(added | norm if post else norm | added)}
+    formulas = [Formula(f"this model: {_order(config)}", "the same around every sub-layer")]
+    if norm:
+        formulas.append(_norm_formula(focus, read[i], focus.tensor(f"{name}.norm")[i], path))
     return Stage(
         title="Residual connection and normalisation",
-        what="Attention only adds to the token's vector (the residual connection). A norm keeps "
-        f"the numbers in a steady range, {_AFTER if post else _BEFORE}",
-        formulas=[
-            Formula(f"this model: {order}", "the same around every sub-layer"),
-            _norm_formula(focus, read[i], focus.tensor(f"{name}.norm")[i], path),
-        ],
+        what=f"{_ADDS if config.residual else _REPLACES} "
+        + (f"{_NORM} {_AFTER if post else _BEFORE}" if norm else _NO_NORM),
+        formulas=formulas,
         figures=[focus.one_word(f"{focus.label(side)}, step by step", steps, side)],
         checks=[
-            focus.check("the sum", f"{name}.add", total),
-            focus.check("the norm", f"{name}.norm", focus.norm(read, path)),
+            focus.check("the sum" if config.residual else "no sum", f"{name}.add", total),
+            focus.check("the norm" if norm else "no norm", f"{name}.norm", focus.norm(read, path)),
         ],
         location=f"{side}, layer {focus.layer + 1}",
     )
 
 
+_ADDS = "Attention only adds to the token's vector (the residual connection)."
+_REPLACES = "This model has no residual connection: attention replaces the token's vector."
+_NORM = "A norm keeps the numbers in a steady range,"
+_NO_NORM = "This model has no norm to keep the numbers in a steady range."
 _AFTER = "after the sum, as in the paper (post-norm)."
 _BEFORE = "before attention, so that the residual stream stays unscaled (pre-norm, as in GPT-2)."
+
+
+def _order(config: ModelConfig) -> str:
+    """What surrounds a sub-layer: norm(x + attention(x)) in the paper."""
+    inner, outer = ("{}", "norm({})") if config.norm_order == "post" else ("norm({})", "{}")
+    if config.norm == "none":
+        inner = outer = "{}"
+    sublayer = f"attention({inner.format('x')})"
+    return outer.format(f"x + {sublayer}" if config.residual else sublayer)
 
 
 def _norm_formula(focus: Focus, x: Tensor, result: Tensor, path: str) -> Formula:
@@ -166,7 +184,8 @@ def _top_check(focus: Focus, side: str, names: list[str]) -> Check:
     if focus.trace.config.norm_order == "post":
         claim, again = "the output is the state of the last layer", focus.tensor(names[-1])
     else:
-        claim = "the output is the norm of the state of the last layer"
+        norm = "" if focus.trace.config.norm == "none" else "the norm of "
+        claim = f"the output is {norm}the state of the last layer"
         again = focus.norm(focus.tensor(names[-2]), f"{side}.norm")
     return focus.check(claim, f"{side}.output", again)
 

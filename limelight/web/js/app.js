@@ -134,7 +134,7 @@ function appCard(page) {
     config.layers === 1 ? "1 layer" : `${config.layers} layers`,
     config.heads ? `${config.heads} heads` : null,
     `width ${config.d_model}`,
-    config.norm_order ? `${config.norm_order}-norm` : null,
+    config.norm === "none" ? "no norms" : config.norm_order ? `${config.norm_order}-norm` : null,
     `${showCount(model.vocabulary)} pieces`,
     `${showCount(model.parameters)} parameters`,
     model.step ? `${showCount(model.step)} training steps` : null,

@@ -69,23 +69,23 @@ const madeOf = {
     const parts = [
       box("Embedding", `${showCount(config.vocab)} × ${showCount(config.d_model)}${scaled}`, "embed"),
     ];
-    if (config.positions !== "rotary") parts.push({ kind: "add", note: `${config.positions} positions` });
+    if (["sinusoidal", "learned"].includes(config.positions)) parts.push({ kind: "add", note: `${config.positions} positions` });
     if (config.family !== "encoder-only") return parts;
-    return [...parts, { kind: "add", note: "segment" }, madeOf.norm(config)];
+    return [...parts, { kind: "add", note: "segment" }, ...madeOf.norm(config)];
   },
 
-  norm: (config) => box(config.norm === "rms" ? "RMS norm" : "Layer norm", "", "norm"),
+  norm: (config) => (config.norm === "none" ? [] : [box(config.norm === "rms" ? "RMS norm" : "Layer norm", "", "norm")]),
 
   stack(config, attentions) {
     const parts = [...attentions.map((which) => madeOf.attention(config, which)), madeOf.feed(config)];
-    return { kind: "stack", times: config.layers, parts: parts.map((part) => madeOf.around(config, part)) };
+    return { kind: "stack", times: config.layers, parts: parts.flatMap((part) => madeOf.around(config, part)) };
   },
 
-  /** A residual connection, pre-norm or post-norm. */
+  /** A residual connection, if there is one, pre-norm or post-norm. */
   around(config, part) {
     const norm = madeOf.norm(config);
-    if (config.norm_order === "pre") return { kind: "around", parts: [norm, part], after: [] };
-    return { kind: "around", parts: [part], after: [norm] };
+    const [parts, after] = config.norm_order === "pre" ? [[...norm, part], []] : [[part], norm];
+    return config.residual ? [{ kind: "around", parts, after }] : [...parts, ...after];
   },
 
   attention(config, which) {
@@ -95,7 +95,7 @@ const madeOf = {
     const groups =
       config.kv_heads && config.kv_heads !== config.heads ? `, ${config.kv_heads} KV heads` : "";
     const turned = config.positions === "rotary" && which !== "cross" ? ", rotary positions" : "";
-    const note = `${config.heads} heads of ${config.d_model / config.heads}${groups}${turned}`;
+    const note = `${config.heads} heads of ${config.d_model / config.heads}${groups}${turned}${config.scaling ? "" : ", not scaled"}`;
     return { ...box(title, note, "attention"), cross: which === "cross" };
   },
 
@@ -106,7 +106,7 @@ const madeOf = {
   },
 
   /** A pre-norm model has one more norm at the end. */
-  last: (config) => (config.norm_order === "pre" ? [madeOf.norm(config)] : []),
+  last: (config) => (config.norm_order === "pre" ? madeOf.norm(config) : []),
 
   classifier(config) {
     const shared = config.tied ? ", tied to the embedding" : "";
@@ -128,7 +128,7 @@ const madeOf = {
         { kind: "word", text: (classes ?? []).join(" or ") || "class" },
       ];
     }
-    const inner = box("Linear, norm", `${config.d_model} → ${config.d_model}, ${config.activation}`, "head");
+    const inner = box(config.norm === "none" ? "Linear" : "Linear, norm", `${config.d_model} → ${config.d_model}, ${config.activation}`, "head");
     return [
       inner,
       ...madeOf.classifier(config).slice(0, 2),

@@ -26,7 +26,7 @@ const ATTEND_NAMES = { scores: "score", scaled: "scaled score", masked: "masked 
 async function attendRead(focus) {
   const read = await focus.trace.attentionHead(focus.at, focus.head);
   const columns = read.scores.shape[1];
-  const root = Math.sqrt(focus.m.model.d_head);
+  const root = focus.m.model.scaling ? Math.sqrt(focus.m.model.d_head) : 1;
   const scaled = Float32Array.from(read.scores.values, (x) => x / root);
   const hidden = Uint8Array.from(read.masked.values, (x) => (x === -Infinity ? 1 : 0));
   const most = read.k.values.reduce((size, x) => Math.max(size, Math.abs(x)), 0);
@@ -45,7 +45,7 @@ function attendKey(focus, eq) {
 /** One query against every key. */
 function attendTable(focus, eq) {
   const parts = ATTEND_TABLE[focus.stage];
-  const heads = ["key", ...parts.map((part) => ATTEND_HEADS[part])];
+  const heads = ["key", ...parts.map((part) => (part === "scaled" && !focus.m.model.scaling ? "not scaled" : ATTEND_HEADS[part]))];
   const rows = focus.keyTokens.labels.map((label, j) => attendRow(focus, eq, parts, label, j));
   const table = h(
     "table",
@@ -196,6 +196,7 @@ function attendScore(now, eq, key, at) {
 function attendScaled(now, eq, at) {
   const d = now.m.model.d_head;
   const before = eq.scores.values[at];
+  if (!now.m.model.scaling) return [formula("the score, not scaled", mij("s", "i", "j")), calculation([mnum(before), mrow(mo("="), mnum(eq.scaled.values[at]))])];
   return [
     formula("scaled score: s over the root of d k", mfrac(mij("s", "i", "j"), msqrt(msub("d", "k")))),
     calculation([
@@ -209,7 +210,9 @@ function attendScaled(now, eq, at) {
 function attendMasked(now, eq, at) {
   const added = eq.hidden[at] ? "−inf" : "0";
   const lines = [
-    formula("the scaled score plus the mask", mfrac(mij("s", "i", "j"), msqrt(msub("d", "k"))), mo("+"), mij("M", "i", "j")),
+    now.m.model.scaling
+      ? formula("the scaled score plus the mask", mfrac(mij("s", "i", "j"), msqrt(msub("d", "k"))), mo("+"), mij("M", "i", "j"))
+      : formula("the score plus the mask", mij("s", "i", "j"), mo("+"), mij("M", "i", "j")),
     calculation([mrow(mnum(eq.scaled.values[at]), mo("+"), mwords(`(${added})`)), mrow(mo("="), mnum(eq.masked.values[at]))]),
   ];
   const later = now.row + 1;
@@ -264,7 +267,7 @@ function attendChecks(focus, eq) {
   }
   const all = {
     scores: compared(focus, "scores = Q Kᵀ, for all pairs, from q and k", eq.scores.values, scores),
-    scaling: compared(focus, `scaled = scores / √${focus.m.model.d_head}`, eq.masked.values.map((x, at) => (eq.hidden[at] ? 0 : x)), Float64Array.from(scores, (x, at) => (eq.hidden[at] ? 0 : x / eq.root))),
+    scaling: compared(focus, focus.m.model.scaling ? `scaled = scores / √${focus.m.model.d_head}` : "scaled = scores: scaling is off", eq.masked.values.map((x, at) => (eq.hidden[at] ? 0 : x)), Float64Array.from(scores, (x, at) => (eq.hidden[at] ? 0 : x / eq.root))),
     mask: compared(focus, attendCausal(focus) ? "masked = scaled + (0, or −inf above the diagonal)" : "masked = scaled + 0: nothing is masked", eq.masked.values, masked),
     softmax: compared(focus, "weights = softmax(masked scores)", eq.weights.values, shares),
     sums: compared(focus, "every row sums to 1", weights, weights.map(() => 1)),

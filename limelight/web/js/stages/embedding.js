@@ -106,11 +106,10 @@ function embedLookup(focus, facts, label, values = null) {
 /** Embedding plus position. */
 async function embedPositions(focus, facts) {
   const { side, m } = focus;
-  const rotary = m.model.positions === "rotary";
-  const names = [`${side}.embedding`, ...(rotary ? [] : [`${side}.positions`]), ...(`${side}.segments` in m.tensors ? [`${side}.segments`] : []), `${side}.input`];
+  const names = ["embedding", "positions", "segments", "input"].map((part) => `${side}.${part}`).filter((name) => name in m.tensors);
   const found = Object.fromEntries(await embedRead(focus, names));
   const scale = m.model.family === "encoder-decoder" ? Math.sqrt(m.model.d_model) : 1;
-  const element = focus.all ? embedAllWords(focus, found, rotary) : embedSum(focus, found, names, scale);
+  const element = focus.all ? embedAllWords(focus, found) : embedSum(focus, found, names, scale);
   return { picture: { element }, formulas: () => embedFormulas(focus, facts, found), checks: embedChecks(focus, found, names, scale) };
 }
 
@@ -126,9 +125,9 @@ function embedRow(focus, table) {
   return rowOf(table, focus.row - table.first);
 }
 
-function embedAllWords(focus, found, rotary) {
+function embedAllWords(focus, found) {
   const { side } = focus;
-  const positions = rotary ? null : found[`${side}.positions`];
+  const positions = found[`${side}.positions`];
   return h(
     "div",
     null,
@@ -202,7 +201,7 @@ function embedSinusoid(position, n, width) {
 /** The shifted input of the decoder: what each row reads and predicts. */
 async function embedStart(focus) {
   const { m } = focus;
-  const names = ["decoder.embedding", ...(m.model.positions === "rotary" ? [] : ["decoder.positions"]), "decoder.input"];
+  const names = ["decoder.embedding", "decoder.positions", "decoder.input"].filter((name) => name in m.tensors);
   const found = Object.fromEntries(await embedRead(focus, names));
   const scale = twoSided(m) ? Math.sqrt(m.model.d_model) : 1;
   const rows = m.target.labels.map((label, i) =>

@@ -10,21 +10,24 @@ import { compared, counted, figure, strips, tableNamed } from "./parts.js";
 async function layerAddNorm(focus, facts) {
   const { m, at } = focus;
   const post = m.model.norm_order === "post";
-  const came = m.tensors[`${at}.add`].from[0];
+  const { residual } = m.model;
+  const came = m.tensors[`${at}.${post ? "query" : "norm"}`].from[0];
   const label = focus.queryTokens.labels[focus.row];
   if (focus.all) {
     const added = await focus.trace.tensor(`${at}.add`);
     const normed = await focus.trace.tensor(`${at}.norm`);
-    const pictures = [[`${at}.add`, added, "Sum, every token"], [`${at}.norm`, normed, "Normalised, every token"]].map(([name, table, title]) => layerMatrix(focus, table, title, name));
+    const pictures = [[`${at}.add`, added, residual ? "Sum, every token" : "Attention output, every token"], ...(m.model.norm === "none" ? [] : [[`${at}.norm`, normed, "Normalised, every token"]])].map(([name, table, title]) => layerMatrix(focus, table, title, name));
     return { picture: { element: h("div", null, post ? pictures : pictures.reverse()) }, formulas: () => layerNormFormulas(focus, facts, post, label), checks: [] };
   }
   const token = await focus.trace.token(focus.side, focus.row);
   const [x, output, add, norm] = [came, `${at}.output`, `${at}.add`, `${at}.norm`].map((name) => token[name].values);
-  const sums = [{ title: "x, the input", values: x, name: came }, { title: "attention output", values: output, name: `${at}.output`, sign: "+" }, { title: "sum", values: add, name: `${at}.add`, sign: "=" }];
+  const sums = [{ title: "x, the input", values: x, name: came }, { title: "attention output", values: output, name: `${at}.output`, sign: residual ? "+" : "→" }, ...(residual ? [{ title: "sum", values: add, name: `${at}.add`, sign: "=" }] : [])];
   const normed = { title: post ? "normalised: output" : "normalised: input of attention", values: norm, name: `${at}.norm`, sign: "→" };
-  const rows = post ? [...sums, normed] : [sums[0], normed, ...sums.slice(1)];
-  const element = h("div", null, figure(focus, strips(rows), [`${at}.add`, `${at}.norm`]), layerSizes(post ? add : x, norm));
-  const checks = [compared(focus, "sum = x + attention output", add, Float64Array.from(x, (a, i) => a + output[i]))];
+  const norms = m.model.norm === "none" ? [] : [normed];
+  const rows = post ? [...sums, ...norms] : [sums[0], ...norms, ...sums.slice(1)];
+  const element = h("div", null, figure(focus, strips(rows), [`${at}.add`, `${at}.norm`]), norms.length ? layerSizes(post ? add : x, norm) : null);
+  const claim = residual ? "sum = x + attention output" : "no sum: attention replaces x";
+  const checks = [compared(focus, claim, add, Float64Array.from(x, (a, i) => (residual ? a : 0) + output[i]))];
   return { picture: { element }, formulas: () => layerNormFormulas(focus, facts, post, label, post ? add : x), checks };
 }
 
@@ -47,7 +50,10 @@ function layerSizes(before, after) {
 }
 
 function layerNormFormulas(focus, facts, post, label, read = null) {
-  const inner = post ? [mwords("norm"), mo("("), "x", mo("+"), mwords("attention"), mo("("), "x", mo(")"), mo(")")] : ["x", mo("+"), mwords("attention"), mo("("), mwords("norm"), mo("("), "x", mo(")"), mo(")")];
+  const { norm, residual } = focus.m.model;
+  const normed = (on, ...inside) => (on && norm !== "none" ? [mwords("norm"), mo("("), ...inside, mo(")")] : inside);
+  const inner = normed(post, ...(residual ? ["x", mo("+")] : []), mwords("attention"), mo("("), ...normed(!post, "x"), mo(")"));
+  if (norm === "none") return [formula("this model's order", ...inner)];
   const { numbers } = facts.formulas[1];
   const rms = numbers.size !== undefined;
   const letters = rms
@@ -83,11 +89,12 @@ async function layerFeedForward(focus, facts) {
     null,
     figure(focus, strips([{ title: `input of ${label}`, values: token[read].values, name: read }]), [read]),
     figure(focus, strips([{ title: `${active.length} hidden units after ${m.model.activation}`, values: active, name: `${at}.active`, sign: "→" }]), [`${at}.active`]),
-    figure(focus, strips([{ title: "output, added to the residual stream", values: token[`${at}.output`].values, name: `${at}.output`, sign: "→" }]), [`${at}.output`]),
+    figure(focus, strips([{ title: m.model.residual ? "output, added to the residual stream" : "output", values: token[`${at}.output`].values, name: `${at}.output`, sign: "→" }]), [`${at}.output`]),
     h("div", { class: "below" }, tableNamed(facts, "neurons")),
   );
-  const came = m.tensors[`${at}.add`].from[0];
-  const checks = [compared(focus, "sum = input + this output", token[`${at}.add`].values, Float64Array.from(token[came].values, (x, i) => x + token[`${at}.output`].values[i]))];
+  const parts = m.tensors[`${at}.add`].from.map((name) => token[name].values);
+  const claim = m.model.residual ? "sum = input + this output" : "no sum: this output replaces the input";
+  const checks = [compared(focus, claim, token[`${at}.add`].values, Float64Array.from(parts[0], (_, i) => parts.reduce((sum, part) => sum + part[i], 0)))];
   const quiet = active.filter((x) => x === 0).length;
   return { picture: { element }, formulas: () => [...layerNeurons(focus, facts, label), h("p", { class: "small soft" }, `Counted in this page: ${quiet} of ${active.length}.`)], checks };
 }

@@ -37,7 +37,7 @@ function mapStack(focus, side) {
     mapButton(focus, first ? "embedding" : null, "embedding"),
     mapButton(focus, first ? "positions" : null, mapPositions(m)),
     h("div", { class: "map-layers" }, layers),
-    m.model.norm_order === "pre" ? mapButton(focus, null, "norm") : null,
+    m.model.norm_order === "pre" && m.model.norm !== "none" ? mapButton(focus, null, "norm") : null,
     first ? mapButton(focus, "stack") : null,
     last ? mapButton(focus, "classifier") : null,
     last && stageNamed(m, "loop") ? mapButton(focus, "loop") : null,
@@ -47,7 +47,7 @@ function mapStack(focus, side) {
 
 function mapPositions(m) {
   const kind = m.model.positions;
-  return kind === "rotary" ? "positions (rotary)" : kind === "learned" ? "+ positions" : "+ sinusoids";
+  return { rotary: "positions (rotary)", learned: "+ positions", none: "no positions" }[kind] ?? "+ sinusoids";
 }
 
 /** The chosen layer with all its parts; the others closed. */
@@ -71,11 +71,11 @@ function mapLayer(focus, side, number, first) {
 /** A sub-layer with its residual connection, in this model's order of norms. */
 function mapSub(focus, inside, first) {
   const go = first ? "add-norm" : null;
-  const post = focus.m.model.norm_order === "post";
-  const parts = post
-    ? [inside, mapButton(focus, go, "add & norm")]
-    : [mapButton(focus, go, "norm"), inside, mapButton(focus, go, "add")];
-  return h("div", { class: "map-sub" }, parts);
+  const { norm_order: order, norm, residual } = focus.m.model;
+  const [add, normed] = [residual ? "add" : "", norm === "none" ? "" : "norm"];
+  const [before, after] = order === "post" ? ["", [add, normed].filter(Boolean).join(" & ")] : [normed, add];
+  const around = (label) => (label ? mapButton(focus, go, label) : null);
+  return h("div", { class: "map-sub" }, around(before), inside, around(after || (before || !go ? "" : "no add, no norm")));
 }
 
 function mapSteps(focus) {
@@ -84,7 +84,7 @@ function mapSteps(focus) {
     "div",
     { class: "map-steps" },
     h("div", { class: "small map-steps-name" }, causal ? "masked attention" : "attention"),
-    focus.m.stages.filter(({ section }) => section === "attention").map(({ name }) => mapButton(focus, name)),
+    focus.m.stages.filter(({ section }) => section === "attention").map(({ name }) => (name === "scaling" && !focus.m.model.scaling ? mapButton(focus, name, "not scaled") : mapButton(focus, name))),
   );
 }
 

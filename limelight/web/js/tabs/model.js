@@ -43,9 +43,9 @@ function modelDrawing(model) {
       }),
     { class: "button quiet" },
   );
-  const order = model.config.norm_order
+  const order = model.config.norm_order && model.config.norm !== "none" && model.config.residual
     ? `Read from the bottom up. ${model.config.norm_order === "pre" ? "Pre-norm: each sub-layer normalises its input, and the residual stream is not normalised" : "Post-norm: the norm follows each residual addition, as in the paper"}.`
-    : "Read from the bottom up. Tokens are processed one at a time.";
+    : `Read from the bottom up.${model.config.family.startsWith("recurrent") ? " Tokens are processed one at a time." : ""}`;
   replace(
     card,
     h(
