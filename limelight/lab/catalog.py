@@ -1,10 +1,11 @@
 """The experiments, by name."""
 
 from limelight.errors import unknown_name
-from limelight.lab import gradient, induction, loop, parallel
+from limelight.lab import distance, gradient, induction, loop, parallel
 from limelight.lab.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "distance": distance,
     "gradient": gradient,
     "induction": induction,
     "loop": loop,

@@ -5,7 +5,7 @@ loop on the same tokens: only what carries information from one position to the 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from limelight.model import AnyConfig, ModelConfig, RecurrentConfig, build
 from limelight.model.attention import Attention
+from limelight.model.count import count_parameters
 from limelight.model.recurrent import RecurrentDecoderOnly
 
 KINDS = ("rnn", "gru", "lstm", "transformer")
@@ -60,8 +61,30 @@ def make(config: AnyConfig, seed: int, device: str = "cpu") -> Any:
     """A network with the weights of this seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        attentive = isinstance(config, RecurrentConfig) and config.attention
-        return (AttentiveRecurrent(config) if attentive else build(config)).to(device)
+        if isinstance(config, RecurrentConfig) and config.attention:
+            return AttentiveRecurrent(config).to(device)
+        return build(config).to(device)
+
+
+def matched(kind: str, vocab: int, width: int, max_len: int) -> AnyConfig:
+    """The network with about as many parameters as a Transformer of this width with one head.
+
+    The Transformer has two layers, recurrent networks one.
+    """
+    transformer = config_of("transformer", vocab, 2, width, max_len, heads=1)
+    if kind == "transformer":
+        return transformer
+    wanted, low, high = _parameters(transformer), 1, 16 * width
+    while low < high:  # the first width with at least as many
+        middle = (low + high) // 2
+        enough = _parameters(config_of(kind, vocab, 1, middle, max_len)) >= wanted
+        low, high = (low, middle) if enough else (middle + 1, high)
+    near = [config_of(kind, vocab, 1, w, max_len) for w in (low - 1, low) if w]
+    return min(near, key=lambda config: abs(_parameters(config) - wanted))
+
+
+def _parameters(config: AnyConfig) -> int:
+    return sum(count_parameters(make(config, 1)).values())
 
 
 def train(
@@ -95,6 +118,13 @@ def loss_of(model: Any, batch: _Batch) -> Tensor:
     tokens, labels = batch
     logits = model(tokens)
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
+@torch.no_grad()
+def accuracy_of(model: Any, batch: _Batch) -> float:
+    """The share of labels that the model predicts."""
+    tokens, labels = batch
+    return (model(tokens).argmax(dim=-1) == labels)[labels != IGNORED].double().mean().item()
 
 
 def best_device() -> str:
