@@ -1,15 +1,18 @@
 """The experiments, by name."""
 
 from limelight.errors import unknown_name
-from limelight.lab import distance, gradient, induction, loop, parallel
+from limelight.lab import distance, gradient, induction, length, loop, parallel, scale, scaling
 from limelight.lab.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     "distance": distance,
     "gradient": gradient,
     "induction": induction,
+    "length": length,
     "loop": loop,
     "parallel": parallel,
+    "scale": scale,
+    "scaling": scaling,
 }
 
 

@@ -32,6 +32,17 @@ _STYLES = {  # markers differ as well, for print
     "no cache": (_SKY, "x"),
     "with scaling": (_BLUE, "o"),
     "without": (_RED, "s"),
+    "sinusoidal": (_BLUE, "o"),
+    "learned": (_BLACK, "*"),
+    "rotary": (_GREEN, "^"),
+    "none": (_RED, "s"),
+    "ms to read": (_BLUE, "o"),
+    "MB of KV cache": (_GREEN, "^"),
+    "MB of weights": (_RED, "s"),
+    "width 16": (_PINK, "v"),
+    "width 32": (_RED, "s"),
+    "width 64": (_GREEN, "^"),
+    "width 128": (_BLUE, "o"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Why divide by sqrt(d_k)? Section 3.2.1: large scores push the softmax to where it cannot learn."""
+"""Why divide by sqrt(d_k)? Large scores push the softmax to where it cannot learn (3.2.1)."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,9 @@ _WAYS = ("with scaling", "without")
 
 def measurements(quick: bool) -> Measurements:
     """Variance and entropy at the start, and the loss by step, for each d_k, way and seed."""
-    sizes, seeds, steps = ((16, 256), (1,), 40) if quick else ((16, 32, 64, 128, 256), (1, 2, 3), 60)
+    sizes, seeds, steps = (
+        ((16, 256), (1,), 40) if quick else ((16, 32, 64, 128, 256), (1, 2, 3), 60)
+    )
     return {
         f"{way}, seed {seed} at {d_k}": partial(_measure, d_k, way, seed, steps)
         for way in _WAYS
@@ -122,8 +124,8 @@ def conclusion(values: Values) -> list[str]:
         start, end = (sum(variance[way][d]) / len(variance[way][d]) for d in (low, high))
         left = sum(entropy[way][high]) / len(entropy[way][high])
         sentences.append(
-            f"{way.capitalize()}, the variance goes from {start:.2g} at d_k = {low} to {end:.2g} at "
-            f"{high}, where the entropy of attention is {left:.0%} of its maximum."
+            f"{way.capitalize()}, the variance goes from {start:.2g} at d_k = {low} to {end:.2g} "
+            f"at {high}, where the entropy of attention is {left:.0%} of its maximum."
         )
     worse = [d for d in loss["without"] if min(loss["without"][d]) > max(loss["with scaling"][d])]
     better = [d for d in loss["without"] if max(loss["without"][d]) < min(loss["with scaling"][d])]
