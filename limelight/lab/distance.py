@@ -160,10 +160,10 @@ def figure(values: Values) -> "Figure":
         for ax in (above, below):
             ax.axhline(_TASKS[task].chance, color="0.5", linestyle=":", linewidth=1)
             ax.set(xscale="log", ylim=(0, 1.05))
-        for kind, runs in _by_contestant(values, task).items():
-            best = runs[_best_rate(runs)]
-            draw_spread(above, {size: [run[size] for run in best] for size in best[0]}, kind)
-            draw_spread(below, {rate: _overall(own) for rate, own in runs.items()}, kind)
+        for j, (kind, runs) in enumerate(_by_contestant(values, task).items()):
+            best, aside = runs[_best_rate(runs)], 1.04**j  # where lines would cover each other
+            draw_spread(above, {n * aside: [run[n] for run in best] for n in best[0]}, kind)
+            draw_spread(below, {rate * aside: _overall(own) for rate, own in runs.items()}, kind)
             above.set_xticks(list(best[0]), map(str, best[0]))
             below.set_xticks(list(runs), [f"{rate:g}" for rate in runs])
         above.set(title=task, xlabel=_TASKS[task].size, ylabel="answers right, best rate")
