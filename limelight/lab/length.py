@@ -27,8 +27,8 @@ SETTING = (
     "last 32 tokens of longer texts. Beside it: the time to read a text, and the memory of its KV "
     "cache and of its attention weights, if they are kept."
 )
-SECONDS = (45.0, 160.0)
-KINDS = ("sinusoidal", "learned", "rotary", "none")
+SECONDS = (20.0, 150.0)
+KINDS = ("sinusoidal", "rotary", "none", "learned")
 _VOCAB, _WIDTH, _TRAINED, _LAG, _KEPT = 16, 64, 64, 4, 0.9
 _FLOOR = 0.57  # the entropy of a token, in nats
 _LENGTHS = (64, 128, 256, 512, 1024)

@@ -33,7 +33,7 @@ _STYLES = {  # markers differ as well, for print
     "with scaling": (_BLUE, "o"),
     "without": (_RED, "s"),
     "sinusoidal": (_BLUE, "o"),
-    "learned": (_BLACK, "*"),
+    "learned": (_BLACK, "x"),
     "rotary": (_GREEN, "^"),
     "none": (_RED, "s"),
     "ms to read": (_BLUE, "o"),

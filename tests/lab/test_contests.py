@@ -211,7 +211,7 @@ def test_a_known_power_law_is_found_again():
 
 
 def test_a_larger_model_learns_more_from_the_same_tokens():
-    small, large = (scale._learn(width, 1, 50) for width in (16, 64))
-    assert large["curve"][-1][1] < small["curve"][-1][1] - 0.1
+    small, large = (scale._learn(width, 1, 25) for width in (16, 64))
+    assert large["curve"][-1][1] < small["curve"][-1][1] - 0.3
     ratio = large["curve"][-1][0] / small["curve"][-1][0]
     assert ratio == large["parameters"] / small["parameters"], "equal tokens"
