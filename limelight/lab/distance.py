@@ -168,9 +168,9 @@ def figure(values: Values) -> "Figure":
             below.set_xticks(list(runs), [f"{rate:g}" for rate in runs])
         above.set(title=task, xlabel=_TASKS[task].size, ylabel="answers right, best rate")
         below.set(xlabel="learning rate", ylabel="answers right, mean over sizes")
-        above.set_xlim(min(best[0]) / 1.5, max(best[0]) * 1.8)
-        above.minorticks_off()
-        below.minorticks_off()
+        for ax, ticks in ((above, list(best[0])), (below, list(runs))):
+            ax.set_xlim(min(ticks) / 1.5, max(ticks) * 1.8)
+            ax.minorticks_off()
     axes[0].legend(fontsize=8)
     return drawn
 
