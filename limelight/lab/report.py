@@ -83,12 +83,17 @@ def by_length(values: Mapping[str, Any]) -> dict[str, dict[int, float]]:
 
 def draw_by_length(values: Mapping[str, Any], across: str, up: str) -> "Figure":
     """A line for each contestant, both axes logarithmic."""
+    from matplotlib.ticker import LogLocator
+
     figure, (ax,) = new_figure(1)
     ax.set(xscale="log", yscale="log", xlabel=across, ylabel=up)
     for contestant, own in by_length(values).items():
         ax.plot(list(own), list(own.values()), label=contestant, **style_of(contestant))
         ax.set_xticks(list(own), [f"{n:,}" for n in own])
-    ax.minorticks_off()
+    ax.set_xticks([], minor=True)
+    ax.yaxis.set_major_formatter("{x:,g}")
+    ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # a range may lie within one decade
+    ax.yaxis.set_minor_formatter("{x:,g}")
     ax.legend()
     return figure
 
