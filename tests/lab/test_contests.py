@@ -109,6 +109,9 @@ def test_what_contestants_reach_is_computed():
     assert "transformer 8" in needle
     assert "transformer 0 of 2" in window
     assert "gru 8" in recall, "one seed of two is not every seed"
+    rows = distance.table(values)
+    assert ["needle", "gru", "8: 100%  16: 100%", "0.002", "0.002"] in rows
+    assert [ax.get_title() for ax in distance.figure(values).axes[:2]] == ["needle", "recall"]
 
 
 def test_scores_grow_with_d_k_and_scaling_undoes_it():
@@ -215,3 +218,19 @@ def test_a_larger_model_learns_more_from_the_same_tokens():
     assert large["curve"][-1][1] < small["curve"][-1][1] - 0.3
     ratio = large["curve"][-1][0] / small["curve"][-1][0]
     assert ratio == large["parameters"] / small["parameters"], "equal tokens"
+
+
+def test_the_reported_law_is_that_of_the_best_sizes():
+    values = {}
+    for width in scale.WIDTHS:
+        compute = [width**2 * 10.0**n for n in (4, 5)]
+        curve = [(c, scale.entropy() + 9 * c**-0.25) for c in compute]
+        right = {str(n): 0.25 if n == 0 or width == 16 else 1.0 for n in scale._SHOTS}
+        run = {"parameters": width**2, "curve": curve, "right": right}
+        values[f"width {width}, seed 1"] = run
+    law, shots, _ = scale.conclusion(values)
+    assert "FLOPs^-0.250, the exponent +- 0.000" in law
+    assert "width 16 25%" in shots
+    assert "width 128 100%" in shots
+    assert len(scale.table(values)) == 5
+    assert len(scale.figure(values).axes) == 2
