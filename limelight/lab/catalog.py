@@ -1,19 +1,36 @@
 """The experiments, by name."""
 
 from limelight.errors import UserError, unknown_name
-from limelight.lab import ablate, diagnose, duel, gradient, heads, induction, loop, parallel
+from limelight.lab import (
+    ablate,
+    diagnose,
+    distance,
+    duel,
+    gradient,
+    heads,
+    induction,
+    length,
+    loop,
+    parallel,
+    scale,
+    scaling,
+)
 from limelight.lab.experiment import Experiment
 from limelight.lab.subject import fingerprint
 
 EXPERIMENTS: dict[str, Experiment] = {
     "ablate": ablate,
     "diagnose": diagnose,
+    "distance": distance,
     "duel": duel,
     "gradient": gradient,
     "heads": heads,
     "induction": induction,
+    "length": length,
     "loop": loop,
     "parallel": parallel,
+    "scale": scale,
+    "scaling": scaling,
 }
 SUBJECTS = {  # what some of them examine, and what if nothing is named; "": it must be
     "heads": ("RUN", "en-de"),

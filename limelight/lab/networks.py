@@ -5,13 +5,16 @@ loop on the same tokens: only what carries information from one position to the 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.model import AnyConfig, ModelConfig, RecurrentConfig, build
+from limelight.model.attention import Attention
+from limelight.model.count import count_parameters
+from limelight.model.recurrent import RecurrentDecoderOnly
 
 KINDS = ("rnn", "gru", "lstm", "transformer")
 IGNORED = -100  # a label that is not predicted
@@ -24,8 +27,9 @@ def config_of(
     """A language model: recurrent, or a Transformer as in GPT-2 with rotary positions."""
     size: dict[str, Any] = {"vocab": vocab, "layers": layers, "d_model": d_model, "dropout": 0.0}
     if kind != "transformer":
-        family: Any = "recurrent-decoder-only"
-        return RecurrentConfig(family=family, cell=cast(Any, kind), max_len=max_len, **size)
+        cell, _, attention = kind.partition(" with ")
+        size |= {"cell": cell, "attention": bool(attention), "max_len": max_len}
+        return RecurrentConfig(family="recurrent-decoder-only", **size)
     return ModelConfig(
         family="decoder-only",
         heads=heads,
@@ -37,11 +41,50 @@ def config_of(
     )
 
 
+class AttentiveRecurrent(RecurrentDecoderOnly):
+    """A recurrent network in which each state also attends to itself and the states before it."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__(config)
+        self.attention = Attention(
+            ModelConfig(vocab=config.vocab, d_model=config.d_model, heads=1, positions="learned")
+        )
+        self.initialise()
+
+    def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+        """As without attention, plus what attention finds; causal, and without positions."""
+        states = super().decode(tokens, real)
+        return states + self.attention(states, causal=True)
+
+
 def make(config: AnyConfig, seed: int, device: str = "cpu") -> Any:
     """A network with the weights of this seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if isinstance(config, RecurrentConfig) and config.attention:
+            return AttentiveRecurrent(config).to(device)
         return build(config).to(device)
+
+
+def matched(kind: str, vocab: int, width: int, max_len: int) -> AnyConfig:
+    """The network with about as many parameters as a Transformer of this width with one head.
+
+    The Transformer has two layers, recurrent networks one.
+    """
+    transformer = config_of("transformer", vocab, 2, width, max_len, heads=1)
+    if kind == "transformer":
+        return transformer
+    wanted, low, high = _parameters(transformer), 1, 16 * width
+    while low < high:  # the first width with at least as many
+        middle = (low + high) // 2
+        enough = _parameters(config_of(kind, vocab, 1, middle, max_len)) >= wanted
+        low, high = (low, middle) if enough else (middle + 1, high)
+    near = [config_of(kind, vocab, 1, w, max_len) for w in (low - 1, low) if w]
+    return min(near, key=lambda config: abs(_parameters(config) - wanted))
+
+
+def _parameters(config: AnyConfig) -> int:
+    return sum(count_parameters(make(config, 1)).values())
 
 
 def train(
@@ -49,9 +92,12 @@ def train(
     batches: Iterator[_Batch],
     steps: int,
     lr: float,
-    watch: Callable[[int, float], None] = lambda step, loss: None,
+    watch: Callable[[int, float], bool | None] = lambda step, loss: None,
 ) -> None:
-    """AdamW with a linear warm-up over a tenth of the steps; the gradient's norm is at most 1."""
+    """AdamW with a linear warm-up over a tenth of the steps; the gradient's norm is at most 1.
+
+    Ends early when `watch` returns True.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
     for step in range(1, steps + 1):
@@ -62,7 +108,8 @@ def train(
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        watch(step, loss.item())
+        if watch(step, loss.item()):
+            break
     model.eval()
 
 
@@ -71,6 +118,13 @@ def loss_of(model: Any, batch: _Batch) -> Tensor:
     tokens, labels = batch
     logits = model(tokens)
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
+@torch.no_grad()
+def accuracy_of(model: Any, batch: _Batch) -> float:
+    """The share of labels that the model predicts."""
+    tokens, labels = batch
+    return (model(tokens).argmax(dim=-1) == labels)[labels != IGNORED].double().mean().item()
 
 
 def best_device() -> str:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BLUE, _RED, _GREEN, _PINK, _, _SKY, _ = COLOURS
+_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _BLACK = COLOURS
 _STYLES = {  # markers differ as well, for print
     "transformer": (_BLUE, "o"),
     "lstm": (_RED, "s"),
+    "lstm with attention": (_ORANGE, "D"),
     "gru": (_GREEN, "^"),
     "rnn": (_PINK, "v"),
     "2 layers": (_BLUE, "o"),
@@ -35,6 +36,19 @@ _STYLES = {  # markers differ as well, for print
     "encoder self": (_BLUE, "o"),
     "decoder self": (_GREEN, "^"),
     "decoder cross": (_RED, "s"),
+    "with scaling": (_BLUE, "o"),
+    "without": (_RED, "s"),
+    "sinusoidal": (_BLUE, "o"),
+    "learned": (_BLACK, "x"),
+    "rotary": (_GREEN, "^"),
+    "none": (_RED, "s"),
+    "ms to read": (_BLUE, "o"),
+    "MB of KV cache": (_GREEN, "^"),
+    "MB of weights": (_RED, "s"),
+    "width 16": (_PINK, "v"),
+    "width 32": (_RED, "s"),
+    "width 64": (_GREEN, "^"),
+    "width 128": (_BLUE, "o"),
 }
 
 
@@ -44,16 +58,24 @@ def style_of(name: str) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.4}
 
 
-def new_figure(columns: int) -> "tuple[Figure, list[Axes]]":
-    """A figure with some axes side by side."""
+def new_figure(columns: int, rows: int = 1) -> "tuple[Figure, list[Axes]]":
+    """A figure with some axes side by side, row by row."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.4 * columns + 1.2, 3.6), layout="constrained")
-    axes = list(figure.subplots(1, columns, squeeze=False)[0])
+    figure = Figure(figsize=(4.4 * columns + 1.2, 3.3 * rows + 0.3), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def draw_spread(ax: "Axes", points: Mapping[Any, list[float]], name: str) -> None:
+    """A contestant's mean over seeds, with bars from the lowest to the highest."""
+    means = [sum(own) / len(own) for own in points.values()]
+    pairs = list(zip(points.values(), means, strict=True))
+    bars = [[m - min(own) for own, m in pairs], [max(own) - m for own, m in pairs]]
+    ax.errorbar(list(points), means, yerr=bars, label=name, capsize=2, **style_of(name))
 
 
 def by_length(values: Mapping[str, Any]) -> dict[str, dict[int, float]]:
@@ -67,12 +89,17 @@ def by_length(values: Mapping[str, Any]) -> dict[str, dict[int, float]]:
 
 def draw_by_length(values: Mapping[str, Any], across: str, up: str) -> "Figure":
     """A line for each contestant, both axes logarithmic."""
+    from matplotlib.ticker import LogLocator
+
     figure, (ax,) = new_figure(1)
     ax.set(xscale="log", yscale="log", xlabel=across, ylabel=up)
     for contestant, own in by_length(values).items():
         ax.plot(list(own), list(own.values()), label=contestant, **style_of(contestant))
         ax.set_xticks(list(own), [f"{n:,}" for n in own])
-    ax.minorticks_off()
+    ax.set_xticks([], minor=True)
+    ax.yaxis.set_major_formatter("{x:,g}")
+    ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # a range may lie within one decade
+    ax.yaxis.set_minor_formatter("{x:,g}")
     ax.legend()
     return figure
 
