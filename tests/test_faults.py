@@ -27,6 +27,27 @@ class Fault(NamedTuple):
 
 FAULTS = [
     Fault(
+        "training without the mask sees padding",
+        "training/objectives.py",
+        "batch.target_real[:, 1:]  # what has a label",
+        "batch.target_real[:, :-1]",
+        "training/test_objectives.py::test_training_without_the_mask_sees_no_padding_either",
+    ),
+    Fault(
+        "padding reaches a recurrent cell's state",
+        "model/ssru.py",
+        "if mask is not None and update_cache is None:",
+        "if False:",
+        "model/test_ssru.py::test_padding_leaves_no_trace",
+    ),
+    Fault(
+        "a recurrent cell's state left behind by select",
+        "model/kv_cache.py",
+        "self.states = [state[rows] for state in self.states]",
+        "self.states = [state[: rows.numel()] for state in self.states]",
+        "model/test_experiments.py::test_cached_equals_uncached",
+    ),
+    Fault(
         "look-ahead mask off by one",
         "model/attention.py",
         ".tril()",
@@ -36,8 +57,8 @@ FAULTS = [
     Fault(
         "look-ahead mask forgotten in the decoder",
         "model/decoder_only.py",
-        "positions, mask, causal=mask is None)",
-        "positions, mask, causal=False)",
+        "positions, mask, causal and mask is None)",
+        "positions, mask, False)",
         "model/test_look_ahead.py",
     ),
     Fault(
@@ -134,8 +155,8 @@ FAULTS = [
     Fault(
         "residual connection lost",
         "model/layers.py",
-        "return x + self.dropout(sublayer(self.norm(x)))",
-        "return self.dropout(sublayer(self.norm(x)))",
+        "total = x + output if self.residual else output",
+        "total = output",
         "model/test_reference.py",
     ),
     Fault(
@@ -225,8 +246,8 @@ FAULTS = [
     Fault(
         "dropout on the residual sum",
         "model/layers.py",
-        "self.norm(x + self.dropout(sublayer(x)))",
-        "self.norm(self.dropout(x + sublayer(x)))",
+        "total = x + output if self.residual else output",
+        "total = self.dropout(x + sublayer(x if self.post else self.norm(x)))",
         "model/test_build.py",
     ),
     Fault(
@@ -246,7 +267,7 @@ FAULTS = [
     Fault(
         "a tap that shows another value than was used",
         "model/attention.py",
-        'watch("scaled", scores / math.sqrt(q.size(-1)))',
+        'watch("scaled", scores / math.sqrt(q.size(-1)) if scaling else scores)',
         'watch("scaled", scores) / math.sqrt(q.size(-1))',
         "model/test_attention.py",
     ),

@@ -78,8 +78,8 @@ class KVCache:
             read = real.sum(dim=1)
             self.max_used = max((self.length + read).tolist(), default=0)
         self.length = self.length + read
-        rows, last = torch.arange(read.numel(), device=read.device), (read - 1).clamp(min=0)
         for layer, states in self.next_states.items():
+            rows, last = torch.arange(read.numel(), device=read.device), (read - 1).clamp(min=0)
             some = read[:, None] > 0  # a row with nothing real in it stays where it was
             self.states[layer] = torch.where(some, states[rows, last], self.states[layer])
         return read

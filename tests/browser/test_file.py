@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from limelight.cli import main
+from limelight.explain.explanation import explain
 from limelight.explain.render.html import as_html
 from tests.browser.conftest import MODELS, ready
 from tests.browser.test_explain import (
@@ -22,6 +23,8 @@ from tests.browser.test_explain import (
     strips_on,
     value_at,
 )
+from tests.explain.by_hand import ByHand
+from tests.explain.samples import trained
 
 pytestmark = pytest.mark.system
 
@@ -69,6 +72,20 @@ def test_a_file_walks_through_every_stop_with_true_numbers(opened_file, model, h
             assert np.array_equal(np.isneginf(shown), np.isneginf(table))
             near(np.nan_to_num(shown), np.nan_to_num(table), 5)
     assert page.watch.sent[1:] == []
+
+
+@pytest.mark.parametrize("kind", ["bare", "gpt-bare", "ssru"])
+def test_experiments_are_shown_as_they_are(opened_file, kind):
+    trace = explain(trained(kind), "Hi how are you")
+    hand = ByHand(trace.trained.model, trace.traced_text.source, trace.traced_text.target)
+    page, seen = ready(opened_file(as_html(trace, kind))), 0
+    for name in stops_of(page):
+        go(page, name)
+        assert page.locator(".check-line.failed, .panel.error").count() == 0
+        for value, shown in strips_on(page):
+            near(shown, value_at(hand, value, 1, 1, chosen_row(page)), 4)
+            seen += 1
+    assert seen >= 12
 
 
 @pytest.fixture

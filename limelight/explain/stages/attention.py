@@ -83,10 +83,7 @@ def scaling(focus: Focus) -> Stage:
     )
     claim, again = f"scaled = scores / sqrt({d_k})", block.get("scores") / math.sqrt(d_k)
     if not focus.trace.config.scaling:
-        title, rest = (
-            "The scores are not scaled",
-            "This model leaves them as they are: scaling is off.",
-        )
+        title, rest = "The scores are not scaled", "This model does not scale them: scaling is off."
         claim, again = "scaled = scores: scaling is off", block.get("scores")
     return Stage(
         title=title,

@@ -35,7 +35,7 @@ def add_norm(focus: Focus) -> Stage:
     if norm:
         formulas.append(_norm_formula(focus, read[i], focus.tensor(f"{name}.norm")[i], path))
     return Stage(
-        title="Residual connection and normalisation",
+        title=_TITLES[config.residual, bool(norm)],
         what=f"{_ADDS if config.residual else _REPLACES} "
         + (f"{_NORM} {_AFTER if post else _BEFORE}" if norm else _NO_NORM),
         formulas=formulas,
@@ -48,6 +48,12 @@ def add_norm(focus: Focus) -> Stage:
     )
 
 
+_TITLES = {  # with a residual connection, with a norm
+    (True, True): "Residual connection and normalisation",
+    (True, False): "Residual connection, without a norm",
+    (False, True): "Normalisation, without a residual connection",
+    (False, False): "Neither residual connection nor norm",
+}
 _ADDS = "Attention only adds to the token's vector (the residual connection)."
 _REPLACES = "This model has no residual connection: attention replaces the token's vector."
 _NORM = "A norm keeps the numbers in a steady range,"

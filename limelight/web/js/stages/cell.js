@@ -12,7 +12,7 @@ export async function cellStage(focus) {
   const [gate, value, state, output] = ["gate", "value", "state", "output"].map((part) => token[name(part)].values);
   const earlier = focus.row ? (await focus.trace.token(focus.side, focus.row - 1))[name("state")].values : state.map(() => 0);
   const rows = [
-    { title: "state before", values: earlier, name: focus.row ? name("state") : "" },
+    { title: "state before", values: earlier },
     { title: "gate f: what stays", values: gate, name: name("gate"), sign: "×" },
     { title: "W x: what is new, times 1 − f", values: value, name: name("value"), sign: "+" },
     { title: "state c", values: state, name: name("state"), sign: "=" },
