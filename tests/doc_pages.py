@@ -4,7 +4,7 @@
 
 A block is run by what follows its three backticks: `sh` line by line, `python` from the top of the
 page to its bottom, `toml` is read as a recipe, `bash` and `py` are asked of a running service. A
-second word names another machine that it needs, and it is not run. A `text` block that follows
+second word names what it needs and tests have not, and it is not run. A `text` block that follows
 directly is what comes out.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ELSEWHERE = ("cluster", "container", "gpu", "network", "windows")  # machines that tests have not
+ELSEWHERE = ("cluster", "container", "gpu", "hours", "network", "windows")
 BLOCK = re.compile(
     r"^( *)```(\w+)(?: (\w+))?\n(.*?)^\1```$(?:\n+^```text\n(.*?)^```$)?", re.M | re.S
 )

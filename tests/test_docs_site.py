@@ -79,7 +79,8 @@ def test_the_repository_is_where_git_has_it_from(hooks, monkeypatch, origin, add
 
 def test_every_guide_and_every_module_has_its_place(hooks):
     guides = [page for section in hooks.guides() for pages in section.values() for page in pages]
-    there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    docs = ROOT / "docs"
+    there = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"README.md"}
     assert sorted(guides) == sorted({*there, "hundred_lines.md"})
     names = [hooks.dotted(path) for path in hooks.modules()]
     assert names[0] == "limelight"
