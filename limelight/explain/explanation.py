@@ -102,16 +102,8 @@ def changed(
     max_bytes: float = math.inf,
 ) -> Explanation:
     """The trace of the changed model on the same text, compared with the unchanged one."""
-    found = Explanation(
-        before.trained,
-        before.text,
-        traced_text,
-        before.decode,
-        names,
-        before.smoothing,
-        max_bytes,
-        made.edits,
-        made.spellings,
-    )
+    given, config, smoothing = (before.trained, before.text), before.decode, before.smoothing
+    changes = made.edits, made.spellings
+    found = Explanation(*given, traced_text, config, names, smoothing, max_bytes, *changes)
     found.comparison = compare(before, found, made)
     return found

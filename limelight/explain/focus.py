@@ -108,7 +108,10 @@ class AttentionView:
 
     def __init__(self, focus: Focus, side: str, use: str) -> None:
         self.focus, self.side, self.use = focus, side, use
+        self.head = None if focus.trace.recurrent else focus.head  # additive attention has none
         self.name = f"{side}.{focus.layer}.{use}"  # prefix of its taps
+        if focus.trace.recurrent:
+            self.name = f"{side}.{use}"
         self.path = f"{side}.layers.{focus.layer}.{use}_attention"  # prefix of its parameters
         self.location = f"{side}, layer {focus.layer + 1}, head {focus.head + 1}"
         self.query_tokens = focus.words(side)  # a row each
@@ -139,8 +142,10 @@ class AttentionView:
         return self.focus.head // (config.heads // config.num_kv_heads)
 
     def get(self, step: str) -> Tensor:
-        head = self.key_head if step in ("k", "v") else self.focus.head
-        return self.focus.tensor(f"{self.name}.{step}")[head]
+        value = self.focus.tensor(f"{self.name}.{step}")
+        if self.head is None:
+            return value
+        return value[self.key_head if step in ("k", "v") else self.head]
 
     def check(self, claim: str, step: str, again: Tensor) -> Check:
         return self.focus.check(claim, self.get(step), again)

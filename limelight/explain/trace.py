@@ -131,6 +131,11 @@ class Trace:
         """The names of all values, in the order of computation."""
         return list(taps(self.model))
 
+    @property
+    def weight_names(self) -> list[str]:
+        """Those of the attention weights."""
+        return [name for name in self.names if name.endswith(".weights")]
+
     def tensor(self, name: str, head: int | None = None, rows: slice | None = None) -> Tensor:
         """A value by name, without the batch axis; optionally one head (from 1) or some rows."""
         if name not in self.summaries:
@@ -200,10 +205,6 @@ class Trace:
     def record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         """The pass with a recorder: a batch of one, in evaluation mode, without gradients."""
         return record(self.model, self.inputs, names, keep, self.edits)
-
-    def edited(self) -> AbstractContextManager[object]:
-        """The model as changed, while this lasts."""
-        return Recorder(self.model, (), edits=self.edits) if self.edits else nullcontext()
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -279,7 +280,7 @@ class Trace:
 
     def _check(self) -> None:
         checks, traced_text = self.checks, self.traced_text
-        with torch.no_grad(), evaluating(self.model), self.edited():
+        with torch.no_grad(), evaluating(self.model), edited(self.model, self.edits):
             plain = self.model(*self.inputs)[0].cpu()
         checks.traced_difference = (plain - self.logits).abs().max().item()
         if not traced_text.logprobs:
@@ -333,6 +334,11 @@ def record(
     with torch.no_grad(), evaluating(model), recording as recorder:
         recorder.model(*inputs)
     return recorder.values
+
+
+def edited(model: nn.Module, edits: Edits | None) -> AbstractContextManager[object]:
+    """The model as changed, while this lasts."""
+    return Recorder(model, (), edits=edits) if edits else nullcontext()
 
 
 def mean_weights(layers: Sequence[Tensor]) -> Tensor:

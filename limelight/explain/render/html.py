@@ -7,7 +7,7 @@ layers. The page says which numbers were left out.
 import base64
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html import escape
 from itertools import product
 from typing import Any
@@ -18,6 +18,7 @@ from limelight.explain.render.serialize import Blob, attentions
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import extra_stages, main_stages, stage_at, walk
+from limelight.explain.stages.attention import weight_grid
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
 from limelight.model.taps import sides
@@ -49,7 +50,7 @@ def as_html(
         "blobs": {},
         "facts": {},
     }
-    title, plain = f"{trace.text[:60]} · Limelight", _plain_html(focus)
+    title, plain = _title(trace), _plain_html(focus)
     left, missed = max_bytes - len(single_file(title, data, plain).encode()), 0
     seen = set[str]()
     for kind, path, make in _ExportPlan(focus).items():
@@ -64,6 +65,10 @@ def as_html(
         elif (missed := missed + 1) == _MISSES:
             break
     return single_file(title, data, plain)
+
+
+def _title(trace: Trace) -> str:
+    return f"{trace.text[:60]} · Limelight"
 
 
 def _model_facts(trace: Trace, name: str) -> dict[str, Any]:
@@ -175,25 +180,12 @@ def _plain_html(focus: Focus) -> str:
         output = " ".join(step.chosen.piece for step in trace.steps)
         parts.append(f"<p>The model: {escape(output)}</p>")
     parts.append("<p>With JavaScript, this file is a walk through the model.</p>")
-    for side in sides(trace.config):
-        for use in ("self", "cross"):
-            if f"{side}.{focus.layer}.{use}.weights" in trace.summaries:
-                parts.append(_plain_table(focus, side, use))
+    for block in (focus.block(*at) for at in product(sides(trace.config), ("self", "cross"))):
+        if f"{block.name}.weights" in trace.summaries:
+            cross = ", cross-attention" if block.use == "cross" else ""
+            title = f"attention weights: {block.location}{cross}"
+            parts.append(_table(replace(weight_grid(block), title=title)))
     return "\n".join(parts)
-
-
-def _plain_table(focus: Focus, side: str, use: str) -> str:
-    block = focus.block(side, use)
-    heads = "".join(f"<th>{escape(label)}</th>" for label in block.key_tokens.labels)
-    rows = [
-        f"<tr><th>{escape(label)}</th>"
-        + "".join(f"<td>{number(weight)}</td>" for weight in weights)
-        + "</tr>"
-        for label, weights in zip(block.rows, block.get("weights").tolist(), strict=True)
-    ]
-    title = f"attention weights: {block.location}{', cross-attention' if use == 'cross' else ''}"
-    head = f"<tr><th>query \\ key</th>{heads}</tr>"
-    return f"<table><caption>{escape(title)}</caption>{head}{''.join(rows)}</table>"
 
 
 _HEAD = """<!doctype html>
@@ -212,22 +204,21 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 
 def _static_page(trace: Trace, stages: Sequence[Stage]) -> str:
     """The walk as text and tables, without a script."""
-    parts = [_HEAD.format(title=escape(f"{trace.text[:60]} · Limelight"))]
-    parts.append(f"<h1>{escape(trace.text)}</h1>")
+    parts = [_HEAD.format(title=escape(_title(trace))), f"<h1>{escape(trace.text)}</h1>"]
     for stage in stages:
         parts.append(f"<h2>{escape(stage.title)}</h2><p>{escape(stage.what)}</p>")
-        for formula in stage.formulas:
-            letters, filled = escape(formula.letters), escape(formula.filled)
-            parts.append(f"<p><code>{letters}</code><br><b>{filled}</b></p>")
-        parts += [_static_table(figure) for figure in stage.figures]
+        both = [(escape(formula.letters), escape(formula.filled)) for formula in stage.formulas]
+        parts += [f"<p><code>{letters}</code><br><b>{filled}</b></p>" for letters, filled in both]
+        parts += [_table(figure) for figure in stage.figures]
         parts += [f"<p>{escape(note)}</p>" for note in stage.notes]
-        for check in stage.checks:
-            mark = "✓" if check.passed else "✗"
-            parts.append(f"<p>{mark} {escape(check.claim)}: off by {check.error:.0e}</p>")
+        parts += [
+            f"<p>{'✓' if check.passed else '✗'} {escape(check.claim)}: off by {check.error:.0e}</p>"
+            for check in stage.checks
+        ]
     return "\n".join([*parts, "</body></html>\n"])
 
 
-def _static_table(figure: Heatmap | TableFigure) -> str:
+def _table(figure: Heatmap | TableFigure) -> str:
     if isinstance(figure, TableFigure):
         heads, rows = list(figure.heads), [[_cell(x) for x in row] for row in figure.rows]
     else:

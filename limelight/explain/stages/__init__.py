@@ -2,12 +2,11 @@
 
 embedding    text becomes token ids, vectors and positions
 attention    equation 1: queries, keys and values, scores, mask, softmax, weighted sum
-recurrent    the cell that can take the place of a decoder's self-attention
 layers       add & norm, feed-forward, and the stack of layers
-recurrence   of recurrent models: gates, states, and their attention
+recurrence   of recurrent models: gates, states, and their attention; the cell of an SSRU decoder
 output       the decoder's input, the probabilities of the next token, and the loop
-extras       teacher forcing, beam search, and attention while generating
-learning     the loss of a text, its gradient, and one step along it
+extras       beam search, and attention while generating
+learning     teacher forcing, the loss of a text, its gradient, and one step along it
 """
 
 from collections.abc import Callable
@@ -27,6 +26,13 @@ from limelight.explain.stages import (
     recurrence,
 )
 from limelight.explain.trace import Trace
+from limelight.model.taps import attends
+
+
+def _masked(focus: Focus) -> Stage:
+    attending = attends(focus.trace.config, "decoder", "self")
+    return attention.masked_self(focus) if attending else recurrence.ssru(focus)
+
 
 # How each stage of `stage_table` is built, and the section of the paper to read.
 BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
@@ -44,7 +50,7 @@ BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
     "feed-forward": (layers.feed_forward, "3.3"),
     "stack": (layers.stack, "3.1"),
     "start": (output.start, "3.1"),
-    "masked": (attention.masked_self, "3.2.3"),
+    "masked": (_masked, "3.2.3"),
     "cross": (attention.cross, "3.2.3"),
     "recurrence": (recurrence.recurrence, "1"),
     "decoder-recurrence": (recurrence.decoder_recurrence, "1"),
@@ -52,7 +58,7 @@ BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
     "classifier": (output.classifier, "3.4"),
     "loop": (output.loop, "3"),
     "follow": (extras.follow, "4"),
-    "teacher": (extras.teacher, "5"),
+    "teacher": (learning.teacher, "5"),
     "beam": (extras.beam, "6.1"),
     "loss": (learning.loss, "5"),
     "learning": (learning.learning, "5.3"),

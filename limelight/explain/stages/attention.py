@@ -7,12 +7,22 @@ import torch
 
 from limelight.explain.focus import AttentionView, Focus, numbered, sum_of_products
 from limelight.explain.stage import Check, Formula, Heatmap, Stage, number
-from limelight.explain.stages import recurrent
-from limelight.model.taps import attends
 
 _LARGE = 9.0  # exp of more is hard to read: subtract the largest score of the row first
 _ROTATED = (
     " Rotary positions turn q and k: each pair of numbers (1, 2), (3, 4) ... by its own angle."
+)
+_CAUSAL = (
+    "A token must not attend to later tokens: in training they are there, and it could copy the "
+    "answer. So -inf is added to their scores, after scaling and before softmax."
+)
+_NOT_CAUSAL = (
+    "An encoder attends in both directions, and a single text has no padding. So nothing is "
+    "masked: 0 is added to every score. (In a batch, padding gets -inf.)"
+)
+_UNMASKED = (
+    "This model was trained without the mask (mask is off): each row saw the token that it had to "
+    "predict. While it generates, later tokens do not exist, so they are masked here."
 )
 _ROLES = {"q": "query (question)", "k": "key (label)", "v": "value (content)"}
 
@@ -98,50 +108,28 @@ def scaling(focus: Focus) -> Stage:
 def _scaled_formula(block: AttentionView) -> Formula:
     i, j = block.query_index, block.key_index
     before, after = block.get("scores")[i, j].item(), block.get("scaled")[i, j].item()
-    d_k = block.focus.trace.config.d_head
+    d_k, numbers = block.focus.trace.config.d_head, {"score": before, "scaled": after}
     if not block.focus.trace.config.scaling:
-        numbers = {"score": before, "scaled": after}
-        return Formula(
-            "scaled = score: scaling is off", f"{number(before)} = {number(after)}", numbers
-        )
+        filled = f"{number(before)} = {number(after)}"
+        return Formula("scaled = score: scaling is off", filled, numbers)
     root = math.sqrt(d_k)
-    return Formula(
-        "scaled = score / sqrt(d_k)",
-        f"{number(before)} / sqrt({d_k}) = {number(before)} / {number(root)} = {number(after)}",
-        {"score": before, "root": root, "scaled": after},
-    )
+    filled = f"{number(before)} / sqrt({d_k}) = {number(before)} / {number(root)} = {number(after)}"
+    return Formula("scaled = score / sqrt(d_k)", filled, numbers | {"root": root})
 
 
 def mask(focus: Focus) -> Stage:
     """The causal mask; an encoder has none."""
     block = focus.block(focus.side)
     causal = block.side == "decoder"
-    what = (
-        "A token must not attend to later tokens: in training they are there, and it could copy "
-        "the answer. So -inf is added to their scores, after scaling and before softmax."
-        if causal
-        else "An encoder attends in both directions, and a single text has no padding. So nothing "
-        "is masked: 0 is added to every score. (In a batch, padding gets -inf.)"
-    )
     return Stage(
         title="Later tokens are masked" if causal else "An encoder masks nothing",
-        what=what,
+        what=_CAUSAL if causal else _NOT_CAUSAL,
         formulas=_mask_formulas(block),
         figures=[_grid(block, "masked", "masked scores")],
         checks=[_mask_check(block)],
-        notes=_trained_unmasked(focus) if causal else [],
+        notes=[] if focus.trace.config.mask or not causal else [_UNMASKED],
         location=block.location,
     )
-
-
-def _trained_unmasked(focus: Focus) -> list[str]:
-    """A note for an experiment."""
-    if focus.trace.config.mask:
-        return []
-    return [
-        "This model was trained without the mask (mask is off): each row saw the token that it had "
-        "to predict. While it generates, later tokens do not exist, so they are masked here."
-    ]
 
 
 def _mask_formulas(block: AttentionView) -> list[Formula]:
@@ -182,14 +170,15 @@ def softmax(focus: Focus) -> Stage:
         title="Softmax turns scores into weights that sum to 1",
         what="Softmax turns each row of scores into weights between 0 and 1 that sum to 1: the "
         "attention that the token pays to each other token. A score of -inf becomes exactly 0.",
-        formulas=[_softmax_formula(block)],
-        figures=[_weight_grid(block)],
-        checks=_weight_checks(block),
+        formulas=[softmax_formula(block)],
+        figures=[weight_grid(block)],
+        checks=weight_checks(block),
         location=block.location,
     )
 
 
-def _softmax_formula(block: AttentionView) -> Formula:
+def softmax_formula(block: AttentionView) -> Formula:
+    """For the chosen word and its strongest key."""
     i, j = block.query_index, block.key_index
     row = block.get("masked")[i]
     letters = "weight = exp(score) / sum of exp(scores) in the row"
@@ -207,7 +196,8 @@ def _softmax_formula(block: AttentionView) -> Formula:
     )
 
 
-def _weight_checks(block: AttentionView) -> list[Check]:
+def weight_checks(block: AttentionView) -> list[Check]:
+    """Softmax again; rows that sum to 1, and nothing ahead of a decoder's token."""
     weights = block.get("weights")
     again, ones = block.get("masked").softmax(dim=-1), torch.ones(len(weights)).double()
     checks = [
@@ -242,13 +232,10 @@ def _sum_formula(block: AttentionView) -> Formula:
 
 
 def _contributions(block: AttentionView) -> Heatmap:
-    weights, values = block.get("weights")[block.query_index], block.get("v")
-    contributions = weights[:, None] * values
-    total = block.get("mixed")[block.query_index]
-    rows = [
-        f"{number(w)} x {label}"
-        for w, label in zip(weights.tolist(), block.key_tokens.labels, strict=True)
-    ]
+    weights, total = (block.get(step)[block.query_index] for step in ("weights", "mixed"))
+    contributions = weights[:, None] * block.get("v")
+    labelled = zip(weights.tolist(), block.key_tokens.labels, strict=True)
+    rows = [f"{number(w)} x {label}" for w, label in labelled]
     return Heatmap(
         f"weight x value of each token, for {block.query_tokens.labels[block.query_index]}",
         (f"{block.name}.contributions",),
@@ -300,9 +287,7 @@ def heads(focus: Focus) -> Stage:
 
 
 def masked_self(focus: Focus) -> Stage:
-    """The decoder's self-attention, with later tokens masked, or the cell in its place."""
-    if not attends(focus.trace.config, "decoder", "self"):
-        return recurrent.cell(focus)
+    """The decoder's self-attention, with later tokens masked."""
     block = focus.block("decoder")
     scores = block.recompute("q") @ block.recompute("k").T
     mixed = block.get("weights") @ block.recompute("v")
@@ -312,21 +297,21 @@ def masked_self(focus: Focus) -> Stage:
         "could see the tokens that it has to predict. The mask sets their scores to -inf, and "
         "softmax gives them exactly 0.",
         formulas=_walk_through(block),
-        figures=[_grid(block, "masked", "scaled scores with the mask"), _weight_grid(block)],
+        figures=[_grid(block, "masked", "scaled scores with the mask"), weight_grid(block)],
         checks=[
             block.check("scores = Q K^T, from states and weights", "scores", scores),
             _mask_check(block),
-            *_weight_checks(block),
+            *weight_checks(block),
             block.check("mixed = weights x V", "mixed", mixed),
         ],
-        notes=_trained_unmasked(focus),
+        notes=[] if focus.trace.config.mask else [_UNMASKED],
         location=block.location,
     )
 
 
 def _walk_through(block: AttentionView) -> list[Formula]:
     before = [block.dot_product(), _scaled_formula(block), *_mask_formulas(block)[1:]]
-    return [*before, _softmax_formula(block), _sum_formula(block)]
+    return [*before, softmax_formula(block), _sum_formula(block)]
 
 
 def cross(focus: Focus) -> Stage:
@@ -340,10 +325,10 @@ def cross(focus: Focus) -> Stage:
         what="Here the two stacks meet: each target token looks for what it needs in the source. "
         "The queries come from the decoder, the keys and values from the encoder's output.",
         formulas=_walk_through(block),
-        figures=[_grid(block, "scaled", "scaled scores"), _weight_grid(block)],
+        figures=[_grid(block, "scaled", "scaled scores"), weight_grid(block)],
         checks=[
             *(block.check(f"{x} from {y}", x, block.recompute(x)) for x, y in froms.items()),
-            *_weight_checks(block),
+            *weight_checks(block),
             block.check("mixed = weights x V", "mixed", mixed),
         ],
         notes=[
@@ -363,10 +348,11 @@ def _grid(block: AttentionView, step: str, title: str) -> Heatmap:
         rows=block.rows,
         columns=block.key_tokens.labels,
         axes=("query", "key"),
-        head=block.focus.head,
+        head=block.head,
         focus=(block.query_index, block.key_index),
     )
 
 
-def _weight_grid(block: AttentionView) -> Heatmap:
+def weight_grid(block: AttentionView) -> Heatmap:
+    """All weights of a head."""
     return replace(_grid(block, "weights", "attention weights"), scale="share", sums=True)

@@ -1,12 +1,9 @@
-"""Outside the walk: how the model was trained, how a beam searched, what it attended to."""
+"""Outside the walk: how a beam searched, and what the model attended to."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from limelight.decode.beam import length_penalty
 from limelight.explain.focus import Focus
@@ -20,80 +17,6 @@ _NOT_AN_EXPLANATION = (
     "weight, and have weight without mattering."
 )
 _MOST = 3  # tokens that are listed
-
-
-class _TeacherForcing(NamedTuple):
-    """The loss of every position, given the true tokens before it; all in nats."""
-
-    losses: Tensor  # T: negative log-likelihood of the true token
-    best: Tensor  # T: the most likely token (argmax)
-    best_logprobs: Tensor  # T
-    mean_logprobs: Tensor  # T: over all tokens of the vocabulary
-    mean: float
-    uniform: float  # the mean loss over all tokens of the vocabulary
-    smoothed: float  # the loss with label smoothing
-
-
-def teacher_forcing(logits: Tensor, targets: Sequence[int], smoothing: float) -> _TeacherForcing:
-    """Score the true tokens `targets` by the rows of `logits` (T V) that predict them.
-
-    With label smoothing, a small weight is spread over all tokens alike (section 5.4).
-    """
-    logprobs = logits.double().log_softmax(dim=-1).cpu()
-    losses = -logprobs.gather(1, torch.tensor(list(targets))[:, None])[:, 0]
-    best = logprobs.max(dim=-1)
-    means = logprobs.mean(dim=-1)
-    mean, uniform = losses.mean().item(), -means.mean().item()
-    smoothed = (1 - smoothing) * mean + smoothing * uniform
-    return _TeacherForcing(losses, best.indices, best.values, means, mean, uniform, smoothed)
-
-
-def teacher(focus: Focus) -> Stage:
-    """Training predicts all positions at once, each from the true tokens before it."""
-    trace, given = focus.trace, focus.trace.traced_text.given
-    logits, targets = trace.logits[given : len(trace.answers)], trace.answers.ids[given:]
-    forced = teacher_forcing(logits, targets, trace.smoothing)
-    mean = forced.losses.mean()[None]
-    again = F.cross_entropy(logits.double(), torch.tensor(targets))
-    heads = ["row", "input", "target", "p(target)", "-log p"]
-    rows: list[list[Cell]] = [
-        [str(n), trace.target.labels[n], trace.answers.labels[n], math.exp(-loss), loss]
-        for n, loss in enumerate(forced.losses.tolist(), start=given)
-    ]
-    table = TableFigure(
-        "input shifted right, target, loss", heads, rows, share=3, names=("teacher",)
-    )
-    return Stage(
-        title="Teacher forcing: all positions at once, given the true tokens",
-        what="In training the decoder reads the true text, shifted right by one, whatever it would "
-        "have predicted (teacher forcing). One parallel pass predicts the next token at every "
-        "position. The loss is the mean negative log-likelihood of the true tokens.",
-        formulas=loss_formulas(forced, trace.smoothing),
-        figures=[table],
-        checks=[focus.check("the mean is torch's cross-entropy", mean, again[None])],
-        notes=["The mean is over the real tokens of all texts in a batch; padding does not count."],
-    )
-
-
-def loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
-    """The mean loss, and with label smoothing what training minimizes."""
-    total, count = forced.losses.sum().item(), len(forced.losses)
-    mean = Formula(
-        "loss = mean of -log p(target)",
-        f"{number(total)} / {count} = {number(forced.mean)}",
-        {"sum": total, "count": count, "mean": forced.mean},
-    )
-    if not smoothing:
-        return [mean]
-    numbers = {"share": smoothing, "plain": forced.mean, "spread": forced.uniform}
-    smoothed = Formula(
-        f"with label smoothing e = {smoothing:g}, as in this model's training: (1 - e) x loss + e "
-        "x the mean over all tokens",
-        f"{number(1 - smoothing)} x {number(forced.mean)} + {number(smoothing)} x "
-        f"{number(forced.uniform)} = {number(forced.smoothed)}",
-        numbers | {"smoothed": forced.smoothed},
-    )
-    return [mean, smoothed]
 
 
 def beam(focus: Focus) -> Stage:

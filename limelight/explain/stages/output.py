@@ -96,32 +96,20 @@ def _probability(focus: Focus, row: int) -> list[Formula]:
 
 
 def _best_words(focus: Focus, row: int) -> TableFigure:
-    logits = focus.trace.logits[row].double()
-    probabilities = logits.softmax(dim=-1)
-    tokenizer = focus.trace.trained.tokenizer
+    logits, tokenizer = focus.trace.logits[row].double(), focus.trace.trained.tokenizer
     best = logits.nan_to_num(-math.inf).topk(min(20, len(logits))).indices.tolist()
-    rows: list[list[Cell]] = [
-        [
-            focus.trace.label(row, piece),
-            str(token),
-            logits[token].item(),
-            probabilities[token].item(),
-        ]
-        for token, piece in zip(best, pieces_of(tokenizer, best), strict=True)
-    ]
+    labels = [focus.trace.label(row, piece) for piece in pieces_of(tokenizer, best)]
+    columns = logits[best].tolist(), logits.softmax(dim=-1)[best].tolist()
+    rows = list(zip(labels, map(str, best), *columns, strict=True))
     heads = ["piece", "id", "logit", "probability"]
     return TableFigure(f"the {len(rows)} most likely pieces", heads, rows, share=3, names=("top",))
 
 
 def _text_classifier(focus: Focus) -> Stage:
-    trace = focus.trace
-    logits = trace.logits.double()
+    logits, names = focus.trace.logits.double(), map(visible, focus.trace.trained.classes)
     probabilities = logits.softmax(dim=-1)
     again = classify(focus, focus.tensor("encoder.output"))
-    rows: list[list[Cell]] = [
-        [visible(name), logits[c].item(), probabilities[c].item()]
-        for c, name in enumerate(trace.trained.classes)
-    ]
+    rows = list(zip(names, logits.tolist(), probabilities.tolist(), strict=True))
     heads = ["class", "logit", "probability"]
     return Stage(
         title="The first token's vector decides the class",
