@@ -78,9 +78,8 @@ class Focus:
         if not torch.equal(shown == -torch.inf, again == -torch.inf):
             return Check(claim, float("inf"), 0.0)
         finite = shown != -torch.inf
-        shown, again = shown[finite], again[finite]
-        size = shown.abs().max().item() if shown.numel() else 0.0
-        error = (shown - again).abs().max().item() if shown.numel() else 0.0
+        both = shown[finite], shown[finite] - again[finite]
+        size, error = (x.abs().max().item() if x.numel() else 0.0 for x in both)
         return Check(claim, error, self.trace.tolerance * (1 + size))
 
     def check_sum(self, probabilities: Tensor) -> Check:
@@ -123,9 +122,9 @@ class AttentionView:
         """Row labels: in a decoder the token that is read, and the one to predict."""
         if self.side == "encoder":
             return self.query_tokens.labels
-        answers = self.focus.trace.answers.labels
-        found = [f"{a} → {b}" for a, b in zip(self.query_tokens.labels, answers, strict=False)]
-        return [*found, *self.query_tokens.labels[len(found) :]]
+        read, answers = self.query_tokens.labels, self.focus.trace.answers.labels
+        found = [f"{a} → {b}" for a, b in zip(read, answers, strict=False)]
+        return [*found, *read[len(found) :]]
 
     @cached_property
     def key_index(self) -> int:
@@ -167,9 +166,8 @@ class AttentionView:
     def dot_product(self) -> Formula:
         """The score of the chosen word and its strongest key, the largest terms first."""
         q, k = self.get("q")[self.query_index], self.get("k")[self.key_index]
-        query = self.query_tokens.labels[self.query_index]
         key = self.key_tokens.labels[self.key_index]
-        name = f"score(query {query}, key {key})"
+        name = f"score(query {self.query_tokens.labels[self.query_index]}, key {key})"
         return sum_of_products(name, "q . k", q, k, ("q", "k"))
 
 
@@ -182,11 +180,9 @@ def sum_of_products(
     total = products.sum().item() + (shift or 0.0)
     others = products.sum().item() - products[largest].sum().item()
     terms = [f"{factor(a[i].item())} x {factor(b[i].item())}" for i in largest]
-    numbers = {"total": total, "others": others} | {
-        f"{letter}{i + 1}": values[i].item()
-        for i in largest
-        for letter, values in zip(of, (a, b), strict=True)
-    }
+    numbers = {"total": total, "others": others}
+    for i in largest:
+        numbers |= {f"{of[0]}{i + 1}": a[i].item(), f"{of[1]}{i + 1}": b[i].item()}
     if len(products) > len(largest):
         terms.append(f"{factor(others)} from {len(products) - len(largest)} more")
     if shift is not None:
@@ -242,14 +238,12 @@ def _check_row(side: str, row: int, count: int) -> int:
 
 def _find_word(words: Words, text: str, wanted: str) -> int | None:
     """The first token that is this word, or the first of several that spell it."""
-    for i, (piece, label) in enumerate(zip(words.pieces, words.labels, strict=True)):
-        if wanted in (piece, piece.strip(), label):
-            return i
+    names = enumerate(zip(words.pieces, words.labels, strict=True))
+    exact = [i for i, (piece, label) in names if wanted in (piece, piece.strip(), label)]
     start = text.find(wanted) if wanted else -1
-    for i, span in enumerate(words.spans):
-        if span is not None and start >= 0 and span[0] <= start < span[1]:
-            return i
-    return None
+    spans = enumerate(words.spans)
+    within = [i for i, span in spans if span and start >= 0 and span[0] <= start < span[1]]
+    return next(iter(exact + within), None)
 
 
 def numbered(count: int) -> Sequence[str]:

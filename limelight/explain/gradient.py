@@ -67,18 +67,10 @@ def gradient_step(trace: Trace, rate: float) -> GradientStep:
             moved = {name: weight - rate * gradients[name] for name, weight in weights.items()}
             after, _ = _forward(trace, moved, rows)
             loss_after = _loss(after, labels, trace.smoothing)
-    return GradientStep(
-        rows=rows,
-        labels=labels,
-        weights={name: weight.detach() for name, weight in weights.items()},
-        gradients=gradients,
-        logits_gradient=for_logits,
-        token_gradients={side: g[0] for side, g in zip(embedded, for_tokens, strict=True)},
-        logits=logits.detach(),
-        logits_after=after,
-        loss=loss.item(),
-        loss_after=loss_after.item(),
-    )
+    before = {name: weight.detach() for name, weight in weights.items()}
+    at_tokens = {side: g[0] for side, g in zip(embedded, for_tokens, strict=True)}
+    both, losses = (logits.detach(), after), (loss.item(), loss_after.item())
+    return GradientStep(rows, labels, before, gradients, for_logits, at_tokens, *both, *losses)
 
 
 def _loss(logits: Tensor, labels: list[int], smoothing: float) -> Tensor:

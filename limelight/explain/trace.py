@@ -108,7 +108,7 @@ class Trace:
         self.values: dict[str, Tensor] = {}
         self._prefetched: dict[str, Tensor] = {}  # beyond max_bytes, until the next prefetch
         self.logits: Tensor  # T V, or one per class
-        found = self.record("*", self._observe)
+        found = self._record("*", self._observe)
         self.values = {k: v for k, v in found.items() if k in self.wanted and v.numel()}
         self.steps = self._steps()
         self._check()
@@ -146,7 +146,7 @@ class Trace:
         """`keep` applied to each of these values, with one pass for all that were not kept."""
         cached = {**self._prefetched, **self.values}
         missing = [name for name in names if name not in cached]
-        found = self.record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
+        found = self._record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
         return {name: found[name] if name in found else keep(name, cached[name]) for name in names}
 
     def prefetch(self, names: Iterable[str]) -> None:
@@ -154,7 +154,7 @@ class Trace:
         wanted = [name for name in names if name not in self.values]
         if wanted and set(wanted) != set(self._prefetched):
             self._prefetched = {}
-            self._prefetched = self.record(wanted, lambda _, value: value)
+            self._prefetched = self._record(wanted, lambda _, value: value)
 
     @property
     def size(self) -> int:
@@ -188,7 +188,7 @@ class Trace:
         """The name of an attention: `encoder.0.self`, `decoder.0.self` or `decoder.0.cross`."""
         there = sides(self.config)
         which = which or ("encoder" if "encoder" in there else "decoder")
-        if (which == "cross" and len(there) < 2) or (which != "cross" and which not in there):
+        if which not in (*there, *(["cross"] if len(there) == 2 else [])):
             raise UserError(f"a model that is {self.config.family} has no {which} attention")
         if which == "decoder" and not attends(self.config, which, "self"):
             raise UserError(
@@ -202,13 +202,12 @@ class Trace:
             return "decoder.cross"
         return f"decoder.{at}.cross" if which == "cross" else f"{which}.{at}.self"
 
-    def record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
-        """The pass with a recorder: a batch of one, in evaluation mode, without gradients."""
-        return record(self.model, self.inputs, names, keep, self.edits)
-
     @property
     def inputs(self) -> list[Tensor]:
         return self.traced_text.inputs(self.trained.device)
+
+    def _record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
+        return record(self.model, self.inputs, names, keep, self.edits)
 
     def weight(self, name: str) -> Tensor:
         """A parameter of the model, by its name in the weights file."""

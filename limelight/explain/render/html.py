@@ -94,27 +94,25 @@ class _ExportPlan:
 
     def __init__(self, focus: Focus) -> None:
         self.focus, self.trace, self.sides = focus, focus.trace, sides(focus.trace.config)
-        self.chosen = {"encoder": focus.source_word, "decoder": focus.target_word}
-        self.counts = {"encoder": len(self.trace.source), "decoder": len(self.trace.target)}
         self.names = [*main_stages(self.trace), *extra_stages(self.trace)]
 
     def items(self) -> Iterator[_Item]:
         """This word; all attention; the other words; then the other heads and layers."""
         here, config = (self.focus.layer, self.focus.head), self.trace.config
         for side in self.sides:
-            yield from self.word(side, self.chosen[side], *here)
+            yield from self.word(side, self.focus.word(side), *here)
         yield _blob("thumbs", serialize.thumbnails, self.trace)
         yield from self.weights()
         for side in self.sides:
             for name in self.inputs(side):
                 yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
-            for row in range(self.counts[side]):
+            for row in range(len(self.focus.words(side))):
                 yield from self.word(side, row, *here)
         elsewhere = list(product(range(config.layers), range(config.heads), self.sides))
         for layer, head, side in elsewhere:
-            yield from self.word(side, self.chosen[side], layer, head)
+            yield from self.word(side, self.focus.word(side), layer, head)
         for layer, head, side in elsewhere:
-            for row in range(self.counts[side]):
+            for row in range(len(self.focus.words(side))):
                 yield from self.word(side, row, layer, head)
 
     def word(self, side: str, row: int, layer: int, head: int) -> Iterator[_Item]:
@@ -171,11 +169,14 @@ def _blob(path: str, make: Callable[..., Blob], *arguments: Any) -> _Item:
     return "blobs", path, packed
 
 
+def _opening(trace: Trace) -> list[str]:
+    changed = f"<p>Changed: {escape('  '.join(trace.changes))}</p>"
+    return [f"<h1>{escape(trace.text)}</h1>", *([changed] if trace.changes else [])]
+
+
 def _plain_html(focus: Focus) -> str:
     trace = focus.trace
-    parts = [f"<h1>{escape(trace.text)}</h1>"]
-    if trace.changes:
-        parts.append(f"<p>Changed: {escape('  '.join(trace.changes))}</p>")
+    parts = _opening(trace)
     if trace.steps:
         output = " ".join(step.chosen.piece for step in trace.steps)
         parts.append(f"<p>The model: {escape(output)}</p>")
@@ -204,7 +205,7 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 
 def _static_page(trace: Trace, stages: Sequence[Stage]) -> str:
     """The walk as text and tables, without a script."""
-    parts = [_HEAD.format(title=escape(_title(trace))), f"<h1>{escape(trace.text)}</h1>"]
+    parts = [_HEAD.format(title=escape(_title(trace))), *_opening(trace)]
     for stage in stages:
         parts.append(f"<h2>{escape(stage.title)}</h2><p>{escape(stage.what)}</p>")
         both = [(escape(formula.letters), escape(formula.filled)) for formula in stage.formulas]

@@ -49,21 +49,21 @@ def introduce(console: Console, trace: Trace) -> None:
         console,
         ("model", _summary(trace), ""),
         ("reads", " ".join(read), "bold"),
-        (verb, " ".join(labels_of(pieces)), "bold green"),
-        ("changed", "  ".join(trace.changes), "bold red"),
+        (verb, " ".join(labels_of(pieces)) or None, "bold green"),
+        ("changed", "  ".join(trace.changes) or None, "bold red"),
         ("stages", "  ".join(main_stages(trace)), ""),
-        ("extras", "  ".join(extra_stages(trace)), ""),
+        ("extras", "  ".join(extra_stages(trace)) or None, ""),
     )
     for name, count in list(trace.checks.broken.items())[:1]:
         warning = f"NaN: {count:,} numbers of {name}, and so in {len(trace.checks.broken)} values. "
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
 
 
-def _show_facts(console: Console, *facts: tuple[str, str, str]) -> None:
-    """Print names, texts and their styles, line by line; an empty text is left out."""
+def _show_facts(console: Console, *facts: tuple[str, str | None, str]) -> None:
+    """Print names, texts and their styles, line by line; without a text, no line."""
     lines = Table.grid(padding=(0, 2))
     for name, text, style in facts:
-        if text:
+        if text is not None:
             lines.add_row(Text(name, "dim"), Text(text, style))
     console.print(lines)
 
@@ -94,9 +94,7 @@ def show_ranking(console: Console, answer: str, ranked: Sequence[HeadEffect]) ->
     if left_out > 0:
         rows = [*rows[: _RANKED // 2], *rows[-_RANKED // 2 :]]
     title = f"Each head off once: by how much the log-probability of {answer!r} falls"
-    console.print(
-        _table(TableFigure(title, ("head", "falls by"), rows), min(console.width, WIDEST))
-    )
+    _show_figure(console, TableFigure(title, ("head", "falls by"), rows))
     if left_out > 0:
         console.print(Text(f"{left_out} heads in between are left out: --json has all", "dim"))
 
@@ -108,16 +106,13 @@ def _head(each: HeadEffect) -> str:
 
 def _summary(trace: Trace) -> str:
     config, size = trace.config, sum(p.numel() for p in trace.model.parameters())
-    parts = [config.family, f"{config.layers} layers", f"{size:,} parameters"]
     if trace.recurrent:
-        parts[1] += f" of {config.cell}, d_model {config.d_model}"
+        kind = f" of {config.cell}, d_model {config.d_model}"
     else:
         norm = "no norms" if config.norm == "none" else f"{config.norm_order}-norm"
         positions = "no" if config.positions == "none" else config.positions
-        parts[1] += (
-            f", {config.heads} heads, d_model {config.d_model}, {norm}, {positions} positions"
-        )
-    return ", ".join(parts)
+        kind = f", {config.heads} heads, d_model {config.d_model}, {norm}, {positions} positions"
+    return f"{config.family}, {config.layers} layers{kind}, {size:,} parameters"
 
 
 def _map_lines(trace: Trace, stage: Stage) -> Text:

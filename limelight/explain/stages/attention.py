@@ -32,15 +32,10 @@ def queries(focus: Focus) -> Stage:
     block = focus.block(focus.side)
     rotary = focus.trace.config.positions == "rotary"
     values = torch.stack([block.get(step)[block.query_index] for step in _ROLES])
-    roles = Heatmap(
-        f"q, k and v of {focus.label(block.side)}",
-        tuple(f"{block.name}.{step}" for step in _ROLES),
-        values,
-        list(_ROLES.values()),
-        numbered(values.size(1)),
-        head=focus.head,
-        at=block.query_index,
-    )
+    names = tuple(f"{block.name}.{step}" for step in _ROLES)
+    labels, at = (list(_ROLES.values()), numbered(values.size(1))), block.query_index
+    title = f"q, k and v of {focus.label(block.side)}"
+    roles = Heatmap(title, names, values, *labels, head=focus.head, at=at)
     claim = "{} of all tokens, from their vectors and the weights"
     return Stage(
         title="Query (question), key (label) and value (content) of each token",
@@ -136,30 +131,22 @@ def _mask_formulas(block: AttentionView) -> list[Formula]:
     i, j = block.query_index, block.key_index
     before, after = block.get("scaled")[i, j].item(), block.get("masked")[i, j].item()
     words = block.key_tokens.labels
-    kept = Formula(
-        f"{block.query_tokens.labels[i]} may attend to {words[j]}: + 0",
-        f"{number(before)} + 0 = {number(after)}",
-        {"scaled": before, "masked": after},
-    )
+    numbers, filled = {"scaled": before, "masked": after}, f"{number(before)} + 0 = {number(after)}"
+    kept = Formula(f"{block.query_tokens.labels[i]} may attend to {words[j]}: + 0", filled, numbers)
     if block.side != "decoder" or block.use == "cross" or i + 1 >= len(words):
         return [kept]
     later = block.get("scaled")[i, i + 1].item()
-    removed = Formula(
-        f"{words[i + 1]} comes after {block.query_tokens.labels[i]}: + (-inf)",
-        f"{number(later)} + (-inf) = {number(block.get('masked')[i, i + 1].item())}",
-        {"later": later},
-    )
-    return [kept, removed]
+    filled = f"{number(later)} + (-inf) = {number(block.get('masked')[i, i + 1].item())}"
+    letters = f"{words[i + 1]} comes after {block.query_tokens.labels[i]}: + (-inf)"
+    return [kept, Formula(letters, filled, {"later": later})]
 
 
 def _mask_check(block: AttentionView) -> Check:
     """-inf above the diagonal of the decoder's self-attention, and nowhere else."""
-    expected = block.get("scaled").clone()
+    expected, claim = block.get("scaled").clone(), "masked = scaled + 0: nothing is masked"
     if block.side == "decoder" and block.use == "self":
         expected += torch.full_like(expected, -math.inf).triu(diagonal=1)
         claim = "masked = scaled + (0, or -inf above the diagonal)"
-    else:
-        claim = "masked = scaled + 0: nothing is masked"
     return block.check(claim, "masked", expected)
 
 
@@ -187,13 +174,10 @@ def softmax_formula(block: AttentionView) -> Formula:
         letters = "weight = exp(score - largest) / sum of exp(scores - largest) in the row"
     above, below = row[j].exp().item(), row.exp().sum().item()
     weight = block.get("weights")[i, j].item()
-    visible = int((row > -math.inf).sum())
-    return Formula(
-        letters,
-        f"exp({number(row[j].item())}) / (sum of {visible} such) = {number(above)} / "
-        f"{number(below)} = {number(weight)}",
-        {"score": row[j].item(), "above": above, "below": below, "weight": weight},
-    )
+    shares = f"exp({number(row[j].item())}) / (sum of {int((row > -math.inf).sum())} such)"
+    filled = f"{shares} = {number(above)} / {number(below)} = {number(weight)}"
+    numbers = {"score": row[j].item(), "above": above, "below": below, "weight": weight}
+    return Formula(letters, filled, numbers)
 
 
 def weight_checks(block: AttentionView) -> list[Check]:
@@ -236,17 +220,11 @@ def _contributions(block: AttentionView) -> Heatmap:
     contributions = weights[:, None] * block.get("v")
     labelled = zip(weights.tolist(), block.key_tokens.labels, strict=True)
     rows = [f"{number(w)} x {label}" for w, label in labelled]
-    return Heatmap(
-        f"weight x value of each token, for {block.query_tokens.labels[block.query_index]}",
-        (f"{block.name}.contributions",),
-        torch.cat([contributions, total[None]]),
-        [*rows, "sum"],
-        numbered(total.size(0)),
-        ("weight x token", "number"),
-        head=block.focus.head,
-        at=block.query_index,
-        focus=(len(rows), None),
-    )
+    title = f"weight x value of each token, for {block.query_tokens.labels[block.query_index]}"
+    names, values = (f"{block.name}.contributions",), torch.cat([contributions, total[None]])
+    labels, axes = ([*rows, "sum"], numbered(len(total))), ("weight x token", "number")
+    head, at, focus = block.head, block.query_index, (len(rows), None)
+    return Heatmap(title, names, values, *labels, axes, head=head, at=at, focus=focus)
 
 
 def heads(focus: Focus) -> Stage:
@@ -341,16 +319,9 @@ def cross(focus: Focus) -> Stage:
 
 
 def _grid(block: AttentionView, step: str, title: str) -> Heatmap:
-    return Heatmap(
-        title,
-        names=(f"{block.name}.{step}",),
-        values=block.get(step),
-        rows=block.rows,
-        columns=block.key_tokens.labels,
-        axes=("query", "key"),
-        head=block.head,
-        focus=(block.query_index, block.key_index),
-    )
+    labels, focus = (block.rows, block.key_tokens.labels), (block.query_index, block.key_index)
+    names, axes = (f"{block.name}.{step}",), ("query", "key")
+    return Heatmap(title, names, block.get(step), *labels, axes, head=block.head, focus=focus)
 
 
 def weight_grid(block: AttentionView) -> Heatmap:

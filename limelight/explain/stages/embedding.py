@@ -203,12 +203,10 @@ def _sinusoid_formula(position: int, sinusoids: Tensor) -> Formula:
     pair = min(2, d_model // 2 - 1)  # the third sinusoid: slow enough to see it move
     angle = position * 10000 ** (-2 * pair / d_model)
     sin, cos = sinusoids[position, 2 * pair : 2 * pair + 2].tolist()
-    return Formula(
-        f"PE(pos, 2i) = sin(pos / 10000^(2i/{d_model})), PE(pos, 2i+1) = cos(pos / ...)",
-        f"for pos = {position} and i = {pair}: sin({number(angle)}) = {number(sin)}, "
-        f"cos({number(angle)}) = {number(cos)}",
-        {"angle": angle, "sin": sin, "cos": cos},
-    )
+    letters = f"PE(pos, 2i) = sin(pos / 10000^(2i/{d_model})), PE(pos, 2i+1) = cos(pos / ...)"
+    both = f"sin({number(angle)}) = {number(sin)}, cos({number(angle)}) = {number(cos)}"
+    filled = f"for pos = {position} and i = {pair}: {both}"
+    return Formula(letters, filled, {"angle": angle, "sin": sin, "cos": cos})
 
 
 def _learned_formula(position: int, table: Tensor) -> Formula:

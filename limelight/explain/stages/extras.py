@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -27,11 +28,9 @@ def beam(focus: Focus) -> Stage:
     found, again = torch.tensor([[total], [replayed]]).double()
     # Longer texts have more factors below 1, so the sum is divided by a penalty.
     score = total / length_penalty(length, alpha)
-    formula = Formula(
-        "score = sum of log p / ((5 + length) / 6)^alpha",
-        f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}",
-        {"sum": total, "length": length, "alpha": alpha, "score": score},
-    )
+    numbers = {"sum": total, "length": length, "alpha": alpha, "score": score}
+    filled = f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}"
+    formula = Formula("score = sum of log p / ((5 + length) / 6)^alpha", filled, numbers)
     return Stage(
         title=f"Beam search with {size} hypotheses",
         what=f"Every step extends each of {size} hypotheses by every piece and keeps the {size} "
@@ -43,36 +42,24 @@ def beam(focus: Focus) -> Stage:
 
 
 def _beam_table(trace: Trace) -> TableFigure:
-    best, rows = _winner(trace), list[list[Cell]]()
-    texts: dict[int, list[str]] = {}  # as pieces
-    for n, nodes in enumerate(trace.traced_text.tree):
-        before = dict(texts)
+    every, paths = list[list[Any]](), dict[int, list[Any]]()  # nodes from the first to this one
+    for nodes in trace.traced_text.tree:
+        before = dict(paths)
         for node in nodes:
-            piece = pieces_of(trace.trained.tokenizer, [node.token])
-            texts[node.place] = before.get(node.parent, []) + piece
-            mark = "  *" if (n, node.place) in best else ""
-            parent = str(node.parent + 1) if n else "-"
-            cells: list[Cell] = [str(n + 1), str(node.place + 1), parent, node.logprob, node.score]
-            rows.append([*cells, joined(texts[node.place]) + mark])
+            paths[node.place] = [*before.get(node.parent, []), node]
+            every.append(paths[node.place])
+    wanted = trace.answers.ids[trace.traced_text.given :]
+    best = next((path for path in every if tuple(node.token for node in path) == wanted), [])
+    rows = list[list[Cell]]()
+    for path in every:
+        node, n = path[-1], len(path)
+        text = joined(pieces_of(trace.trained.tokenizer, [each.token for each in path]))
+        mark = "  *" if any(node is each for each in best) else ""
+        parent = str(node.parent + 1) if n > 1 else "-"
+        numbers = [node.logprob, node.score]
+        rows.append([str(n), str(node.place + 1), parent, *numbers, text + mark])
     heads = ["step", "beam", "from", "log p", "score", "text so far"]
     return TableFigure("all hypotheses, step by step", heads, rows, names=("beam",))
-
-
-def _winner(trace: Trace) -> set[tuple[int, int]]:
-    """The nodes of the tree that the winning hypothesis went through: (step, beam index)."""
-    tree, wanted = trace.traced_text.tree, trace.answers.ids[trace.traced_text.given :]
-    last = len(wanted) - 1
-    for node in tree[last] if last < len(tree) else []:
-        path, index = [], node.place
-        for n in range(last, -1, -1):
-            at = next((x for x in tree[n] if x.place == index), None)
-            if at is None or at.token != wanted[n]:
-                break
-            path.append((n, index))
-            index = at.parent
-        else:
-            return set(path)
-    return set()
 
 
 def follow(focus: Focus) -> Stage:

@@ -75,11 +75,9 @@ def _loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
     total, count = forced.losses.sum().item(), len(forced.losses)
     means = (forced.losses.mean(), forced.uniform.mean(), forced.smoothed.mean())
     mean, uniform, smoothed = (x.item() for x in means)
-    plain = Formula(
-        "loss = mean of -log p(target)",
-        f"{number(total)} / {count} = {number(mean)}",
-        {"sum": total, "count": count, "mean": mean},
-    )
+    numbers = {"sum": total, "count": count, "mean": mean}
+    filled = f"{number(total)} / {count} = {number(mean)}"
+    plain = Formula("loss = mean of -log p(target)", filled, numbers)
     if not smoothing:
         return [plain]
     both = Formula(

@@ -42,10 +42,17 @@ def _rnn(x: Sequence[Tensor], h: Sequence[Tensor], _: _Values) -> _Values:
 
 
 _CELLS = {"lstm": (_lstm, 4), "gru": (_gru, 3), "rnn": (_rnn, 1)}  # with the number of gates
-_EQUATIONS = {
-    "lstm": "c = forget x c_before + input x candidate, h = output x tanh(c)",
-    "gru": "h = (1 - update) x candidate + update x h_before",
-    "rnn": "h = tanh(W x + U h_before + b)",
+_EQUATIONS = {  # in letters, and with numbers by their names
+    "lstm": (
+        "c = forget x c_before + input x candidate, h = output x tanh(c)",
+        "c = {forget gate} x {cell before} + {input gate} x {candidate} = {cell}, "
+        "h = {output gate} x tanh({cell}) = {state}",
+    ),
+    "gru": (
+        "h = (1 - update) x candidate + update x h_before",
+        "h = (1 - {update gate}) x {candidate} + {update gate} x {state before} = {state}",
+    ),
+    "rnn": ("h = tanh(W x + U h_before + b)", "h = {state}, and h_before = {state before}"),
 }
 _WHAT = {
     "lstm": "Gates between 0 and 1 decide: the forget gate what stays of the cell's memory, the "
@@ -150,19 +157,8 @@ def _cell_formulas(focus: Focus, side: str, layer: _Layer) -> list[Formula]:
     for name in _carried(focus):
         numbers[f"{name} before"] = (values[name][i - 1] if i else begin[name])[0].item()
     shown = {name: number(value) for name, value in numbers.items()}
-    filled = f"h = {shown['state']}, and h_before = {shown['state before']}"
-    if focus.trace.config.cell == "lstm":
-        filled = (
-            f"c = {shown['forget gate']} x {shown['cell before']} + {shown['input gate']} x "
-            f"{shown['candidate']} = {shown['cell']}, h = {shown['output gate']} x "
-            f"tanh({shown['cell']}) = {shown['state']}"
-        )
-    elif focus.trace.config.cell == "gru":
-        filled = (
-            f"h = (1 - {shown['update gate']}) x {shown['candidate']} + {shown['update gate']} x "
-            f"{shown['state before']} = {shown['state']}"
-        )
-    return [Formula(f"first number: {_EQUATIONS[focus.trace.config.cell]}", filled, numbers)]
+    letters, filled = _EQUATIONS[focus.trace.config.cell]
+    return [Formula(f"first number: {letters}", filled.format_map(shown), numbers)]
 
 
 def _cell_grid(focus: Focus, side: str, layer: _Layer) -> Heatmap:
@@ -263,8 +259,6 @@ def _state_formula(focus: Focus, gate: Tensor, value: Tensor, state: Tensor) -> 
     i = focus.target_word
     before, after = state[i - 1].item() if i else 0.0, state[i].item()
     f, v = gate[i].item(), value[i].item()
-    return Formula(
-        "c = f x (c before) + (1 - f) x (W x), with f = sigmoid(W_f x + b)",
-        f"{factor(f)} x {factor(before)} + {factor(1 - f)} x {factor(v)} = {number(after)}",
-        {"gate": f, "before": before, "value": v, "state": after},
-    )
+    letters = "c = f x (c before) + (1 - f) x (W x), with f = sigmoid(W_f x + b)"
+    filled = f"{factor(f)} x {factor(before)} + {factor(1 - f)} x {factor(v)} = {number(after)}"
+    return Formula(letters, filled, {"gate": f, "before": before, "value": v, "state": after})
