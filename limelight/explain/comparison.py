@@ -72,16 +72,12 @@ def _token_effects(before: Trace, after: Trace) -> list[_TokenEffect]:
         old, new = (trace.logits.double().softmax(dim=-1).tolist() for trace in (before, after))
         best = names[int(after.logits.argmax())]
         return [_TokenEffect(n, x, y, best) for n, x, y in zip(names, old, new, strict=True)]
-    logits = after.logits.double()
-    return [
-        _TokenEffect(
-            before.label(step.row, step.chosen.piece),
-            step.chosen.probability,
-            (logits[step.row, step.chosen.token] - best.logsumexp).exp().item(),
-            before.label(step.row, best.top[0].piece),
-        )
-        for step, best in zip(before.steps, after.steps, strict=True)
-    ]
+    found, logits = [], after.logits.double()
+    for step, changed in zip(before.steps, after.steps, strict=True):
+        now = (logits[step.row, step.chosen.token] - changed.logsumexp).exp().item()
+        labels = [before.label(step.row, each.piece) for each in (step.chosen, changed.top[0])]
+        found.append(_TokenEffect(labels[0], step.chosen.probability, now, labels[1]))
+    return found
 
 
 def _attention_effects(before: Trace, after: Trace) -> list[HeadEffect]:

@@ -51,12 +51,14 @@ class Focus:
         return self.trace.tensor(name).double()
 
     def weight(self, name: str) -> Tensor:
-        return self.trace.weight(name).double()
+        return self.trace.parameters[name].detach().cpu().double()
+
+    def bias(self, path: str) -> Tensor | None:
+        name = f"{path}.bias"
+        return self.weight(name) if name in self.trace.parameters else None
 
     def linear(self, x: Tensor, path: str) -> Tensor:
-        bias = f"{path}.bias"
-        shift = self.weight(bias) if self.trace.has_weight(bias) else None
-        return F.linear(x, self.weight(f"{path}.weight"), shift)
+        return F.linear(x, self.weight(f"{path}.weight"), self.bias(path))
 
     def norm(self, x: Tensor, path: str) -> Tensor:
         """Layer norm (Ba et al. 2016) or RMS norm, recomputed."""

@@ -108,7 +108,7 @@ def applied(
         eager: Any = recorder.model
         writes = hasattr(eager, "step")
         if writes:
-            plain = _RereadingModel(eager)
+            plain = _RereadingModel(eager, {}, {})
             eager.start, eager.step = plain.start, plain.step
         try:
             yield eager
@@ -232,10 +232,8 @@ def _copied(name: str, donor: Tensor, growing: Sequence[bool], value: Tensor) ->
     sizes = list(zip(shape, donor.shape, growing, strict=True))
     if any(here != there and not grows for here, there, grows in sizes):
         own, other = (" x ".join(map(str, size)) for size in (shape, donor.shape))
-        raise UserError(
-            f"{name} is {other} in the text to copy from, and {own} here: choose a text with as "
-            "many tokens"
-        )
+        sizes_differ = f"{name} is {other} in the text to copy from, and {own} here"
+        raise UserError(f"{sizes_differ}: choose a text with as many tokens")
     both: Any = tuple(slice(min(here, there)) for here, there, _ in sizes)
     changed = value.clone()
     changed[..., *both] = donor.to(value)[both]
@@ -271,10 +269,8 @@ class _RereadingModel:
     `forced` has the only token that may follow, by the number of tokens that were read.
     """
 
-    def __init__(
-        self, model: Any, edits: Edits | None = None, forced: Mapping[int, int] | None = None
-    ) -> None:
-        self.model, self.config, self.edits, self.forced = model, model.config, edits, forced or {}
+    def __init__(self, model: Any, edits: Edits, forced: Mapping[int, int]) -> None:
+        self.model, self.config, self.edits, self.forced = model, model.config, edits, forced
 
     def parameters(self) -> Any:
         return self.model.parameters()

@@ -38,8 +38,8 @@ class _Entry:
 _WORD = ("word", "words")
 _LAYER = ("layer", *_WORD)
 _HEAD = ("layer", "head", *_WORD)
-_BOTH: dict[str, Any] = {"families": (_ENCODER_DECODER,), "first": False}
-_RNN_BOTH: dict[str, Any] = {"families": _RECURRENT[:1], "first": False}
+_TWO: dict[str, Any] = {"families": (_ENCODER_DECODER,), "first": False}  # stacks
+_RNN: dict[str, Any] = {"families": _RECURRENT[:1], "first": False}
 _WRITING = (*_GENERATING, *_RECURRENT)
 _EXTRA: dict[str, Any] = {"first": False, "extra": True}
 
@@ -59,16 +59,12 @@ STAGES = {
         _Entry("add-norm", "Add & norm", "add & norm", "add & norm", _LAYER),
         _Entry("feed-forward", "Feed-forward", "feed-forward", "feed-forward", _LAYER),
         _Entry("stack", "Stack of layers", "layers", "layer output", ("word",)),
-        _Entry("start", "Decoder input", "start", "⟨start⟩, shifted", _WORD, **_BOTH),
-        _Entry(
-            "masked", "Masked attention", "masked attention", "masked attention", _HEAD, **_BOTH
-        ),
-        _Entry("cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_BOTH),
+        _Entry("start", "Decoder input", "start", "⟨start⟩, shifted", _WORD, **_TWO),
+        _Entry("masked", "Masked attention", "masked attention", "masked attention", _HEAD, **_TWO),
+        _Entry("cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_TWO),
         _Entry("recurrence", "Recurrence", "recurrence", "recurrence", _LAYER, _RECURRENT),
-        _Entry(
-            "decoder-recurrence", "Decoder's recurrence", "decoder", "decoder", _LAYER, **_RNN_BOTH
-        ),
-        _Entry("attention", "Additive attention", "attention", "attention", _WORD, **_RNN_BOTH),
+        _Entry("decoder-recurrence", "Decoder's recurrence", "decoder", "decoder", _LAYER, **_RNN),
+        _Entry("attention", "Additive attention", "attention", "attention", _WORD, **_RNN),
         _Entry("classifier", "Output", "output", "linear · softmax", ("word",), _EVERY, False),
         _Entry("loop", "Loop", "loop", "next token ↺", families=_WRITING, first=False),
         _Entry("follow", "Extra: attention while generating", families=_GENERATING, **_EXTRA),

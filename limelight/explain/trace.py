@@ -191,10 +191,8 @@ class Trace:
         if which not in (*there, *(["cross"] if len(there) == 2 else [])):
             raise UserError(f"a model that is {self.config.family} has no {which} attention")
         if which == "decoder" and not attends(self.config, which, "self"):
-            raise UserError(
-                "this decoder has no self-attention but a recurrent cell, decoder_cell = 'ssru': "
-                "choose 'encoder' or 'cross'"
-            )
+            cell = "a recurrent cell, decoder_cell = 'ssru': choose 'encoder' or 'cross'"
+            raise UserError(f"this decoder has no self-attention but {cell}")
         at = in_range("layer", layer, self.config.layers)
         if self.recurrent:  # its layers share one attention, if there is any
             if which != "cross" or not self.config.attention:
@@ -209,15 +207,9 @@ class Trace:
     def _record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
         return record(self.model, self.inputs, names, keep, self.edits)
 
-    def weight(self, name: str) -> Tensor:
-        """A parameter of the model, by its name in the weights file."""
-        return self._parameters[name].detach().cpu()
-
-    def has_weight(self, name: str) -> bool:
-        return name in self._parameters
-
     @cached_property
-    def _parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
+        """Those of the model, by their names in the weights file."""
         return dict(self.model.state_dict(keep_vars=True))
 
     @property

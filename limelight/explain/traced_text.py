@@ -116,10 +116,8 @@ def _labels(trained: TextModel, text: str, target: str | None) -> list[int]:
     both = zip(before, words, strict=False)
     found = [trained.tokenizer.encode(f" {w}" if spaces and b[-1:] == " " else w) for b, w in both]
     if not before or len(before) != len(words) or any(len(tokens) != 1 for tokens in found):
-        raise UserError(
-            f"the target {target!r:.80} must have one word of one token for each {BLANK} of the "
-            f"text, which has {len(before)}"
-        )
+        blanks = f"for each {BLANK} of the text, which has {len(before)}"
+        raise UserError(f"the target {target!r:.80} must have one word of one token {blanks}")
     return [token for (token,) in found]
 
 
@@ -144,9 +142,8 @@ def request_of(trained: TextModel, text: str, config: DecodeConfig, tag: str) ->
 
 def _check_length(count: int, longest: int) -> None:
     if count > longest:
-        raise TooLongError(
-            f"the text comes to {count} tokens, and the model has room for {longest}: shorten it"
-        )
+        there = f"the text comes to {count} tokens"
+        raise TooLongError(f"{there}, and the model has room for {longest}: shorten it")
 
 
 def _generate(

@@ -7,7 +7,7 @@ layers. The page says which numbers were left out.
 import base64
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from html import escape
 from itertools import product
 from typing import Any
@@ -17,8 +17,7 @@ from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
-from limelight.explain.stages import extra_stages, main_stages, stage_at, walk
-from limelight.explain.stages.attention import weight_grid
+from limelight.explain.stages import all_stages, stage_at, walk
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
 from limelight.model.taps import sides
@@ -40,8 +39,9 @@ def as_html(
     max_bytes: int = MAX_BYTES,
 ) -> str:
     """One file that works offline; `name` is the model's."""
+    title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
-        return _static_page(trace, walk(trace, layer, head, word))
+        return _static_page(trace, title, walk(trace, layer, head, word))
     focus = focus_on(trace, layer, head, word)
     data: dict[str, Any] = {
         "model": _model_facts(trace, name),
@@ -50,9 +50,8 @@ def as_html(
         "blobs": {},
         "facts": {},
     }
-    title, plain = _title(trace), _plain_html(focus)
+    plain, seen = _plain_html(focus), set[str]()
     left, missed = max_bytes - len(single_file(title, data, plain).encode()), 0
-    seen = set[str]()
     for kind, path, make in _ExportPlan(focus).items():
         if path in seen:
             continue
@@ -65,10 +64,6 @@ def as_html(
         elif (missed := missed + 1) == _MISSES:
             break
     return single_file(title, data, plain)
-
-
-def _title(trace: Trace) -> str:
-    return f"{trace.text[:60]} · Limelight"
 
 
 def _model_facts(trace: Trace, name: str) -> dict[str, Any]:
@@ -94,7 +89,7 @@ class _ExportPlan:
 
     def __init__(self, focus: Focus) -> None:
         self.focus, self.trace, self.sides = focus, focus.trace, sides(focus.trace.config)
-        self.names = [*main_stages(self.trace), *extra_stages(self.trace)]
+        self.names = all_stages(self.trace)
 
     def items(self) -> Iterator[_Item]:
         """This word; all attention; the other words; then the other heads and layers."""
@@ -184,8 +179,9 @@ def _plain_html(focus: Focus) -> str:
     for block in (focus.block(*at) for at in product(sides(trace.config), ("self", "cross"))):
         if f"{block.name}.weights" in trace.summaries:
             cross = ", cross-attention" if block.use == "cross" else ""
-            title = f"attention weights: {block.location}{cross}"
-            parts.append(_table(replace(weight_grid(block), title=title)))
+            title, heads = f"attention weights: {block.location}{cross}", block.key_tokens.labels
+            rows = zip(block.rows, *block.get("weights").T.tolist(), strict=True)
+            parts.append(_table(TableFigure(title, ["query \\ key", *heads], list(rows))))
     return "\n".join(parts)
 
 
@@ -203,19 +199,17 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 """
 
 
-def _static_page(trace: Trace, stages: Sequence[Stage]) -> str:
+def _static_page(trace: Trace, title: str, stages: Sequence[Stage]) -> str:
     """The walk as text and tables, without a script."""
-    parts = [_HEAD.format(title=escape(_title(trace))), *_opening(trace)]
+    parts = [_HEAD.format(title=escape(title)), *_opening(trace)]
     for stage in stages:
         parts.append(f"<h2>{escape(stage.title)}</h2><p>{escape(stage.what)}</p>")
         both = [(escape(formula.letters), escape(formula.filled)) for formula in stage.formulas]
         parts += [f"<p><code>{letters}</code><br><b>{filled}</b></p>" for letters, filled in both]
         parts += [_table(figure) for figure in stage.figures]
         parts += [f"<p>{escape(note)}</p>" for note in stage.notes]
-        parts += [
-            f"<p>{'✓' if check.passed else '✗'} {escape(check.claim)}: off by {check.error:.0e}</p>"
-            for check in stage.checks
-        ]
+        marked = [("✓" if check.passed else "✗", check) for check in stage.checks]
+        parts += [f"<p>{x} {escape(c.claim)}: off by {c.error:.0e}</p>" for x, c in marked]
     return "\n".join([*parts, "</body></html>\n"])
 
 

@@ -22,7 +22,8 @@ from limelight.explain.comparison import ChangeComparison
 from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
-from limelight.explain.stages import extra_stages, main_stages
+from limelight.explain.stages import all_stages
+from limelight.explain.stages.layers import states_of
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Trace, in_range
 from limelight.model.taps import dataflow, sides
@@ -47,7 +48,7 @@ class Blob(NamedTuple):
 
 def manifest(trace: Trace, comparison: ChangeComparison | None = None) -> dict[str, Any]:
     """What a page needs first: under 150 KB for the paper's base model and 64 tokens."""
-    names, focus = [*main_stages(trace), *extra_stages(trace)], focus_on(trace, None, None, None)
+    names, focus = all_stages(trace), focus_on(trace, None, None, None)
     return {
         "model": _model_card(trace),
         "text": clean(trace.text),
@@ -158,9 +159,7 @@ def _tensors(trace: Trace) -> dict[str, Any]:
 def _norms(trace: Trace, side: str) -> list[list[float | None]]:
     if trace.recurrent:
         return []
-    last = "norm" if trace.config.norm_order == "post" else "add"
-    names = [f"{side}.{n}.feed_forward.{last}" for n in range(trace.config.layers)]
-    lengths = trace.collect([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
+    lengths = trace.collect(states_of(trace.config, side), lambda _, state: state.norm(dim=-1))
     return [_round_all(length.tolist(), 4) for length in lengths.values()]
 
 

@@ -9,6 +9,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
@@ -30,6 +31,7 @@ _LONGEST = 24  # rows: of a longer table, a window is shown
 _RANKED = 20  # heads
 _LABEL = 18  # columns of a row label
 _BAR = 16  # columns of a probability of 1
+_CLIPPED = {"no_wrap": True, "overflow": "ellipsis", "max_width": 24}  # but for the last column
 
 
 def show(console: Console, trace: Trace, stages: Sequence[Stage]) -> None:
@@ -283,13 +285,9 @@ def _table(table: TableFigure, width: int) -> Group:
     for j, name in enumerate(table.heads):
         numeric = any(isinstance(row[j], float) for row in table.rows)
         last = j == len(table.heads) - 1
-        drawn.add_column(
-            Text(name),
-            justify="right" if numeric and j != table.share else "left",
-            no_wrap=not last,
-            overflow="fold" if last else "ellipsis",
-            max_width=width if last else 24,
-        )
+        justify: Any = "right" if numeric and j != table.share else "left"
+        fits: Any = {"overflow": "fold", "max_width": width} if last else _CLIPPED
+        drawn.add_column(Text(name), justify=justify, **fits)
     shown = window(len(table.rows), _LONGEST, table.focus)
     available = width - 3 * len(table.heads) - sum(_widths(table))
     for i in shown:

@@ -11,6 +11,7 @@ learning     teacher forcing, the loss of a text, its gradient, and one step alo
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from limelight.errors import UserError, unknown_name
 from limelight.explain.focus import Focus, focus_on
@@ -53,7 +54,7 @@ BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
     "masked": (_masked, "3.2.3"),
     "cross": (attention.cross, "3.2.3"),
     "recurrence": (recurrence.recurrence, "1"),
-    "decoder-recurrence": (recurrence.decoder_recurrence, "1"),
+    "decoder-recurrence": (partial(recurrence.recurrence, side="decoder"), "1"),
     "attention": (recurrence.attention, "2"),
     "classifier": (output.classifier, "3.4"),
     "loop": (output.loop, "3"),
@@ -83,17 +84,22 @@ def extra_stages(trace: Trace) -> list[str]:
     return [*follow, "teacher", *(["beam"] if trace.traced_text.tree else []), *learn]
 
 
+def all_stages(trace: Trace) -> list[str]:
+    """The extras last."""
+    return [*main_stages(trace), *extra_stages(trace)]
+
+
 def walk(
     trace: Trace, layer: int | None = None, head: int | None = None, word: str | None = None
 ) -> list[Stage]:
     """Every stage for this text, the extras last."""
     focus = focus_on(trace, layer, head, word)
-    return [_build(name, focus) for name in (*main_stages(trace), *extra_stages(trace))]
+    return [_build(name, focus) for name in all_stages(trace)]
 
 
 def stage_at(trace: Trace, name: str, focus: Focus) -> Stage:
     """One stage, by its name or an unambiguous prefix of it."""
-    known = [*main_stages(trace), *extra_stages(trace)]
+    known = all_stages(trace)
     matches = [stage for stage in known if name and stage.startswith(name)]
     if name not in known and len(matches) > 1:
         raise UserError(f"{name!r} could be {' or '.join(matches)}: write more of the name")

@@ -30,7 +30,7 @@ _ROLES = {"q": "query (question)", "k": "key (label)", "v": "value (content)"}
 def queries(focus: Focus) -> Stage:
     """Three linear layers (section 3.2.2)."""
     block = focus.block(focus.side)
-    rotary = focus.trace.config.positions == "rotary"
+    rotated = _ROTATED if focus.trace.config.positions == "rotary" else ""
     values = torch.stack([block.get(step)[block.query_index] for step in _ROLES])
     names = tuple(f"{block.name}.{step}" for step in _ROLES)
     labels, at = (list(_ROLES.values()), numbered(values.size(1))), block.query_index
@@ -40,8 +40,7 @@ def queries(focus: Focus) -> Stage:
     return Stage(
         title="Query (question), key (label) and value (content) of each token",
         what="Three learned linear layers turn each token's vector into a query (what am I looking "
-        "for?), a key (what do I offer?) and a value (what do I pass on?)."
-        + (_ROTATED if rotary else ""),
+        f"for?), a key (what do I offer?) and a value (what do I pass on?).{rotated}",
         formulas=[_first_number(focus, block)],
         figures=[roles],
         checks=[block.check(claim.format(x), x, block.recompute(x)) for x in "qkv"],
@@ -55,8 +54,8 @@ def _first_number(focus: Focus, block: AttentionView) -> Formula:
     x = block.read("query")[block.query_index]
     row = focus.head * focus.trace.config.d_head
     weights = focus.weight(f"{block.path}.query.weight")[row]
-    bias = f"{block.path}.query.bias"
-    shift = focus.weight(bias)[row].item() if focus.trace.has_weight(bias) else None
+    bias = focus.bias(f"{block.path}.query")
+    shift = None if bias is None else bias[row].item()
     letters = "x . w" if shift is None else "x . w + b"
     what = f"query({focus.label(block.side)}), its first number"
     return sum_of_products(what, letters, x, weights, ("x", "w"), shift)
@@ -80,8 +79,6 @@ def scores(focus: Focus) -> Stage:
 def scaling(focus: Focus) -> Stage:
     """Division by sqrt(d_k), and the reason for it."""
     block, d_k = focus.block(focus.side), focus.trace.config.d_head
-    large = f"A sum of {d_k} products can be large. Softmax would then give all weight to one "
-    large += "token, and its gradient would vanish. "
     title, rest = (
         "The scores are divided by sqrt(d_k)",
         f"So the scores are divided by sqrt({d_k}).",
@@ -92,7 +89,8 @@ def scaling(focus: Focus) -> Stage:
         claim, again = "scaled = scores: scaling is off", block.get("scores")
     return Stage(
         title=title,
-        what=large + rest,
+        what=f"A sum of {d_k} products can be large. Softmax would then give all weight to one "
+        f"token, and its gradient would vanish. {rest}",
         formulas=[_scaled_formula(block)],
         figures=[_grid(block, "scaled", "scaled scores")],
         checks=[block.check(claim, "scaled", again)],
@@ -237,17 +235,11 @@ def heads(focus: Focus) -> Stage:
     again = focus.linear(concat, f"{block.path}.output")
     together = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
     weights = focus.tensor(f"{name}.weights")[:, block.query_index]
+    title, names = f"attention weights of {label}, head by head", (f"{name}.weights",)
+    labels = [f"head {h + 1}" for h in range(len(weights))], block.key_tokens.labels
+    at, chosen = block.query_index, (focus.head, None)
     each_head = Heatmap(
-        f"attention weights of {label}, head by head",
-        (f"{name}.weights",),
-        weights,
-        [f"head {h + 1}" for h in range(len(weights))],
-        block.key_tokens.labels,
-        ("head", "key"),
-        "share",
-        at=block.query_index,
-        focus=(focus.head, None),
-        sums=True,
+        title, names, weights, *labels, ("head", "key"), "share", at=at, focus=chosen, sums=True
     )
     return Stage(
         title=f"{config.heads} heads attend in parallel",

@@ -133,7 +133,8 @@ def _strongest(focus: Focus, inner: Tensor, active: Tensor) -> TableFigure:
 
 def stack(focus: Focus) -> Stage:
     """All layers, one after the other (section 3.1)."""
-    side, names = focus.side, _states_of(focus, focus.side)
+    side, config = focus.side, focus.trace.config
+    names = [*states_of(config, side), *([f"{side}.output"] if config.norm_order == "pre" else [])]
     layers, d_model = focus.trace.config.layers, focus.trace.config.d_model
     count = len(focus.words(side))
     sizes = f"{count} tokens x {d_model} numbers in, and as many out"
@@ -172,10 +173,11 @@ LENS_NOTE = (
 )
 
 
-def _states_of(focus: Focus, side: str) -> list[str]:
-    last = "norm" if focus.trace.config.norm_order == "post" else "add"
-    layers = [f"{side}.{n}.feed_forward.{last}" for n in range(focus.trace.config.layers)]
-    return [f"{side}.input", *layers, *([f"{side}.output"] if last == "add" else [])]
+def states_of(config: ModelConfig, side: str) -> list[str]:
+    """The names of the states: the input, and after each layer."""
+    last = "norm" if config.norm_order == "post" else "add"
+    layers = [f"{side}.{n}.feed_forward.{last}" for n in range(config.layers)]
+    return [f"{side}.input", *layers]
 
 
 def _top_check(focus: Focus, side: str, names: list[str]) -> Check:
@@ -191,10 +193,9 @@ def lens(focus: Focus) -> TableFigure:
     """The logit lens: the classifier applied to the chosen token's state after each layer."""
     trace, side = focus.trace, focus.last_side
     i, tokenizer = focus.word(side), trace.trained.tokenizer
-    names = [n for n in _states_of(focus, side) if not n.endswith(".output")]
     final = int(trace.logits[i].nan_to_num(-math.inf).argmax())
     rows: list[list[Cell]] = []
-    for n, name in enumerate(names):
+    for n, name in enumerate(states_of(trace.config, side)):
         state = focus.tensor(name)[i]
         if trace.config.norm_order == "pre":
             state = focus.norm(state, f"{side}.norm")

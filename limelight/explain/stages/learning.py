@@ -179,17 +179,15 @@ def _step_formulas(step: GradientStep, rate: float) -> list[Formula]:
     weight, slope = (x[name].flatten()[at].item() for x in (step.weights, step.gradients))
     count = sum(weight.numel() for weight in step.weights.values())
     squared, new = step.squared_norm, weight - rate * slope
+    numbers = {"squared": squared, "norm": math.sqrt(squared), "count": count}
+    filled = f"sqrt({number(squared)}) = {number(math.sqrt(squared))}, over {count:,} weights"
     return [
         Formula(
             "new weight = weight - rate x gradient; here where the gradient is largest",
             f"{name}[{at}]: {number(weight)} - {rate:.3g} x {number(slope)} = {number(new)}",
             {"weight": weight, "rate": rate, "gradient": slope, "new": new},
         ),
-        Formula(
-            "norm of the gradient = sqrt(sum of the squares of all)",
-            f"sqrt({number(squared)}) = {number(math.sqrt(squared))}, over {count:,} weights",
-            {"squared": squared, "norm": math.sqrt(squared), "count": count},
-        ),
+        Formula("norm of the gradient = sqrt(sum of the squares of all)", filled, numbers),
         Formula(
             "new loss = about loss - rate x norm^2, if the step is small",
             f"{number(step.loss)} - {rate:.3g} x {number(squared)} = "

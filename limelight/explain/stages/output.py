@@ -81,18 +81,13 @@ def _probability(focus: Focus, row: int) -> list[Formula]:
     score, probability = logits[best].item(), math.exp(logits[best].item() - total)
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).nansum().item()
     piece = focus.trace.label(row, pieces_of(focus.trace.trained.tokenizer, [best])[0])
-    return [
-        Formula(
-            "p = exp(logit) / sum of exp(all logits) = exp(logit - log of that sum)",
-            f"p({piece}) = exp({number(score)} - {number(total)}) = {number(probability)}",
-            {"score": score, "total": total, "probability": probability},
-        ),
-        Formula(
-            "perplexity = exp(entropy), entropy = -(sum of p log p)",
-            f"exp({number(entropy)}) = {number(math.exp(entropy), 1)} equally likely pieces",
-            {"entropy": entropy},
-        ),
-    ]
+    letters = "p = exp(logit) / sum of exp(all logits) = exp(logit - log of that sum)"
+    filled = f"p({piece}) = exp({number(score)} - {number(total)}) = {number(probability)}"
+    numbers = {"score": score, "total": total, "probability": probability}
+    perplexity = "perplexity = exp(entropy), entropy = -(sum of p log p)"
+    equal = f"exp({number(entropy)}) = {number(math.exp(entropy), 1)} equally likely pieces"
+    first = Formula(letters, filled, numbers)
+    return [first, Formula(perplexity, equal, {"entropy": entropy})]
 
 
 def _best_words(focus: Focus, row: int) -> TableFigure:
@@ -129,9 +124,8 @@ def loop(focus: Focus) -> Stage:
     trace, traced_text = focus.trace, focus.trace.traced_text
     heads = ["step", "reads", "chosen", "probability", "next best"]
     rows = [_loop_row(trace, n, step) for n, step in enumerate(trace.steps)]
-    ended = "The loop stopped at the end token."
-    if not traced_text.ended:
-        ended = f"No end token came: the loop stopped after {len(rows)} tokens."
+    cut = f"No end token came: the loop stopped after {len(rows)} tokens."
+    ended = "The loop stopped at the end token." if traced_text.ended else cut
     return Stage(
         title="The chosen token is read next, until the end",
         what="The chosen token is appended to the decoder's input, and everything is repeated for "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from limelight.explain.focus import Focus, numbered, sum_of_products
-from limelight.explain.stage import Cell, Formula, Heatmap, Stage, TableFigure, factor, number
+from limelight.explain.stage import Formula, Heatmap, Stage, TableFigure, factor, number
 from limelight.explain.stages.attention import softmax_formula, weight_checks, weight_grid
 
 _Values = dict[str, Tensor]  # by name: of one step, or T H of all steps
@@ -87,10 +87,8 @@ def _layers_of(focus: Focus, side: str) -> list[_Layer]:
     zeros = x.new_zeros(focus.trace.config.d_model // len(ways))
     for layer in range(focus.trace.config.layers):
         begin = {n: before[layer].last(n) if before else zeros for n in _carried(focus)}
-        runs = {
-            way: (_run(focus, f"{side}.cell", f"l{layer}", way, x, begin), begin) for way in ways
-        }
-        found.append(_Layer(runs))
+        values = [_run(focus, f"{side}.cell", f"l{layer}", way, x, begin) for way in ways]
+        found.append(_Layer({way: (each, begin) for way, each in zip(ways, values, strict=True)}))
         x = found[-1].states
     return found
 
@@ -116,17 +114,9 @@ def _run(
     return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
 
 
-def recurrence(focus: Focus) -> Stage:
-    """The first stack: an encoder that reads both ways, or the decoder alone."""
-    return _recurrence(focus, focus.side)
-
-
-def decoder_recurrence(focus: Focus) -> Stage:
-    """The decoder, which starts where the encoder ended."""
-    return _recurrence(focus, "decoder")
-
-
-def _recurrence(focus: Focus, side: str) -> Stage:
+def recurrence(focus: Focus, side: str = "") -> Stage:
+    """An encoder that reads both ways, or a decoder; if not chosen, the first stack."""
+    side = side or focus.side
     cell, all_layers = focus.trace.config.cell, _layers_of(focus, side)
     layer, tap = all_layers[focus.layer], f"{side}.{'output' if side == 'encoder' else 'states'}"
     starts = "It starts from zeros."
@@ -164,11 +154,9 @@ def _cell_formulas(focus: Focus, side: str, layer: _Layer) -> list[Formula]:
 def _cell_grid(focus: Focus, side: str, layer: _Layer) -> Heatmap:
     i, runs = focus.word(side), layer.runs
     arrows = {"forward": "→ ", "backward": "← "} if len(runs) > 1 else {"forward": ""}
-    rows = {
-        f"{arrows[way]}{name}": value[i]
-        for way, (values, _) in runs.items()
-        for name, value in values.items()
-    }
+    rows: _Values = {}
+    for way, (found, _) in runs.items():
+        rows |= {f"{arrows[way]}{name}": value[i] for name, value in found.items()}
     values = torch.stack(list(rows.values()))
     title = f"gates and states at {focus.label(side)}"
     return Heatmap(title, ("cell",), values, list(rows), numbered(values.size(1)), at=i)
@@ -180,9 +168,7 @@ def _token_table(focus: Focus, side: str, layer: _Layer) -> TableFigure:
     gates = [name for name in runs[0] if name.endswith("gate")]
     means = {name: torch.cat([v[name] for v in runs], dim=-1).mean(dim=-1) for name in gates}
     columns = [column.tolist() for column in (*means.values(), layer.states.norm(dim=-1))]
-    rows: list[list[Cell]] = [
-        list(row) for row in zip(focus.words(side).labels, *columns, strict=True)
-    ]
+    rows = list(zip(focus.words(side).labels, *columns, strict=True))
     title = "mean of each gate, and the norm of the state" if gates else "the norm of the state"
     heads = ["token", *gates, "state"]
     return TableFigure(title, heads, rows, focus=focus.word(side), names=("gates",))
