@@ -6,12 +6,13 @@ positions. So a difference is the change's, and not that of another text.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import NamedTuple
 
 from torch import Tensor
 
 from limelight.errors import UserError
-from limelight.explain.interventions import Intervention, edits_of, parse
+from limelight.explain.interventions import NOT_NUMBERS, Intervention, edits_of, parse
 from limelight.explain.trace import Trace, record
 
 
@@ -44,26 +45,20 @@ class ChangeComparison(NamedTuple):
 
 def compare(before: Trace, after: Trace, intervention: Intervention) -> ChangeComparison:
     """Needs one pass more where the changed model generates another text."""
-    same_text = intervention.force(before.traced_text)
-    forced = after
+    same_text, forced = intervention.force(before.traced_text), after
     if list(same_text.answers) != list(after.traced_text.answers):
         config, edits = before.decode, intervention.edits
         forced = Trace(before.trained, before.text, same_text, config, names=(), edits=edits)
     if any(trace.checks.broken.get("logits") for trace in (before, after, forced)):
-        raise UserError("the scores of the changed model are not numbers: change it less")
-    return ChangeComparison(
-        tuple(intervention.spellings),
-        answer_of(before),
-        answer_of(after),
-        _token_effects(before, forced),
-        _attention_effects(before, forced),
-    )
+        raise UserError(NOT_NUMBERS)
+    effects = _token_effects(before, forced), _attention_effects(before, forced)
+    return ChangeComparison(intervention.spellings, answer_of(before), answer_of(after), *effects)
 
 
 def answer_of(trace: Trace) -> str:
     """What the model answers: a text, a text with its blanks filled, or a class."""
     tokenizer = trace.trained.tokenizer
-    if trace.config.classes:
+    if trace.trained.classes:
         return trace.trained.classes[int(trace.logits.argmax())]
     if trace.trained.family == "encoder-only":
         chosen = {step.row: step.chosen.token for step in trace.steps}
@@ -73,29 +68,25 @@ def answer_of(trace: Trace) -> str:
 
 
 def _token_effects(before: Trace, after: Trace) -> list[_TokenEffect]:
-    if before.config.classes:
-        names = before.trained.classes
+    if names := before.trained.classes:
         old, new = (trace.logits.double().softmax(dim=-1).tolist() for trace in (before, after))
         best = names[int(after.logits.argmax())]
         return [_TokenEffect(n, x, y, best) for n, x, y in zip(names, old, new, strict=True)]
-    logits = after.logits.double()
-    return [
-        _TokenEffect(
-            before.label(step.row, step.chosen.piece),
-            step.chosen.probability,
-            (logits[step.row, step.chosen.token] - best.logsumexp).exp().item(),
-            before.label(step.row, best.top[0].piece),
-        )
-        for step, best in zip(before.steps, after.steps, strict=True)
-    ]
+    found, logits = [], after.logits.double()
+    for step, changed in zip(before.steps, after.steps, strict=True):
+        now = (logits[step.row, step.chosen.token] - changed.logsumexp).exp().item()
+        labels = [before.label(step.row, each.piece) for each in (step.chosen, changed.top[0])]
+        found.append(_TokenEffect(labels[0], step.chosen.probability, now, labels[1]))
+    return found
 
 
 def _attention_effects(before: Trace, after: Trace) -> list[HeadEffect]:
-    names = [name for name in before.names if name.endswith(".weights")]
+    names = before.weight_names
     old, new = (trace.collect(names, lambda _, value: value) for trace in (before, after))
     moved = {n: (new[n] - old[n]).abs().sum(dim=-1).mean(dim=-1) / 2 for n in names}
-    found = [HeadEffect(n, i + 1, x) for n in names for i, x in enumerate(moved[n].tolist())]
-    return sorted(found, key=lambda each: -each.effect)
+    # Additive attention counts as one head.
+    each = [(n, i, x) for n in names for i, x in enumerate(moved[n].flatten().tolist(), 1)]
+    return sorted(starmap(HeadEffect, each), key=lambda each: -each.effect)
 
 
 def rank_heads(
@@ -113,13 +104,15 @@ def rank_heads(
 
 def all_heads(trace: Trace) -> list[tuple[str, int]]:
     """The weights of every attention, and the number of each head."""
-    names = [name for name in trace.names if name.endswith(".weights")]
-    return [(name, head + 1) for name in names for head in range(trace.config.heads)]
+    if trace.recurrent:
+        raise UserError(f"this model is {trace.config.family}: it has no heads to switch off")
+    heads = range(1, trace.config.heads + 1)
+    return [(name, head) for name in trace.weight_names for head in heads]
 
 
 def answer_logprob(trace: Trace, logits: Tensor) -> float:
     """The log-probability that these logits give to the answer of a trace."""
     logprobs = logits.double().log_softmax(dim=-1)
-    if trace.config.classes:
+    if trace.trained.classes:
         return logprobs[int(trace.logits.argmax())].item()
     return math.fsum(logprobs[step.row, step.chosen.token].item() for step in trace.steps)

@@ -19,7 +19,7 @@ from limelight.explain.render.terminal import plain_text
 from limelight.explain.stage import Stage
 from limelight.explain.stages import walk
 from limelight.explain.trace import Trace
-from limelight.explain.traced_text import TracedText, run_through, traced_text_for
+from limelight.explain.traced_text import TracedText, run_through, traced_text_in_steps
 from limelight.tasks.text_model import TextModel
 
 _NOTEBOOK = 1_000_000  # bytes of a page in a notebook, which stores every output
@@ -85,7 +85,7 @@ def explain(
     `change` is a list such as ["decoder.0.cross.weights@3=off"]: see `interventions`.
     """
     config, changes = config or trained.decode, parse(change)
-    traced_text = traced_text_for(trained, text, target, config, tag)
+    traced_text = run_through(traced_text_in_steps(trained, text, target, config, tag))
     trace = Explanation(trained, text, traced_text, config, names=names, smoothing=smoothing)
     if not changes:
         return trace
@@ -102,16 +102,8 @@ def changed(
     max_bytes: float = math.inf,
 ) -> Explanation:
     """The trace of the changed model on the same text, compared with the unchanged one."""
-    found = Explanation(
-        before.trained,
-        before.text,
-        traced_text,
-        before.decode,
-        names,
-        before.smoothing,
-        max_bytes,
-        made.edits,
-        made.spellings,
-    )
+    given, config, smoothing = (before.trained, before.text), before.decode, before.smoothing
+    changes = made.edits, made.spellings
+    found = Explanation(*given, traced_text, config, names, smoothing, max_bytes, *changes)
     found.comparison = compare(before, found, made)
     return found

@@ -51,12 +51,14 @@ class Focus:
         return self.trace.tensor(name).double()
 
     def weight(self, name: str) -> Tensor:
-        return self.trace.weight(name).double()
+        return self.trace.parameters[name].detach().cpu().double()
+
+    def bias(self, path: str) -> Tensor | None:
+        name = f"{path}.bias"
+        return self.weight(name) if name in self.trace.parameters else None
 
     def linear(self, x: Tensor, path: str) -> Tensor:
-        bias = f"{path}.bias"
-        shift = self.weight(bias) if self.trace.has_weight(bias) else None
-        return F.linear(x, self.weight(f"{path}.weight"), shift)
+        return F.linear(x, self.weight(f"{path}.weight"), self.bias(path))
 
     def norm(self, x: Tensor, path: str) -> Tensor:
         """Layer norm (Ba et al. 2016) or RMS norm, recomputed."""
@@ -78,9 +80,8 @@ class Focus:
         if not torch.equal(shown == -torch.inf, again == -torch.inf):
             return Check(claim, float("inf"), 0.0)
         finite = shown != -torch.inf
-        shown, again = shown[finite], again[finite]
-        size = shown.abs().max().item() if shown.numel() else 0.0
-        error = (shown - again).abs().max().item() if shown.numel() else 0.0
+        both = shown[finite], shown[finite] - again[finite]
+        size, error = (x.abs().max().item() if x.numel() else 0.0 for x in both)
         return Check(claim, error, self.trace.tolerance * (1 + size))
 
     def check_sum(self, probabilities: Tensor) -> Check:
@@ -108,7 +109,10 @@ class AttentionView:
 
     def __init__(self, focus: Focus, side: str, use: str) -> None:
         self.focus, self.side, self.use = focus, side, use
+        self.head = None if focus.trace.recurrent else focus.head  # additive attention has none
         self.name = f"{side}.{focus.layer}.{use}"  # prefix of its taps
+        if focus.trace.recurrent:
+            self.name = f"{side}.{use}"
         self.path = f"{side}.layers.{focus.layer}.{use}_attention"  # prefix of its parameters
         self.location = f"{side}, layer {focus.layer + 1}, head {focus.head + 1}"
         self.query_tokens = focus.words(side)  # a row each
@@ -120,9 +124,9 @@ class AttentionView:
         """Row labels: in a decoder the token that is read, and the one to predict."""
         if self.side == "encoder":
             return self.query_tokens.labels
-        answers = self.focus.trace.answers.labels
-        found = [f"{a} → {b}" for a, b in zip(self.query_tokens.labels, answers, strict=False)]
-        return [*found, *self.query_tokens.labels[len(found) :]]
+        read, answers = self.query_tokens.labels, self.focus.trace.answers.labels
+        found = [f"{a} → {b}" for a, b in zip(read, answers, strict=False)]
+        return [*found, *read[len(found) :]]
 
     @cached_property
     def key_index(self) -> int:
@@ -139,8 +143,10 @@ class AttentionView:
         return self.focus.head // (config.heads // config.num_kv_heads)
 
     def get(self, step: str) -> Tensor:
-        head = self.key_head if step in ("k", "v") else self.focus.head
-        return self.focus.tensor(f"{self.name}.{step}")[head]
+        value = self.focus.tensor(f"{self.name}.{step}")
+        if self.head is None:
+            return value
+        return value[self.key_head if step in ("k", "v") else self.head]
 
     def check(self, claim: str, step: str, again: Tensor) -> Check:
         return self.focus.check(claim, self.get(step), again)
@@ -162,9 +168,8 @@ class AttentionView:
     def dot_product(self) -> Formula:
         """The score of the chosen word and its strongest key, the largest terms first."""
         q, k = self.get("q")[self.query_index], self.get("k")[self.key_index]
-        query = self.query_tokens.labels[self.query_index]
         key = self.key_tokens.labels[self.key_index]
-        name = f"score(query {query}, key {key})"
+        name = f"score(query {self.query_tokens.labels[self.query_index]}, key {key})"
         return sum_of_products(name, "q . k", q, k, ("q", "k"))
 
 
@@ -177,11 +182,9 @@ def sum_of_products(
     total = products.sum().item() + (shift or 0.0)
     others = products.sum().item() - products[largest].sum().item()
     terms = [f"{factor(a[i].item())} x {factor(b[i].item())}" for i in largest]
-    numbers = {"total": total, "others": others} | {
-        f"{letter}{i + 1}": values[i].item()
-        for i in largest
-        for letter, values in zip(of, (a, b), strict=True)
-    }
+    numbers = {"total": total, "others": others}
+    for i in largest:
+        numbers |= {f"{of[0]}{i + 1}": a[i].item(), f"{of[1]}{i + 1}": b[i].item()}
     if len(products) > len(largest):
         terms.append(f"{factor(others)} from {len(products) - len(largest)} more")
     if shift is not None:
@@ -237,14 +240,12 @@ def _check_row(side: str, row: int, count: int) -> int:
 
 def _find_word(words: Words, text: str, wanted: str) -> int | None:
     """The first token that is this word, or the first of several that spell it."""
-    for i, (piece, label) in enumerate(zip(words.pieces, words.labels, strict=True)):
-        if wanted in (piece, piece.strip(), label):
-            return i
+    names = enumerate(zip(words.pieces, words.labels, strict=True))
+    exact = [i for i, (piece, label) in names if wanted in (piece, piece.strip(), label)]
     start = text.find(wanted) if wanted else -1
-    for i, span in enumerate(words.spans):
-        if span is not None and start >= 0 and span[0] <= start < span[1]:
-            return i
-    return None
+    spans = enumerate(words.spans)
+    within = [i for i, span in spans if span and start >= 0 and span[0] <= start < span[1]]
+    return next(iter(exact + within), None)
 
 
 def numbered(count: int) -> Sequence[str]:

@@ -3,7 +3,7 @@
 The forward pass gets other weights in place of the model's own, so there is nothing to undo.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from limelight.explain.trace import Trace, evaluating
-from limelight.model.taps import taps
+from limelight.model.taps import Recorder
 
 _Weights = dict[str, Tensor]
 
@@ -19,6 +19,8 @@ _Weights = dict[str, Tensor]
 class GradientStep(NamedTuple):
     """One step of gradient descent on a single text."""
 
+    rows: list[int]  # those that count in the loss, n
+    labels: list[int]
     weights: _Weights  # before the step
     gradients: _Weights
     logits_gradient: Tensor  # n V
@@ -65,16 +67,10 @@ def gradient_step(trace: Trace, rate: float) -> GradientStep:
             moved = {name: weight - rate * gradients[name] for name, weight in weights.items()}
             after, _ = _forward(trace, moved, rows)
             loss_after = _loss(after, labels, trace.smoothing)
-    return GradientStep(
-        weights={name: weight.detach() for name, weight in weights.items()},
-        gradients=gradients,
-        logits_gradient=for_logits,
-        token_gradients={side: g[0] for side, g in zip(embedded, for_tokens, strict=True)},
-        logits=logits.detach(),
-        logits_after=after,
-        loss=loss.item(),
-        loss_after=loss_after.item(),
-    )
+    before = {name: weight.detach() for name, weight in weights.items()}
+    at_tokens = {side: g[0] for side, g in zip(embedded, for_tokens, strict=True)}
+    both, losses = (logits.detach(), after), (loss.item(), loss_after.item())
+    return GradientStep(rows, labels, before, gradients, for_logits, at_tokens, *both, *losses)
 
 
 def _loss(logits: Tensor, labels: list[int], smoothing: float) -> Tensor:
@@ -84,21 +80,7 @@ def _loss(logits: Tensor, labels: list[int], smoothing: float) -> Tensor:
 
 def _forward(trace: Trace, weights: _Weights, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
     """The logits that count, n V, and the embeddings of the tokens, by side: B T D."""
-    model, embedded, hooks = trace.model, dict[str, Tensor](), []
-
-    def keep(side: str, output: Tensor) -> None:
-        embedded[side] = output
-
-    for name, tap in taps(model).items():
-        side, _, value = name.partition(".")
-        if value == "embedding":
-            module = model.get_submodule(tap.module)
-            hook: Any = lambda *passed, side=side: keep(side, passed[-1])  # noqa: E731
-            hooks.append(module.register_forward_hook(hook))
-    try:
-        with trace.edited():
-            logits: Tensor = functional_call(model, weights, tuple(trace.inputs))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with Recorder(trace.model, "*.embedding", edits=trace.edits) as recorder:
+        logits: Tensor = functional_call(trace.model, weights, tuple(trace.inputs))
+    embedded = {name.partition(".")[0]: value for name, value in recorder.values.items()}
     return logits if trace.trained.classes else logits[0, rows], embedded

@@ -11,7 +11,7 @@ count from 1. TAP is a tap's name, a pattern with `*`, a layer (decoder.0) or a 
 import math
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import has_leading_space_tokens
 from limelight.decode.request import Request
 from limelight.errors import UserError, unknown_name
-from limelight.explain.trace import in_range, record
+from limelight.explain.trace import edited, in_range, record
 from limelight.explain.traced_text import TracedText, traced_text_in_steps
 from limelight.model.config import ModelConfig
 from limelight.model.stack import last_real
@@ -33,11 +33,10 @@ from limelight.tasks.text_model import TextModel
 _PLAIN, _WITH_VALUE = ("off", "uniform", "zero"), ("scale", "from")
 _ACTIONS = (*_PLAIN, "scale:X", "from:TEXT")
 _FORMS = "TAP=off, TAP@HEAD=uniform, TAP=scale:0.5, TAP=from:TEXT, source:3=hide or target:2=WORD"
+NOT_NUMBERS = "the scores of the changed model are not numbers: change it less"
 _IMPOSSIBLE = -1e30  # as a logit: finite, as search takes anything else for damage
 _Edit = Callable[[Tensor], Tensor]
-_Donors = Mapping[
-    str, Mapping[str, Tensor]
-]  # by text and tap: values to copy, without a batch axis
+_Donors = Mapping[str, Mapping[str, Tensor]]  # values to copy, without a batch axis; by text, tap
 
 
 class Change(NamedTuple):
@@ -81,11 +80,9 @@ def _parse(spelling: str) -> Change:
 
 
 def _count(digits: str, spelling: str) -> int:
-    if not re.fullmatch("[1-9][0-9]{0,5}", digits):
-        raise UserError(
-            f"{spelling!r:.200}: {digits[:80]!r} is not a number from 1: write {_FORMS}"
-        )
-    return int(digits)
+    if re.fullmatch("[1-9][0-9]{0,5}", digits):
+        return int(digits)
+    raise UserError(f"{spelling!r:.200}: {digits[:80]!r} is not a number from 1: write {_FORMS}")
 
 
 def _factor(text: str) -> float:
@@ -111,7 +108,7 @@ def applied(
         eager: Any = recorder.model
         writes = hasattr(eager, "step")
         if writes:
-            plain = _RereadingModel(eager)
+            plain = _RereadingModel(eager, {}, {})
             eager.start, eager.step = plain.start, plain.step
         try:
             yield eager
@@ -125,32 +122,29 @@ def edits_of(model: nn.Module, changes: Iterable[Change], donors: _Donors | None
     found: dict[str, list[_Edit]] = {}
     # Hidden tokens come first, as uniform weights are equal over the others.
     for change in sorted(changes, key=lambda change: change.action != "hide"):
-        for name, edit in _edits(model, change, donors or {}):
-            found.setdefault(name, []).append(edit)
+        for tap in [] if change.action == "force" else _named(model, change):
+            for name, edit in _edits_at(model, tap, change, donors or {}):
+                found.setdefault(name, []).append(edit)
     return found
-
-
-def _edits(model: nn.Module, change: Change, donors: _Donors) -> Iterator[tuple[str, _Edit]]:
-    if change.action == "hide":
-        yield from ((name, partial(_hide, change, name)) for name in _reading_source(model))
-    elif change.action != "force":
-        for name in _named(model, change):
-            yield from _edits_at(model, name, change, donors)
 
 
 def _reading_source(model: Any) -> list[str]:
     """Where attention is masked among the tokens of the text that is given."""
     if not isinstance(model.config, ModelConfig):
         raise UserError(f"this model is {model.config.family}: source:N=hide is for Transformers")
-    both = model.config.family == "encoder-decoder"
     found = [name for name in taps(model) if name.endswith(".masked")]
-    return [
-        name for name in found if not (both and name.startswith("decoder") and ".self." in name)
-    ]
+    both = model.config.family == "encoder-decoder"
+    return [name for name in found if not (both and _is_causal(name))]
+
+
+def _is_causal(name: str) -> bool:
+    return name.startswith("decoder") and ".self." in name
 
 
 def _named(model: nn.Module, change: Change) -> list[str]:
     """The taps that are meant; of a layer or a sub-layer, those that switch it off."""
+    if change.action == "hide":
+        return _reading_source(model)
     known, where = taps(model), change.where
     inside = [name for name in known if name.startswith(f"{where}.")]
     if "*" in where or where in known:
@@ -169,19 +163,23 @@ def _edits_at(
     model: Any, name: str, change: Change, donors: _Donors
 ) -> Iterator[tuple[str, _Edit]]:
     block, _, step = name.rpartition(".")
-    action, edit = change.action, partial(_at_head, _head_of(model, name, change))
+    action = change.action
+    if action == "hide":
+        yield name, partial(_hide, change, name)
+        return
+    edit = partial(_at_head, _head_of(model, name, change))
     if action == "uniform":
         if step != "weights":
             raise UserError(f"{name!r} cannot be uniform: only the weights of attention can")
-        uniform = _Uniform()
-        yield f"{block}.masked", uniform.remember
-        yield name, partial(edit, uniform)
+        seen: list[Tensor] = []
+        yield f"{block}.masked", partial(_remember, seen)
+        yield name, partial(edit, lambda _: _scaled(0.0, seen[-1]).softmax(dim=-1))
     elif action == "from":
         if change.value not in donors:
             raise UserError(f"{change.spelling!r:.200} copies from a text: only explain reads one")
         growing = _growing_axes(name, model.config.family)
         axes = [axis in growing for axis in taps(model)[name].axes]
-        yield name, partial(edit, _Copied(name, donors[change.value][name], axes))
+        yield name, partial(edit, partial(_copied, name, donors[change.value][name], axes))
     else:
         if action == "off" and step not in ("weights", "mixed", "output"):
             raise UserError(f"{name!r} cannot be off, only weights, mixed and output: write zero")
@@ -193,10 +191,8 @@ def _head_of(model: Any, name: str, change: Change) -> int | None:
         return None
     if "head" not in taps(model)[name].axes:
         raise UserError(f"{name!r} has no heads: leave @{change.at} out")
-    grouped = name.endswith((".k", ".v"))
-    return in_range(
-        "head", change.at, getattr(model.config, "num_kv_heads" if grouped else "heads")
-    )
+    config, grouped = model.config, name.endswith((".k", ".v"))
+    return in_range("head", change.at, config.num_kv_heads if grouped else config.heads)
 
 
 def _at_head(head: int | None, new: _Edit, value: Tensor) -> Tensor:
@@ -220,66 +216,47 @@ def _hide(change: Change, name: str, masked: Tensor) -> Tensor:
         raise UserError(f"there is no {change.where} token {change.at}: it has {masked.size(-1)}")
     hidden = torch.zeros(masked.shape[-2:], dtype=torch.bool, device=masked.device)
     hidden[:, column] = True
-    if name.startswith("decoder") and ".self." in name:
+    if _is_causal(name):
         hidden[column, column] = False
     return masked.masked_fill(hidden, -math.inf)
 
 
-class _Uniform:
-    """Equal weights over the keys that the mask allows."""
-
-    masked: Tensor
-
-    def remember(self, masked: Tensor) -> Tensor:
-        self.masked = masked
-        return masked
-
-    def __call__(self, weights: Tensor) -> Tensor:
-        return _scaled(0.0, self.masked).softmax(dim=-1)
+def _remember(seen: list[Tensor], value: Tensor) -> Tensor:
+    seen[:] = [value]
+    return value
 
 
-class _Copied:
+def _copied(name: str, donor: Tensor, growing: Sequence[bool], value: Tensor) -> Tensor:
     """A value of another text: in a decoder, which knows no end before it, as far as both go."""
-
-    def __init__(self, name: str, donor: Tensor, growing: Sequence[bool]) -> None:
-        self.name, self.donor, self.growing = name, donor, growing
-
-    def __call__(self, value: Tensor) -> Tensor:
-        shape = value.shape[value.dim() - self.donor.dim() :]
-        sizes = list(zip(shape, self.donor.shape, self.growing, strict=True))
-        if any(here != there and not growing for here, there, growing in sizes):
-            raise UserError(
-                f"{self.name} is {_sizes(self.donor.shape)} in the text to copy from, and "
-                f"{_sizes(shape)} here: choose a text with as many tokens"
-            )
-        changed = value.clone()
-        both, donor = changed, self.donor.to(value)
-        for axis, (here, there, _) in enumerate(sizes, -len(sizes)):
-            both = both.narrow(axis, 0, min(here, there))
-            donor = donor.narrow(axis, 0, min(here, there))
-        both.copy_(donor)
-        return changed
+    shape = value.shape[value.dim() - donor.dim() :]
+    sizes = list(zip(shape, donor.shape, growing, strict=True))
+    if any(here != there and not grows for here, there, grows in sizes):
+        own, other = (" x ".join(map(str, size)) for size in (shape, donor.shape))
+        sizes_differ = f"{name} is {other} in the text to copy from, and {own} here"
+        raise UserError(f"{sizes_differ}: choose a text with as many tokens")
+    both: Any = tuple(slice(min(here, there)) for here, there, _ in sizes)
+    changed = value.clone()
+    changed[..., *both] = donor.to(value)[both]
+    return changed
 
 
 def _growing_axes(name: str, family: str) -> tuple[str, ...]:
     """Those that are as long as what the decoder has read so far."""
     cross = ".cross." in name
-    if name.startswith("encoder") or family == "encoder-only":
-        return ()
-    if cross and name.endswith((".key", ".value")):
+    of_source = name.startswith("encoder") or (cross and name.endswith((".key", ".value")))
+    if of_source or family == "encoder-only":
         return ()
     return ("word", "query") if cross else ("word", "query", "key")
 
 
-def _sizes(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape))
-
-
+@dataclass
 class _Texts:
     """The tokens of a batch so far: the state of a model without a cache."""
 
-    def __init__(self, *tensors: Tensor | None) -> None:
-        self.source, self.source_real, self.tokens, self.real = tensors
+    source: Tensor | None = None
+    source_real: Tensor | None = None
+    tokens: Tensor | None = None
+    real: Tensor | None = None
 
     def select(self, rows: Tensor) -> None:
         for name, value in vars(self).items():
@@ -292,21 +269,15 @@ class _RereadingModel:
     `forced` has the only token that may follow, by the number of tokens that were read.
     """
 
-    def __init__(
-        self, model: Any, edits: Edits | None = None, forced: Mapping[int, int] | None = None
-    ) -> None:
-        self.model, self.config, self.edits, self.forced = model, model.config, edits, forced or {}
+    def __init__(self, model: Any, edits: Edits, forced: Mapping[int, int]) -> None:
+        self.model, self.config, self.edits, self.forced = model, model.config, edits, forced
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The model's."""
-        found: Iterator[nn.Parameter] = self.model.parameters()
-        return found
+    def parameters(self) -> Any:
+        return self.model.parameters()
 
     def start(self, given: Any, real: Tensor | None = None, **_: object) -> _Texts:
         """The state: sources with what is real of them, or only a number of rows."""
-        if isinstance(given, Tensor):
-            return _Texts(given, real, None, None)
-        return _Texts(None, None, None, None)
+        return _Texts(given, real) if isinstance(given, Tensor) else _Texts()
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: _Texts, real: Tensor | None = None) -> Tensor:
@@ -319,11 +290,10 @@ class _RereadingModel:
         given: list[Tensor | None] = [tokens, None if real.all() else real]
         if state.source is not None:
             given = [state.source, tokens, state.source_real, given[1]]
-        edits = nullcontext() if self.edits is None else Recorder(self.model, (), edits=self.edits)
-        with edits:
+        with edited(self.model, self.edits):
             logits = self.model(*given)
         if not torch.isfinite(logits).all():
-            raise UserError("the scores of the changed model are not numbers: change it less")
+            raise UserError(NOT_NUMBERS)
         last = torch.arange(tokens.size(1), device=tokens.device).where(real, 0).amax(dim=1)
         logits = last_real(logits, last + 1)
         if tokens.size(1) in self.forced:
@@ -401,31 +371,26 @@ def intervention_in_steps(
     A text to copy from is read with the same target, or else generates its own.
     """
     donors: dict[str, dict[str, Tensor]] = {}
-    for change in changes:
-        if change.action == "from":
-            other = change.value
-            found = yield from traced_text_in_steps(trained, other, target, config, tag)
-            check(found)
-            names, inputs = _named(trained.model, change), found.inputs(trained.device)
-            donors[other] = donors.get(other, {}) | record(trained.model, inputs, names)
-    return Intervention(
-        tuple(changes),
-        edits_of(trained.model, changes, donors),
-        _forced_tokens(trained, changes),
-    )
+    for change in [change for change in changes if change.action == "from"]:
+        other = change.value
+        found = yield from traced_text_in_steps(trained, other, target, config, tag)
+        check(found)
+        names, inputs = _named(trained.model, change), found.inputs(trained.device)
+        donors[other] = donors.get(other, {}) | record(trained.model, inputs, names)
+    edits = edits_of(trained.model, changes, donors)
+    return Intervention(tuple(changes), edits, _forced_tokens(trained, changes))
 
 
 def _forced_tokens(trained: TextModel, changes: Iterable[Change]) -> dict[int, int]:
     """Tokens by position; a word of several takes as many. A space comes first, if text does."""
     found: dict[int, int] = {}
     tokenizer, continued = trained.tokenizer, trained.kind == "texts"
-    for change in changes:
-        if change.action == "force":
-            first = change.at or 1
-            spaced = (continued or first > 1) and has_leading_space_tokens(tokenizer)
-            tokens = tokenizer.encode(f" {change.value}" if spaced else change.value)
-            wanted = dict(enumerate(tokens, first))
-            if not tokens or any(found.get(at, token) != token for at, token in wanted.items()):
-                raise UserError(f"{change.spelling!r:.200} has no token, or its place is taken")
-            found |= wanted
+    for change in [change for change in changes if change.action == "force"]:
+        first = change.at or 1
+        spaced = (continued or first > 1) and has_leading_space_tokens(tokenizer)
+        tokens = tokenizer.encode(f" {change.value}" if spaced else change.value)
+        wanted = dict(enumerate(tokens, first))
+        if not tokens or any(found.get(at, token) != token for at, token in wanted.items()):
+            raise UserError(f"{change.spelling!r:.200} has no token, or its place is taken")
+        found |= wanted
     return found

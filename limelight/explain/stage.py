@@ -90,9 +90,7 @@ def number(value: float, digits: int = 3) -> str:
     """A number in the format used by all renderers."""
     if math.isnan(value):
         return "NaN"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    if abs(value) >= 10_000:
+    if abs(value) >= 10_000:  # or infinite
         return f"{value:.3g}"
     return f"{0.0 if abs(value) < 0.5 * 10**-digits else value:.{digits}f}"
 

@@ -24,8 +24,8 @@ class _Entry:
 
     name: str
     title: str  # short, for lists
-    section: str  # of the map
-    label: str  # on the page's map
+    section: str = ""  # of the map
+    label: str = ""  # on the page's map
     scope: tuple[str, ...] = ()
     families: tuple[str, ...] = _TRANSFORMERS
     first: bool = True
@@ -38,8 +38,8 @@ class _Entry:
 _WORD = ("word", "words")
 _LAYER = ("layer", *_WORD)
 _HEAD = ("layer", "head", *_WORD)
-_DECODER: dict[str, Any] = {"families": (_ENCODER_DECODER,), "first": False}
-_RECURRENT_DECODER: dict[str, Any] = {"families": _RECURRENT[:1], "first": False}
+_TWO: dict[str, Any] = {"families": (_ENCODER_DECODER,), "first": False}  # stacks
+_RNN: dict[str, Any] = {"families": _RECURRENT[:1], "first": False}
 _WRITING = (*_GENERATING, *_RECURRENT)
 _EXTRA: dict[str, Any] = {"first": False, "extra": True}
 
@@ -59,26 +59,19 @@ STAGES = {
         _Entry("add-norm", "Add & norm", "add & norm", "add & norm", _LAYER),
         _Entry("feed-forward", "Feed-forward", "feed-forward", "feed-forward", _LAYER),
         _Entry("stack", "Stack of layers", "layers", "layer output", ("word",)),
-        _Entry("start", "Decoder input", "start", "⟨start⟩, shifted", _WORD, **_DECODER),
-        _Entry(
-            "masked", "Masked attention", "masked attention", "masked attention", _HEAD, **_DECODER
-        ),
-        _Entry("cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_DECODER),
+        _Entry("start", "Decoder input", "start", "⟨start⟩, shifted", _WORD, **_TWO),
+        _Entry("masked", "Masked attention", "masked attention", "masked attention", _HEAD, **_TWO),
+        _Entry("cross", "Cross-attention", "cross-attention", "cross-attention", _HEAD, **_TWO),
         _Entry("recurrence", "Recurrence", "recurrence", "recurrence", _LAYER, _RECURRENT),
-        _Entry(
-            *("decoder-recurrence", "Decoder's recurrence", "decoder", "decoder", _LAYER),
-            **_RECURRENT_DECODER,
-        ),
-        _Entry(
-            "attention", "Additive attention", "attention", "attention", _WORD, **_RECURRENT_DECODER
-        ),
+        _Entry("decoder-recurrence", "Decoder's recurrence", "decoder", "decoder", _LAYER, **_RNN),
+        _Entry("attention", "Additive attention", "attention", "attention", _WORD, **_RNN),
         _Entry("classifier", "Output", "output", "linear · softmax", ("word",), _EVERY, False),
         _Entry("loop", "Loop", "loop", "next token ↺", families=_WRITING, first=False),
-        _Entry("follow", "Extra: attention while generating", "", "", (), _GENERATING, **_EXTRA),
-        _Entry("teacher", "Extra: teacher forcing", "", "", (), _WRITING, **_EXTRA),
-        _Entry("beam", "Extra: beam search", "", "", (), _WRITING, **_EXTRA),
-        _Entry("loss", "Extra: loss", "", "", (), _EVERY, **_EXTRA),
-        _Entry("learning", "Extra: one step of learning", "", "", (), _EVERY, **_EXTRA),
+        _Entry("follow", "Extra: attention while generating", families=_GENERATING, **_EXTRA),
+        _Entry("teacher", "Extra: teacher forcing", families=_WRITING, **_EXTRA),
+        _Entry("beam", "Extra: beam search", families=_WRITING, **_EXTRA),
+        _Entry("loss", "Extra: loss", families=_EVERY, **_EXTRA),
+        _Entry("learning", "Extra: one step of learning", families=_EVERY, **_EXTRA),
     )
 }
 

@@ -37,13 +37,9 @@ def pieces_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 def words_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Words:
     """Tokens with their labels, and their spans in `text` where they come from it."""
     pieces = pieces_of(tokenizer, ids)
-    return Words(
-        tuple(ids),
-        tuple(pieces),
-        tuple(labels_of(pieces)),
-        tuple(_spans(tokenizer, ids, valid_unicode(text))),
-        tuple(i < tokenizer.first_text_id for i in ids),
-    )
+    spans = tuple(_spans(tokenizer, ids, valid_unicode(text)))
+    special = tuple(i < tokenizer.first_text_id for i in ids)
+    return Words(tuple(ids), tuple(pieces), tuple(labels_of(pieces)), spans, special)
 
 
 def labels_of(pieces: Sequence[str]) -> list[str]:

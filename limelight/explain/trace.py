@@ -108,7 +108,7 @@ class Trace:
         self.values: dict[str, Tensor] = {}
         self._prefetched: dict[str, Tensor] = {}  # beyond max_bytes, until the next prefetch
         self.logits: Tensor  # T V, or one per class
-        found = self.record("*", self._observe)
+        found = self._record("*", self._observe)
         self.values = {k: v for k, v in found.items() if k in self.wanted and v.numel()}
         self.steps = self._steps()
         self._check()
@@ -131,6 +131,11 @@ class Trace:
         """The names of all values, in the order of computation."""
         return list(taps(self.model))
 
+    @property
+    def weight_names(self) -> list[str]:
+        """Those of the attention weights."""
+        return [name for name in self.names if name.endswith(".weights")]
+
     def tensor(self, name: str, head: int | None = None, rows: slice | None = None) -> Tensor:
         """A value by name, without the batch axis; optionally one head (from 1) or some rows."""
         if name not in self.summaries:
@@ -141,7 +146,7 @@ class Trace:
         """`keep` applied to each of these values, with one pass for all that were not kept."""
         cached = {**self._prefetched, **self.values}
         missing = [name for name in names if name not in cached]
-        found = self.record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
+        found = self._record(missing, lambda n, v: keep(n, v).clone()) if missing else {}
         return {name: found[name] if name in found else keep(name, cached[name]) for name in names}
 
     def prefetch(self, names: Iterable[str]) -> None:
@@ -149,7 +154,7 @@ class Trace:
         wanted = [name for name in names if name not in self.values]
         if wanted and set(wanted) != set(self._prefetched):
             self._prefetched = {}
-            self._prefetched = self.record(wanted, lambda _, value: value)
+            self._prefetched = self._record(wanted, lambda _, value: value)
 
     @property
     def size(self) -> int:
@@ -183,13 +188,11 @@ class Trace:
         """The name of an attention: `encoder.0.self`, `decoder.0.self` or `decoder.0.cross`."""
         there = sides(self.config)
         which = which or ("encoder" if "encoder" in there else "decoder")
-        if (which == "cross" and len(there) < 2) or (which != "cross" and which not in there):
+        if which not in (*there, *(["cross"] if len(there) == 2 else [])):
             raise UserError(f"a model that is {self.config.family} has no {which} attention")
         if which == "decoder" and not attends(self.config, which, "self"):
-            raise UserError(
-                "this decoder has no self-attention but a recurrent cell, decoder_cell = 'ssru': "
-                "choose 'encoder' or 'cross'"
-            )
+            cell = "a recurrent cell, decoder_cell = 'ssru': choose 'encoder' or 'cross'"
+            raise UserError(f"this decoder has no self-attention but {cell}")
         at = in_range("layer", layer, self.config.layers)
         if self.recurrent:  # its layers share one attention, if there is any
             if which != "cross" or not self.config.attention:
@@ -197,27 +200,16 @@ class Trace:
             return "decoder.cross"
         return f"decoder.{at}.cross" if which == "cross" else f"{which}.{at}.self"
 
-    def record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
-        """The pass with a recorder: a batch of one, in evaluation mode, without gradients."""
-        return record(self.model, self.inputs, names, keep, self.edits)
-
-    def edited(self) -> AbstractContextManager[object]:
-        """The model as changed, while this lasts."""
-        return Recorder(self.model, (), edits=self.edits) if self.edits else nullcontext()
-
     @property
     def inputs(self) -> list[Tensor]:
         return self.traced_text.inputs(self.trained.device)
 
-    def weight(self, name: str) -> Tensor:
-        """A parameter of the model, by its name in the weights file."""
-        return self._parameters[name].detach().cpu()
-
-    def has_weight(self, name: str) -> bool:
-        return name in self._parameters
+    def _record(self, names: str | Sequence[str], keep: _Keep) -> dict[str, Tensor]:
+        return record(self.model, self.inputs, names, keep, self.edits)
 
     @cached_property
-    def _parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
+        """Those of the model, by their names in the weights file."""
         return dict(self.model.state_dict(keep_vars=True))
 
     @property
@@ -279,7 +271,7 @@ class Trace:
 
     def _check(self) -> None:
         checks, traced_text = self.checks, self.traced_text
-        with torch.no_grad(), evaluating(self.model), self.edited():
+        with torch.no_grad(), evaluating(self.model), edited(self.model, self.edits):
             plain = self.model(*self.inputs)[0].cpu()
         checks.traced_difference = (plain - self.logits).abs().max().item()
         if not traced_text.logprobs:
@@ -333,6 +325,11 @@ def record(
     with torch.no_grad(), evaluating(model), recording as recorder:
         recorder.model(*inputs)
     return recorder.values
+
+
+def edited(model: nn.Module, edits: Edits | None) -> AbstractContextManager[object]:
+    """The model as changed, while this lasts."""
+    return Recorder(model, (), edits=edits) if edits else nullcontext()
 
 
 def mean_weights(layers: Sequence[Tensor]) -> Tensor:

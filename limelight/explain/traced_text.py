@@ -49,13 +49,6 @@ class TracedText:
         return [torch.tensor([list(side)], device=device) for side in given]
 
 
-def traced_text_for(
-    trained: TextModel, text: str, target: str | None, config: DecodeConfig, tag: str = ""
-) -> TracedText:
-    """Encode the text as the family reads it, and generate what follows, or use `target`."""
-    return run_through(traced_text_in_steps(trained, text, target, config, tag))
-
-
 def run_through(steps: Generator[None, None, _Found]) -> _Found:
     """The result of work that is done in steps."""
     with torch.inference_mode():
@@ -75,11 +68,13 @@ def traced_text_in_steps(
     tag: str = "",
     model_for: Callable[[Request], StepModel] | None = None,
 ) -> Generator[None, None, TracedText]:
-    """As `traced_text_for`, one token per `next()`, so that a server can interleave requests.
+    """Encode the text as the family reads it, and generate what follows, or use `target`.
 
-    `model_for` chooses what generates, if not the model in its fast way.
+    One token per `next()`, so that a server can interleave requests. `model_for` chooses what
+    generates, if not the model in its fast way.
     """
-    _check_explainable(trained)
+    if trained.ensemble:
+        raise UserError("an ensemble is several models: load one of them to explain it")
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
         plain = bool(trained.classes)
@@ -121,16 +116,9 @@ def _labels(trained: TextModel, text: str, target: str | None) -> list[int]:
     both = zip(before, words, strict=False)
     found = [trained.tokenizer.encode(f" {w}" if spaces and b[-1:] == " " else w) for b, w in both]
     if not before or len(before) != len(words) or any(len(tokens) != 1 for tokens in found):
-        raise UserError(
-            f"the target {target!r:.80} must have one word of one token for each {BLANK} of the "
-            f"text, which has {len(before)}"
-        )
+        blanks = f"for each {BLANK} of the text, which has {len(before)}"
+        raise UserError(f"the target {target!r:.80} must have one word of one token {blanks}")
     return [token for (token,) in found]
-
-
-def _check_explainable(trained: TextModel) -> None:
-    if trained.ensemble:
-        raise UserError("an ensemble is several models: load one of them to explain it")
 
 
 def request_of(trained: TextModel, text: str, config: DecodeConfig, tag: str) -> Request:
@@ -154,9 +142,8 @@ def request_of(trained: TextModel, text: str, config: DecodeConfig, tag: str) ->
 
 def _check_length(count: int, longest: int) -> None:
     if count > longest:
-        raise TooLongError(
-            f"the text comes to {count} tokens, and the model has room for {longest}: shorten it"
-        )
+        there = f"the text comes to {count} tokens"
+        raise TooLongError(f"{there}, and the model has room for {longest}: shorten it")
 
 
 def _generate(
@@ -183,25 +170,17 @@ def _generate(
 
 def _traced_text(request: Request, found: Hypothesis, mode: _Mode, end: int) -> TracedText:
     tokens = [*request.prompt, *found.tokens, *([end] if found.ended else [])]
-    return TracedText(
-        source=request.source,
-        target=tokens[:-1],
-        answers=tokens[1:],
-        given=len(request.prompt) - 1,
-        mode=mode,
-        logprobs=found.logprobs,
-        ended=found.ended,
-        seed=request.seed,
-        limit=request.limit,
-        needs_leading_space=request.needs_leading_space,
-    )
+    text = TracedText(request.source, tokens[:-1], tokens[1:], len(request.prompt) - 1, mode)
+    spaced = request.needs_leading_space
+    text = replace(text, seed=request.seed, limit=request.limit, needs_leading_space=spaced)
+    return replace(text, logprobs=found.logprobs, ended=found.ended)
 
 
 def _is_damaged(trained: TextModel, request: Request) -> bool:
     """Whether a weight of the model, or a logit for this request, is NaN or infinite."""
     if not all(torch.isfinite(weight).all() for weight in trained.model.parameters()):
         return True
-    sides = [side for side in (request.source, request.prompt) if side]
     with torch.inference_mode():
-        logits = trained.model(*(torch.tensor([side], device=trained.device) for side in sides))
+        inputs = TracedText(request.source, request.prompt).inputs(trained.device)
+        logits = trained.model(*inputs)
     return not bool(torch.isfinite(logits).all())

@@ -7,9 +7,11 @@ from html import escape
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
+from limelight.explain.comparison import rank_heads
 from limelight.explain.explanation import explain
 from limelight.explain.gradient import gradient_step
 from limelight.explain.render import figures, serialize
@@ -266,3 +268,20 @@ def test_its_attention_is_drawn_and_mistakes_are_sentences(tmp_path):
     ):
         with pytest.raises(UserError, match=sentence):
             ask(traced(kind))
+
+
+def test_a_changed_recurrent_model_is_compared_and_named_everywhere(monkeypatch):
+    trained, titles = traced("lstm").trained, []
+    after = explain(trained, "Hi how are you", change=["decoder.cross.weights=uniform"])
+    (moved,) = after.comparison.attention  # all of it counts as one head
+    before, now = (t.tensor("decoder.cross.weights") for t in (traced("lstm"), after))
+    assert moved.tap == "decoder.cross.weights"
+    assert torch.allclose(now, torch.full_like(now, 1 / now.size(1)))
+    expected = (before - 1 / now.size(1)).abs().sum(dim=-1).mean() / 2
+    assert moved.effect == pytest.approx(expected.item(), abs=1e-6)
+    assert "<p>Changed: decoder.cross.weights=uniform</p>" in after.html()
+    monkeypatch.setattr(Figure, "suptitle", lambda _, text, **__: titles.append(text))
+    after._repr_png_()
+    assert titles == ["changed: decoder.cross.weights=uniform"]
+    with pytest.raises(UserError, match="has no heads to switch off"):
+        rank_heads(traced("lstm"))

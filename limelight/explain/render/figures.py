@@ -76,12 +76,12 @@ def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":
     for ax, which, weights in zip(axes[0], shown, maps, strict=True):
         block = focus.block(*(("decoder", "cross") if which == "cross" else (which,)))
         _draw_map(ax, weights, block.rows, block.key_tokens.labels, which)
-    if trace.recurrent:
-        return figure
     layers = "all layers" if layer is None else f"layer {layer}"
     heads = "mean of all heads" if head is None else f"head {head}"
-    changed = f"\nchanged: {'  '.join(trace.changes)}" if trace.changes else ""
-    figure.suptitle(f"attention weights: {layers}, {heads}{changed}", fontsize=10)
+    title = [] if trace.recurrent else [f"attention weights: {layers}, {heads}"]
+    title += [f"changed: {'  '.join(trace.changes)}"] if trace.changes else []
+    if title:
+        figure.suptitle("\n".join(title), fontsize=10)
     return figure
 
 

@@ -17,7 +17,7 @@ from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
-from limelight.explain.stages import extra_stages, main_stages, stage_at, walk
+from limelight.explain.stages import all_stages, stage_at, walk
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
 from limelight.model.taps import sides
@@ -39,8 +39,9 @@ def as_html(
     max_bytes: int = MAX_BYTES,
 ) -> str:
     """One file that works offline; `name` is the model's."""
+    title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
-        return _static_page(trace, walk(trace, layer, head, word))
+        return _static_page(trace, title, walk(trace, layer, head, word))
     focus = focus_on(trace, layer, head, word)
     data: dict[str, Any] = {
         "model": _model_facts(trace, name),
@@ -49,9 +50,8 @@ def as_html(
         "blobs": {},
         "facts": {},
     }
-    title, plain = f"{trace.text[:60]} · Limelight", _plain_html(focus)
+    plain, seen = _plain_html(focus), set[str]()
     left, missed = max_bytes - len(single_file(title, data, plain).encode()), 0
-    seen = set[str]()
     for kind, path, make in _ExportPlan(focus).items():
         if path in seen:
             continue
@@ -89,27 +89,25 @@ class _ExportPlan:
 
     def __init__(self, focus: Focus) -> None:
         self.focus, self.trace, self.sides = focus, focus.trace, sides(focus.trace.config)
-        self.chosen = {"encoder": focus.source_word, "decoder": focus.target_word}
-        self.counts = {"encoder": len(self.trace.source), "decoder": len(self.trace.target)}
-        self.names = [*main_stages(self.trace), *extra_stages(self.trace)]
+        self.names = all_stages(self.trace)
 
     def items(self) -> Iterator[_Item]:
         """This word; all attention; the other words; then the other heads and layers."""
         here, config = (self.focus.layer, self.focus.head), self.trace.config
         for side in self.sides:
-            yield from self.word(side, self.chosen[side], *here)
+            yield from self.word(side, self.focus.word(side), *here)
         yield _blob("thumbs", serialize.thumbnails, self.trace)
         yield from self.weights()
         for side in self.sides:
             for name in self.inputs(side):
                 yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
-            for row in range(self.counts[side]):
+            for row in range(len(self.focus.words(side))):
                 yield from self.word(side, row, *here)
         elsewhere = list(product(range(config.layers), range(config.heads), self.sides))
         for layer, head, side in elsewhere:
-            yield from self.word(side, self.chosen[side], layer, head)
+            yield from self.word(side, self.focus.word(side), layer, head)
         for layer, head, side in elsewhere:
-            for row in range(self.counts[side]):
+            for row in range(len(self.focus.words(side))):
                 yield from self.word(side, row, layer, head)
 
     def word(self, side: str, row: int, layer: int, head: int) -> Iterator[_Item]:
@@ -166,34 +164,25 @@ def _blob(path: str, make: Callable[..., Blob], *arguments: Any) -> _Item:
     return "blobs", path, packed
 
 
+def _opening(trace: Trace) -> list[str]:
+    changed = f"<p>Changed: {escape('  '.join(trace.changes))}</p>"
+    return [f"<h1>{escape(trace.text)}</h1>", *([changed] if trace.changes else [])]
+
+
 def _plain_html(focus: Focus) -> str:
     trace = focus.trace
-    parts = [f"<h1>{escape(trace.text)}</h1>"]
-    if trace.changes:
-        parts.append(f"<p>Changed: {escape('  '.join(trace.changes))}</p>")
+    parts = _opening(trace)
     if trace.steps:
         output = " ".join(step.chosen.piece for step in trace.steps)
         parts.append(f"<p>The model: {escape(output)}</p>")
     parts.append("<p>With JavaScript, this file is a walk through the model.</p>")
-    for side in sides(trace.config):
-        for use in ("self", "cross"):
-            if f"{side}.{focus.layer}.{use}.weights" in trace.summaries:
-                parts.append(_plain_table(focus, side, use))
+    for block in (focus.block(*at) for at in product(sides(trace.config), ("self", "cross"))):
+        if f"{block.name}.weights" in trace.summaries:
+            cross = ", cross-attention" if block.use == "cross" else ""
+            title, heads = f"attention weights: {block.location}{cross}", block.key_tokens.labels
+            rows = zip(block.rows, *block.get("weights").T.tolist(), strict=True)
+            parts.append(_table(TableFigure(title, ["query \\ key", *heads], list(rows))))
     return "\n".join(parts)
-
-
-def _plain_table(focus: Focus, side: str, use: str) -> str:
-    block = focus.block(side, use)
-    heads = "".join(f"<th>{escape(label)}</th>" for label in block.key_tokens.labels)
-    rows = [
-        f"<tr><th>{escape(label)}</th>"
-        + "".join(f"<td>{number(weight)}</td>" for weight in weights)
-        + "</tr>"
-        for label, weights in zip(block.rows, block.get("weights").tolist(), strict=True)
-    ]
-    title = f"attention weights: {block.location}{', cross-attention' if use == 'cross' else ''}"
-    head = f"<tr><th>query \\ key</th>{heads}</tr>"
-    return f"<table><caption>{escape(title)}</caption>{head}{''.join(rows)}</table>"
 
 
 _HEAD = """<!doctype html>
@@ -210,24 +199,21 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 """
 
 
-def _static_page(trace: Trace, stages: Sequence[Stage]) -> str:
+def _static_page(trace: Trace, title: str, stages: Sequence[Stage]) -> str:
     """The walk as text and tables, without a script."""
-    parts = [_HEAD.format(title=escape(f"{trace.text[:60]} · Limelight"))]
-    parts.append(f"<h1>{escape(trace.text)}</h1>")
+    parts = [_HEAD.format(title=escape(title)), *_opening(trace)]
     for stage in stages:
         parts.append(f"<h2>{escape(stage.title)}</h2><p>{escape(stage.what)}</p>")
-        for formula in stage.formulas:
-            letters, filled = escape(formula.letters), escape(formula.filled)
-            parts.append(f"<p><code>{letters}</code><br><b>{filled}</b></p>")
-        parts += [_static_table(figure) for figure in stage.figures]
+        both = [(escape(formula.letters), escape(formula.filled)) for formula in stage.formulas]
+        parts += [f"<p><code>{letters}</code><br><b>{filled}</b></p>" for letters, filled in both]
+        parts += [_table(figure) for figure in stage.figures]
         parts += [f"<p>{escape(note)}</p>" for note in stage.notes]
-        for check in stage.checks:
-            mark = "✓" if check.passed else "✗"
-            parts.append(f"<p>{mark} {escape(check.claim)}: off by {check.error:.0e}</p>")
+        marked = [("✓" if check.passed else "✗", check) for check in stage.checks]
+        parts += [f"<p>{x} {escape(c.claim)}: off by {c.error:.0e}</p>" for x, c in marked]
     return "\n".join([*parts, "</body></html>\n"])
 
 
-def _static_table(figure: Heatmap | TableFigure) -> str:
+def _table(figure: Heatmap | TableFigure) -> str:
     if isinstance(figure, TableFigure):
         heads, rows = list(figure.heads), [[_cell(x) for x in row] for row in figure.rows]
     else:

@@ -22,10 +22,11 @@ from limelight.explain.comparison import ChangeComparison
 from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
-from limelight.explain.stages import extra_stages, main_stages
+from limelight.explain.stages import all_stages
+from limelight.explain.stages.layers import states_of
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Trace, in_range
-from limelight.model.taps import attends, dataflow, parts_of, sides
+from limelight.model.taps import dataflow, sides
 
 _Kind = Literal["f32", "f16", "u8"]  # for numbers; for colours; for thumbnails
 _THUMBNAIL = 16  # pixels
@@ -47,30 +48,7 @@ class Blob(NamedTuple):
 
 def manifest(trace: Trace, comparison: ChangeComparison | None = None) -> dict[str, Any]:
     """What a page needs first: under 150 KB for the paper's base model and 64 tokens."""
-    facts = _facts(trace)
-    if trace.changes:
-        facts["changes"] = [clean(change) for change in trace.changes]
-    if comparison is not None:
-        facts["comparison"] = _comparison(comparison)
-    return facts
-
-
-def _comparison(found: ChangeComparison) -> dict[str, Any]:
-    return {
-        "before": clean(found.before),
-        "after": clean(found.after),
-        "tokens": [
-            [clean(token), *_round_all([before, after]), clean(instead)]
-            for token, before, after, instead in found.tokens
-        ],
-        "attention": [
-            [tap, head, _round_significant(share)] for tap, head, share in found.attention
-        ],
-    }
-
-
-def _facts(trace: Trace) -> dict[str, Any]:
-    names, focus = [*main_stages(trace), *extra_stages(trace)], focus_on(trace, None, None, None)
+    names, focus = all_stages(trace), focus_on(trace, None, None, None)
     return {
         "model": _model_card(trace),
         "text": clean(trace.text),
@@ -91,6 +69,17 @@ def _facts(trace: Trace) -> dict[str, Any]:
         "stops": names,
         "stages": stage_facts(names, sides(trace.config), trace.decoder_cell),
         "checks": _checks(trace),
+        **({"changes": [*map(clean, trace.changes)]} if trace.changes else {}),
+        **({"comparison": _comparison(comparison)} if comparison else {}),
+    }
+
+
+def _comparison(found: ChangeComparison) -> dict[str, Any]:
+    return {
+        "before": clean(found.before),
+        "after": clean(found.after),
+        "tokens": [[clean(a), *_round_all([p, q]), clean(b)] for a, p, q, b in found.tokens],
+        "attention": [[tap, head, _round_significant(x)] for tap, head, x in found.attention],
     }
 
 
@@ -142,13 +131,10 @@ def _step(given: DecodingStep) -> dict[str, Any]:
 
 
 def _beam(trace: Trace) -> list[list[list[Any]]]:
-    return [
-        [
-            [n.place, n.parent, n.token, *_round_all([n.logprob, n.score], 4), int(n.ended)]
-            for n in nodes
-        ]
-        for nodes in trace.traced_text.tree
-    ]
+    def facts(n: Any) -> list[Any]:
+        return [n.place, n.parent, n.token, *_round_all([n.logprob, n.score], 4), int(n.ended)]
+
+    return [[facts(node) for node in nodes] for nodes in trace.traced_text.tree]
 
 
 def _classes(trace: Trace) -> list[list[Any]]:
@@ -173,9 +159,7 @@ def _tensors(trace: Trace) -> dict[str, Any]:
 def _norms(trace: Trace, side: str) -> list[list[float | None]]:
     if trace.recurrent:
         return []
-    last = "norm" if trace.config.norm_order == "post" else "add"
-    names = [f"{side}.{n}.feed_forward.{last}" for n in range(trace.config.layers)]
-    lengths = trace.collect([f"{side}.input", *names], lambda _, state: state.norm(dim=-1))
+    lengths = trace.collect(states_of(trace.config, side), lambda _, state: state.norm(dim=-1))
     return [_round_all(length.tolist(), 4) for length in lengths.values()]
 
 
@@ -225,15 +209,8 @@ def attention_head(trace: Trace, at: str, head: int) -> Blob:
 
 def attentions(trace: Trace) -> list[str]:
     """The names of all attentions, in order; additive attention has no heads to show."""
-    if trace.recurrent:
-        return []
-    return [
-        f"{side}.{n}.{part}"
-        for side in sides(trace.config)
-        for n in range(trace.config.layers)
-        for part in parts_of(trace.config, side)
-        if attends(trace.config, side, part)
-    ]
+    weights = [] if trace.recurrent else trace.weight_names
+    return [name.removesuffix(".weights") for name in weights]
 
 
 def thumbnails(trace: Trace) -> Blob:

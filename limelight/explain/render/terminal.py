@@ -7,9 +7,9 @@ and says so.
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
@@ -26,14 +26,12 @@ from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.tokens import labels_of, pieces_of
 from limelight.explain.trace import Trace
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 WIDEST = 110  # columns: longer lines are hard to read
 _LONGEST = 24  # rows: of a longer table, a window is shown
 _RANKED = 20  # heads
 _LABEL = 18  # columns of a row label
 _BAR = 16  # columns of a probability of 1
+_CLIPPED = {"no_wrap": True, "overflow": "ellipsis", "max_width": 24}  # but for the last column
 
 
 def show(console: Console, trace: Trace, stages: Sequence[Stage]) -> None:
@@ -45,55 +43,61 @@ def show(console: Console, trace: Trace, stages: Sequence[Stage]) -> None:
 
 def introduce(console: Console, trace: Trace) -> None:
     """Print the model, the text, the output and the names of the stages."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_row(Text("model", "dim"), Text(_summary(trace)))
     read = trace.source.labels or trace.target.labels[: trace.traced_text.given + 1]
-    facts.add_row(Text("reads", "dim"), Text(" ".join(read), "bold"))
-    if trace.steps:
-        verb = "given" if trace.traced_text.mode == "given" else "generates"
-        verb = "fills" if trace.trained.family == "encoder-only" else verb
-        pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
-        output = " ".join(labels_of(pieces))
-        facts.add_row(Text(verb, "dim"), Text(output, "bold green"))
-    if trace.changes:
-        facts.add_row(Text("changed", "dim"), Text("  ".join(trace.changes), "bold red"))
-    facts.add_row(Text("stages", "dim"), Text("  ".join(main_stages(trace))))
-    if more := extra_stages(trace):
-        facts.add_row(Text("extras", "dim"), Text("  ".join(more)))
-    console.print(facts)
+    verb = "given" if trace.traced_text.mode == "given" else "generates"
+    verb = "fills" if trace.trained.family == "encoder-only" else verb
+    pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
+    _show_facts(
+        console,
+        ("model", _summary(trace), ""),
+        ("reads", " ".join(read), "bold"),
+        (verb, " ".join(labels_of(pieces)) or None, "bold green"),
+        ("changed", "  ".join(trace.changes) or None, "bold red"),
+        ("stages", "  ".join(main_stages(trace)), ""),
+        ("extras", "  ".join(extra_stages(trace)) or None, ""),
+    )
     for name, count in list(trace.checks.broken.items())[:1]:
         warning = f"NaN: {count:,} numbers of {name}, and so in {len(trace.checks.broken)} values. "
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
 
 
+def _show_facts(console: Console, *facts: tuple[str, str | None, str]) -> None:
+    """Print names, texts and their styles, line by line; without a text, no line."""
+    lines = Table.grid(padding=(0, 2))
+    for name, text, style in facts:
+        if text is not None:
+            lines.add_row(Text(name, "dim"), Text(text, style))
+    console.print(lines)
+
+
 def show_comparison(console: Console, found: ChangeComparison) -> None:
     """Print what changes did: texts, probabilities, and the heads that attend elsewhere now."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_row(Text("changed", "dim"), Text("  ".join(found.changes), "bold red"))
-    facts.add_row(Text("before", "dim"), Text(found.before, "bold"))
-    facts.add_row(Text("after", "dim"), Text(found.after, "bold green"))
-    console.print(facts)
+    changes = "  ".join(found.changes)
+    after = ("after", found.after, "bold green")
+    _show_facts(console, ("changed", changes, "bold red"), ("before", found.before, "bold"), after)
     heads = ("token", "before", "after", "most likely after the change")
     title = "Probabilities of the unchanged model's answer"
+    share = "Attention that moved: share of the weight"
     moved = [(_head(each), each.effect) for each in found.attention if each.effect > 0]
-    for table in (
-        TableFigure(title, heads, found.tokens),
-        TableFigure("Attention that moved: share of the weight", ("head", "share"), moved[:10], 1),
-    ):
-        console.print()
-        console.print(_table(table, min(console.width, WIDEST)))
+    _show_figure(console, TableFigure(title, heads, found.tokens))
+    _show_figure(console, TableFigure(share, ("head", "share"), moved[:10], 1))
+
+
+def _show_figure(console: Console, figure: Heatmap | TableFigure) -> None:
+    width = min(console.width, WIDEST)
+    console.print()
+    console.print(heat_map(figure, width) if isinstance(figure, Heatmap) else _table(figure, width))
 
 
 def show_ranking(console: Console, answer: str, ranked: Sequence[HeadEffect]) -> None:
     """Print the heads with the largest effects, of both signs."""
     rows = [(_head(each), each.effect) for each in ranked]
-    left_out = max(0, len(rows) - _RANKED)
-    if left_out:
+    left_out = len(rows) - _RANKED
+    if left_out > 0:
         rows = [*rows[: _RANKED // 2], *rows[-_RANKED // 2 :]]
     title = f"Each head off once: by how much the log-probability of {answer!r} falls"
-    table = TableFigure(title, ("head", "falls by"), rows)
-    console.print(_table(table, min(console.width, WIDEST)))
-    if left_out:
+    _show_figure(console, TableFigure(title, ("head", "falls by"), rows))
+    if left_out > 0:
         console.print(Text(f"{left_out} heads in between are left out: --json has all", "dim"))
 
 
@@ -105,15 +109,12 @@ def _head(each: HeadEffect) -> str:
 def _summary(trace: Trace) -> str:
     config, size = trace.config, sum(p.numel() for p in trace.model.parameters())
     if trace.recurrent:
-        parts = f"{config.layers} layers of {config.cell}, d_model {config.d_model}"
+        kind = f" of {config.cell}, d_model {config.d_model}"
     else:
         norm = "no norms" if config.norm == "none" else f"{config.norm_order}-norm"
         positions = "no" if config.positions == "none" else config.positions
-        parts = (
-            f"{config.layers} layers, {config.heads} heads, d_model {config.d_model}, "
-            f"{norm}, {positions} positions"
-        )
-    return f"{config.family}, {parts}, {size:,} parameters"
+        kind = f", {config.heads} heads, d_model {config.d_model}, {norm}, {positions} positions"
+    return f"{config.family}, {config.layers} layers{kind}, {size:,} parameters"
 
 
 def _map_lines(trace: Trace, stage: Stage) -> Text:
@@ -145,12 +146,8 @@ def show_stage(console: Console, trace: Trace, stage: Stage) -> None:
         console.print()
         console.print(Padding(Text(formula.letters, "cyan"), (0, 0, 0, 2), expand=False))
         console.print(Padding(Text(formula.filled, "bold"), (0, 0, 0, 4), expand=False))
-    width = min(console.width, WIDEST)
     for figure in stage.figures:
-        console.print()
-        console.print(
-            heat_map(figure, width) if isinstance(figure, Heatmap) else _table(figure, width)
-        )
+        _show_figure(console, figure)
     console.print()
     for note in stage.notes:
         console.print(Text.assemble(("note  ", "yellow"), note))
@@ -177,7 +174,7 @@ class _Layout:
     label: int
 
 
-def heat_map(grid: Heatmap, width: int) -> "RenderableType":
+def heat_map(grid: Heatmap, width: int) -> Text:
     """Numbers on a background that is stronger the larger they are."""
     layout = _fit(grid, width)
     lines = [_title_line(grid, layout)]
@@ -283,20 +280,16 @@ def _cell_style(x: float, scale: str, largest: float) -> Style:
     return Style(color="white", bgcolor=f"rgb({red},{green},{blue})")
 
 
-def _table(table: TableFigure, width: int) -> "RenderableType":
+def _table(table: TableFigure, width: int) -> Group:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for j, name in enumerate(table.heads):
         numeric = any(isinstance(row[j], float) for row in table.rows)
         last = j == len(table.heads) - 1
-        drawn.add_column(
-            Text(name),
-            justify="right" if numeric and j != table.share else "left",
-            no_wrap=not last,
-            overflow="fold" if last else "ellipsis",
-            max_width=width if last else 24,
-        )
+        justify: Any = "right" if numeric and j != table.share else "left"
+        fits: Any = {"overflow": "fold", "max_width": width} if last else _CLIPPED
+        drawn.add_column(Text(name), justify=justify, **fits)
     shown = window(len(table.rows), _LONGEST, table.focus)
-    available = width - 3 * len(table.heads) - sum(map(cell_len, _widest_cells(table)))
+    available = width - 3 * len(table.heads) - sum(_widths(table))
     for i in shown:
         cells = [_cell(x, j == table.share, available) for j, x in enumerate(table.rows[i])]
         drawn.add_row(*cells, style="bold yellow" if i == table.focus else "")
@@ -305,16 +298,11 @@ def _table(table: TableFigure, width: int) -> "RenderableType":
     return Group(Text(table.title, "bold underline"), drawn)
 
 
-def _widest_cells(table: TableFigure) -> list[str]:
-    columns = zip(*table.rows, strict=True)
-    return [
-        max(
-            (_cell(x, j == table.share).plain for x in column if not isinstance(x, tuple)),
-            key=cell_len,
-            default="",
-        )
-        for j, column in enumerate(columns)
-    ]
+def _widths(table: TableFigure) -> Iterator[int]:
+    """Of the columns, without cells that can be wrapped."""
+    for j, column in enumerate(zip(*table.rows, strict=True)):
+        cells = [_cell(x, j == table.share) for x in column if not isinstance(x, tuple)]
+        yield max((cell.cell_len for cell in cells), default=0)
 
 
 def _cell(x: Cell, share: bool, width: int = 80) -> Text:

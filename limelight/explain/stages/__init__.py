@@ -2,16 +2,16 @@
 
 embedding    text becomes token ids, vectors and positions
 attention    equation 1: queries, keys and values, scores, mask, softmax, weighted sum
-recurrent    the cell that can take the place of a decoder's self-attention
 layers       add & norm, feed-forward, and the stack of layers
-recurrence   of recurrent models: gates, states, and their attention
+recurrence   of recurrent models: gates, states, and their attention; the cell of an SSRU decoder
 output       the decoder's input, the probabilities of the next token, and the loop
-extras       teacher forcing, beam search, and attention while generating
-learning     the loss of a text, its gradient, and one step along it
+extras       beam search, and attention while generating
+learning     teacher forcing, the loss of a text, its gradient, and one step along it
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from limelight.errors import UserError, unknown_name
 from limelight.explain.focus import Focus, focus_on
@@ -27,6 +27,13 @@ from limelight.explain.stages import (
     recurrence,
 )
 from limelight.explain.trace import Trace
+from limelight.model.taps import attends
+
+
+def _masked(focus: Focus) -> Stage:
+    attending = attends(focus.trace.config, "decoder", "self")
+    return attention.masked_self(focus) if attending else recurrence.ssru(focus)
+
 
 # How each stage of `stage_table` is built, and the section of the paper to read.
 BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
@@ -44,15 +51,15 @@ BUILDERS: dict[str, tuple[Callable[[Focus], Stage], str]] = {
     "feed-forward": (layers.feed_forward, "3.3"),
     "stack": (layers.stack, "3.1"),
     "start": (output.start, "3.1"),
-    "masked": (attention.masked_self, "3.2.3"),
+    "masked": (_masked, "3.2.3"),
     "cross": (attention.cross, "3.2.3"),
     "recurrence": (recurrence.recurrence, "1"),
-    "decoder-recurrence": (recurrence.decoder_recurrence, "1"),
+    "decoder-recurrence": (partial(recurrence.recurrence, side="decoder"), "1"),
     "attention": (recurrence.attention, "2"),
     "classifier": (output.classifier, "3.4"),
     "loop": (output.loop, "3"),
     "follow": (extras.follow, "4"),
-    "teacher": (extras.teacher, "5"),
+    "teacher": (learning.teacher, "5"),
     "beam": (extras.beam, "6.1"),
     "loss": (learning.loss, "5"),
     "learning": (learning.learning, "5.3"),
@@ -77,17 +84,22 @@ def extra_stages(trace: Trace) -> list[str]:
     return [*follow, "teacher", *(["beam"] if trace.traced_text.tree else []), *learn]
 
 
+def all_stages(trace: Trace) -> list[str]:
+    """The extras last."""
+    return [*main_stages(trace), *extra_stages(trace)]
+
+
 def walk(
     trace: Trace, layer: int | None = None, head: int | None = None, word: str | None = None
 ) -> list[Stage]:
     """Every stage for this text, the extras last."""
     focus = focus_on(trace, layer, head, word)
-    return [_build(name, focus) for name in (*main_stages(trace), *extra_stages(trace))]
+    return [_build(name, focus) for name in all_stages(trace)]
 
 
 def stage_at(trace: Trace, name: str, focus: Focus) -> Stage:
     """One stage, by its name or an unambiguous prefix of it."""
-    known = [*main_stages(trace), *extra_stages(trace)]
+    known = all_stages(trace)
     matches = [stage for stage in known if name and stage.startswith(name)]
     if name not in known and len(matches) > 1:
         raise UserError(f"{name!r} could be {' or '.join(matches)}: write more of the name")

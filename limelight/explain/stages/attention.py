@@ -7,12 +7,22 @@ import torch
 
 from limelight.explain.focus import AttentionView, Focus, numbered, sum_of_products
 from limelight.explain.stage import Check, Formula, Heatmap, Stage, number
-from limelight.explain.stages import recurrent
-from limelight.model.taps import attends
 
 _LARGE = 9.0  # exp of more is hard to read: subtract the largest score of the row first
 _ROTATED = (
     " Rotary positions turn q and k: each pair of numbers (1, 2), (3, 4) ... by its own angle."
+)
+_CAUSAL = (
+    "A token must not attend to later tokens: in training they are there, and it could copy the "
+    "answer. So -inf is added to their scores, after scaling and before softmax."
+)
+_NOT_CAUSAL = (
+    "An encoder attends in both directions, and a single text has no padding. So nothing is "
+    "masked: 0 is added to every score. (In a batch, padding gets -inf.)"
+)
+_UNMASKED = (
+    "This model was trained without the mask (mask is off): each row saw the token that it had to "
+    "predict. While it generates, later tokens do not exist, so they are masked here."
 )
 _ROLES = {"q": "query (question)", "k": "key (label)", "v": "value (content)"}
 
@@ -20,23 +30,17 @@ _ROLES = {"q": "query (question)", "k": "key (label)", "v": "value (content)"}
 def queries(focus: Focus) -> Stage:
     """Three linear layers (section 3.2.2)."""
     block = focus.block(focus.side)
-    rotary = focus.trace.config.positions == "rotary"
+    rotated = _ROTATED if focus.trace.config.positions == "rotary" else ""
     values = torch.stack([block.get(step)[block.query_index] for step in _ROLES])
-    roles = Heatmap(
-        f"q, k and v of {focus.label(block.side)}",
-        tuple(f"{block.name}.{step}" for step in _ROLES),
-        values,
-        list(_ROLES.values()),
-        numbered(values.size(1)),
-        head=focus.head,
-        at=block.query_index,
-    )
+    names = tuple(f"{block.name}.{step}" for step in _ROLES)
+    labels, at = (list(_ROLES.values()), numbered(values.size(1))), block.query_index
+    title = f"q, k and v of {focus.label(block.side)}"
+    roles = Heatmap(title, names, values, *labels, head=focus.head, at=at)
     claim = "{} of all tokens, from their vectors and the weights"
     return Stage(
         title="Query (question), key (label) and value (content) of each token",
         what="Three learned linear layers turn each token's vector into a query (what am I looking "
-        "for?), a key (what do I offer?) and a value (what do I pass on?)."
-        + (_ROTATED if rotary else ""),
+        f"for?), a key (what do I offer?) and a value (what do I pass on?).{rotated}",
         formulas=[_first_number(focus, block)],
         figures=[roles],
         checks=[block.check(claim.format(x), x, block.recompute(x)) for x in "qkv"],
@@ -50,8 +54,8 @@ def _first_number(focus: Focus, block: AttentionView) -> Formula:
     x = block.read("query")[block.query_index]
     row = focus.head * focus.trace.config.d_head
     weights = focus.weight(f"{block.path}.query.weight")[row]
-    bias = f"{block.path}.query.bias"
-    shift = focus.weight(bias)[row].item() if focus.trace.has_weight(bias) else None
+    bias = focus.bias(f"{block.path}.query")
+    shift = None if bias is None else bias[row].item()
     letters = "x . w" if shift is None else "x . w + b"
     what = f"query({focus.label(block.side)}), its first number"
     return sum_of_products(what, letters, x, weights, ("x", "w"), shift)
@@ -75,8 +79,6 @@ def scores(focus: Focus) -> Stage:
 def scaling(focus: Focus) -> Stage:
     """Division by sqrt(d_k), and the reason for it."""
     block, d_k = focus.block(focus.side), focus.trace.config.d_head
-    large = f"A sum of {d_k} products can be large. Softmax would then give all weight to one "
-    large += "token, and its gradient would vanish. "
     title, rest = (
         "The scores are divided by sqrt(d_k)",
         f"So the scores are divided by sqrt({d_k}).",
@@ -87,7 +89,8 @@ def scaling(focus: Focus) -> Stage:
         claim, again = "scaled = scores: scaling is off", block.get("scores")
     return Stage(
         title=title,
-        what=large + rest,
+        what=f"A sum of {d_k} products can be large. Softmax would then give all weight to one "
+        f"token, and its gradient would vanish. {rest}",
         formulas=[_scaled_formula(block)],
         figures=[_grid(block, "scaled", "scaled scores")],
         checks=[block.check(claim, "scaled", again)],
@@ -98,80 +101,50 @@ def scaling(focus: Focus) -> Stage:
 def _scaled_formula(block: AttentionView) -> Formula:
     i, j = block.query_index, block.key_index
     before, after = block.get("scores")[i, j].item(), block.get("scaled")[i, j].item()
-    d_k = block.focus.trace.config.d_head
+    d_k, numbers = block.focus.trace.config.d_head, {"score": before, "scaled": after}
     if not block.focus.trace.config.scaling:
-        numbers = {"score": before, "scaled": after}
-        return Formula(
-            "scaled = score: scaling is off", f"{number(before)} = {number(after)}", numbers
-        )
+        filled = f"{number(before)} = {number(after)}"
+        return Formula("scaled = score: scaling is off", filled, numbers)
     root = math.sqrt(d_k)
-    return Formula(
-        "scaled = score / sqrt(d_k)",
-        f"{number(before)} / sqrt({d_k}) = {number(before)} / {number(root)} = {number(after)}",
-        {"score": before, "root": root, "scaled": after},
-    )
+    filled = f"{number(before)} / sqrt({d_k}) = {number(before)} / {number(root)} = {number(after)}"
+    return Formula("scaled = score / sqrt(d_k)", filled, numbers | {"root": root})
 
 
 def mask(focus: Focus) -> Stage:
     """The causal mask; an encoder has none."""
     block = focus.block(focus.side)
     causal = block.side == "decoder"
-    what = (
-        "A token must not attend to later tokens: in training they are there, and it could copy "
-        "the answer. So -inf is added to their scores, after scaling and before softmax."
-        if causal
-        else "An encoder attends in both directions, and a single text has no padding. So nothing "
-        "is masked: 0 is added to every score. (In a batch, padding gets -inf.)"
-    )
     return Stage(
         title="Later tokens are masked" if causal else "An encoder masks nothing",
-        what=what,
+        what=_CAUSAL if causal else _NOT_CAUSAL,
         formulas=_mask_formulas(block),
         figures=[_grid(block, "masked", "masked scores")],
         checks=[_mask_check(block)],
-        notes=_trained_unmasked(focus) if causal else [],
+        notes=[] if focus.trace.config.mask or not causal else [_UNMASKED],
         location=block.location,
     )
-
-
-def _trained_unmasked(focus: Focus) -> list[str]:
-    """A note for an experiment."""
-    if focus.trace.config.mask:
-        return []
-    return [
-        "This model was trained without the mask (mask is off): each row saw the token that it had "
-        "to predict. While it generates, later tokens do not exist, so they are masked here."
-    ]
 
 
 def _mask_formulas(block: AttentionView) -> list[Formula]:
     i, j = block.query_index, block.key_index
     before, after = block.get("scaled")[i, j].item(), block.get("masked")[i, j].item()
     words = block.key_tokens.labels
-    kept = Formula(
-        f"{block.query_tokens.labels[i]} may attend to {words[j]}: + 0",
-        f"{number(before)} + 0 = {number(after)}",
-        {"scaled": before, "masked": after},
-    )
+    numbers, filled = {"scaled": before, "masked": after}, f"{number(before)} + 0 = {number(after)}"
+    kept = Formula(f"{block.query_tokens.labels[i]} may attend to {words[j]}: + 0", filled, numbers)
     if block.side != "decoder" or block.use == "cross" or i + 1 >= len(words):
         return [kept]
     later = block.get("scaled")[i, i + 1].item()
-    removed = Formula(
-        f"{words[i + 1]} comes after {block.query_tokens.labels[i]}: + (-inf)",
-        f"{number(later)} + (-inf) = {number(block.get('masked')[i, i + 1].item())}",
-        {"later": later},
-    )
-    return [kept, removed]
+    filled = f"{number(later)} + (-inf) = {number(block.get('masked')[i, i + 1].item())}"
+    letters = f"{words[i + 1]} comes after {block.query_tokens.labels[i]}: + (-inf)"
+    return [kept, Formula(letters, filled, {"later": later})]
 
 
 def _mask_check(block: AttentionView) -> Check:
     """-inf above the diagonal of the decoder's self-attention, and nowhere else."""
-    expected = block.get("scaled").clone()
+    expected, claim = block.get("scaled").clone(), "masked = scaled + 0: nothing is masked"
     if block.side == "decoder" and block.use == "self":
         expected += torch.full_like(expected, -math.inf).triu(diagonal=1)
         claim = "masked = scaled + (0, or -inf above the diagonal)"
-    else:
-        claim = "masked = scaled + 0: nothing is masked"
     return block.check(claim, "masked", expected)
 
 
@@ -182,14 +155,15 @@ def softmax(focus: Focus) -> Stage:
         title="Softmax turns scores into weights that sum to 1",
         what="Softmax turns each row of scores into weights between 0 and 1 that sum to 1: the "
         "attention that the token pays to each other token. A score of -inf becomes exactly 0.",
-        formulas=[_softmax_formula(block)],
-        figures=[_weight_grid(block)],
-        checks=_weight_checks(block),
+        formulas=[softmax_formula(block)],
+        figures=[weight_grid(block)],
+        checks=weight_checks(block),
         location=block.location,
     )
 
 
-def _softmax_formula(block: AttentionView) -> Formula:
+def softmax_formula(block: AttentionView) -> Formula:
+    """For the chosen word and its strongest key."""
     i, j = block.query_index, block.key_index
     row = block.get("masked")[i]
     letters = "weight = exp(score) / sum of exp(scores) in the row"
@@ -198,16 +172,14 @@ def _softmax_formula(block: AttentionView) -> Formula:
         letters = "weight = exp(score - largest) / sum of exp(scores - largest) in the row"
     above, below = row[j].exp().item(), row.exp().sum().item()
     weight = block.get("weights")[i, j].item()
-    visible = int((row > -math.inf).sum())
-    return Formula(
-        letters,
-        f"exp({number(row[j].item())}) / (sum of {visible} such) = {number(above)} / "
-        f"{number(below)} = {number(weight)}",
-        {"score": row[j].item(), "above": above, "below": below, "weight": weight},
-    )
+    shares = f"exp({number(row[j].item())}) / (sum of {int((row > -math.inf).sum())} such)"
+    filled = f"{shares} = {number(above)} / {number(below)} = {number(weight)}"
+    numbers = {"score": row[j].item(), "above": above, "below": below, "weight": weight}
+    return Formula(letters, filled, numbers)
 
 
-def _weight_checks(block: AttentionView) -> list[Check]:
+def weight_checks(block: AttentionView) -> list[Check]:
+    """Softmax again; rows that sum to 1, and nothing ahead of a decoder's token."""
     weights = block.get("weights")
     again, ones = block.get("masked").softmax(dim=-1), torch.ones(len(weights)).double()
     checks = [
@@ -242,24 +214,15 @@ def _sum_formula(block: AttentionView) -> Formula:
 
 
 def _contributions(block: AttentionView) -> Heatmap:
-    weights, values = block.get("weights")[block.query_index], block.get("v")
-    contributions = weights[:, None] * values
-    total = block.get("mixed")[block.query_index]
-    rows = [
-        f"{number(w)} x {label}"
-        for w, label in zip(weights.tolist(), block.key_tokens.labels, strict=True)
-    ]
-    return Heatmap(
-        f"weight x value of each token, for {block.query_tokens.labels[block.query_index]}",
-        (f"{block.name}.contributions",),
-        torch.cat([contributions, total[None]]),
-        [*rows, "sum"],
-        numbered(total.size(0)),
-        ("weight x token", "number"),
-        head=block.focus.head,
-        at=block.query_index,
-        focus=(len(rows), None),
-    )
+    weights, total = (block.get(step)[block.query_index] for step in ("weights", "mixed"))
+    contributions = weights[:, None] * block.get("v")
+    labelled = zip(weights.tolist(), block.key_tokens.labels, strict=True)
+    rows = [f"{number(w)} x {label}" for w, label in labelled]
+    title = f"weight x value of each token, for {block.query_tokens.labels[block.query_index]}"
+    names, values = (f"{block.name}.contributions",), torch.cat([contributions, total[None]])
+    labels, axes = ([*rows, "sum"], numbered(len(total))), ("weight x token", "number")
+    head, at, focus = block.head, block.query_index, (len(rows), None)
+    return Heatmap(title, names, values, *labels, axes, head=head, at=at, focus=focus)
 
 
 def heads(focus: Focus) -> Stage:
@@ -272,17 +235,11 @@ def heads(focus: Focus) -> Stage:
     again = focus.linear(concat, f"{block.path}.output")
     together = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
     weights = focus.tensor(f"{name}.weights")[:, block.query_index]
+    title, names = f"attention weights of {label}, head by head", (f"{name}.weights",)
+    labels = [f"head {h + 1}" for h in range(len(weights))], block.key_tokens.labels
+    at, chosen = block.query_index, (focus.head, None)
     each_head = Heatmap(
-        f"attention weights of {label}, head by head",
-        (f"{name}.weights",),
-        weights,
-        [f"head {h + 1}" for h in range(len(weights))],
-        block.key_tokens.labels,
-        ("head", "key"),
-        "share",
-        at=block.query_index,
-        focus=(focus.head, None),
-        sums=True,
+        title, names, weights, *labels, ("head", "key"), "share", at=at, focus=chosen, sums=True
     )
     return Stage(
         title=f"{config.heads} heads attend in parallel",
@@ -300,9 +257,7 @@ def heads(focus: Focus) -> Stage:
 
 
 def masked_self(focus: Focus) -> Stage:
-    """The decoder's self-attention, with later tokens masked, or the cell in its place."""
-    if not attends(focus.trace.config, "decoder", "self"):
-        return recurrent.cell(focus)
+    """The decoder's self-attention, with later tokens masked."""
     block = focus.block("decoder")
     scores = block.recompute("q") @ block.recompute("k").T
     mixed = block.get("weights") @ block.recompute("v")
@@ -312,21 +267,21 @@ def masked_self(focus: Focus) -> Stage:
         "could see the tokens that it has to predict. The mask sets their scores to -inf, and "
         "softmax gives them exactly 0.",
         formulas=_walk_through(block),
-        figures=[_grid(block, "masked", "scaled scores with the mask"), _weight_grid(block)],
+        figures=[_grid(block, "masked", "scaled scores with the mask"), weight_grid(block)],
         checks=[
             block.check("scores = Q K^T, from states and weights", "scores", scores),
             _mask_check(block),
-            *_weight_checks(block),
+            *weight_checks(block),
             block.check("mixed = weights x V", "mixed", mixed),
         ],
-        notes=_trained_unmasked(focus),
+        notes=[] if focus.trace.config.mask else [_UNMASKED],
         location=block.location,
     )
 
 
 def _walk_through(block: AttentionView) -> list[Formula]:
     before = [block.dot_product(), _scaled_formula(block), *_mask_formulas(block)[1:]]
-    return [*before, _softmax_formula(block), _sum_formula(block)]
+    return [*before, softmax_formula(block), _sum_formula(block)]
 
 
 def cross(focus: Focus) -> Stage:
@@ -340,10 +295,10 @@ def cross(focus: Focus) -> Stage:
         what="Here the two stacks meet: each target token looks for what it needs in the source. "
         "The queries come from the decoder, the keys and values from the encoder's output.",
         formulas=_walk_through(block),
-        figures=[_grid(block, "scaled", "scaled scores"), _weight_grid(block)],
+        figures=[_grid(block, "scaled", "scaled scores"), weight_grid(block)],
         checks=[
             *(block.check(f"{x} from {y}", x, block.recompute(x)) for x, y in froms.items()),
-            *_weight_checks(block),
+            *weight_checks(block),
             block.check("mixed = weights x V", "mixed", mixed),
         ],
         notes=[
@@ -356,17 +311,11 @@ def cross(focus: Focus) -> Stage:
 
 
 def _grid(block: AttentionView, step: str, title: str) -> Heatmap:
-    return Heatmap(
-        title,
-        names=(f"{block.name}.{step}",),
-        values=block.get(step),
-        rows=block.rows,
-        columns=block.key_tokens.labels,
-        axes=("query", "key"),
-        head=block.focus.head,
-        focus=(block.query_index, block.key_index),
-    )
+    labels, focus = (block.rows, block.key_tokens.labels), (block.query_index, block.key_index)
+    names, axes = (f"{block.name}.{step}",), ("query", "key")
+    return Heatmap(title, names, block.get(step), *labels, axes, head=block.head, focus=focus)
 
 
-def _weight_grid(block: AttentionView) -> Heatmap:
+def weight_grid(block: AttentionView) -> Heatmap:
+    """All weights of a head."""
     return replace(_grid(block, "weights", "attention weights"), scale="share", sums=True)

@@ -50,17 +50,13 @@ def _piece_table(focus: Focus) -> TableFigure:
 def _merge_table(focus: Focus) -> TableFigure:
     tokenizer, text = focus.trace.trained.tokenizer, focus.trace.text
     parts = text.split(BLANK) if focus.trace.trained.family == "encoder-only" else [text]
-    work = {
-        visible(readable("".join(steps[0]))): steps
-        for part in parts
-        for steps in tokenizer.show_work(part)
-    }
-    rows: list[list[Cell]] = [
-        [word, tuple(" ".join(labels_of([*map(readable, pieces)])) for pieces in steps)]
-        for word, steps in work.items()
-    ]
+    rows: dict[str, tuple[str, ...]] = {}
+    for steps in (steps for part in parts for steps in tokenizer.show_work(part)):
+        merged = (" ".join(labels_of([*map(readable, pieces)])) for pieces in steps)
+        rows[visible(readable("".join(steps[0])))] = tuple(merged)
     title = "how the pieces are found: the pair learned first is merged first"
-    return TableFigure(title, ["word", "its bytes, merged step by step"], rows, names=("merges",))
+    heads = ["word", "its bytes, merged step by step"]
+    return TableFigure(title, heads, list(rows.items()), names=("merges",))
 
 
 def embedding(focus: Focus) -> Stage:
@@ -113,11 +109,9 @@ def nearest_tokens(
 
 def _neighbour_table(focus: Focus, table: Tensor, token: int) -> TableFigure:
     (nearest,) = nearest_tokens(table, [token], _NEIGHBOURS)
-    tokenizer = focus.trace.trained.tokenizer
-    rows: list[list[Cell]] = [
-        [visible(pieces_of(tokenizer, [other])[0]), str(other), cosine] for other, cosine in nearest
-    ]
-    label = visible(pieces_of(tokenizer, [token])[0])
+    pieces = pieces_of(focus.trace.trained.tokenizer, [token, *(other for other, _ in nearest)])
+    label, *labels = map(visible, pieces)
+    rows = [(a, str(other), cosine) for a, (other, cosine) in zip(labels, nearest, strict=True)]
     title = f"nearest to {label} in the table (cosine 1: same direction)"
     return TableFigure(title, ["piece", "id", "cosine"], rows, names=("neighbours",))
 
@@ -161,13 +155,10 @@ def positions(focus: Focus) -> Stage:
 
 def _sinusoid_checks(focus: Focus, sinusoids: Tensor) -> list[Check]:
     """The formula of the paper, and that a shift is a linear map (section 3.5)."""
+    moved = "two positions further is the same rotation everywhere (section 3.5)"
     return [
         focus.check("sin and cos of these angles", sinusoids, _sinusoids(*sinusoids.shape)),
-        focus.check(
-            "two positions further is the same rotation everywhere (section 3.5)",
-            sinusoids[2:],
-            _rotate(sinusoids[:-2], 2),
-        ),
+        focus.check(moved, sinusoids[2:], _rotate(sinusoids[:-2], 2)),
     ]
 
 
@@ -200,7 +191,7 @@ def _sum_formula(focus: Focus, side: str, how: str) -> Formula:
     if bert:
         parts["segment"] = focus.tensor(f"{side}.segments")[i, 0].item()
     result = focus.tensor(f"{side}.input")[i, 0].item()
-    filled = " + ".join(number(x) for x in parts.values())
+    filled = " + ".join(map(number, parts.values()))
     if bert:
         filled = f"norm({filled}), with all {focus.trace.config.d_model} numbers,"
     text = f"the first number of {focus.label(side)}: {how}"
@@ -212,12 +203,10 @@ def _sinusoid_formula(position: int, sinusoids: Tensor) -> Formula:
     pair = min(2, d_model // 2 - 1)  # the third sinusoid: slow enough to see it move
     angle = position * 10000 ** (-2 * pair / d_model)
     sin, cos = sinusoids[position, 2 * pair : 2 * pair + 2].tolist()
-    return Formula(
-        f"PE(pos, 2i) = sin(pos / 10000^(2i/{d_model})), PE(pos, 2i+1) = cos(pos / ...)",
-        f"for pos = {position} and i = {pair}: sin({number(angle)}) = {number(sin)}, "
-        f"cos({number(angle)}) = {number(cos)}",
-        {"angle": angle, "sin": sin, "cos": cos},
-    )
+    letters = f"PE(pos, 2i) = sin(pos / 10000^(2i/{d_model})), PE(pos, 2i+1) = cos(pos / ...)"
+    both = f"sin({number(angle)}) = {number(sin)}, cos({number(angle)}) = {number(cos)}"
+    filled = f"for pos = {position} and i = {pair}: {both}"
+    return Formula(letters, filled, {"angle": angle, "sin": sin, "cos": cos})
 
 
 def _learned_formula(position: int, table: Tensor) -> Formula:

@@ -1,12 +1,10 @@
-"""Outside the walk: how the model was trained, how a beam searched, what it attended to."""
+"""Outside the walk: how a beam searched, and what the model attended to."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from limelight.decode.beam import length_penalty
 from limelight.explain.focus import Focus
@@ -22,80 +20,6 @@ _NOT_AN_EXPLANATION = (
 _MOST = 3  # tokens that are listed
 
 
-class _TeacherForcing(NamedTuple):
-    """The loss of every position, given the true tokens before it; all in nats."""
-
-    losses: Tensor  # T: negative log-likelihood of the true token
-    best: Tensor  # T: the most likely token (argmax)
-    best_logprobs: Tensor  # T
-    mean_logprobs: Tensor  # T: over all tokens of the vocabulary
-    mean: float
-    uniform: float  # the mean loss over all tokens of the vocabulary
-    smoothed: float  # the loss with label smoothing
-
-
-def teacher_forcing(logits: Tensor, targets: Sequence[int], smoothing: float) -> _TeacherForcing:
-    """Score the true tokens `targets` by the rows of `logits` (T V) that predict them.
-
-    With label smoothing, a small weight is spread over all tokens alike (section 5.4).
-    """
-    logprobs = logits.double().log_softmax(dim=-1).cpu()
-    losses = -logprobs.gather(1, torch.tensor(list(targets))[:, None])[:, 0]
-    best = logprobs.max(dim=-1)
-    means = logprobs.mean(dim=-1)
-    mean, uniform = losses.mean().item(), -means.mean().item()
-    smoothed = (1 - smoothing) * mean + smoothing * uniform
-    return _TeacherForcing(losses, best.indices, best.values, means, mean, uniform, smoothed)
-
-
-def teacher(focus: Focus) -> Stage:
-    """Training predicts all positions at once, each from the true tokens before it."""
-    trace, given = focus.trace, focus.trace.traced_text.given
-    logits, targets = trace.logits[given : len(trace.answers)], trace.answers.ids[given:]
-    forced = teacher_forcing(logits, targets, trace.smoothing)
-    mean = forced.losses.mean()[None]
-    again = F.cross_entropy(logits.double(), torch.tensor(targets))
-    heads = ["row", "input", "target", "p(target)", "-log p"]
-    rows: list[list[Cell]] = [
-        [str(n), trace.target.labels[n], trace.answers.labels[n], math.exp(-loss), loss]
-        for n, loss in enumerate(forced.losses.tolist(), start=given)
-    ]
-    table = TableFigure(
-        "input shifted right, target, loss", heads, rows, share=3, names=("teacher",)
-    )
-    return Stage(
-        title="Teacher forcing: all positions at once, given the true tokens",
-        what="In training the decoder reads the true text, shifted right by one, whatever it would "
-        "have predicted (teacher forcing). One parallel pass predicts the next token at every "
-        "position. The loss is the mean negative log-likelihood of the true tokens.",
-        formulas=loss_formulas(forced, trace.smoothing),
-        figures=[table],
-        checks=[focus.check("the mean is torch's cross-entropy", mean, again[None])],
-        notes=["The mean is over the real tokens of all texts in a batch; padding does not count."],
-    )
-
-
-def loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
-    """The mean loss, and with label smoothing what training minimizes."""
-    total, count = forced.losses.sum().item(), len(forced.losses)
-    mean = Formula(
-        "loss = mean of -log p(target)",
-        f"{number(total)} / {count} = {number(forced.mean)}",
-        {"sum": total, "count": count, "mean": forced.mean},
-    )
-    if not smoothing:
-        return [mean]
-    numbers = {"share": smoothing, "plain": forced.mean, "spread": forced.uniform}
-    smoothed = Formula(
-        f"with label smoothing e = {smoothing:g}, as in this model's training: (1 - e) x loss + e "
-        "x the mean over all tokens",
-        f"{number(1 - smoothing)} x {number(forced.mean)} + {number(smoothing)} x "
-        f"{number(forced.uniform)} = {number(forced.smoothed)}",
-        numbers | {"smoothed": forced.smoothed},
-    )
-    return [mean, smoothed]
-
-
 def beam(focus: Focus) -> Stage:
     """The search that found the text (section 6.1)."""
     trace, size, alpha = focus.trace, focus.trace.decode.beam, focus.trace.decode.length_penalty
@@ -104,11 +28,9 @@ def beam(focus: Focus) -> Stage:
     found, again = torch.tensor([[total], [replayed]]).double()
     # Longer texts have more factors below 1, so the sum is divided by a penalty.
     score = total / length_penalty(length, alpha)
-    formula = Formula(
-        "score = sum of log p / ((5 + length) / 6)^alpha",
-        f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}",
-        {"sum": total, "length": length, "alpha": alpha, "score": score},
-    )
+    numbers = {"sum": total, "length": length, "alpha": alpha, "score": score}
+    filled = f"{number(total)} / ((5 + {length}) / 6)^{alpha:g} = {number(score)}"
+    formula = Formula("score = sum of log p / ((5 + length) / 6)^alpha", filled, numbers)
     return Stage(
         title=f"Beam search with {size} hypotheses",
         what=f"Every step extends each of {size} hypotheses by every piece and keeps the {size} "
@@ -120,36 +42,24 @@ def beam(focus: Focus) -> Stage:
 
 
 def _beam_table(trace: Trace) -> TableFigure:
-    best, rows = _winner(trace), list[list[Cell]]()
-    texts: dict[int, list[str]] = {}  # as pieces
-    for n, nodes in enumerate(trace.traced_text.tree):
-        before = dict(texts)
+    every, paths = list[list[Any]](), dict[int, list[Any]]()  # nodes from the first to this one
+    for nodes in trace.traced_text.tree:
+        before = dict(paths)
         for node in nodes:
-            piece = pieces_of(trace.trained.tokenizer, [node.token])
-            texts[node.place] = before.get(node.parent, []) + piece
-            mark = "  *" if (n, node.place) in best else ""
-            parent = str(node.parent + 1) if n else "-"
-            cells: list[Cell] = [str(n + 1), str(node.place + 1), parent, node.logprob, node.score]
-            rows.append([*cells, joined(texts[node.place]) + mark])
+            paths[node.place] = [*before.get(node.parent, []), node]
+            every.append(paths[node.place])
+    wanted = trace.answers.ids[trace.traced_text.given :]
+    best = next((path for path in every if tuple(node.token for node in path) == wanted), [])
+    rows = list[list[Cell]]()
+    for path in every:
+        node, n = path[-1], len(path)
+        text = joined(pieces_of(trace.trained.tokenizer, [each.token for each in path]))
+        mark = "  *" if any(node is each for each in best) else ""
+        parent = str(node.parent + 1) if n > 1 else "-"
+        numbers = [node.logprob, node.score]
+        rows.append([str(n), str(node.place + 1), parent, *numbers, text + mark])
     heads = ["step", "beam", "from", "log p", "score", "text so far"]
     return TableFigure("all hypotheses, step by step", heads, rows, names=("beam",))
-
-
-def _winner(trace: Trace) -> set[tuple[int, int]]:
-    """The nodes of the tree that the winning hypothesis went through: (step, beam index)."""
-    tree, wanted = trace.traced_text.tree, trace.answers.ids[trace.traced_text.given :]
-    last = len(wanted) - 1
-    for node in tree[last] if last < len(tree) else []:
-        path, index = [], node.place
-        for n in range(last, -1, -1):
-            at = next((x for x in tree[n] if x.place == index), None)
-            if at is None or at.token != wanted[n]:
-                break
-            path.append((n, index))
-            index = at.parent
-        else:
-            return set(path)
-    return set()
 
 
 def follow(focus: Focus) -> Stage:

@@ -22,14 +22,11 @@ def add_norm(focus: Focus) -> Stage:
     name, path = f"{side}.{focus.layer}.self", f"{side}.layers.{focus.layer}.self_residual.norm"
     config, post = focus.trace.config, focus.trace.config.norm_order == "post"
     incoming = focus.origin(f"{name}.{'query' if post else 'norm'}")[0]
-    total = focus.tensor(f"{name}.output")
+    total, added = focus.tensor(f"{name}.output"), {"attention(x)": f"{name}.output"}
     if config.residual:
-        total = total + focus.tensor(incoming)
+        total, added = total + focus.tensor(incoming), added | {"sum": f"{name}.add"}
     read = focus.tensor(f"{name}.add" if post else incoming)
     norm = {"normalised": f"{name}.norm"} if config.norm != "none" else {}
-    added = {"attention(x)": f"{name}.output"}
-    if config.residual:
-        added["sum"] = f"{name}.add"
     steps = {"x, the input": incoming, **(added | norm if post else norm | added)}
     formulas = [Formula(f"this model: {_order(config)}", "the same around every sub-layer")]
     if norm:
@@ -77,19 +74,16 @@ def _norm_formula(focus: Focus, x: Tensor, result: Tensor, path: str) -> Formula
     first, out = x[0].item(), result[0].item()
     if focus.trace.config.norm == "rms":
         size = (x.square().mean() + eps).sqrt().item()
-        return Formula(
-            "norm(x) = x / (root of the mean square) x gain",
-            f"{number(first)} / {number(size)} x {number(gain)} = {number(out)}",
-            {"x": first, "size": size, "gain": gain, "result": out},
-        )
+        filled = f"{number(first)} / {number(size)} x {number(gain)} = {number(out)}"
+        numbers = {"x": first, "size": size, "gain": gain, "result": out}
+        return Formula("norm(x) = x / (root of the mean square) x gain", filled, numbers)
     mean, spread = x.mean().item(), (x.var(correction=0) + eps).sqrt().item()
     shift = focus.weight(f"{path}.bias")[0].item()
-    return Formula(
-        "norm(x) = (x - mean) / deviation x gain + shift",
-        f"({number(first)} - {number(mean)}) / {number(spread)} x {number(gain)} + "
-        f"{number(shift)} = {number(out)}",
-        {"x": first, "mean": mean, "spread": spread, "gain": gain, "shift": shift, "result": out},
-    )
+    numbers = {"x": first, "mean": mean, "spread": spread, "gain": gain, "shift": shift}
+    scaled = f"({number(first)} - {number(mean)}) / {number(spread)} x {number(gain)}"
+    filled = f"{scaled} + {number(shift)} = {number(out)}"
+    letters = "norm(x) = (x - mean) / deviation x gain + shift"
+    return Formula(letters, filled, numbers | {"result": out})
 
 
 def feed_forward(focus: Focus) -> Stage:
@@ -124,9 +118,8 @@ def feed_forward(focus: Focus) -> Stage:
 
 def _neurons(focus: Focus, active: Tensor) -> Formula:
     kind, quiet, count = focus.trace.config.activation, int((active == 0).sum()), len(active)
-    letters = f"output = {kind}(x W1 + b1) W2 + b2"
-    if kind == "swiglu":
-        letters = "output = (silu(x W_gate) * (x W1)) W2"
+    gated = "output = (silu(x W_gate) * (x W1)) W2"
+    letters = gated if kind == "swiglu" else f"output = {kind}(x W1 + b1) W2 + b2"
     filled = f"for {focus.label(focus.side)}, {quiet} of {count} neurons are exactly 0"
     return Formula(letters, filled, {"quiet": quiet, "neurons": count})
 
@@ -140,10 +133,11 @@ def _strongest(focus: Focus, inner: Tensor, active: Tensor) -> TableFigure:
 
 def stack(focus: Focus) -> Stage:
     """All layers, one after the other (section 3.1)."""
-    side, names = focus.side, _states_of(focus, focus.side)
+    side, config = focus.side, focus.trace.config
+    names = [*states_of(config, side), *([f"{side}.output"] if config.norm_order == "pre" else [])]
     layers, d_model = focus.trace.config.layers, focus.trace.config.d_model
-    sizes = f"{len(focus.words(side))} tokens x {d_model} numbers in, and as many out"
     count = len(focus.words(side))
+    sizes = f"{count} tokens x {d_model} numbers in, and as many out"
     lensed = side == focus.last_side and not focus.trace.config.classes
     return Stage(
         title=f"{layers} layers, one after the other" if layers > 1 else "A single layer",
@@ -179,31 +173,29 @@ LENS_NOTE = (
 )
 
 
-def _states_of(focus: Focus, side: str) -> list[str]:
-    last = "norm" if focus.trace.config.norm_order == "post" else "add"
-    layers = [f"{side}.{n}.feed_forward.{last}" for n in range(focus.trace.config.layers)]
-    return [f"{side}.input", *layers, *([f"{side}.output"] if last == "add" else [])]
+def states_of(config: ModelConfig, side: str) -> list[str]:
+    """The names of the states: the input, and after each layer."""
+    last = "norm" if config.norm_order == "post" else "add"
+    layers = [f"{side}.{n}.feed_forward.{last}" for n in range(config.layers)]
+    return [f"{side}.input", *layers]
 
 
 def _top_check(focus: Focus, side: str, names: list[str]) -> Check:
     """The output is the state of the last layer, after one more norm in pre-norm models."""
-    if focus.trace.config.norm_order == "post":
-        claim, again = "the output is the state of the last layer", focus.tensor(names[-1])
-    else:
+    norm, again = "", focus.tensor(names[-1])
+    if focus.trace.config.norm_order == "pre":
         norm = "" if focus.trace.config.norm == "none" else "the norm of "
-        claim = f"the output is {norm}the state of the last layer"
         again = focus.norm(focus.tensor(names[-2]), f"{side}.norm")
-    return focus.check(claim, f"{side}.output", again)
+    return focus.check(f"the output is {norm}the state of the last layer", f"{side}.output", again)
 
 
 def lens(focus: Focus) -> TableFigure:
     """The logit lens: the classifier applied to the chosen token's state after each layer."""
     trace, side = focus.trace, focus.last_side
     i, tokenizer = focus.word(side), trace.trained.tokenizer
-    names = [n for n in _states_of(focus, side) if not n.endswith(".output")]
     final = int(trace.logits[i].nan_to_num(-math.inf).argmax())
     rows: list[list[Cell]] = []
-    for n, name in enumerate(names):
+    for n, name in enumerate(states_of(trace.config, side)):
         state = focus.tensor(name)[i]
         if trace.config.norm_order == "pre":
             state = focus.norm(state, f"{side}.norm")

@@ -1,7 +1,8 @@
-"""How the model learns from one text: its loss, the gradient, and one step of gradient descent."""
+"""How the model learns from one text: teacher forcing, loss, gradient, and one step along it."""
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from torch.nn import functional as F
 from limelight.explain.focus import Focus
 from limelight.explain.gradient import GradientStep, gradient_step, labels_of
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number
-from limelight.explain.stages.extras import loss_formulas, teacher_forcing
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import Trace
 
@@ -26,30 +26,88 @@ _SGD = (
 )
 
 
+class _TeacherForcing(NamedTuple):
+    """The loss of every position, given the true tokens before it; all T, in nats."""
+
+    losses: Tensor  # negative log-likelihood of the true token
+    best: Tensor  # the most likely token (argmax)
+    best_logprobs: Tensor
+    uniform: Tensor  # the mean loss over all tokens of the vocabulary
+    smoothed: Tensor  # the loss with label smoothing
+
+
+def teacher_forcing(logits: Tensor, targets: Sequence[int], smoothing: float) -> _TeacherForcing:
+    """Score the true tokens `targets` by the rows of `logits` (T V) that predict them.
+
+    With label smoothing, a small weight is spread over all tokens alike (section 5.4).
+    """
+    logprobs = logits.double().log_softmax(dim=-1).cpu()
+    losses = -logprobs.gather(1, torch.tensor(list(targets))[:, None])[:, 0]
+    best, uniform = logprobs.max(dim=-1), -logprobs.mean(dim=-1)
+    smoothed = (1 - smoothing) * losses + smoothing * uniform
+    return _TeacherForcing(losses, best.indices, best.values, uniform, smoothed)
+
+
+def teacher(focus: Focus) -> Stage:
+    """Training predicts all positions at once, each from the true tokens before it."""
+    trace, given = focus.trace, focus.trace.traced_text.given
+    rows, labels = range(given, len(trace.answers)), trace.answers.ids[given:]
+    logits = _logits(trace, rows)
+    forced = teacher_forcing(logits, labels, trace.smoothing)
+    heads = ["row", "input", "target", "p(target)", "-log p"]
+    table = _loss_rows(trace, rows, labels, forced.losses)
+    title = "input shifted right, target, loss"
+    again = F.cross_entropy(logits, torch.tensor(labels))
+    return Stage(
+        title="Teacher forcing: all positions at once, given the true tokens",
+        what="In training the decoder reads the true text, shifted right by one, whatever it would "
+        "have predicted (teacher forcing). One parallel pass predicts the next token at every "
+        "position. The loss is the mean negative log-likelihood of the true tokens.",
+        formulas=_loss_formulas(forced, trace.smoothing),
+        figures=[TableFigure(title, heads, table, share=3, names=("teacher",))],
+        checks=[focus.check("the mean is torch's cross-entropy", forced.losses.mean(), again)],
+        notes=["The mean is over the real tokens of all texts in a batch; padding does not count."],
+    )
+
+
+def _loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
+    """The mean loss, and with label smoothing what training minimizes."""
+    total, count = forced.losses.sum().item(), len(forced.losses)
+    means = (forced.losses.mean(), forced.uniform.mean(), forced.smoothed.mean())
+    mean, uniform, smoothed = (x.item() for x in means)
+    numbers = {"sum": total, "count": count, "mean": mean}
+    filled = f"{number(total)} / {count} = {number(mean)}"
+    plain = Formula("loss = mean of -log p(target)", filled, numbers)
+    if not smoothing:
+        return [plain]
+    both = Formula(
+        f"with label smoothing e = {smoothing:g}, as in this model's training: (1 - e) x loss + e "
+        "x the mean over all tokens",
+        f"{number(1 - smoothing)} x {number(mean)} + {number(smoothing)} x {number(uniform)} = "
+        f"{number(smoothed)}",
+        {"share": smoothing, "plain": mean, "spread": uniform, "smoothed": smoothed},
+    )
+    return [plain, both]
+
+
 def loss(focus: Focus) -> Stage:
     """The loss of this text, position by position (sections 5 and 5.4)."""
     trace, (rows, labels) = focus.trace, labels_of(focus.trace)
     logits = _logits(trace, rows)
     forced = teacher_forcing(logits, labels, trace.smoothing)
-    smoothed = (1 - trace.smoothing) * forced.losses - trace.smoothing * forced.mean_logprobs
-    heads = ["row", "reads", "target", "p(target)", "-log p"]
-    cells = zip(_labelled(trace, rows, labels), forced.losses.tolist(), strict=True)
-    table: list[list[Cell]] = [[*labelled, math.exp(-x), x] for labelled, x in cells]
+    heads, columns = ["row", "reads", "target", "p(target)", "-log p"], [forced.losses]
     if trace.smoothing:
-        heads.append("with smoothing")
-        for row, value in zip(table, smoothed.tolist(), strict=True):
-            row.append(value)
-    title = "the loss of every position"
-    wanted, share = torch.tensor(labels), trace.smoothing
-    again = F.cross_entropy(logits, wanted, label_smoothing=share)
+        heads, columns = [*heads, "with smoothing"], [*columns, forced.smoothed]
+    table, title = _loss_rows(trace, rows, labels, *columns), "the loss of every position"
+    again = F.cross_entropy(logits, torch.tensor(labels), label_smoothing=trace.smoothing)
     return Stage(
         title="The loss: how surprised is the model by the right answer?",
         what=f"{_what_is_read(trace)} The loss of a position is -log p of its true token: 0 if the "
         "model was sure of it, large if it thought it unlikely. Their mean is what training makes "
         "smaller.",
-        formulas=loss_formulas(forced, trace.smoothing),
+        formulas=_loss_formulas(forced, trace.smoothing),
         figures=[TableFigure(title, heads, table, share=3, names=("loss",))],
-        checks=[focus.check("the mean is torch's cross-entropy", smoothed.mean(), again)],
+        checks=[focus.check("the mean is torch's cross-entropy", forced.smoothed.mean(), again)],
         notes=_target_notes(trace),
     )
 
@@ -57,7 +115,6 @@ def loss(focus: Focus) -> Stage:
 def learning(focus: Focus) -> Stage:
     """The gradient of that loss, and one step along it."""
     trace, rate = focus.trace, focus.trace.trained.learning_rate
-    rows, labels = labels_of(trace)
     step = gradient_step(trace, rate)
     return Stage(
         title="Learning: every weight moves a little against its gradient",
@@ -67,11 +124,11 @@ def learning(focus: Focus) -> Stage:
         "model itself stays as it was.",
         formulas=_step_formulas(step, rate),
         figures=[
-            _before_and_after(trace, step, rows, labels),
+            _before_and_after(trace, step),
             *(_token_table(focus, step, side) for side in step.token_gradients),
             _matrix_table(step, rate),
         ],
-        checks=_gradient_checks(focus, step, rows, labels),
+        checks=_gradient_checks(focus, step),
         notes=[*_target_notes(trace), _SGD],
     )
 
@@ -86,11 +143,17 @@ def _labelled(trace: Trace, rows: Sequence[int], labels: Sequence[int]) -> list[
     if trace.trained.classes:
         return [["0", trace.source.labels[0], visible(trace.trained.classes[labels[0]])]]
     read = (trace.target or trace.source).labels
-    pieces = pieces_of(trace.trained.tokenizer, labels)
-    return [
-        [str(row), read[row], trace.label(row, piece)]
-        for row, piece in zip(rows, pieces, strict=True)
-    ]
+    pairs = zip(rows, pieces_of(trace.trained.tokenizer, labels), strict=True)
+    return [[str(row), read[row], trace.label(row, piece)] for row, piece in pairs]
+
+
+def _loss_rows(
+    trace: Trace, rows: Sequence[int], labels: Sequence[int], *losses: Tensor
+) -> list[list[Cell]]:
+    """Rows with the probability of the true token, and these losses; the first is -log of it."""
+    values = zip(*(loss.tolist() for loss in losses), strict=True)
+    both = zip(_labelled(trace, rows, labels), values, strict=True)
+    return [[*labelled, math.exp(-found[0]), *found] for labelled, found in both]
 
 
 def _what_is_read(trace: Trace) -> str:
@@ -102,12 +165,8 @@ def _what_is_read(trace: Trace) -> str:
 
 
 def _target_notes(trace: Trace) -> list[str]:
-    encoder = trace.trained.family == "encoder-only"
-    if (
-        encoder
-        and not trace.trained.classes
-        and trace.trained.tokenizer.mask not in trace.source.ids
-    ):
+    trained, encoder = trace.trained, trace.trained.family == "encoder-only"
+    if encoder and not trained.classes and trained.tokenizer.mask not in trace.source.ids:
         return [_NOT_MASKED]
     given = trace.traced_text.labels if encoder else trace.traced_text.mode == "given"
     return [] if given else [_OWN_OUTPUT]
@@ -120,17 +179,15 @@ def _step_formulas(step: GradientStep, rate: float) -> list[Formula]:
     weight, slope = (x[name].flatten()[at].item() for x in (step.weights, step.gradients))
     count = sum(weight.numel() for weight in step.weights.values())
     squared, new = step.squared_norm, weight - rate * slope
+    numbers = {"squared": squared, "norm": math.sqrt(squared), "count": count}
+    filled = f"sqrt({number(squared)}) = {number(math.sqrt(squared))}, over {count:,} weights"
     return [
         Formula(
             "new weight = weight - rate x gradient; here where the gradient is largest",
             f"{name}[{at}]: {number(weight)} - {rate:.3g} x {number(slope)} = {number(new)}",
             {"weight": weight, "rate": rate, "gradient": slope, "new": new},
         ),
-        Formula(
-            "norm of the gradient = sqrt(sum of the squares of all)",
-            f"sqrt({number(squared)}) = {number(math.sqrt(squared))}, over {count:,} weights",
-            {"squared": squared, "norm": math.sqrt(squared), "count": count},
-        ),
+        Formula("norm of the gradient = sqrt(sum of the squares of all)", filled, numbers),
         Formula(
             "new loss = about loss - rate x norm^2, if the step is small",
             f"{number(step.loss)} - {rate:.3g} x {number(squared)} = "
@@ -140,13 +197,11 @@ def _step_formulas(step: GradientStep, rate: float) -> list[Formula]:
     ]
 
 
-def _before_and_after(
-    trace: Trace, step: GradientStep, rows: Sequence[int], labels: Sequence[int]
-) -> TableFigure:
-    wanted = torch.tensor(labels)[:, None]
+def _before_and_after(trace: Trace, step: GradientStep) -> TableFigure:
+    at = range(len(step.labels)), step.labels
     both = [logits.cpu().double().softmax(dim=-1) for logits in (step.logits, step.logits_after)]
-    before, after = (p.gather(1, wanted)[:, 0].tolist() for p in both)
-    cells = zip(_labelled(trace, rows, labels), before, after, strict=True)
+    before, after = (p[at].tolist() for p in both)
+    cells = zip(_labelled(trace, step.rows, step.labels), before, after, strict=True)
     table: list[list[Cell]] = [[*labelled, p, q - p, q] for labelled, p, q in cells]
     heads = ["row", "reads", "target", "p before", "change", "p after"]
     title = "probability of the true tokens, before and after one step"
@@ -155,11 +210,9 @@ def _before_and_after(
 
 def _token_table(focus: Focus, step: GradientStep, side: str) -> TableFigure:
     sizes = step.token_gradients[side].double().norm(dim=-1)
-    shares = (sizes / sizes.sum().clamp(min=1e-300)).tolist()
-    labels = focus.words(side).labels
-    rows: list[list[Cell]] = [
-        [str(i), labels[i], size, shares[i]] for i, size in enumerate(sizes.tolist())
-    ]
+    pairs = torch.stack([sizes, sizes / sizes.sum().clamp(min=1e-300)], dim=1).tolist()
+    labelled = enumerate(zip(focus.words(side).labels, pairs, strict=True))
+    rows: list[list[Cell]] = [[str(i), label, *pair] for i, (label, pair) in labelled]
     title = f"gradient at each token that the {side} reads"
     heads = ["position", "token", "norm", "share"]
     return TableFigure(title, heads, rows, share=3, names=(f"{side} tokens",))
@@ -184,14 +237,12 @@ def _matrix_table(step: GradientStep, rate: float) -> TableFigure:
     return TableFigure(title, heads, rows, share=2, names=("gradients",))
 
 
-def _gradient_checks(
-    focus: Focus, step: GradientStep, rows: Sequence[int], labels: Sequence[int]
-) -> list[Check]:
+def _gradient_checks(focus: Focus, step: GradientStep) -> list[Check]:
     """With the label (smoothed) as a distribution, the gradient at the logits is (p - label)/n."""
-    logits, smoothing = _logits(focus.trace, rows), focus.trace.smoothing
-    label = F.one_hot(torch.tensor(labels), logits.size(1)).double() * (1 - smoothing)
+    logits, smoothing = _logits(focus.trace, step.rows), focus.trace.smoothing
+    label = F.one_hot(torch.tensor(step.labels), logits.size(1)).double() * (1 - smoothing)
     label += smoothing / logits.size(1)
-    again = (logits.softmax(dim=-1) - label) / len(labels)
+    again = (logits.softmax(dim=-1) - label) / len(label)
     found, same = step.logits_gradient.cpu().double(), step.logits.cpu().double()
     return [
         focus.check("the gradient at the logits is (p - label) / positions", found, again),

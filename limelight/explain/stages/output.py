@@ -81,47 +81,30 @@ def _probability(focus: Focus, row: int) -> list[Formula]:
     score, probability = logits[best].item(), math.exp(logits[best].item() - total)
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).nansum().item()
     piece = focus.trace.label(row, pieces_of(focus.trace.trained.tokenizer, [best])[0])
-    return [
-        Formula(
-            "p = exp(logit) / sum of exp(all logits) = exp(logit - log of that sum)",
-            f"p({piece}) = exp({number(score)} - {number(total)}) = {number(probability)}",
-            {"score": score, "total": total, "probability": probability},
-        ),
-        Formula(
-            "perplexity = exp(entropy), entropy = -(sum of p log p)",
-            f"exp({number(entropy)}) = {number(math.exp(entropy), 1)} equally likely pieces",
-            {"entropy": entropy},
-        ),
-    ]
+    letters = "p = exp(logit) / sum of exp(all logits) = exp(logit - log of that sum)"
+    filled = f"p({piece}) = exp({number(score)} - {number(total)}) = {number(probability)}"
+    numbers = {"score": score, "total": total, "probability": probability}
+    perplexity = "perplexity = exp(entropy), entropy = -(sum of p log p)"
+    equal = f"exp({number(entropy)}) = {number(math.exp(entropy), 1)} equally likely pieces"
+    first = Formula(letters, filled, numbers)
+    return [first, Formula(perplexity, equal, {"entropy": entropy})]
 
 
 def _best_words(focus: Focus, row: int) -> TableFigure:
-    logits = focus.trace.logits[row].double()
-    probabilities = logits.softmax(dim=-1)
-    tokenizer = focus.trace.trained.tokenizer
+    logits, tokenizer = focus.trace.logits[row].double(), focus.trace.trained.tokenizer
     best = logits.nan_to_num(-math.inf).topk(min(20, len(logits))).indices.tolist()
-    rows: list[list[Cell]] = [
-        [
-            focus.trace.label(row, piece),
-            str(token),
-            logits[token].item(),
-            probabilities[token].item(),
-        ]
-        for token, piece in zip(best, pieces_of(tokenizer, best), strict=True)
-    ]
+    labels = [focus.trace.label(row, piece) for piece in pieces_of(tokenizer, best)]
+    columns = logits[best].tolist(), logits.softmax(dim=-1)[best].tolist()
+    rows = list(zip(labels, map(str, best), *columns, strict=True))
     heads = ["piece", "id", "logit", "probability"]
     return TableFigure(f"the {len(rows)} most likely pieces", heads, rows, share=3, names=("top",))
 
 
 def _text_classifier(focus: Focus) -> Stage:
-    trace = focus.trace
-    logits = trace.logits.double()
+    logits, names = focus.trace.logits.double(), map(visible, focus.trace.trained.classes)
     probabilities = logits.softmax(dim=-1)
     again = classify(focus, focus.tensor("encoder.output"))
-    rows: list[list[Cell]] = [
-        [visible(name), logits[c].item(), probabilities[c].item()]
-        for c, name in enumerate(trace.trained.classes)
-    ]
+    rows = list(zip(names, logits.tolist(), probabilities.tolist(), strict=True))
     heads = ["class", "logit", "probability"]
     return Stage(
         title="The first token's vector decides the class",
@@ -141,9 +124,8 @@ def loop(focus: Focus) -> Stage:
     trace, traced_text = focus.trace, focus.trace.traced_text
     heads = ["step", "reads", "chosen", "probability", "next best"]
     rows = [_loop_row(trace, n, step) for n, step in enumerate(trace.steps)]
-    ended = "The loop stopped at the end token."
-    if not traced_text.ended:
-        ended = f"No end token came: the loop stopped after {len(rows)} tokens."
+    cut = f"No end token came: the loop stopped after {len(rows)} tokens."
+    ended = "The loop stopped at the end token." if traced_text.ended else cut
     return Stage(
         title="The chosen token is read next, until the end",
         what="The chosen token is appended to the decoder's input, and everything is repeated for "

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from limelight.explain.focus import Focus, numbered, sum_of_products
-from limelight.explain.stage import Cell, Formula, Heatmap, Stage, TableFigure, number
+from limelight.explain.stage import Formula, Heatmap, Stage, TableFigure, factor, number
+from limelight.explain.stages.attention import softmax_formula, weight_checks, weight_grid
 
 _Values = dict[str, Tensor]  # by name: of one step, or T H of all steps
 
@@ -41,10 +42,17 @@ def _rnn(x: Sequence[Tensor], h: Sequence[Tensor], _: _Values) -> _Values:
 
 
 _CELLS = {"lstm": (_lstm, 4), "gru": (_gru, 3), "rnn": (_rnn, 1)}  # with the number of gates
-_EQUATIONS = {
-    "lstm": "c = forget x c_before + input x candidate, h = output x tanh(c)",
-    "gru": "h = (1 - update) x candidate + update x h_before",
-    "rnn": "h = tanh(W x + U h_before + b)",
+_EQUATIONS = {  # in letters, and with numbers by their names
+    "lstm": (
+        "c = forget x c_before + input x candidate, h = output x tanh(c)",
+        "c = {forget gate} x {cell before} + {input gate} x {candidate} = {cell}, "
+        "h = {output gate} x tanh({cell}) = {state}",
+    ),
+    "gru": (
+        "h = (1 - update) x candidate + update x h_before",
+        "h = (1 - {update gate}) x {candidate} + {update gate} x {state before} = {state}",
+    ),
+    "rnn": ("h = tanh(W x + U h_before + b)", "h = {state}, and h_before = {state before}"),
 }
 _WHAT = {
     "lstm": "Gates between 0 and 1 decide: the forget gate what stays of the cell's memory, the "
@@ -53,6 +61,9 @@ _WHAT = {
     "gate how much of it the candidate for the rest may use.",
     "rnn": "It has no gates: everything is mixed at every step, and old words fade.",
 }
+
+
+_ENDS = {"forward": -1, "backward": 0}  # the token that each direction reads last
 
 
 class _Layer(NamedTuple):
@@ -65,24 +76,19 @@ class _Layer(NamedTuple):
         return torch.cat([values["state"] for values, _ in self.runs.values()], dim=-1)
 
     def last(self, name: str) -> Tensor:
-        """After the last token that was read: of the backward direction, that is the first."""
-        ends = {"forward": -1, "backward": 0}
-        return torch.cat([values[name][ends[way]] for way, (values, _) in self.runs.items()])
+        return torch.cat([values[name][_ENDS[way]] for way, (values, _) in self.runs.items()])
 
 
 def _layers_of(focus: Focus, side: str) -> list[_Layer]:
     """The recurrence of one side, layer by layer; a decoder starts from the encoder's end."""
     before = _layers_of(focus, "encoder") if (side, focus.side) == ("decoder", "encoder") else []
     x = focus.tensor(f"{side}.embedding") * focus.trace.config.d_model**0.5
-    both, found = side == "encoder", list[_Layer]()
+    ways, found = list(_ENDS) if side == "encoder" else ["forward"], list[_Layer]()
+    zeros = x.new_zeros(focus.trace.config.d_model // len(ways))
     for layer in range(focus.trace.config.layers):
-        runs = {}
-        for way in ("forward", "backward") if both else ("forward",):
-            size = focus.trace.config.d_model // (2 if both else 1)
-            nothing = {name: x.new_zeros(size) for name in ("state", "cell")}
-            begin = {n: before[layer].last(n) for n in _carried(focus)} if before else nothing
-            runs[way] = _run(focus, f"{side}.cell", f"l{layer}", way, x, begin), begin
-        found.append(_Layer(runs))
+        begin = {n: before[layer].last(n) if before else zeros for n in _carried(focus)}
+        values = [_run(focus, f"{side}.cell", f"l{layer}", way, x, begin) for way in ways]
+        found.append(_Layer({way: (each, begin) for way, each in zip(ways, values, strict=True)}))
         x = found[-1].states
     return found
 
@@ -96,34 +102,23 @@ def _run(
 ) -> _Values:
     """Read the tokens in one direction; the values of every step, in the order of the text."""
     compute, gates = _CELLS[focus.trace.config.cell]
-    suffix = f"{layer}_reverse" if way == "backward" else layer
-    weights = [focus.weight(f"{path}.{name}_{suffix}") for name in ("weight_ih", "weight_hh")]
-    biases = [focus.weight(f"{path}.{name}_{suffix}") for name in ("bias_ih", "bias_hh")]
-    inputs, steps, now = x @ weights[0].T + biases[0], list[_Values](), dict(carried)
-    for t in range(len(x)) if way == "forward" else reversed(range(len(x))):
-        recurrent = weights[1] @ now["state"] + biases[1]
+    suffix, order = (layer, 1) if way == "forward" else (f"{layer}_reverse", -1)
+    parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    w, u, w_bias, u_bias = (focus.weight(f"{path}.{part}_{suffix}") for part in parts)
+    inputs, steps, now = x @ w.T + w_bias, list[_Values](), dict(carried)
+    for t in range(len(x))[::order]:
+        recurrent = u @ now["state"] + u_bias
         now = compute(inputs[t].chunk(gates), recurrent.chunk(gates), now)
         steps.append(now)
-    steps = steps if way == "forward" else steps[::-1]
+    steps = steps[::order]
     return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
 
 
-def recurrence(focus: Focus) -> Stage:
-    """The first stack: an encoder that reads both ways, or the decoder alone."""
-    return _recurrence(focus, focus.side)
-
-
-def decoder_recurrence(focus: Focus) -> Stage:
-    """The decoder, which starts where the encoder ended."""
-    return _recurrence(focus, "decoder")
-
-
-def _recurrence(focus: Focus, side: str) -> Stage:
+def recurrence(focus: Focus, side: str = "") -> Stage:
+    """An encoder that reads both ways, or a decoder; if not chosen, the first stack."""
+    side = side or focus.side
     cell, all_layers = focus.trace.config.cell, _layers_of(focus, side)
-    layer, tap = (
-        all_layers[focus.layer],
-        "encoder.output" if side == "encoder" else "decoder.states",
-    )
+    layer, tap = all_layers[focus.layer], f"{side}.{'output' if side == 'encoder' else 'states'}"
     starts = "It starts from zeros."
     if side == "encoder":
         starts = "One half of the numbers reads forwards, the other backwards, both from zeros."
@@ -152,29 +147,16 @@ def _cell_formulas(focus: Focus, side: str, layer: _Layer) -> list[Formula]:
     for name in _carried(focus):
         numbers[f"{name} before"] = (values[name][i - 1] if i else begin[name])[0].item()
     shown = {name: number(value) for name, value in numbers.items()}
-    filled = f"h = {shown['state']}, and h_before = {shown['state before']}"
-    if focus.trace.config.cell == "lstm":
-        filled = (
-            f"c = {shown['forget gate']} x {shown['cell before']} + {shown['input gate']} x "
-            f"{shown['candidate']} = {shown['cell']}, h = {shown['output gate']} x "
-            f"tanh({shown['cell']}) = {shown['state']}"
-        )
-    elif focus.trace.config.cell == "gru":
-        filled = (
-            f"h = (1 - {shown['update gate']}) x {shown['candidate']} + {shown['update gate']} x "
-            f"{shown['state before']} = {shown['state']}"
-        )
-    return [Formula(f"first number: {_EQUATIONS[focus.trace.config.cell]}", filled, numbers)]
+    letters, filled = _EQUATIONS[focus.trace.config.cell]
+    return [Formula(f"first number: {letters}", filled.format_map(shown), numbers)]
 
 
 def _cell_grid(focus: Focus, side: str, layer: _Layer) -> Heatmap:
     i, runs = focus.word(side), layer.runs
     arrows = {"forward": "→ ", "backward": "← "} if len(runs) > 1 else {"forward": ""}
-    rows = {
-        f"{arrows[way]}{name}": value[i]
-        for way, (values, _) in runs.items()
-        for name, value in values.items()
-    }
+    rows: _Values = {}
+    for way, (found, _) in runs.items():
+        rows |= {f"{arrows[way]}{name}": value[i] for name, value in found.items()}
     values = torch.stack(list(rows.values()))
     title = f"gates and states at {focus.label(side)}"
     return Heatmap(title, ("cell",), values, list(rows), numbered(values.size(1)), at=i)
@@ -185,11 +167,8 @@ def _token_table(focus: Focus, side: str, layer: _Layer) -> TableFigure:
     runs = [values for values, _ in layer.runs.values()]
     gates = [name for name in runs[0] if name.endswith("gate")]
     means = {name: torch.cat([v[name] for v in runs], dim=-1).mean(dim=-1) for name in gates}
-    columns = [*means.values(), layer.states.norm(dim=-1)]
-    labels = focus.words(side).labels
-    rows: list[list[Cell]] = [
-        [labels[t], *(column[t].item() for column in columns)] for t in range(len(labels))
-    ]
+    columns = [column.tolist() for column in (*means.values(), layer.states.norm(dim=-1))]
+    rows = list(zip(focus.words(side).labels, *columns, strict=True))
     title = "mean of each gate, and the norm of the state" if gates else "the norm of the state"
     heads = ["token", *gates, "state"]
     return TableFigure(title, heads, rows, focus=focus.word(side), names=("gates",))
@@ -197,50 +176,75 @@ def _token_table(focus: Focus, side: str, layer: _Layer) -> TableFigure:
 
 def attention(focus: Focus) -> Stage:
     """Additive attention from the decoder's states to the encoder's (Bahdanau et al. 2015)."""
+    block, letters = focus.block("decoder", "cross"), "v . tanh(W query + U key)"
     states, memory = focus.tensor("decoder.states"), focus.tensor("encoder.output")
-    weights, i = focus.tensor("decoder.cross.weights"), focus.target_word
     queries, keys = (focus.linear(states, "attention.query"), focus.linear(memory, "attention.key"))
     compared = (queries[:, None] + keys).tanh()  # T S D
     scores = focus.linear(compared, "attention.score")[..., 0]
-    j, block = int(weights[i].argmax()), focus.block("decoder", "cross")
-    letters = "v . tanh(W query + U key)"
-    name = f"score({focus.label('decoder')}, {block.key_tokens.labels[j]})"
-    v, both = focus.weight("attention.score.weight")[0], compared[i, j]
-    above, below = scores[i, j].exp().item(), scores[i].exp().sum().item()
-    softmax = Formula(
-        "weight = exp(score) / sum of exp(scores) in the row",
-        f"{number(above)} / {number(below)} = {number(weights[i, j].item())}",
-        {"above": above, "below": below, "weight": weights[i, j].item()},
+    name = f"score({focus.label('decoder')}, {block.key_tokens.labels[block.key_index]})"
+    v, both = (
+        focus.weight("attention.score.weight")[0],
+        compared[block.query_index, block.key_index],
     )
-    mixed = torch.cat([states, weights @ memory], dim=-1)
-    ones = torch.ones(len(weights)).double()
+    mixed = torch.cat([states, block.get("weights") @ memory], dim=-1)
+    output = focus.linear(mixed, "attention.output").tanh()
     return Stage(
         title="Attention: the decoder looks back at the encoder's states",
         what="Without attention, one state would have to hold the whole source. With it, each row "
         "of the decoder compares its state with all states of the encoder and reads a weighted "
         "sum of them. A small network gives the score here; the Transformer has q . k.",
-        formulas=[sum_of_products(name, letters, v, both, ("v", "t")), softmax],
-        figures=[
-            Heatmap(
-                "attention weights",
-                ("decoder.cross.weights",),
-                weights,
-                block.rows,
-                block.key_tokens.labels,
-                ("query", "key"),
-                "share",
-                focus=(i, j),
-                sums=True,
-            )
-        ],
+        formulas=[sum_of_products(name, letters, v, both, ("v", "t")), softmax_formula(block)],
+        figures=[weight_grid(block)],
         checks=[
-            focus.check("scores = v . tanh(W query + U key)", "decoder.cross.masked", scores),
-            focus.check("weights = softmax(scores)", weights, scores.softmax(dim=-1)),
-            focus.check("every row sums to 1", weights.sum(dim=-1), ones),
-            focus.check(
-                "output = tanh(linear(state, weighted sum))",
-                "decoder.cross.output",
-                focus.linear(mixed, "attention.output").tanh(),
-            ),
+            block.check(f"scores = {letters}", "masked", scores),
+            *weight_checks(block),
+            block.check("output = tanh(linear(state, weighted sum))", "output", output),
         ],
     )
+
+
+def ssru(focus: Focus) -> Stage:
+    """The cell (Kim et al. 2019) in the place of a decoder's masked self-attention."""
+    name, path = f"decoder.{focus.layer}.self", f"decoder.layers.{focus.layer}.self_cell"
+    gate, value, state = (focus.tensor(f"{name}.{part}") for part in ("gate", "value", "state"))
+    read = focus.tensor(focus.origin(f"{name}.value")[0])
+    gates = focus.linear(read, f"{path}.gate").sigmoid()
+    parts = {"gate f": "gate", "W x": "value", "state c": "state", "output": "output"}
+    steps = {label: f"{name}.{part}" for label, part in parts.items()}
+    return Stage(
+        title="A recurrent cell carries the earlier tokens along",
+        what="This decoder has a recurrent cell (SSRU) in the place of masked self-attention. It "
+        "reads the target tokens one after the other and keeps one state. A gate between 0 and 1 "
+        "decides, number by number, how much of the state stays and how much is new.",
+        formulas=[_state_formula(focus, gate[:, 0], value[:, 0], state[:, 0])],
+        figures=[
+            focus.one_word(f"{focus.label('decoder')}, step by step", steps, "decoder"),
+            focus.all_words("decoder", f"{name}.gate", "gates (1: keep, 0: replace)"),
+            focus.all_words("decoder", f"{name}.state", "states"),
+        ],
+        checks=[
+            focus.check("gates, from inputs and weights", gate, gates),
+            focus.check("W x", value, focus.linear(read, f"{path}.value")),
+            focus.check("each state, from the one before", state, _states(gate, value)),
+            focus.check("output = max(0, c)", f"{name}.output", state.clamp(min=0)),
+        ],
+        notes=[] if focus.target_word else ["The first token has no state before it: it is 0."],
+        location=f"decoder, layer {focus.layer + 1}",
+    )
+
+
+def _states(gate: Tensor, value: Tensor) -> Tensor:
+    states = [torch.zeros_like(value[0])]
+    for f, v in zip(gate, value, strict=True):
+        states.append(f * states[-1] + (1 - f) * v)
+    return torch.stack(states[1:])
+
+
+def _state_formula(focus: Focus, gate: Tensor, value: Tensor, state: Tensor) -> Formula:
+    """For the first number of the chosen token's state."""
+    i = focus.target_word
+    before, after = state[i - 1].item() if i else 0.0, state[i].item()
+    f, v = gate[i].item(), value[i].item()
+    letters = "c = f x (c before) + (1 - f) x (W x), with f = sigmoid(W_f x + b)"
+    filled = f"{factor(f)} x {factor(before)} + {factor(1 - f)} x {factor(v)} = {number(after)}"
+    return Formula(letters, filled, {"gate": f, "before": before, "value": v, "state": after})

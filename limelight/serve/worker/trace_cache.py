@@ -25,7 +25,7 @@ from limelight.explain.interventions import intervention_in_steps, parse
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, clean
 from limelight.explain.stages import stage_at
-from limelight.explain.stages.extras import teacher_forcing
+from limelight.explain.stages.learning import teacher_forcing
 from limelight.explain.tokens import pieces_of
 from limelight.explain.traced_text import (
     TooLongError,
@@ -221,9 +221,9 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
         "loss": forced.losses.tolist(),
         "best": _pieces(loaded, forced.best.tolist()),
         "p_best": forced.best_logprobs.exp().tolist(),
-        "mean": forced.mean,
+        "mean": forced.losses.mean().item(),
         "smoothing": smoothing,
-        "smoothed": forced.smoothed,
+        "smoothed": forced.smoothed.mean().item(),
     }
 
 
