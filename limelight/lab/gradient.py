@@ -79,7 +79,7 @@ def findings(values: Values) -> Findings:
         runs = {kind: zip(*values[f"{kind} {state}"], strict=True) for kind in KINDS}
         curves = {kind: dict(zip(LENGTHS, own, strict=True)) for kind, own in runs.items()}
         up = f"gradient, relative to the last token, {state}"
-        panels.append(Panel("distance in tokens", up, curves, "xy", ".1e", limits=(1e-16, 10)))
+        panels.append(Panel("distance in tokens", up, curves, "xy", ".1e", limits=(1e-16, 100)))
         reached = []
         for kind, curve in curves.items():
             arrives = [length for length, ratios in curve.items() if fmean(ratios) > 1e-6]

@@ -100,7 +100,7 @@ def draw(panels: Sequence[Panel]) -> "Figure":
 
 
 def _draw_panel(ax: "Axes", panel: Panel) -> None:
-    ax.set(xlabel=panel.across, ylabel=panel.up, ylim=panel.limits)
+    ax.set(xlabel=panel.across, ylabel=panel.up)
     ax.set(**{f"{axis}scale": "log" for axis in panel.log})
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
@@ -119,6 +119,8 @@ def _draw_panel(ax: "Axes", panel: Panel) -> None:
         ax.axhline(y, label=name, linestyle=":", **_GREY)
     for (name, x), dash in zip(panel.marks.items(), ("-", "--", ":"), strict=False):
         ax.axvline(x, label=name, linestyle=dash, **_GREY)
+    if panel.limits:
+        ax.set_ylim(panel.limits)
     _draw_ticks(ax, panel)
 
 

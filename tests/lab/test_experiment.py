@@ -91,6 +91,17 @@ def test_reports_hold_everything_and_escape_it(counted, tmp_path):
     assert again == written, "equal results, equal reports"
 
 
+@pytest.mark.parametrize("log", ["", "x", "xy"])
+def test_every_number_is_within_its_picture(log):
+    curves = {"gru": {8: [3.0, 5.0], 512: [400.0]}, "other": {8: [0.02]}}
+    (ax,) = report.draw([Panel("n", "size", curves, log)]).axes
+    low, high = ax.get_ylim()
+    assert low < 0.02
+    assert high > 400
+    (ax,) = report.draw([Panel("n", "size", curves, log, limits=(0.01, 20))]).axes
+    assert ax.get_ylim() == (0.01, 20)
+
+
 def test_every_experiment_is_complete(tmp_path):
     for name, one in EXPERIMENTS.items():
         examined = [Subject(SUBJECTS[name][1] or "reverse", tmp_path)] if name in SUBJECTS else []
