@@ -114,25 +114,16 @@ def _by_contestant(values: Values, task: str) -> dict[str, dict[float, Curve]]:
     return found
 
 
-def _overall(curve: Curve) -> list[float]:
-    """For each seed the mean over all sizes."""
-    return [fmean(own) for own in zip(*curve.values(), strict=True)]
-
-
-def _best_rate(rates: dict[float, Curve]) -> float:
-    return max(rates, key=lambda rate: sum(_overall(rates[rate])))
-
-
 def findings(values: Values) -> Findings:
     """How far each contestant comes at its best rate, and how wide its window of rates is."""
     by_size, by_rate, sentences = [], [], []
     for task, about in _TASKS.items():
-        found = _by_contestant(values, task)
-        best = {kind: rates[_best_rate(rates)] for kind, rates in found.items()}
-        means = {
-            kind: {rate: _overall(curve) for rate, curve in rates.items()}
-            for kind, rates in found.items()
-        }
+        best, means = dict[str, Curve](), dict[str, Curve]()
+        for kind, rates in _by_contestant(values, task).items():
+            seeds = {rate: zip(*curve.values(), strict=True) for rate, curve in rates.items()}
+            overall = {rate: [fmean(own) for own in each] for rate, each in seeds.items()}
+            best[kind] = rates[max(rates, key=lambda rate: sum(overall[rate]))]
+            means[kind] = overall
         draw = partial(
             Panel, log="x", form=".0%", limits=(0, 1.05), levels={"guessing": about.chance}
         )

@@ -64,7 +64,7 @@ def measurements(quick: bool, subject: Subject) -> Measurements:
 
 
 def _read(loaded: LoadedModel, subject: Subject, sentences: int) -> _Read:
-    texts, family = "its validation texts", loaded.recipe.model.family
+    texts = "its validation texts"
     try:
         data = resolve(loaded.recipe.data, "valid")
         if not corpora_for_split(data, "valid"):
@@ -80,13 +80,10 @@ def _read(loaded: LoadedModel, subject: Subject, sentences: int) -> _Read:
     parts = np.array_split(rows[np.argsort(sizes[rows])], -(-int(sizes[rows].sum()) // 1000))
     batches = EpochPlan(plan, 0, [part for part in parts if len(part)])
     aligned = None
-    if family == "encoder-decoder":
+    if loaded.recipe.model.family == "encoder-decoder":
         known = np.union1d(rows, plan.usable[:2000])  # more pairs than are read: a better table
-        pairs = zip(
-            *([column[i] for i in known] for column in tokenized.stores["valid"].columns),
-            strict=True,
-        )
-        aligned = fit(list(pairs), loaded.recipe.model.vocab)
+        source, target = tokenized.stores["valid"].columns
+        aligned = fit([(source[i], target[i]) for i in known], loaded.recipe.model.vocab)
     return _Read(loaded, [batches[i] for i in range(len(batches))], texts, aligned)
 
 
@@ -157,10 +154,8 @@ def _attentions(read: _Read, batch: Any) -> dict[str, _Attention]:
     decoder = own(batch.target[:, :-1], batch.target_real[:, 1:], True)
     found = {"encoder self": encoder, "decoder self": decoder}
     if read.aligned is not None:
-        kinds = {
-            "special": special[batch.source][:, None, :],
-            "aligned": _aligned(batch, read.aligned),
-        }
+        kinds = {"special": special[batch.source][:, None, :]}
+        kinds["aligned"] = _aligned(batch, read.aligned)
         pairs = batch.target_real[:, 1:, None] & encoder.pairs.any(dim=1)[:, None, :]
         found["decoder cross"] = _Attention(batch.target[:, 1:], batch.source, pairs, kinds)
     return found

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from limelight.explain.interventions import applied, parse
 from limelight.lab.experiment import Findings, Measurements, Panel, Values
 from limelight.lab.networks import IGNORED, Batch, config_of, loss_of, make, train
 from limelight.lab.report import by_seed
@@ -64,7 +65,7 @@ def _learn(layers: int, seed: int, steps: int) -> dict[str, Any]:
     train(model, repeated(seed, 64), steps, 3e-3, watch)
     loss, scores = _score(model, held_out)
     without = [
-        [loss_without(model, layer, head, held_out) for head in range(_HEADS)]
+        [_loss_without(model, layer, head, held_out) for head in range(1, _HEADS + 1)]
         for layer in range(layers)
     ]
     return {"curve": curve, "loss": loss, "scores": scores, "without": without}
@@ -95,16 +96,9 @@ def _token_after_last_time(tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def loss_without(model: Any, layer: int, head: int, batch: Batch) -> float:
-    """The loss with one head switched off: its share of the output weights is zero."""
-    weight = model.decoder.layers[layer].self_attention.output.weight
-    own = slice(head * _WIDTH // _HEADS, (head + 1) * _WIDTH // _HEADS)
-    kept = weight[:, own].clone()
-    try:
-        weight[:, own] = 0.0
-        return loss_of(model, batch).item()
-    finally:
-        weight[:, own] = kept
+def _loss_without(model: Any, layer: int, head: int, batch: Batch) -> float:
+    with applied(model, parse([f"decoder.{layer}.self.weights@{head}=off"])) as changed:
+        return loss_of(changed, batch).item()
 
 
 def findings(values: Values) -> Findings:

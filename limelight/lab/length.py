@@ -96,19 +96,10 @@ def _prices() -> dict[str, dict[str, float]]:
     return prices
 
 
-def _by_kind(values: Values) -> dict[str, dict[int, list[float]]]:
-    """The losses of all seeds, by kind and length; texts that cannot be read are left out."""
-    found = {}
-    for kind, runs in by_seed(values).items():
-        if kind != "price":
-            read = [{n: x for n, x in run.items() if not isinstance(x, str)} for run in runs]
-            found[kind] = columns(read)
-    return found
-
-
 def findings(values: Values) -> Findings:
     """What became of each kind at the longest text, and the price of that length."""
-    losses, longest = _by_kind(values), _LENGTHS[-1]
+    runs, longest = by_seed(values), _LENGTHS[-1]
+    losses = {kind: columns(own) for kind, own in runs.items() if kind != "price"}
     short, long = (values["price"][str(n)] for n in (_TRAINED, longest))
     prices = {key: {n: [values["price"][str(n)][key]] for n in _LENGTHS} for key in short}
     up, floor = "loss of the last 32 tokens (nats)", {"best possible": _FLOOR}

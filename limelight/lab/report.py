@@ -45,11 +45,12 @@ def by_length(values: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
 
 
 def columns(runs: Iterable[Mapping[str, Any]]) -> dict[int, list[Any]]:
-    """The numbers of all runs by length, where each run has them by length."""
+    """The numbers of all runs by length, where each run has them, or why it has none, by length."""
     found: dict[int, list[Any]] = {}
     for run in runs:
         for length, number in run.items():
-            found.setdefault(int(length), []).append(number)
+            if not isinstance(number, str):
+                found.setdefault(int(length), []).append(number)
     return found
 
 

@@ -80,14 +80,11 @@ _SHOWN = {
 }
 
 
-def _by_way(values: Values, key: str) -> dict[str, dict[int, list[float]]]:
-    """A number of all seeds, by way and d_k."""
-    return by_length(by_seed({name: own[key] for name, own in values.items()}))
-
-
 def findings(values: Values) -> Findings:
     """How the start changes with d_k, and whether training feels it."""
-    found = {key: _by_way(values, key) for key in _SHOWN}
+    found = {
+        key: by_length(by_seed({name: own[key] for name, own in values.items()})) for key in _SHOWN
+    }
     logs, limits = {"variance": "xy"}, {"entropy": (0.0, 1.0)}
     panels = [
         Panel("d_k", _SHOWN[key], own, logs.get(key, "x"), ".3f", limits.get(key))

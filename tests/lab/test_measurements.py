@@ -70,26 +70,6 @@ def test_only_what_can_be_copied_is_predicted():
                 assert label == row[t + 1 - period]
 
 
-def test_a_head_that_is_switched_off_adds_nothing_and_comes_back():
-    model = make(config_of("transformer", 32, 2, 64, 64), 1)
-    batch = next(induction.repeated(1, 4))
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    without = induction.loss_without(model, 1, 2, batch)
-    attention = model.decoder.layers[1].self_attention
-
-    def off(_, given):
-        (mixed,) = given
-        mixed = mixed.clone()
-        mixed[..., 32:48] = 0
-        return (mixed,)
-
-    handle = attention.output.register_forward_pre_hook(off)
-    assert without == pytest.approx(loss_of(model, batch).item(), abs=1e-6)
-    handle.remove()
-    assert without != pytest.approx(loss_of(model, batch).item(), abs=1e-6)
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
 @pytest.mark.system  # a minute of training
 def test_two_layers_learn_induction_and_one_does_not():
     values = {name: measure() for name, measure in induction.measurements(True).items()}
