@@ -33,15 +33,15 @@ def lab(
 
     from limelight.lab import report
     from limelight.lab.catalog import EXPERIMENTS, SUBJECTS, find, subject_of
-    from limelight.lab.experiment import expected_seconds
+    from limelight.lab.experiment import expected_seconds, question_and_setting
     from limelight.lab.experiment import run as measure
 
     if not experiment:
         facts = []
         for name, found in EXPERIMENTS.items():
             seconds = [round(expected_seconds(found, short)) for short in (True, False)]
-            takes = SUBJECTS.get(name, ("",))[0]
-            about = {"name": name, "subject": takes, "question": found.QUESTION}
+            takes, question = SUBJECTS.get(name, ("",))[0], question_and_setting(found)[0]
+            about = {"name": name, "subject": takes, "question": question}
             facts.append({**about, "seconds": seconds})
         io.print_report({"experiments": facts}, _show_list, json)
         return

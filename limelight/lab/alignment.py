@@ -6,11 +6,12 @@ expectation maximisation learns from the pairs alone.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_Ids = NDArray[np.int64]
+_Ids = NDArray[Any]  # of any integers, as token stores have them
 _Pairs = list[tuple[_Ids, _Ids]]  # source and target tokens
 _BASE = 2**32  # above every token
 _KNOWN = 0.9  # of the probability; the rest is that of the target token alone
@@ -26,7 +27,7 @@ class Model1:
 
     def of(self, source: _Ids, target: _Ids) -> NDArray[np.float64]:
         """The probabilities of each target token from each source token, T x S."""
-        wanted = source[None, :] * _BASE + target[:, None]
+        wanted = _flat([source])[None, :] * _BASE + _flat([target])[:, None]
         found = np.searchsorted(self.links, wanted).clip(max=len(self.links) - 1)
         return np.where(self.links[found] == wanted, self.probabilities[found], 0.0)
 

@@ -1,11 +1,19 @@
-"""Is something wrong with a recipe or its data? Checks of a minute, before a long training."""
+"""Is something wrong with this recipe or its data?
+
+Five checks. Data: what `limelight data check` warns of, such as sources of one split in another.
+Pairing: IBM Model 1 learns from 2,000 pairs which source tokens become which target tokens; the
+loss on a quarter of them, as they are, shifted by a line, and shuffled. Overfitting: a sound model
+learns 8 examples by heart (without dropout and smoothing). Collapse: one target for many sources in
+the data, or one answer to all of those 8. Rate: the learning rate rises from 1e-6 to 1 within 120
+steps (--quick: 60); the loss falls while it is right, and rises where it is too high.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +27,9 @@ from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 from limelight.data.tokenizer import Tokenizer
 from limelight.lab.alignment import fit
-from limelight.lab.experiment import Measurements, Subject, Values
-from limelight.lab.networks import make
-from limelight.lab.report import new_figure, style_of
-from limelight.lab.subject import check_memory, tokenize
+from limelight.lab.experiment import Findings, Measurements, Panel, Subject, Values
+from limelight.lab.subject import check_memory, spread_out, tokenize
+from limelight.model import build
 from limelight.recipe import Recipe, load_recipe
 from limelight.training import optimizer as optim
 from limelight.training.lr_schedule import learning_rate
@@ -30,18 +37,6 @@ from limelight.training.objectives import LossModule
 from limelight.workflows.datasets import TokenizedData
 from limelight.workflows.validation_decoding import sample
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-QUESTION = "Is something wrong with this recipe or its data?"
-SETTING = (
-    "Five checks. Leaks: sources of one split in another. Pairing: IBM Model 1 learns from 2,000 "
-    "pairs which source tokens become which target tokens; the loss on a quarter of them, as they "
-    "are, shifted by a line, and shuffled. Overfitting: a sound model learns 8 examples by heart "
-    "(without dropout and smoothing). Collapse: one target for many sources in the data, or one "
-    "answer to all of those 8. Rate: the learning rate rises from 1e-6 to 1 within 120 steps "
-    "(--quick: 60); the loss falls while it is right, and rises where it is too high."
-)
 SECONDS = (12.0, 18.0)
 _SHIFTS = {"as they are": 0, "shifted down": 1, "shifted up": -1}
 _EXAMPLES, _BATCH, _LEARNED = 8, 1024, 0.1  # by heart; tokens; nats per token
@@ -84,25 +79,22 @@ def _pairing(prepared: _Prepared) -> dict[str, float]:
     """The loss of a target token given its source; nothing for texts alone."""
     tokenized = prepared()
     store, vocab = tokenized.stores["train"], tokenized.recipe.model.vocab
+    sources: Any = store.columns[0]
     targets: Any = store.columns[-1]
     if tokenized.classes:
-        targets = [np.array([tokenized.classes.index(label)]) for label in store.meta["labels"]]
+        targets = [[tokenized.classes.index(label)] for label in store.meta["labels"]]
     elif len(store.columns) < 2:
         return {}
-    rows = [i for i in range(len(store)) if len(store.columns[0][i]) and len(targets[i])][:2000]
-    paired = {name: np.roll(rows, lines) for name, lines in _SHIFTS.items()}
+    rows = [i for i in range(len(store)) if len(sources[i]) and len(targets[i])][:2000]
     random = np.random.default_rng(1)
-    paired |= {f"shuffled {i}": random.permutation(rows) for i in range(1, 5)}
-    return {name: _loss_of(store, targets, rows, own, vocab) for name, own in paired.items()}
-
-
-def _loss_of(store: Any, targets: Any, rows: list[int], others: Iterable[int], vocab: int) -> float:
-    pairs = [
-        (store.columns[0][i].astype(int), np.asarray(targets[j], int))
-        for i, j in zip(rows, others, strict=True)
-    ]
-    held_out = pairs[::4]  # from everywhere: files are often sorted by topic
-    return fit([pair for i, pair in enumerate(pairs) if i % 4] or pairs, vocab).loss(held_out)
+    others = {name: np.roll(rows, lines) for name, lines in _SHIFTS.items()}
+    others |= {f"shuffled {i}": random.permutation(rows) for i in range(1, 5)}
+    losses = {}
+    for name, own in others.items():
+        pairs = [(sources[i], targets[j]) for i, j in zip(rows, own, strict=True)]
+        learned = [pair for i, pair in enumerate(pairs) if i % 4] or pairs
+        losses[name] = fit(learned, vocab).loss(pairs[::4])
+    return losses
 
 
 def _fit(
@@ -110,12 +102,11 @@ def _fit(
 ) -> tuple[list[float], nn.Module]:
     """The losses of a training with these rates, step by step, and the model after it."""
     config = tokenized.recipe.train
-    model = make(replace(tokenized.recipe.model, dropout=0.0), 1)
-    module, optimizer, losses = (
-        LossModule(model),
-        optim.make_optimizer(model, config),
-        list[float](),
-    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = build(replace(tokenized.recipe.model, dropout=0.0))
+    module, losses = LossModule(model), list[float]()
+    optimizer = optim.make_optimizer(model, config)
     for batch, rate in zip(cycle(batches), rates, strict=False):
         optim.set_lr(optimizer, rate)
         sums = module.train()(batch)
@@ -132,7 +123,7 @@ def _fit(
 def _overfitting(prepared: _Prepared, steps: int) -> dict[str, Any]:
     tokenized = prepared()
     plan = replace(tokenized.batches("train"), bucketed=False)
-    rows = plan.usable[np.unique(np.linspace(0, len(plan.usable) - 1, _EXAMPLES).astype(int))]
+    rows = spread_out(plan.usable, _EXAMPLES)
     rate = 3e-3 * min(1.0, 64 / tokenized.recipe.model.d_model) ** 0.5
     rates = (rate * min(1.0, step / 10) for step in range(1, steps + 1))
     losses, model = _fit(tokenized, [EpochPlan(plan, 0, [rows])[0]], rates, _LEARNED / 2)
@@ -158,36 +149,42 @@ def _rates(prepared: _Prepared, steps: int) -> dict[str, Any]:
     return {"rates": rates[: len(smooth)].tolist(), "losses": smooth, "peak": peak}
 
 
-def limits(rates: Values) -> tuple[float, float]:
-    """The rate at which the loss falls fastest, and that from which it no longer falls."""
-    losses = np.array([loss if np.isfinite(loss) else np.inf for loss in rates["losses"]])
-    last = int(losses.argmin())
-    apart = max(1, len(losses) // 10)  # a single step is mostly noise
-    falling = losses[: max(1, last)] - losses[apart : max(1, last) + apart]
-    return rates["rates"][int(falling.argmax()) + apart // 2], rates["rates"][last]
+def findings(values: Values) -> Findings:
+    """What to do, in the order of the checks."""
+    found = checks(values)
+    table = [[name, measured, "look here" if todo else "fine"] for name, measured, todo in found]
+    sentences = [f"{name}: {todo}." for name, _, todo in found if todo]
+    return Findings(
+        _panels(values["overfitting"]["losses"], values["rates"]),
+        sentences or ["All checks passed: nothing wrong was found."],
+        [["check", "measured", ""], *table],
+    )
 
 
-def findings(values: Values) -> list[tuple[str, str, str]]:
-    """Of each check its name, what was measured, and what to do; nothing if all is well."""
+def _panels(losses: list[float], rates: Values) -> list[Panel]:
+    """The loss of 8 examples by step, and that of the training data by learning rate."""
+    by_heart = {"8 examples": {step: [loss] for step, loss in enumerate(losses, 1)}}
+    both = zip(rates["rates"], rates["losses"], strict=True)
+    by_rate = {"training data": {rate: [loss] for rate, loss in both if np.isfinite(loss)}}
+    fastest, highest = limits(rates)
+    marks = {"recipe's peak": rates["peak"], "fastest": fastest, "highest that learns": highest}
+    up, top = "loss (nats per token)", 1.5 * rates["losses"][0]
     return [
-        ("leaks", *_judge_leaks(values["data"])),
-        ("pairing", *_judge_pairing(values["pairing"])),
-        ("overfitting", *_judge_overfitting(values["overfitting"])),
-        ("collapse", *_judge_collapse(values["data"], values["overfitting"])),
-        ("rate", *_judge_rate(values["rates"])),
+        Panel("step", up, by_heart, "y", levels={"learned by heart": _LEARNED}),
+        Panel("learning rate", up, by_rate, "x", limits=(0, top), marks=marks),
     ]
 
 
-def _judge_leaks(data: Values) -> tuple[str, str]:
-    found = ", ".join(f"{count} {leak}" for leak, count in data["leaks"].items())
-    for leak, count in data["leaks"].items():
-        split = leak.split(" in ")[0]
-        if count > 0.01 * data["used"][split]:
-            return found, (
-                f"{count} sources of {leak.replace(' in ', ' are also in ')}: scores on them "
-                "measure memory; remove them from training, or split with data.hold_out"
-            )
-    return found or "one split only", ""
+def checks(values: Values) -> list[tuple[str, str, str]]:
+    """Of each check its name, what was measured, and what to do; nothing if all is well."""
+    warnings = values["data"]["warnings"]
+    return [
+        ("data", f"{len(warnings)} warnings of data check", "; ".join(warnings)),
+        ("pairing", *_judge_pairing(values["pairing"])),
+        ("overfitting", *_judge_overfitting(values["overfitting"]["losses"])),
+        ("collapse", *_judge_collapse(values["data"], values["overfitting"])),
+        ("rate", *_judge_rate(values["rates"])),
+    ]
 
 
 def _judge_pairing(losses: Values) -> tuple[str, str]:
@@ -196,93 +193,57 @@ def _judge_pairing(losses: Values) -> tuple[str, str]:
     own, beside = losses["as they are"], min(losses["shifted down"], losses["shifted up"])
     shuffled = [loss for name, loss in losses.items() if name.startswith("shuffled")]
     chance = max(shuffled) - min(shuffled) + 0.02  # by which few pairs differ anyway
-    found = f"as they are {own:.2f}, best shift {beside:.2f}, shuffled {min(shuffled):.2f}"
+    todo = ""
     if beside < own - chance:
-        return found, (
+        todo = (
             "targets fit the source of the line beside them better than their own: a line is "
             "missing or doubled in one of the files, near the beginning; compare their lines"
         )
-    if own > min(shuffled) - chance:
-        return found, (
+    elif own > min(shuffled) - chance:
+        todo = (
             "targets fit their sources no better than shuffled ones: are the columns right, and "
             "do the files belong together? (With very few or free answers this may be no fault)"
         )
-    return found, ""
+    return f"as they are {own:.2f}, best shift {beside:.2f}, shuffled {min(shuffled):.2f}", todo
 
 
-def _judge_overfitting(found: Values) -> tuple[str, str]:
-    losses = found["losses"]
+def _judge_overfitting(losses: list[float]) -> tuple[str, str]:
+    todo = (
+        "the model cannot learn 8 examples by heart: look for equal sources with different "
+        "targets, then for a model that is too small or a setting that is an experiment"
+    )
     measured = f"loss {losses[0]:.2f} to {losses[-1]:.3f} in {len(losses)} steps"
-    if not losses[-1] < _LEARNED:
-        return measured, (
-            "the model cannot learn 8 examples by heart: look for equal sources with different "
-            "targets, then for a model that is too small or a setting that is an experiment"
-        )
-    return measured, ""
+    return measured, "" if losses[-1] < _LEARNED else todo
 
 
 def _judge_collapse(data: Values, found: Values) -> tuple[str, str]:
-    measured = f"most frequent target {data['share']:.0%}"
-    if found["targets"]:
-        measured += f", {found['answers']} answers for {found['targets']} targets"
-    if data["share"] > 0.5:
-        return measured, (
-            f"{data['share']:.0%} of all targets are {data['target']!r}: a model that always gives "
-            "it scores as much; balance the data, and compare scores with that share"
+    share, answers, targets = data["share"], found["answers"], found["targets"]
+    todo = ""
+    if share > 0.5:
+        todo = (
+            f"{share:.0%} of all targets are {data['target']!r}: a model that always gives it "
+            "scores as much; balance the data, and compare scores with that share"
         )
-    if 2 * found["answers"] < found["targets"] or found["answers"] == 1 < found["targets"]:
-        return measured, (
-            "the model gives different sources the same answer: is the source column right?"
-        )
-    return measured, ""
+    elif 2 * answers < targets or answers == 1 < targets:
+        todo = "the model gives different sources the same answer: is the source column right?"
+    written = f", {answers} answers for {targets} targets" if targets else ""
+    return f"most frequent target {share:.0%}{written}", todo
 
 
 def _judge_rate(rates: Values) -> tuple[str, str]:
     best, highest = limits(rates)
-    measured = f"fastest at {best:.1e}, falls up to {highest:.1e}, recipe {rates['peak']:.1e}"
+    todo = ""
     if rates["peak"] > 2 * highest:
-        return measured, f"the learning rate is too high: set its peak to about {highest / 3:.1e}"
-    if rates["peak"] < best / 30:
-        return measured, f"the learning rate is low: {best:.1e} learns faster; set its peak there"
-    return measured, ""
+        todo = f"the learning rate is too high: set its peak to about {highest / 3:.1e}"
+    elif rates["peak"] < best / 30:
+        todo = f"the learning rate is low: {best:.1e} learns faster; set its peak there"
+    return f"fastest at {best:.1e}, falls up to {highest:.1e}, recipe {rates['peak']:.1e}", todo
 
 
-def table(values: Values) -> list[list[str]]:
-    """A row for each check."""
-    rows = [
-        [name, found, "look here" if todo else "fine"] for name, found, todo in findings(values)
-    ]
-    return [["check", "measured", ""], *rows]
-
-
-def figure(values: Values) -> "Figure":
-    """The loss of 8 examples by step, and that of the training data by learning rate."""
-    drawn, (left, right) = new_figure(2)
-    losses, rates = values["overfitting"]["losses"], values["rates"]
-    style = {**style_of("transformer"), "markersize": 2}
-    left.plot(range(1, len(losses) + 1), losses, **style)
-    left.axhline(_LEARNED, color="#777", linestyle="--", label="learned by heart")
-    left.set(xlabel="step", ylabel="loss of 8 examples (nats per token)", yscale="log")
-    right.plot(rates["rates"], rates["losses"], **style)
-    right.set(xlabel="learning rate", ylabel="loss (nats per token)", xscale="log")
-    top = 1.5 * rates["losses"][0]
-    right.set_ylim(0, top if np.isfinite(top) else None)
-    fastest, highest = limits(rates)
-    lines = {
-        "recipe's peak -": rates["peak"],
-        "fastest --": fastest,
-        "highest that learns :": highest,
-    }
-    for name, rate in lines.items():
-        label, _, dash = name.rpartition(" ")
-        right.axvline(rate, color="#777", linestyle=dash, label=label)
-    for ax in (left, right):
-        ax.legend(fontsize=7)
-    return drawn
-
-
-def conclusion(values: Values) -> list[str]:
-    """What to do, in the order of the checks, and what `data check` warns of."""
-    found = [f"{name}: {todo}." for name, _, todo in findings(values) if todo]
-    warnings = [f"data check: {warning}." for warning in values["data"]["warnings"]]
-    return [*found, *warnings] or ["All checks passed: nothing wrong was found."]
+def limits(rates: Values) -> tuple[float, float]:
+    """The rate at which the loss falls fastest, and that from which it no longer falls."""
+    losses = np.array([loss if np.isfinite(loss) else np.inf for loss in rates["losses"]])
+    last = int(losses.argmin())
+    apart = max(1, len(losses) // 10)  # a single step is mostly noise
+    falling = losses[: max(1, last)] - losses[apart : max(1, last) + apart]
+    return rates["rates"][int(falling.argmax()) + apart // 2], rates["rates"][last]

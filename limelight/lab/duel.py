@@ -1,10 +1,21 @@
-"""Is a Transformer better than recurrent networks with attention, on data of one's own?"""
+"""Does a Transformer translate better than recurrent networks with attention?
 
+All contestants have the recipe's data, tokenizer, batches and layers, and as many parameters as its
+Transformer, within 5%, by their width: an LSTM and a GRU with additive attention, and a Transformer
+whose decoder has an SSRU instead of masked self-attention. Each is trained on the same tokens
+(--quick: a quarter of the recipe's steps), with one seed, at the best of three learning rates (a
+third, 1 and 3 times the recipe's, and up to two beyond if the best is at the edge), chosen by the
+validation loss after a fifth of the steps. The test: 500 sentences (--quick: 200), with paired
+bootstrap against the Transformer. Memory is the plan of `limelight info` for training; the time to
+translate a sentence is that of the CPU.
+"""
+
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import corpora_for_split, read_split
@@ -12,30 +23,16 @@ from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 from limelight.errors import UserError
 from limelight.evaluate.significance import compare_examples, compare_translations
-from limelight.lab.experiment import Measurements, Subject, Values
-from limelight.lab.report import new_figure, style_of
+from limelight.lab.experiment import Findings, Measurements, Panel, Subject, Values
+from limelight.lab.networks import nearest, parameters_of
 from limelight.lab.subject import check_memory
-from limelight.lab.trainings import parameters_of, shortened, train_in
+from limelight.lab.trainings import shortened, train_in
 from limelight.loading import load
 from limelight.model import AnyConfig, ModelConfig, RecurrentConfig
 from limelight.recipe import Recipe, load_recipe
 from limelight.tasks.translate import Constraints
 from limelight.workflows.train import memory_of
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-QUESTION = "Does a Transformer translate better than recurrent networks with attention?"
-SETTING = (
-    "All contestants have the recipe's data, tokenizer, batches and layers, and as many parameters "
-    "as its Transformer, within 5%, by their width: an LSTM and a GRU with additive attention, and "
-    "a Transformer whose decoder has an SSRU instead of masked self-attention. Each is trained on "
-    "the same tokens (--quick: a quarter of the recipe's steps), with one seed, at the best of "
-    "three learning rates (a third, 1 and 3 times the recipe's, and up to two beyond if the best "
-    "is at the edge), chosen by the validation loss after a fifth of the steps. The test: 500 "
-    "sentences (--quick: 200), with paired bootstrap against the Transformer. Memory is the plan "
-    "of `limelight info` for training; the time to translate a sentence is that of the CPU."
-)
 SECONDS = (130.0, 520.0)
 _FACTORS, _MOST = (1 / 3, 1.0, 3.0), 5  # learning rates at first, and with those beyond
 
@@ -56,13 +53,7 @@ CONTESTANTS: dict[str, Callable[[ModelConfig, int], AnyConfig]] = {  # by their 
 
 def matched(kind: str, model: ModelConfig) -> AnyConfig:
     """The contestant whose number of parameters is nearest to the Transformer's."""
-    wanted, low, high = parameters_of(model), 1, 4 * model.ffn_dim
-    while high - low > 1:  # wider means more parameters
-        middle = (low + high) // 2
-        wide = parameters_of(CONTESTANTS[kind](model, middle)) > wanted
-        low, high = (low, middle) if wide else (middle, high)
-    both = [CONTESTANTS[kind](model, width) for width in (low, high)]
-    return min(both, key=lambda config: abs(parameters_of(config) - wanted))
+    return nearest(partial(CONTESTANTS[kind], model), parameters_of(model), 4 * model.ffn_dim)
 
 
 def measurements(quick: bool, subject: Subject) -> Measurements:
@@ -83,25 +74,33 @@ def measurements(quick: bool, subject: Subject) -> Measurements:
     return found
 
 
+def _best_factor(recipe: Recipe, kind: str, subject: Subject) -> float:
+    """The learning rate, in multiples of the recipe's, with the lowest loss."""
+
+    def loss(factor: float) -> float:
+        rate = {"train.learning_rate": factor * recipe.train.learning_rate}
+        found = train_in(subject.folder / f"{kind}-trial-{factor:.2g}", recipe, rate)["loss"]
+        return math.inf if found is None else float(found)
+
+    losses = {factor: loss(factor) for factor in _FACTORS}
+    while True:
+        best = min(losses, key=lambda factor: losses[factor])
+        if len(losses) >= _MOST or best not in (min(losses), max(losses)):
+            return best
+        beyond = best / 3 if best == min(losses) else best * 3
+        losses[beyond] = loss(beyond)
+
+
 def _train(recipe: Recipe, kind: str, subject: Subject, steps: int) -> dict[str, Any]:
     """A training at the best rate of the grid."""
-    trial, losses = shortened(recipe, steps // 5), dict[float, float]()
-    factors = list(_FACTORS)
-    while factors:
-        factor = factors.pop()
-        changes = {"train.learning_rate": factor * recipe.train.learning_rate}
-        tried = train_in(subject.folder / f"{kind}-trial-{factor:.2g}", trial, changes)
-        losses[factor] = float("inf") if tried["loss"] is None else tried["loss"]
-        best = min(losses, key=lambda factor: losses[factor])
-        if not factors and len(losses) < _MOST and best in (min(losses), max(losses)):
-            factors.append(best / 3 if best == min(losses) else best * 3)  # the best may lie beyond
-    rate = {"train.learning_rate": best * recipe.train.learning_rate}
+    factor = _best_factor(shortened(recipe, steps // 5), kind, subject)
+    rate = {"train.learning_rate": factor * recipe.train.learning_rate}
     run = train_in(subject.folder / kind, shortened(recipe, steps, validations=8), rate)
     if run["failed"]:
         raise UserError(f"{kind} could not be trained on {recipe.name}: {run['failed']}")
     tokens = recipe.train.batch_tokens
     memory = memory_of(recipe, tokens if isinstance(tokens, int) else 0)
-    facts = {"parameters": parameters_of(recipe.model), "factor": best, "memory": memory}
+    facts = {"parameters": parameters_of(recipe.model), "factor": factor, "memory": memory}
     return {**run, **facts}
 
 
@@ -132,81 +131,66 @@ def _sentences(recipe: Recipe, few: int) -> tuple[DataConfig, list[tuple[str, ..
     raise UserError(f"{recipe.name} has neither a test nor a validation split: nothing to compare")
 
 
-def _kinds(values: Values) -> list[str]:
-    return [name.removesuffix(" test") for name in values if name.endswith(" test")]
+def findings(values: Values) -> Findings:
+    """Who is better at what, and whether chance explains it; p is against the Transformer."""
+    kinds = [name.removesuffix(" test") for name in values if name.endswith(" test")]
+    runs = {kind: values[f"{kind} training"] for kind in kinds}
+    tests = {kind: values[f"{kind} test"] for kind in kinds}
+    columns = [_column(kind, runs[kind], tests[kind]) for kind in kinds]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    table = [["", *kinds], *rows]
+    return Findings(_panels(runs, tests), _conclusion(runs, tests), table)
 
 
-def _scores(values: Values, kind: str) -> dict[str, dict[str, Any]]:
-    return {score["name"]: score for score in values[f"{kind} test"]["scores"]}
-
-
-def table(values: Values) -> list[list[str]]:
-    """A column for each contestant; p is against the Transformer."""
-    kinds = _kinds(values)
-    columns = [_column(values, kind) for kind in kinds]
-    return [["", *kinds], *([name, *(own[name] for own in columns)] for name in columns[0])]
-
-
-def _column(values: Values, kind: str) -> dict[str, str]:
-    run, test = values[f"{kind} training"], values[f"{kind} test"]
+def _column(kind: str, run: Values, test: Values) -> dict[str, str]:
     column = {
         "parameters": f"{run['parameters']:,}",
         "training tokens": f"{run['tokens']:,}",
         "learning rate / recipe's": f"{run['factor']:.2g}",
         "validation loss": f"{run['loss']:.3f}",
-    }
-    for name, score in _scores(values, kind).items():
-        column[name] = f"{score['second']['score']:.3g}"
-        column[f"{name}, p"] = "" if kind == "transformer" else f"{score['p_value']:.3f}"
-    return {
-        **column,
         "minutes of training": f"{run['minutes']:.1f}",
         "memory for training, MB": f"{run['memory'] / 1e6:.0f}",
         "CPU time of a sentence, ms": f"{1000 * test['seconds'] / test['sentences']:.1f}",
     }
+    for score in test["scores"]:
+        column[score["name"]] = f"{score['second']['score']:.3g}"
+        column[f"{score['name']}, p"] = "" if kind == "transformer" else f"{score['p_value']:.3f}"
+    return column
 
 
-def figure(values: Values) -> "Figure":
+def _panels(runs: dict[str, Values], tests: dict[str, Values]) -> list[Panel]:
     """The validation loss by tokens, and the scores with their 95% intervals."""
-    drawn, (left, right) = new_figure(2)
-    kinds = _kinds(values)
-    most = max(_scores(values, kind)["exact"]["second"]["score"] for kind in kinds)
-    name = "exact" if most > 0.2 else "BLEU"  # few long sentences are right in every word
-    for i, kind in enumerate(kinds):
-        curve = [(tokens / 1e6, loss) for tokens, loss in values[f"{kind} training"]["curve"]]
-        left.plot(*zip(*curve, strict=True), label=kind, **style_of(kind))
-        found = _scores(values, kind)[name]["second"]
-        error = [[found["score"] - found["low"]], [found["high"] - found["score"]]]
-        style = {**style_of(kind), "linestyle": "", "capsize": 4}
-        right.errorbar([i], [found["score"]], yerr=error, **style)
-    left.set(xlabel="million training tokens", ylabel="validation loss (nats per token)")
-    left.legend()
-    label = "right answers" if name == "exact" else "BLEU"
-    right.set_xticks(range(len(kinds)), kinds)
-    right.set(ylabel=f"{label} (95% interval)", xlim=(-0.5, len(kinds) - 0.5))
-    return drawn
+    curves = {
+        kind: {tokens / 1e6: [loss] for tokens, loss in run["curve"]} for kind, run in runs.items()
+    }
+    panels = [Panel("million training tokens", "validation loss (nats per token)", curves)]
+    for i in range(len(tests["transformer"]["scores"])):
+        found = {kind: test["scores"][i] for kind, test in tests.items()}
+        ends = {
+            kind: [own["second"][x] for x in ("low", "score", "high")]
+            for kind, own in found.items()
+        }
+        bars = {kind: {at: own} for at, (kind, own) in enumerate(ends.items())}
+        name = f"{found['transformer']['name']} (95% interval)"
+        panels.append(Panel("network", name, bars, names=list(bars)))
+    return panels
 
 
-def conclusion(values: Values) -> list[str]:
-    """Who is better at what, and whether chance explains it."""
-    kinds = _kinds(values)
-    sizes, tokens = (
-        [values[f"{kind} training"][key] for kind in kinds] for key in ("parameters", "tokens")
-    )
+def _conclusion(runs: dict[str, Values], tests: dict[str, Values]) -> list[str]:
+    sizes, tokens = ([run[key] for run in runs.values()] for key in ("parameters", "tokens"))
     sentences = [
         f"Numbers of parameters differ by {max(sizes) / min(sizes) - 1:.1%}, tokens by "
         f"{max(tokens) / min(tokens) - 1:.1%}."
     ]
-    for kind in kinds[1:]:
-        for name, score in _scores(values, kind).items():
+    for kind, test in list(tests.items())[1:]:
+        for score in test["scores"]:
             first, second = score["first"]["score"], score["second"]["score"]
             better = "transformer" if first > second else kind
             verdict = "by chance, maybe" if score["p_value"] >= 0.05 else f"{better} is better"
             sentences.append(
-                f"{name}: transformer {first:.3g}, {kind} {second:.3g} (p {score['p_value']:.3f}): "
-                f"{verdict}."
+                f"{score['name']}: transformer {first:.3g}, {kind} {second:.3g} "
+                f"(p {score['p_value']:.3f}): {verdict}."
             )
-    times = {kind: values[f"{kind} test"]["seconds"] for kind in kinds}
-    quickest = min(times, key=lambda kind: times[kind])
+    quickest = min(tests, key=lambda kind: tests[kind]["seconds"])
     sentences.append(f"{quickest} takes the least CPU time to translate the test sentences.")
     return sentences

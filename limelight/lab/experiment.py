@@ -8,11 +8,11 @@ interrupted makes only those that are missing.
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -22,9 +22,6 @@ from limelight.device import describe
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_write, read_bounded
 from limelight.run.atomic import make_folder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Values = Mapping[str, Any]  # what was measured, by the name of the measurement
 Measurements = dict[str, Callable[[], Any]]
@@ -40,29 +37,51 @@ class Subject:
     folder: Path
 
 
-class Experiment(Protocol):
-    """A module of this package."""
+Curve = Mapping[Any, Sequence[float]]  # at each x the numbers of all seeds
 
-    QUESTION: str
-    SETTING: str
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture and one table: a curve for each contestant, the mean of its seeds with bars."""
+
+    across: str
+    up: str
+    curves: Mapping[str, Curve]
+    log: str = ""  # the axes that are logarithmic: "x", "y" or "xy"
+    form: str = ".2f"  # of the numbers in the table
+    limits: tuple[float, float] | None = None  # of the vertical axis
+    names: Sequence[str] = ()  # of x = 0, 1, 2, ...: then points instead of curves
+    levels: Mapping[str, float] = field(default_factory=dict)  # horizontal lines
+    marks: Mapping[str, float] = field(default_factory=dict)  # vertical lines
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The results as pictures, as sentences that are computed from them, and maybe as a table."""
+
+    panels: list[Panel]
+    conclusion: list[str]
+    table: list[list[str]] = field(default_factory=list)  # in place of those of the panels
+
+
+class Experiment(Protocol):
+    """A module of this package.
+
+    The first line of its docstring is its question, the rest its setting. `measurements` are
+    functions by name: of `quick` and, where one is examined, of a `Subject`.
+    """
+
     SECONDS: tuple[float, float]  # quick and full, on two cores of a server's CPU
 
     @property
-    def measurements(self) -> Callable[..., Measurements]:
-        """What to measure, by name: of `quick` and, where one is examined, of a `Subject`."""
-        ...
+    def measurements(self) -> Callable[..., Measurements]: ...
+    def findings(self, values: Values) -> Findings: ...
 
-    def table(self, values: Values) -> list[list[str]]:
-        """The header, and a row for each contestant."""
-        ...
 
-    def figure(self, values: Values) -> "Figure":
-        """The measurements as curves."""
-        ...
-
-    def conclusion(self, values: Values) -> list[str]:
-        """Sentences that follow from the numbers."""
-        ...
+def question_and_setting(experiment: Experiment) -> tuple[str, str]:
+    """What an experiment asks, and how it is answered."""
+    question, _, setting = (experiment.__doc__ or "").partition("\n")
+    return question, " ".join(setting.split())
 
 
 def run(
@@ -93,7 +112,7 @@ def run(
                 results["seconds"][key] = round(time.perf_counter() - began, 3)
                 _write(path, results)
                 bar.advance(task)
-    results["conclusion"] = experiment.conclusion(results["values"])
+    results["conclusion"] = experiment.findings(results["values"]).conclusion
     _write(path, results)
     return results
 
@@ -101,13 +120,10 @@ def run(
 def _begin(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """New results, or those of an interrupted run of the same experiment."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    versions = {"limelight": version("limelight"), "torch": torch.__version__}
     facts = {
         **asked,
-        "versions": {
-            "limelight": version("limelight"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": {**versions, "python": platform.python_version()},
         "device": describe(torch.device(device)),
         "threads": torch.get_num_threads(),
     }
@@ -128,9 +144,8 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(read_bounded(path, _LARGEST))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), dict) for key in ("values", "seconds")
-    ):
+    parts = [found.get(key) for key in ("values", "seconds")] if isinstance(found, dict) else [0]
+    if not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path} is not what an experiment writes")
     return found
 

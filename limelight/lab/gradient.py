@@ -1,26 +1,22 @@
-"""Does learning reach back? How much of the gradient arrives at a token n positions earlier."""
+"""Does learning reach back to a token that was read long ago?
+
+Networks of width 64 predict, at the end of a random text, its first token. Measured is the gradient
+of that loss at the embedding of the first token, divided by the one at the last: untrained, and
+after training on texts of 16 tokens. Three seeds (--quick: one).
+"""
 
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from limelight.lab.experiment import Measurements, Values
-from limelight.lab.networks import IGNORED, KINDS, config_of, loss_of, make, train
-from limelight.lab.report import new_figure, style_of
+from limelight.lab.experiment import Findings, Measurements, Panel, Values
+from limelight.lab.networks import IGNORED, KINDS, Batch, config_of, loss_of, make, train
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-QUESTION = "Does learning reach back to a token that was read long ago?"
-SETTING = (
-    "Networks of width 64 predict, at the end of a random text, its first token. Measured is the "
-    "gradient of that loss at the embedding of the first token, divided by the one at the last: "
-    "untrained, and after training on texts of 16 tokens. The mean over three seeds (--quick: one)."
-)
 SECONDS = (6.0, 11.0)
 LENGTHS = (8, 32, 128, 512)
 _VOCAB, _WIDTH, _TRAINED = 32, 64, 16
@@ -48,7 +44,7 @@ def _ratios(kind: str, seeds: tuple[int, ...], steps: int) -> list[list[float]]:
     return found
 
 
-def first_tokens(seed: int, rows: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+def first_tokens(seed: int, rows: int, length: int) -> Iterator[Batch]:
     """Random texts; the label at the end of each is its first token."""
     random = torch.Generator().manual_seed(seed)
     while True:
@@ -63,7 +59,7 @@ def _ratio(model: Any, seed: int, length: int) -> float:
     return float(first / last) if last else math.nan
 
 
-def gradients(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+def gradients(model: Any, batch: Batch) -> Tensor:
     """The size of the loss's gradient at the embedding of each position, T: the mean over texts."""
     kept: list[Tensor] = []
     table = getattr(model.target, "tokens", model.target)
@@ -76,57 +72,30 @@ def gradients(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return gradient.double().norm(dim=-1).mean(dim=0)
 
 
-def _means(values: Values) -> dict[str, list[float]]:
-    return {
-        name: [sum(ratios) / len(ratios) for ratios in zip(*seeds, strict=True)]
-        for name, seeds in values.items()
-    }
-
-
-def table(values: Values) -> list[list[str]]:
-    """A row for each network and state, a column for each length."""
-    rows = [[name, *(f"{ratio:.1e}" for ratio in own)] for name, own in _means(values).items()]
-    return [["gradient at the first token / at the last", *map(str, LENGTHS)], *rows]
-
-
-def figure(values: Values) -> "Figure":
-    """Both states side by side; what has underflowed to 0 is at the bottom edge."""
-    drawn, axes = new_figure(2)
-    for ax, state in zip(axes, ("untrained", "trained"), strict=True):
-        for name, own in _means(values).items():
-            kind, which = name.split()
-            if which == state:
-                ax.plot(LENGTHS, [max(r, 1e-16) for r in own], label=kind, **style_of(kind))
-        ax.set(xscale="log", yscale="log", ylim=(1e-16, 10), title=state)
-        ax.set(xlabel="distance in tokens", ylabel="gradient, relative to the last token")
-        ax.set_xticks(LENGTHS, map(str, LENGTHS))
-        ax.minorticks_off()
-    axes[0].legend()
-    return drawn
-
-
-def conclusion(values: Values) -> list[str]:
+def findings(values: Values) -> Findings:
     """How far the gradient reaches, by network."""
-    means, sentences = _means(values), []
+    panels, sentences, at_last = [], [], {}
     for state in ("untrained", "trained"):
-        lost = {kind: _reach(means[f"{kind} {state}"]) for kind in KINDS}
-        parts = [f"{kind} {reach or 'at none'}" for kind, reach in lost.items()]
+        runs = {kind: zip(*values[f"{kind} {state}"], strict=True) for kind in KINDS}
+        curves = {kind: dict(zip(LENGTHS, own, strict=True)) for kind, own in runs.items()}
+        up = f"gradient, relative to the last token, {state}"
+        panels.append(Panel("distance in tokens", up, curves, "xy", ".1e", limits=(1e-16, 100)))
+        reached = []
+        for kind, curve in curves.items():
+            arrives = [length for length, ratios in curve.items() if fmean(ratios) > 1e-6]
+            reached.append(f"{kind} {max(arrives, default='at none')}")
+            at_last[kind, state] = fmean(curve[LENGTHS[-1]])
         sentences.append(
-            f"The longest of these distances, in tokens, at which a millionth arrives, {state}: "
-            f"{', '.join(parts)}."
+            "The longest of these distances, in tokens, at which a millionth arrives, "
+            f"{state}: {', '.join(reached)}."
         )
-    attention, others = means["transformer untrained"][-1], means["lstm untrained"][-1]
-    if attention > others:
+    attention, lstm = at_last["transformer", "untrained"], at_last["lstm", "untrained"]
+    if attention > lstm:
         sentences.append(
             f"At {LENGTHS[-1]} tokens the first token receives {attention:.1e} of the last one's "
-            f"gradient in an untrained Transformer and {others:.1e} in an LSTM: the path through "
+            f"gradient in an untrained Transformer and {lstm:.1e} in an LSTM: the path through "
             "attention does not grow with the distance."
         )
     else:
         sentences.append("Here the gradient of the LSTM reached at least as far as attention's.")
-    return sentences
-
-
-def _reach(ratios: list[float]) -> int:
-    """The longest distance at which a millionth arrives; 0 if at none."""
-    return max((n for n, r in zip(LENGTHS, ratios, strict=True) if r > 1e-6), default=0)
+    return Findings(panels, sentences)

@@ -1,33 +1,28 @@
-"""Do two layers learn what one cannot? Induction heads (Olsson et al., 2022).
+"""Do two layers of attention learn to copy by analogy, and one does not?
 
-A text whose second half repeats its first can be continued by a simple rule: find the last time
-that this token occurred, and copy the one after it. Two attention layers compute it: a head of the
-first marks each token with the one before it, and a head of the second looks for its own token
-among these marks.
+A random text of 8 to 24 tokens out of 32 is repeated up to length 64; the loss is that of the
+repeated tokens. They follow from a simple rule: find the last time that this token occurred, and
+copy the one after it. Two layers compute it with induction heads (Olsson et al., 2022): a head of
+the first marks each token with the one before it, and a head of the second looks for its own token
+among these marks. Decoder-only Transformers of width 64 with 4 heads in each layer, the same data
+and steps. The prefix-matching score of a head is its mean attention, at repeated tokens, on the
+token that followed last time. At the end each head is switched off once.
 """
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from limelight.lab.experiment import Measurements, Values
-from limelight.lab.networks import IGNORED, config_of, loss_of, make, train
-from limelight.lab.report import new_figure, style_of
+from limelight.explain.interventions import applied, parse
+from limelight.lab.experiment import Findings, Measurements, Panel, Values
+from limelight.lab.networks import IGNORED, Batch, config_of, loss_of, make, train
+from limelight.lab.report import by_seed
 from limelight.model.taps import Recorder
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-QUESTION = "Do two layers of attention learn to copy by analogy, and one does not?"
-SETTING = (
-    "A random text of 8 to 24 tokens out of 32 is repeated up to length 64; the loss is that of "
-    "the repeated tokens. Decoder-only Transformers of width 64 with 4 heads in each layer, the "
-    "same data and steps. The prefix-matching score of a head is its mean attention, at repeated "
-    "tokens, on the token that followed last time. At the end each head is switched off once."
-)
 SECONDS = (28.0, 62.0)
 _VOCAB, _WIDTH, _HEADS, _LENGTH, _EVERY = 32, 64, 4, 64, 20
 
@@ -42,7 +37,7 @@ def measurements(quick: bool) -> Measurements:
     }
 
 
-def repeated(seed: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+def repeated(seed: int, rows: int) -> Iterator[Batch]:
     """Texts that repeat themselves with a period of their own, and the tokens that follow."""
     random = torch.Generator().manual_seed(seed)
     while True:
@@ -70,14 +65,14 @@ def _learn(layers: int, seed: int, steps: int) -> dict[str, Any]:
     train(model, repeated(seed, 64), steps, 3e-3, watch)
     loss, scores = _score(model, held_out)
     without = [
-        [loss_without(model, layer, head, held_out) for head in range(_HEADS)]
+        [_loss_without(model, layer, head, held_out) for head in range(1, _HEADS + 1)]
         for layer in range(layers)
     ]
     return {"curve": curve, "loss": loss, "scores": scores, "without": without}
 
 
 @torch.no_grad()
-def _score(model: Any, batch: tuple[Tensor, Tensor]) -> tuple[float, list[list[float]]]:
+def _score(model: Any, batch: Batch) -> tuple[float, list[list[float]]]:
     """The loss, and the prefix-matching score of every head in every layer."""
     tokens, labels = batch
     with Recorder(model, ["*.self.weights"]) as recorder:
@@ -101,76 +96,43 @@ def _token_after_last_time(tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def loss_without(model: Any, layer: int, head: int, batch: tuple[Tensor, Tensor]) -> float:
-    """The loss with one head switched off: its share of the output weights is zero."""
-    weight = model.decoder.layers[layer].self_attention.output.weight
-    own = slice(head * _WIDTH // _HEADS, (head + 1) * _WIDTH // _HEADS)
-    kept = weight[:, own].clone()
-    try:
-        weight[:, own] = 0.0
-        return loss_of(model, batch).item()
-    finally:
-        weight[:, own] = kept
+def _loss_without(model: Any, layer: int, head: int, batch: Batch) -> float:
+    with applied(model, parse([f"decoder.{layer}.self.weights@{head}=off"])) as changed:
+        return loss_of(changed, batch).item()
 
 
-def table(values: Values) -> list[list[str]]:
-    """A row for each training."""
-    header = ["", "loss at the end", "best prefix matching", "loss without its best head"]
-    rows = []
-    for name, run in values.items():
-        score, damage = _best(run)
-        rows.append([name, f"{run['loss']:.3f}", f"{score:.2f}", f"{damage:.3f}"])
-    return [header, *rows]
-
-
-def _best(run: dict[str, Any]) -> tuple[float, float]:
-    """The highest prefix-matching score, and the loss without that head."""
-    heads = [
-        (score, loss)
-        for scores, losses in zip(run["scores"], run["without"], strict=True)
-        for score, loss in zip(scores, losses, strict=True)
-    ]
-    return max(heads)
-
-
-def figure(values: Values) -> "Figure":
-    """Loss and prefix matching by step: they change together."""
-    drawn, axes = new_figure(2)
-    labels = {"loss": "loss of repeated tokens (nats)", "prefix_matching": "best prefix matching"}
-    for ax, key in zip(axes, labels, strict=True):
-        for name, run in values.items():
-            depth, seed = name.split(", ")
-            label = depth if seed == "seed 1" else None
-            steps = [point["step"] for point in run["curve"]]
-            ax.plot(steps, [point[key] for point in run["curve"]], label=label, **style_of(depth))
-        ax.set(xlabel="step", ylabel=labels[key])
-    axes[0].legend()
-    return drawn
-
-
-def conclusion(values: Values) -> list[str]:
+def findings(values: Values) -> Findings:
     """Whether the second layer made the difference, and by which head."""
-    one, two = ([run for name, run in values.items() if name.startswith(str(n))] for n in (1, 2))
-    best_one, worst_two = min(r["loss"] for r in one), max(r["loss"] for r in two)
-    sentences = []
-    if worst_two < best_one / 2:
-        sentences.append(
-            f"Every network of two layers copies (loss at most {worst_two:.2f}), and none of one "
-            f"layer does (at least {best_one:.2f}; guessing among 32 tokens is 3.47)."
-        )
-    else:
-        sentences.append(
+    labels = {"loss": "loss of repeated tokens (nats)", "prefix_matching": "best prefix matching"}
+    panels = []
+    for key, label in labels.items():
+        curves = {}
+        for depth, runs in by_seed(values).items():
+            points = list(zip(*(run["curve"] for run in runs), strict=True))
+            curves[depth] = {own[0]["step"]: [point[key] for point in own] for own in points}
+        panels.append(Panel("step", label, curves))
+    one, two = by_seed(values).values()
+    best_one, worst_two = min(run["loss"] for run in one), max(run["loss"] for run in two)
+    depth = (
+        f"Every network of two layers copies (loss at most {worst_two:.2f}), and none of one layer "
+        f"does (at least {best_one:.2f}; guessing among 32 tokens is 3.47)."
+    )
+    if worst_two >= best_one / 2:
+        depth = (
             f"The depths are not clearly apart here: one layer came to {best_one:.2f} at best, two "
             f"to {worst_two:.2f} at worst."
         )
-    found = [(_best(run), run["loss"]) for run in two]
-    (score, damage), loss = max(found)
-    if damage > 2 * loss:
-        sentences.append(
+    score, without, loss = max(_best_head(run) for run in two)
+    head = "No single head carries the rule alone: others do its work without it."
+    if without > 2 * loss:
+        head = (
             f"A head of the two-layer network puts {score:.0%} of its attention on the token that "
-            f"followed last time; without that one head the loss rises from {loss:.2f} to "
-            f"{damage:.2f}."
+            f"followed last time; without it the loss rises from {loss:.2f} to {without:.2f}."
         )
-    else:
-        sentences.append("No single head carries the rule alone: others do its work without it.")
-    return sentences
+    return Findings(panels, [depth, head])
+
+
+def _best_head(run: Values) -> tuple[float, float, float]:
+    """The highest prefix-matching score, the loss without that head, and the loss with it."""
+    scores, losses = (chain(*run[key]) for key in ("scores", "without"))
+    return (*max(zip(scores, losses, strict=True)), run["loss"])

@@ -1,32 +1,28 @@
-"""Is any length possible? Positions beyond those of training, and what a longer text costs."""
+"""Does a model that was trained on 64 tokens read 1,024, and at what price?
 
-import time
+In these texts of 16 different tokens, each is the one 4 positions earlier (9 times out of 10) or a
+random one; the best possible loss is 0.57 nats, guessing is 2.77. Transformers of 2 layers and
+width 64 learn on texts of 64 tokens, with four kinds of positions, on the same batches; with
+sinusoids, embeddings are scaled as in the paper. Measured is the loss of the last 32 tokens of
+longer texts. Beside it: the time to read a text, and the memory of its KV cache and of its
+attention weights, if they are kept.
+"""
+
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from limelight.errors import UserError
-from limelight.lab.experiment import Measurements, Values
-from limelight.lab.networks import config_of, make, train
-from limelight.lab.report import draw_spread, new_figure
+from limelight.lab.experiment import Findings, Measurements, Panel, Values
+from limelight.lab.networks import Batch, config_of, make, milliseconds, train
+from limelight.lab.report import by_seed, columns
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-QUESTION = "Does a model that was trained on 64 tokens read 1,024, and at what price?"
-SETTING = (
-    "In these texts of 16 different tokens, each is the one 4 positions earlier (9 times out of "
-    "10) or a random one; the best possible loss is 0.57 nats, guessing is 2.77. Transformers of 2 "
-    "layers and width 64 learn on texts of 64 tokens, with four kinds of positions, on the same "
-    "batches; with sinusoids, embeddings are scaled as in the paper. Measured is the loss of the "
-    "last 32 tokens of longer texts. Beside it: the time to read a text, and the memory of its KV "
-    "cache and of its attention weights, if they are kept."
-)
 SECONDS = (20.0, 150.0)
 KINDS = ("sinusoidal", "rotary", "none", "learned")
 _VOCAB, _WIDTH, _TRAINED, _LAG, _KEPT = 16, 64, 64, 4, 0.9
@@ -45,7 +41,7 @@ def measurements(quick: bool) -> Measurements:
     return {**found, "price": _prices}
 
 
-def echoes(seed: int, rows: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+def echoes(seed: int, rows: int, length: int) -> Iterator[Batch]:
     """Texts that repeat what stood a few tokens before, with mistakes that are repeated too."""
     random = torch.Generator().manual_seed(seed)
     while True:
@@ -91,80 +87,34 @@ def _prices() -> dict[str, dict[str, float]]:
     prices = {}
     for length in _LENGTHS:
         tokens, _ = next(echoes(1, 1, length))
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            model(tokens)
-            times.append(1000 * (time.perf_counter() - began))
         layers, heads = model.config.layers, model.config.heads
         prices[str(length)] = {
-            "ms to read": min(times),
+            "ms to read": min(milliseconds(partial(model, tokens), 5, "cpu")),
             "MB of KV cache": 4e-6 * 2 * layers * length * _WIDTH,
             "MB of weights": 4e-6 * layers * heads * length**2,
         }
     return prices
 
 
-def _by_kind(values: Values) -> dict[str, dict[int, list[float]]]:
-    """The losses of all seeds, by kind and length; texts that cannot be read are left out."""
-    found: dict[str, dict[int, list[float]]] = {kind: {} for kind in KINDS}
-    for name, own in values.items():
-        for length, loss in own.items() if name != "price" else ():
-            if not isinstance(loss, str):
-                found[name.split(", ")[0]].setdefault(int(length), []).append(loss)
-    return found
-
-
-def _means(values: Values) -> dict[str, dict[int, float]]:
-    return {
-        kind: {length: sum(losses) / len(losses) for length, losses in own.items()}
-        for kind, own in _by_kind(values).items()
-    }
-
-
-def table(values: Values) -> list[list[str]]:
-    """A row for each kind of positions and each price, a column for each length."""
-    rows = [
-        [f"loss, {kind}", *(f"{own[n]:.2f}" if n in own else "refused" for n in _LENGTHS)]
-        for kind, own in _means(values).items()
-    ]
-    for key in values["price"]["64"]:
-        rows.append([key, *(f"{values['price'][str(n)][key]:.2f}" for n in _LENGTHS)])
-    return [["", *(f"{n:,} tokens" for n in _LENGTHS)], *rows]
-
-
-def figure(values: Values) -> "Figure":
-    """The loss by length, and the price."""
-    drawn, (left, right) = new_figure(2)
-    for ax in (left, right):
-        ax.set(xscale="log", xlabel="tokens in a text")
-    for kind, own in _by_kind(values).items():
-        draw_spread(left, own, kind)
-    left.axhline(_FLOOR, color="0.5", linestyle=":", linewidth=1)
-    left.set_ylabel("loss of the last 32 tokens (nats)")
-    for key in values["price"]["64"]:
-        prices = {n: [values["price"][str(n)][key]] for n in _LENGTHS}
-        draw_spread(right, prices, key)
-    right.set(yscale="log", ylabel="ms or MB, as named")
-    for ax in (left, right):
-        ax.set_xticks(_LENGTHS, [f"{n:,}" for n in _LENGTHS])
-        ax.minorticks_off()
-        ax.legend()
-    return drawn
-
-
-def conclusion(values: Values) -> list[str]:
+def findings(values: Values) -> Findings:
     """What became of each kind at the longest text, and the price of that length."""
+    runs, longest = by_seed(values), _LENGTHS[-1]
+    losses = {kind: columns(own) for kind, own in runs.items() if kind != "price"}
+    short, long = (values["price"][str(n)] for n in (_TRAINED, longest))
+    prices = {key: {n: [values["price"][str(n)][key]] for n in _LENGTHS} for key in short}
+    up, floor = "loss of the last 32 tokens (nats)", {"best possible": _FLOOR}
+    panels = [
+        Panel("tokens in a text", up, losses, "x", levels=floor),
+        Panel("tokens in a text", "ms or MB, as named", prices, "xy"),
+    ]
     sentences = []
-    for kind, own in _means(values).items():
-        at = f"{kind}: the loss is {own[_TRAINED]:.2f} at {_TRAINED} tokens"
-        if _LENGTHS[-1] in own:
-            sentences.append(f"{at} and {own[_LENGTHS[-1]]:.2f} at {_LENGTHS[-1]:,}.")
-        else:
-            reason = values[f"{kind}, seed 1"][str(_LENGTHS[-1])]
-            sentences.append(f'{at}. Longer texts are refused: "{reason}".')
-    short, long = values["price"]["64"], values["price"][str(_LENGTHS[-1])]
+    for kind, own in losses.items():
+        at = f"{kind}: the loss is {fmean(own[_TRAINED]):.2f} at {_TRAINED} tokens"
+        reason = values[f"{kind}, seed 1"][str(longest)]
+        after = f'. Longer texts are refused: "{reason}".'
+        if longest in own:
+            after = f" and {fmean(own[longest]):.2f} at {longest:,}."
+        sentences.append(at + after)
     growth = ", ".join(f"{key} {long[key] / short[key]:.0f} times" for key in short)
-    times = _LENGTHS[-1] // _LENGTHS[0]
-    sentences.append(f"The price of a text {times} times as long: {growth} as much.")
-    return sentences
+    sentences.append(f"The price of a text {longest // _TRAINED} times as long: {growth} as much.")
+    return Findings(panels, sentences)

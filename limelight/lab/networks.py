@@ -4,7 +4,10 @@ All are language models of the package with the same embeddings and classifier, 
 loop on the same tokens: only what carries information from one position to the next differs.
 """
 
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from limelight.model.recurrent import RecurrentDecoderOnly
 
 KINDS = ("rnn", "gru", "lstm", "transformer")
 IGNORED = -100  # a label that is not predicted
-_Batch = tuple[Tensor, Tensor]  # tokens and labels, B T each
+Batch = tuple[Tensor, Tensor]  # tokens and labels, B T each
 
 
 def config_of(
@@ -26,19 +29,13 @@ def config_of(
 ) -> AnyConfig:
     """A language model: recurrent, or a Transformer as in GPT-2 with rotary positions."""
     size: dict[str, Any] = {"vocab": vocab, "layers": layers, "d_model": d_model, "dropout": 0.0}
+    size["max_len"] = max_len
     if kind != "transformer":
         cell, _, attention = kind.partition(" with ")
-        size |= {"cell": cell, "attention": bool(attention), "max_len": max_len}
+        size |= {"cell": cell, "attention": bool(attention)}
         return RecurrentConfig(family="recurrent-decoder-only", **size)
-    return ModelConfig(
-        family="decoder-only",
-        heads=heads,
-        max_len=max_len,
-        norm_order="pre",
-        positions="rotary",
-        activation="gelu",
-        **size,
-    )
+    style: dict[str, Any] = {"norm_order": "pre", "positions": "rotary", "activation": "gelu"}
+    return ModelConfig(family="decoder-only", heads=heads, **style, **size)
 
 
 class AttentiveRecurrent(RecurrentDecoderOnly):
@@ -59,11 +56,25 @@ class AttentiveRecurrent(RecurrentDecoderOnly):
 
 def make(config: AnyConfig, seed: int, device: str = "cpu") -> Any:
     """A network with the weights of this seed."""
-    with torch.random.fork_rng(devices=[]):
+    attentive = config.family == "recurrent-decoder-only" and config.attention
+    network: Callable[[Any], Any] = AttentiveRecurrent if attentive else build
+    drawn = "meta" if device == "meta" else "cpu"  # a seed gives the same weights on all devices
+    with torch.random.fork_rng(devices=[]), torch.device(drawn):
         torch.manual_seed(seed)
-        if isinstance(config, RecurrentConfig) and config.attention:
-            return AttentiveRecurrent(config).to(device)
-        return build(config).to(device)
+        return network(config).to(device)
+
+
+def parameters_of(config: AnyConfig) -> int:
+    """How many parameters a network has, counted without making it."""
+    return sum(count_parameters(make(config, 1, "meta")).values())
+
+
+def nearest(config_of_width: Callable[[int], AnyConfig], wanted: int, widest: int) -> AnyConfig:
+    """The network whose number of parameters is nearest to what is wanted."""
+    widths = range(1, widest)
+    at = bisect_left(widths, wanted, key=lambda width: parameters_of(config_of_width(width)))
+    near = [config_of_width(width) for width in widths[max(0, at - 1) : at + 1]]
+    return min(near, key=lambda config: abs(parameters_of(config) - wanted))
 
 
 def matched(kind: str, vocab: int, width: int, max_len: int) -> AnyConfig:
@@ -74,22 +85,13 @@ def matched(kind: str, vocab: int, width: int, max_len: int) -> AnyConfig:
     transformer = config_of("transformer", vocab, 2, width, max_len, heads=1)
     if kind == "transformer":
         return transformer
-    wanted, low, high = _parameters(transformer), 1, 16 * width
-    while low < high:  # the first width with at least as many
-        middle = (low + high) // 2
-        enough = _parameters(config_of(kind, vocab, 1, middle, max_len)) >= wanted
-        low, high = (low, middle) if enough else (middle + 1, high)
-    near = [config_of(kind, vocab, 1, w, max_len) for w in (low - 1, low) if w]
-    return min(near, key=lambda config: abs(_parameters(config) - wanted))
-
-
-def _parameters(config: AnyConfig) -> int:
-    return sum(count_parameters(make(config, 1)).values())
+    one_layer = partial(config_of, kind, vocab, 1, max_len=max_len)
+    return nearest(one_layer, parameters_of(transformer), 16 * width)
 
 
 def train(
     model: Any,
-    batches: Iterator[_Batch],
+    batches: Iterator[Batch],
     steps: int,
     lr: float,
     watch: Callable[[int, float], bool | None] = lambda step, loss: None,
@@ -113,7 +115,7 @@ def train(
     model.eval()
 
 
-def loss_of(model: Any, batch: _Batch) -> Tensor:
+def loss_of(model: Any, batch: Batch) -> Tensor:
     """The mean cross-entropy of the labels."""
     tokens, labels = batch
     logits = model(tokens)
@@ -121,7 +123,7 @@ def loss_of(model: Any, batch: _Batch) -> Tensor:
 
 
 @torch.no_grad()
-def accuracy_of(model: Any, batch: _Batch) -> float:
+def accuracy_of(model: Any, batch: Batch) -> float:
     """The share of labels that the model predicts."""
     tokens, labels = batch
     return (model(tokens).argmax(dim=-1) == labels)[labels != IGNORED].double().mean().item()
@@ -130,3 +132,15 @@ def accuracy_of(model: Any, batch: _Batch) -> float:
 def best_device() -> str:
     """A GPU if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def milliseconds(work: Callable[[], Any], repeats: int, device: str) -> list[float]:
+    """How long some work takes, each time."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - began))
+    return times

@@ -2,8 +2,10 @@
 
 import html
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -12,102 +14,147 @@ from rich.table import Table
 from rich.text import Text
 
 from limelight.files import atomic_write
-from limelight.lab.experiment import Experiment
+from limelight.lab.experiment import Curve, Experiment, Findings, Panel, question_and_setting
 from limelight.run.plots import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _BLACK = COLOURS
-_STYLES = {  # markers differ as well, for print
-    "transformer": (_BLUE, "o"),
-    "lstm": (_RED, "s"),
-    "lstm with attention": (_ORANGE, "D"),
-    "gru": (_GREEN, "^"),
-    "rnn": (_PINK, "v"),
-    "2 layers": (_BLUE, "o"),
-    "1 layer": (_RED, "s"),
-    "KV cache": (_BLUE, "o"),
-    "no cache": (_SKY, "x"),
-    "ssru": (_SKY, "D"),
-    "training": (_SKY, "o"),
-    "validation": (_RED, "s"),
-    "encoder self": (_BLUE, "o"),
-    "decoder self": (_GREEN, "^"),
-    "decoder cross": (_RED, "s"),
-    "with scaling": (_BLUE, "o"),
-    "without": (_RED, "s"),
-    "sinusoidal": (_BLUE, "o"),
-    "learned": (_BLACK, "x"),
-    "rotary": (_GREEN, "^"),
-    "none": (_RED, "s"),
-    "ms to read": (_BLUE, "o"),
-    "MB of KV cache": (_GREEN, "^"),
-    "MB of weights": (_RED, "s"),
-    "width 16": (_PINK, "v"),
-    "width 32": (_RED, "s"),
-    "width 64": (_GREEN, "^"),
-    "width 128": (_BLUE, "o"),
-}
+_NETWORKS = ("transformer", "lstm", "gru", "rnn", "lstm with attention", "ssru")
+_MARKERS = ("o", "s", "^", "v", "D", "x", "P")  # as well as colours, for print
+_FEW = 8  # points of a curve that each have a tick
+_GREY: Any = {"color": "0.5", "linewidth": 1}
 
 
-def style_of(name: str) -> dict[str, Any]:
-    """The colour and marker of a contestant, the same in every figure."""
-    colour, marker = _STYLES[name]
-    return {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.4}
+def by_seed(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Measurements like "gru, seed 2 at 16", as "gru at 16" with those of all seeds."""
+    found: dict[str, list[Any]] = {}
+    for name, value in values.items():
+        found.setdefault(re.sub(r", seed \d+", "", name), []).append(value)
+    return found
 
 
-def new_figure(columns: int, rows: int = 1) -> "tuple[Figure, list[Axes]]":
-    """A figure with some axes side by side, row by row."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.4 * columns + 1.2, 3.3 * rows + 0.3), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for ax in axes:
-        ax.grid(alpha=0.3)
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def draw_spread(ax: "Axes", points: Mapping[Any, list[float]], name: str) -> None:
-    """A contestant's mean over seeds, with bars from the lowest to the highest."""
-    means = [sum(own) / len(own) for own in points.values()]
-    pairs = list(zip(points.values(), means, strict=True))
-    bars = [[m - min(own) for own, m in pairs], [max(own) - m for own, m in pairs]]
-    ax.errorbar(list(points), means, yerr=bars, label=name, capsize=2, **style_of(name))
-
-
-def by_length(values: Mapping[str, Any]) -> dict[str, dict[int, float]]:
-    """Measurements called "lstm at 512" as numbers by length, for each contestant."""
-    found: dict[str, dict[int, float]] = {}
+def by_length(values: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
+    """Measurements called "lstm at 512" by length, for each contestant."""
+    found: dict[str, dict[int, Any]] = {}
     for name, value in values.items():
         contestant, _, length = name.rpartition(" at ")
         found.setdefault(contestant, {})[int(length)] = value
     return found
 
 
-def draw_by_length(values: Mapping[str, Any], across: str, up: str) -> "Figure":
-    """A line for each contestant, both axes logarithmic."""
+def columns(runs: Iterable[Mapping[str, Any]]) -> dict[int, list[Any]]:
+    """The numbers of all runs by length, where each run has them, or why it has none, by length."""
+    found: dict[int, list[Any]] = {}
+    for run in runs:
+        for length, number in run.items():
+            if not isinstance(number, str):
+                found.setdefault(int(length), []).append(number)
+    return found
+
+
+def spread(numbers: Sequence[float], form: str = ".3f") -> str:
+    """The mean over seeds, with the standard deviation if there are several."""
+    several = f" ± {stdev(numbers):{form}}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):{form}}{several}"
+
+
+def _tables(found: Findings) -> list[list[list[str]]]:
+    return [found.table] if found.table else list(map(_table, found.panels))
+
+
+def _ticks(panel: Panel) -> list[float]:
+    seen = sorted({x for curve in panel.curves.values() for x in curve})
+    return list(range(len(panel.names))) or seen
+
+
+def _table(panel: Panel) -> list[list[str]]:
+    """A row for each contestant and a column for each x; of long curves the end."""
+    ticks, about = _ticks(panel), f"{panel.up}, by {panel.across}"
+    header = [about, *(panel.names or [f"{x:,g}" for x in ticks])]
+    rows = []
+    for name, curve in panel.curves.items():
+        cells = [spread(curve[x], panel.form) if x in curve else "-" for x in ticks]
+        if len(ticks) > _FEW and not panel.names:
+            header, cells = [about, "at the end"], [spread(curve[max(curve)], panel.form)]
+        rows.append([name, *cells])
+    table = [header, *rows]
+    return [list(row) for row in zip(*table, strict=True)] if panel.names else table
+
+
+def draw(panels: Sequence[Panel]) -> "Figure":
+    """The panels side by side; four are two rows."""
+    from matplotlib.figure import Figure
+
+    across = 2 if len(panels) == 4 else len(panels)
+    rows = len(panels) // across
+    figure = Figure(figsize=(4.4 * across + 1.2, 3.3 * rows + 0.3), layout="constrained")
+    explained: list[str] = []
+    for ax, panel in zip(figure.subplots(rows, across, squeeze=False).flat, panels, strict=True):
+        _draw_panel(ax, panel)
+        labels = ax.get_legend_handles_labels()[1]
+        if len(labels) > 1 and labels != explained:
+            ax.legend(fontsize=8)
+            explained = labels
+    return figure
+
+
+def _draw_panel(ax: "Axes", panel: Panel) -> None:
+    ax.set(xlabel=panel.across, ylabel=panel.up)
+    ax.set(**{f"{axis}scale": "log" for axis in panel.log})
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    for i, (name, curve) in enumerate(panel.curves.items()):
+        order = _NETWORKS if set(panel.curves) <= set(_NETWORKS) else list(panel.curves)
+        colour, marker = COLOURS[order.index(name)], _MARKERS[order.index(name)]
+        style: Any = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.4}
+        aside = i - (len(panel.curves) - 1) / 2  # where they would cover each other
+        if panel.names:
+            for j, (x, numbers) in enumerate(curve.items()):
+                where = [x + 0.15 * aside] * len(numbers)
+                ax.plot(where, numbers, label=None if j else name, alpha=0.7, **style)
+        else:
+            _draw_curve(ax, curve, 1.03**aside if "x" in panel.log else 1.0, name, style)
+    for name, y in panel.levels.items():
+        ax.axhline(y, label=name, linestyle=":", **_GREY)
+    for (name, x), dash in zip(panel.marks.items(), ("-", "--", ":"), strict=False):
+        ax.axvline(x, label=name, linestyle=dash, **_GREY)
+    if panel.limits:
+        ax.set_ylim(panel.limits)
+    _draw_ticks(ax, panel)
+
+
+def _draw_curve(ax: "Axes", curve: Curve, aside: float, name: str, style: dict[str, Any]) -> None:
+    if len(curve) > 5 * _FEW:
+        style = {**style, "marker": ""}
+    means = [fmean(own) for own in curve.values()]
+    both = list(zip(curve.values(), means, strict=True))
+    bars = [[mean - min(own) for own, mean in both], [max(own) - mean for own, mean in both]]
+    ax.errorbar([x * aside for x in curve], means, yerr=bars, label=name, capsize=2, **style)
+
+
+def _draw_ticks(ax: "Axes", panel: Panel) -> None:
     from matplotlib.ticker import LogLocator
 
-    figure, (ax,) = new_figure(1)
-    ax.set(xscale="log", yscale="log", xlabel=across, ylabel=up)
-    for contestant, own in by_length(values).items():
-        ax.plot(list(own), list(own.values()), label=contestant, **style_of(contestant))
-        ax.set_xticks(list(own), [f"{n:,}" for n in own])
-    ax.set_xticks([], minor=True)
-    ax.yaxis.set_major_formatter("{x:,g}")
-    ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # a range may lie within one decade
-    ax.yaxis.set_minor_formatter("{x:,g}")
-    ax.legend()
-    return figure
+    ticks = _ticks(panel)
+    if panel.names:
+        steep: Any = {"rotation": 90 if len(panel.names) > 2 * _FEW else 40, "ha": "right"}
+        ax.set_xticks(ticks, panel.names, fontsize=8, **steep)
+    elif len(ticks) <= _FEW:
+        ax.set_xticks(ticks, [f"{x:,g}" for x in ticks])
+        ax.set_xticks([], minor=True)
+    low, high = ax.get_ylim()
+    if "y" in panel.log and high < 1e4 * low:  # it may lie within one decade
+        ax.yaxis.set_major_formatter("{x:,g}")
+        ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        ax.yaxis.set_minor_formatter("{x:,g}")
 
 
 def write(experiment: Experiment, results: Mapping[str, Any], folder: str | Path) -> list[Path]:
     """Write report.md, report.html and figure.svg beside the results."""
     path = Path(folder)
-    svg = _svg(experiment.figure(results["values"]))
+    svg = _svg(draw(experiment.findings(results["values"]).panels))
     files = {
         "figure.svg": svg,
         "report.md": _markdown(experiment, results),
@@ -127,52 +174,45 @@ def _svg(figure: "Figure") -> str:
     return file.getvalue()
 
 
-def _command(results: Mapping[str, Any]) -> str:
-    return " ".join(["limelight lab", results["experiment"], results.get("subject", "")]).strip()
-
-
-def _setup(results: Mapping[str, Any]) -> str:
-    """On what the numbers were measured."""
+def _setup(results: Mapping[str, Any]) -> tuple[str, str]:
+    """The command, and on what it measured the numbers."""
+    command = f"limelight lab {results['experiment']} {results.get('subject', '')}".strip()
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     minutes = sum(results["seconds"].values()) / 60
     size = "quick" if results["quick"] else "full"
     machine = f"{results['device']}, {results['threads']} threads"
-    return f"{size} run of {minutes:.1f} minutes on {machine}; {versions}"
+    return command, f"{size} run of {minutes:.1f} minutes on {machine}; {versions}"
 
 
 def _markdown(experiment: Experiment, results: Mapping[str, Any]) -> str:
-    header, *rows = experiment.table(results["values"])
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join(
-        [
-            f"# {experiment.QUESTION}",
-            "",
-            experiment.SETTING,
-            "",
-            *lines,
-            "",
-            "![The measurements as curves](figure.svg)",
-            "",
-            *[f"- {sentence}" for sentence in results["conclusion"]],
-            "",
-            f"Measured by `{_command(results)}`: {_setup(results)}.",
-            "",
-        ]
-    )
+    question, setting = question_and_setting(experiment)
+    parts = [f"# {question}", setting]
+    for header, *rows in _tables(experiment.findings(results["values"])):
+        lines = [header, ["---"] * len(header), *rows]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in lines))
+    parts += ["![The measurements as curves](figure.svg)"]
+    parts += ["\n".join(f"- {sentence}" for sentence in results["conclusion"])]
+    return "\n\n".join([*parts, "Measured by `{}`: {}.\n".format(*_setup(results))])
 
 
 def _page(experiment: Experiment, results: Mapping[str, Any], svg: str) -> str:
-    header, *rows = experiment.table(results["values"])
-    cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    question, setting = map(html.escape, question_and_setting(experiment))
+    tables = []
+    for header, *rows in _tables(experiment.findings(results["values"])):
+        body = "\n".join(f"<tr>{_tagged('td', row)}</tr>" for row in rows)
+        tables.append(f"<table>\n<tr>{_tagged('th', header)}</tr>\n{body}\n</table>")
     return _PAGE.format(
-        question=html.escape(experiment.QUESTION),
-        setting=html.escape(experiment.SETTING),
-        header="".join(f"<th>{html.escape(cell)}</th>" for cell in header),
-        rows="\n".join(f"<tr>{row}</tr>" for row in cells),
+        question=question,
+        setting=setting,
+        tables="\n".join(tables),
         figure=svg[svg.index("<svg") :],
-        conclusion="\n".join(f"<li>{html.escape(text)}</li>" for text in results["conclusion"]),
-        setup=html.escape(f"{_command(results)}: {_setup(results)}"),
+        conclusion=_tagged("li", results["conclusion"]),
+        setup=html.escape(": ".join(_setup(results))),
     )
+
+
+def _tagged(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
 
 
 _PAGE = """<!doctype html>
@@ -191,30 +231,23 @@ small {{ color: #566472 }}
 </style>
 <h1>{question}</h1>
 <p>{setting}</p>
-<table>
-<thead><tr>{header}</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
+{tables}
 {figure}
-<ul>
-{conclusion}
-</ul>
+<ul>{conclusion}</ul>
 <small>{setup}</small>
 </html>
 """
 
 
 def show(experiment: Experiment, results: Mapping[str, Any], console: Console) -> None:
-    """Print the table and the conclusion."""
-    console.print(Text(experiment.QUESTION, "bold"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    header, *rows = experiment.table(results["values"])
-    for i, name in enumerate(header):
-        table.add_column(Text(name), justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    """Print the tables and the conclusion."""
+    console.print(Text(question_and_setting(experiment)[0], "bold"))
+    for header, *rows in _tables(experiment.findings(results["values"])):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for i, name in enumerate(header):
+            table.add_column(Text(name), justify="right" if i else "left")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
     for sentence in results["conclusion"]:
         console.print(Text(f"- {sentence}"))

@@ -1,34 +1,28 @@
-"""Does the loss fall as a power of compute (Kaplan et al., 2020)? And who learns from examples?
+"""How does the loss fall with compute, and which size learns from examples?
 
-The language: a token follows from the two before it by a fixed table (9 times out of 10). Some
-contexts are far more frequent than others, so there is always a rarer rule left to learn. In the
-few-shot texts one of 4 fixed functions is shown by pairs of x and f(x).
+Transformers of 2 layers and four widths read the same batches. Half are texts of a language of 32
+tokens: a token follows from the two before it by a fixed table (9 times out of 10), and some
+contexts are far more frequent than others, so there is always a rarer rule left to learn. Its
+entropy is known exactly. Half are few-shot tasks: one of 4 functions, shown by pairs of x and f(x).
+Compute is 6 x parameters x tokens. The law (Kaplan et al., 2020), loss = entropy + a x compute^-b,
+is fitted in logarithms to the lowest loss that any size reached with at most that compute, for each
+seed; b is given with twice its standard error.
 """
 
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from limelight.lab.experiment import Measurements, Values
-from limelight.lab.networks import IGNORED, accuracy_of, config_of, loss_of, make, train
-from limelight.lab.report import draw_spread, new_figure, style_of
+from limelight.lab.experiment import Findings, Measurements, Panel, Values
+from limelight.lab.networks import IGNORED, Batch, accuracy_of, config_of, loss_of, make, train
+from limelight.lab.report import by_seed, columns
 from limelight.model.count import count_parameters
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-QUESTION = "How does the loss fall with compute, and which size learns from examples?"
-SETTING = (
-    "Transformers of 2 layers and four widths read the same batches: half are texts of a language "
-    "of 32 tokens whose entropy is known exactly, half are few-shot tasks (one of 4 functions, "
-    "shown by pairs). Compute is 6 x parameters x tokens. The law, loss = entropy + a x compute^-b,"
-    " is fitted in logarithms to the lowest loss that any size reached with at most that compute, "
-    "for each seed; b is given with twice its standard error."
-)
 SECONDS = (35.0, 200.0)
 WIDTHS = (16, 32, 64, 128)
 _VOCAB, _LENGTH, _ROWS, _EVERY, _RULE, _TASKS = 32, 31, 64, 25, 0.9, 4
@@ -53,12 +47,11 @@ def entropy() -> float:
     return -rule * math.log(rule) - (_VOCAB - 1) * other * math.log(other)
 
 
-def language(random: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+def language(random: torch.Generator, rows: int) -> Batch:
     """Texts in which a token is what the table says, or any."""
     frequency = 1 / torch.arange(1.0, _VOCAB + 1)  # Zipf's law
-    rules = torch.multinomial(frequency, _VOCAB**2, True, generator=torch.Generator()).view(
-        _VOCAB, -1
-    )
+    rules = torch.multinomial(frequency, _VOCAB**2, True, generator=torch.Generator())
+    rules = rules.view(_VOCAB, -1)
     text = torch.randint(_VOCAB, (rows, _LENGTH + 1), generator=random)
     kept = torch.rand(rows, _LENGTH + 1, generator=random) < _RULE
     for t in range(2, _LENGTH + 1):
@@ -68,7 +61,7 @@ def language(random: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
     return text[:, :-1], labels
 
 
-def few_shot(random: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+def few_shot(random: torch.Generator, rows: int) -> Batch:
     """A mark, then pairs of x and f(x) for one of the functions; the labels are the f(x)."""
     fixed = torch.Generator()
     size = _VOCAB // _TASKS
@@ -83,12 +76,13 @@ def few_shot(random: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
     return tokens, labels
 
 
-def both(seed: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+def both(seed: int, rows: int) -> Iterator[Batch]:
     """Batches of which one half is language and one half few-shot tasks."""
     random = torch.Generator().manual_seed(seed)
     while True:
         halves = language(random, rows // 2), few_shot(random, rows // 2)
-        yield torch.cat([halves[0][0], halves[1][0]]), torch.cat([halves[0][1], halves[1][1]])
+        tokens, labels = map(torch.cat, zip(*halves, strict=True))
+        yield tokens, labels
 
 
 def _learn(width: int, seed: int, steps: int) -> dict[str, Any]:
@@ -115,91 +109,46 @@ def _learn(width: int, seed: int, steps: int) -> dict[str, Any]:
 
 def frontier(curves: list[_Points]) -> _Points:
     """Of all points, those that no point with less compute or as much undercuts."""
-    best, found = math.inf, []
-    for compute, loss in sorted(tuple(point) for curve in curves for point in curve):
-        if loss < best:
-            best = loss
+    found: _Points = []
+    for compute, loss in sorted((x, y) for curve in curves for x, y in curve):
+        if not found or loss < found[-1][1]:
             found.append((compute, loss))
     return found
 
 
 def power_law(points: _Points) -> tuple[float, float, float]:
     """a, b and b's standard error of loss - entropy = a x compute^-b; least squares of logs."""
-    x = torch.tensor([math.log(compute) for compute, _ in points], dtype=torch.float64)
-    y = torch.tensor([math.log(loss - entropy()) for _, loss in points], dtype=torch.float64)
-    centred = x - x.mean()
-    slope = (centred @ y / (centred @ centred)).item()
-    offset = (y.mean() - slope * x.mean()).item()
-    rest = y - offset - slope * x
-    error = math.sqrt((rest @ rest / (len(points) - 2) / (centred @ centred)).item())
-    return math.exp(offset), -slope, error
+    compute, loss = np.array(points).T
+    (slope, offset), ((variance, _), _) = np.polyfit(
+        np.log(compute), np.log(loss - entropy()), 1, cov=True
+    )
+    return math.exp(offset), -float(slope), math.sqrt(variance)
 
 
-def _fit(values: Values) -> tuple[_Points, float, float, float]:
-    """The frontiers of all seeds, and their law."""
-    points: _Points = []
-    for seed in sorted({name.split(", ")[1] for name in values}):
-        points += frontier([run["curve"] for name, run in values.items() if name.endswith(seed)])
-    return points, *power_law(points)
-
-
-def _runs(values: Values, width: int) -> list[dict[str, Any]]:
-    return [run for name, run in values.items() if name.startswith(f"width {width},")]
-
-
-def _few_shot(values: Values, width: int) -> dict[int, list[float]]:
-    return {n: [run["right"][str(n)] for run in _runs(values, width)] for n in _SHOTS}
-
-
-def table(values: Values) -> list[list[str]]:
-    """A row for each size: the mean over seeds."""
-    rows = []
-    for width in WIDTHS:
-        runs = _runs(values, width)
-        final = sum(run["curve"][-1][1] for run in runs) / len(runs)
-        right = [sum(own) / len(own) for own in _few_shot(values, width).values()]
-        compute = f"{runs[0]['curve'][-1][0]:.1e}"
-        rows.append(
-            [f"{runs[0]['parameters']:,}", compute, f"{final:.3f}", *map("{:.0%}".format, right)]
-        )
-    return [["parameters", "FLOPs", "loss", *(f"{n} examples" for n in _SHOTS)], *rows]
-
-
-def figure(values: Values) -> "Figure":
-    """The excess of the loss by compute with the law, and accuracy by examples."""
-    drawn, (left, right) = new_figure(2)
-    for width in WIDTHS:
-        for i, run in enumerate(_runs(values, width)):
-            compute, loss = zip(*run["curve"], strict=True)
-            label = None if i else f"{run['parameters']:,} parameters"
-            style = style_of(f"width {width}")
-            left.plot(compute, [one - entropy() for one in loss], label=label, alpha=0.7, **style)
-        draw_spread(right, _few_shot(values, width), f"width {width}")
-    points, a, b, _ = _fit(values)
-    ends = [min(points)[0], max(points)[0]]
-    left.plot(ends, [a * c**-b for c in ends], "k--", label=f"{a:.2g} x FLOPs^-{b:.2f}")
-    left.set(xscale="log", yscale="log", xlabel="FLOPs of training")
-    left.set_ylabel("loss above the entropy (nats)")
-    right.set(xlabel="examples before the question", ylabel="answers right", ylim=(0, 1.05))
-    left.legend(fontsize=8)
-    right.legend(fontsize=8)
-    return drawn
-
-
-def conclusion(values: Values) -> list[str]:
+def findings(values: Values) -> Findings:
     """The law with its uncertainty, how far it was measured, and the few-shot accuracy by size."""
-    points, a, b, error = _fit(values)
+    losses: dict[str, dict[float, list[float]]] = {}
+    right = {}
+    for runs in by_seed(values).values():
+        name = f"{runs[0]['parameters']:,} parameters"
+        same = zip(*(run["curve"] for run in runs), strict=True)
+        losses[name] = {own[0][0]: [loss - entropy() for _, loss in own] for own in same}
+        right[name] = columns(run["right"] for run in runs)
+    seeds = zip(*by_seed(values).values(), strict=True)
+    points = [point for runs in seeds for point in frontier([run["curve"] for run in runs])]
+    a, b, error = power_law(points)
     low, high = min(points)[0], max(points)[0]
-    last = {
-        w: sum(own[-1]) / len(own[-1])
-        for w in WIDTHS
-        for own in [list(_few_shot(values, w).values())]
-    }
-    parts = [f"width {width} {share:.0%}" for width, share in last.items()]
-    return [
+    losses[f"{a:.2g} x FLOPs^-{b:.2f}"] = {compute: [a * compute**-b] for compute in (low, high)}
+    last = ", ".join(f"{name} {fmean(own[_SHOTS[-1]]):.0%}" for name, own in right.items())
+    panels = [
+        Panel("FLOPs of training", "loss above the entropy (nats)", losses, "xy", ".3f"),
+        Panel("examples before the question", "answers right", right, "", ".0%", (0, 1.05)),
+    ]
+    sentences = [
         f"Fitted from {low:.1e} to {high:.1e} FLOPs: the loss above the entropy ({entropy():.2f} "
         f"nats) is {a:.2g} x FLOPs^-{b:.3f}, the exponent +- {2 * error:.3f}: ten times the "
         f"compute multiplies it by {10**-b:.2f}.",
-        f"Right after {_SHOTS[-1]} examples (with the function unknown: 25%): {', '.join(parts)}.",
+        f"Right after {_SHOTS[-1]} examples (with the function unknown: 25%): {last}.",
         "A law over so short a range, on a made language, says nothing of larger models.",
     ]
+    return Findings(panels, sentences)

@@ -1,30 +1,27 @@
-"""Why divide by sqrt(d_k)? Large scores push the softmax to where it cannot learn (3.2.1)."""
+"""What does dividing the scores by sqrt(d_k) change, before and during training?
+
+One attention layer of width 256, cut into heads of d_k = 16 to 256 numbers: 16 heads to one.
+Queries and keys start as in the paper (Xavier). Measured on random texts of 33 tokens: the variance
+of the scores that enter the softmax, and the entropy of the last token's attention (1: all 33
+tokens alike, 0: one alone); then the loss after training to find the letter among 32 digits. With
+and without scaling: the same seeds, batches, steps and rate.
+"""
 
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import nn
 
 from limelight.lab.distance import needles
-from limelight.lab.experiment import Measurements, Values
+from limelight.lab.experiment import Findings, Measurements, Panel, Values
 from limelight.lab.networks import config_of, loss_of, make, train
-from limelight.lab.report import draw_spread, new_figure
+from limelight.lab.report import by_length, by_seed
 from limelight.model.taps import Recorder
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-QUESTION = "What does dividing the scores by sqrt(d_k) change, before and during training?"
-SETTING = (
-    "One attention layer of width 256, cut into heads of d_k = 16 to 256 numbers: 16 heads to one. "
-    "Queries and keys start as in the paper (Xavier). Measured on random texts of 33 tokens: the "
-    "variance of the scores that enter the softmax, and the entropy of the last token's attention "
-    "(1: all 33 tokens alike, 0: one alone); then the loss after training to find the letter "
-    "among 32 digits. With and without scaling: the same seeds, batches, steps and rate."
-)
 SECONDS = (14.0, 110.0)
 _WIDTH, _DISTANCE, _VOCAB = 256, 32, 17
 _APART = 0.05  # nats: less is noise
@@ -33,9 +30,9 @@ _WAYS = ("with scaling", "without")
 
 def measurements(quick: bool) -> Measurements:
     """Variance and entropy at the start, and the loss by step, for each d_k, way and seed."""
-    sizes, seeds, steps = (
-        ((16, 256), (1,), 40) if quick else ((16, 32, 64, 128, 256), (1, 2, 3), 60)
-    )
+    sizes, seeds, steps = [16, 256], [1], 40
+    if not quick:
+        sizes, seeds, steps = [16, 32, 64, 128, 256], [1, 2, 3], 60
     return {
         f"{way}, seed {seed} at {d_k}": partial(_measure, d_k, way, seed, steps)
         for way in _WAYS
@@ -76,15 +73,6 @@ def at_the_start(model: Any, seed: int) -> dict[str, float]:
     return {"variance": scores[:, :, -1].var(dim=-1).mean().item(), "entropy": entropy}
 
 
-def _by_way(values: Values, key: str) -> dict[str, dict[int, list[float]]]:
-    """A number of all seeds, by way and d_k."""
-    found: dict[str, dict[int, list[float]]] = {way: {} for way in _WAYS}
-    for name, own in values.items():
-        run, _, d_k = name.rpartition(" at ")
-        found[run.split(", ")[0]].setdefault(int(d_k), []).append(own[key])
-    return found
-
-
 _SHOWN = {
     "variance": "variance of the scores, at the start",
     "entropy": "entropy of the attention, at the start",
@@ -92,49 +80,30 @@ _SHOWN = {
 }
 
 
-def table(values: Values) -> list[list[str]]:
-    """A row for each number and way, a column for each d_k: the mean over seeds."""
-    rows = []
-    for key, label in _SHOWN.items():
-        for way, own in _by_way(values, key).items():
-            means = [f"{sum(found) / len(found):.3f}" for found in own.values()]
-            rows.append([f"{label}, {way}", *means])
-    return [["d_k", *map(str, _by_way(values, "loss")[_WAYS[0]])], *rows]
-
-
-def figure(values: Values) -> "Figure":
-    """One picture for each number."""
-    drawn, axes = new_figure(3)
-    for ax, (key, label) in zip(axes, _SHOWN.items(), strict=True):
-        ax.set(xscale="log", xlabel="d_k, numbers in a head", ylabel=label)
-        for way, own in _by_way(values, key).items():
-            draw_spread(ax, own, way)
-            ax.set_xticks(list(own), map(str, own))
-        ax.set_yscale("log" if key == "variance" else "linear")
-        ax.minorticks_off()
-    axes[1].set_ylim(0, 1)
-    axes[0].legend()
-    return drawn
-
-
-def conclusion(values: Values) -> list[str]:
+def findings(values: Values) -> Findings:
     """How the start changes with d_k, and whether training feels it."""
+    found = {
+        key: by_length(by_seed({name: own[key] for name, own in values.items()})) for key in _SHOWN
+    }
+    logs, limits = {"variance": "xy"}, {"entropy": (0.0, 1.0)}
+    panels = [
+        Panel("d_k", _SHOWN[key], own, logs.get(key, "x"), ".3f", limits.get(key))
+        for key, own in found.items()
+    ]
     sentences = []
-    variance, entropy, loss = (_by_way(values, key) for key in _SHOWN)
-    for way in _WAYS:
-        low, high = min(variance[way]), max(variance[way])
-        start, end = (sum(variance[way][d]) / len(variance[way][d]) for d in (low, high))
-        left = sum(entropy[way][high]) / len(entropy[way][high])
+    for way, own in found["variance"].items():
+        low, high = min(own), max(own)
         sentences.append(
-            f"{way.capitalize()}, the variance goes from {start:.3g} at d_k = {low} to {end:.3g} "
-            f"at {high}, where the entropy of attention is {left:.0%} of its maximum."
+            f"{way.capitalize()}, the variance goes from {fmean(own[low]):.3g} at d_k = {low} to "
+            f"{fmean(own[high]):.3g} at {high}, where the entropy of attention is "
+            f"{fmean(found['entropy'][way][high]):.0%} of its maximum."
         )
-    divided, plain = loss["with scaling"], loss["without"]
-    worse = [d for d in plain if min(plain[d]) > max(divided[d]) + _APART]
-    better = [d for d in plain if max(plain[d]) < min(divided[d]) - _APART]
+    divided, plain = (found["loss"][way] for way in _WAYS)
+    worse = [str(d) for d in plain if min(plain[d]) > max(divided[d]) + _APART]
+    better = [str(d) for d in plain if max(plain[d]) < min(divided[d]) - _APART]
     sentences.append(
-        f"After training, the loss without scaling is higher in every seed at d_k = "
-        f"{', '.join(map(str, worse)) or 'none'}, and lower in every seed at "
-        f"{', '.join(map(str, better)) or 'none'} (by at least {_APART} nats)."
+        "After training, the loss without scaling is higher in every seed at d_k = "
+        f"{', '.join(worse) or 'none'}, and lower in every seed at {', '.join(better) or 'none'} "
+        f"(by at least {_APART} nats)."
     )
-    return sentences
+    return Findings(panels, sentences)

@@ -3,9 +3,11 @@
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from limelight.data.config import DataConfig
+from limelight.data.datasets import Rows
 from limelight.data.readers import cached_sha256
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
@@ -39,9 +41,8 @@ def fingerprint(kind: str, name: str) -> str:
 
 def check_memory(recipe: Recipe, available: int = 0) -> None:
     """Refuse a training that this machine has too little memory for."""
-    tokens = recipe.train.batch_tokens
-    needed, there = memory_of(recipe, tokens if isinstance(tokens, int) else SMALLEST), available
-    there = there or available_memory()
+    tokens, there = recipe.train.batch_tokens, available or available_memory()
+    needed = memory_of(recipe, tokens if isinstance(tokens, int) else SMALLEST)
     if needed > there:
         smaller = max(SMALLEST, recipe.model.max_len)
         raise UserError(
@@ -63,3 +64,8 @@ def tokenize(
     stores = tokenize_splits(data, splits, tokenizer, world, Report(silent=True))
     classes = classes or class_names(recipe, data, stores[splits[0]])
     return TokenizedData(recipe, data, tokenizer, stores, classes, world)
+
+
+def spread_out(rows: Rows, count: int) -> Rows:
+    """Some of the rows, from everywhere: files are often sorted by topic."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, count).astype(int))]

@@ -5,12 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from limelight.data.registry import with_registry_defaults
 from limelight.errors import FailedError
-from limelight.model import AnyConfig, build
-from limelight.model.count import count_parameters
 from limelight.recipe import Overrides, Recipe, with_overrides
 from limelight.run.folder import RunFolder
 from limelight.run.log import read_log
@@ -20,21 +17,16 @@ from limelight.workflows.train import train
 
 def _score_of(recipe: Recipe) -> str:
     """The metric by which variants of a recipe are compared."""
-    data = with_registry_defaults(recipe.data)
-    measured = metrics_of(recipe, data)
+    measured = metrics_of(recipe, with_registry_defaults(recipe.data))
     return next(name for name in ("exact", "bleu", "accuracy") if name in measured)
 
 
 def shortened(recipe: Recipe, steps: int, validations: int = 1) -> Recipe:
     """The recipe with this many steps, validated some times and saved at the end."""
-    every = -(-steps // validations)
-    changes: dict[str, Any] = {
-        "steps": steps,
-        "warmup": min(recipe.train.warmup, steps // 5),
-        "patience": 0,
-    }
-    changes |= {"validate_every": every, "checkpoint_every": steps, "average_checkpoints": 0}
+    changes: dict[str, Any] = {"steps": steps, "warmup": min(recipe.train.warmup, steps // 5)}
+    changes |= {"validate_every": -(-steps // validations), "checkpoint_every": steps}
     changes |= {"log_every": max(1, steps // 50), "metric": _score_of(recipe)}
+    changes |= {"patience": 0, "average_checkpoints": 0}
     return with_overrides(recipe, {f"train.{name}": value for name, value in changes.items()})
 
 
@@ -62,9 +54,3 @@ def train_in(folder: Path, recipe: Recipe, changes: Overrides = ()) -> dict[str,
         "minutes": max((entry["seconds"] for entry in entries), default=0.0) / 60,
         "curve": curve,
     }
-
-
-def parameters_of(config: AnyConfig) -> int:
-    """How many parameters a model has, counted without making it."""
-    with torch.device("meta"):
-        return sum(count_parameters(build(config)).values())

@@ -7,6 +7,7 @@ import torch
 
 from limelight.lab import distance, length, scale, scaling
 from limelight.lab.networks import IGNORED, accuracy_of, config_of, make, matched, train
+from limelight.lab.report import draw
 from limelight.model.count import count_parameters
 
 
@@ -103,15 +104,15 @@ def test_what_contestants_reach_is_computed():
         for rate in (0.002, 0.008)
         for seed in (1, 2)
     }
-    needle, window, recall, _ = distance.conclusion(values)
+    found = distance.findings(values)
+    needle, window, recall, _ = found.conclusion
     assert "gru 16" in needle
     assert "gru 1 of 2" in window
     assert "transformer 8" in needle
     assert "transformer 0 of 2" in window
     assert "gru 8" in recall, "one seed of two is not every seed"
-    rows = distance.table(values)
-    assert ["needle", "gru", "8: 100%  16: 100%", "0.002", "0.002"] in rows
-    assert [ax.get_title() for ax in distance.figure(values).axes[:2]] == ["needle", "recall"]
+    assert found.panels[0].curves["gru"] == {8: [1.0, 1.0], 16: [1.0, 1.0]}
+    assert [ax.get_ylabel()[:6] for ax in draw(found.panels).axes] == ["needle", "recall"] * 2
 
 
 def test_scores_grow_with_d_k_and_scaling_undoes_it():
@@ -128,9 +129,9 @@ def test_a_wide_head_learns_with_scaling_and_not_without():
     assert divided["loss"] < 1.0
     assert plain["loss"] > 1.5
     values = {"with scaling, seed 1 at 256": divided, "without, seed 1 at 256": plain}
-    assert "higher in every seed at d_k = 256" in scaling.conclusion(values)[-1]
+    assert "higher in every seed at d_k = 256" in scaling.findings(values).conclusion[-1]
     swapped = dict(zip(values, reversed(values.values()), strict=True))
-    assert "lower in every seed at 256" in scaling.conclusion(swapped)[-1]
+    assert "lower in every seed at 256" in scaling.findings(swapped).conclusion[-1]
 
 
 def test_echoes_have_the_entropy_that_the_setting_names():
@@ -140,7 +141,7 @@ def test_echoes_have_the_entropy_that_the_setting_names():
     assert share == pytest.approx(0.9 + 0.1 / 16, abs=0.01)
     other = 0.1 / 16
     entropy = -(0.9 + other) * math.log(0.9 + other) - 15 * other * math.log(other)
-    assert f"{entropy:.2f} nats" in length.SETTING
+    assert f"{entropy:.2f} nats" in length.__doc__
     assert pytest.approx(entropy, abs=0.005) == length._FLOOR
 
 
@@ -228,9 +229,9 @@ def test_the_reported_law_is_that_of_the_best_sizes():
         right = {str(n): 0.25 if n == 0 or width == 16 else 1.0 for n in scale._SHOTS}
         run = {"parameters": width**2, "curve": curve, "right": right}
         values[f"width {width}, seed 1"] = run
-    law, shots, _ = scale.conclusion(values)
+    found = scale.findings(values)
+    law, shots, _ = found.conclusion
     assert "FLOPs^-0.250, the exponent +- 0.000" in law
-    assert "width 16 25%" in shots
-    assert "width 128 100%" in shots
-    assert len(scale.table(values)) == 5
-    assert len(scale.figure(values).axes) == 2
+    assert "256 parameters 25%" in shots
+    assert "16,384 parameters 100%" in shots
+    assert len(draw(found.panels).axes) == 2

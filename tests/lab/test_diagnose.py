@@ -8,6 +8,7 @@ import pytest
 from limelight.errors import UserError
 from limelight.lab import diagnose
 from limelight.lab.experiment import Subject
+from limelight.lab.report import draw
 from limelight.recipe import load_recipe
 
 WORDS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay", "kid", "lark"]
@@ -65,15 +66,16 @@ def checked(tmp_path):
 
 def test_sound_data_passes_every_check(checked):
     values = {name: measure() for name, measure in checked(TRAIN).items()}
-    assert [(name, todo) for name, _, todo in diagnose.findings(values) if todo] == []
-    assert diagnose.conclusion(values) == ["All checks passed: nothing wrong was found."]
-    assert [row[2] for row in diagnose.table(values)[1:]] == ["fine"] * 5
-    assert [ax.get_xlabel() for ax in diagnose.figure(values).axes] == ["step", "learning rate"]
+    found = diagnose.findings(values)
+    assert found.conclusion == ["All checks passed: nothing wrong was found."]
+    assert [row[2] for row in found.table[1:]] == ["fine"] * 5
+    assert [ax.get_xlabel() for ax in draw(found.panels).axes] == ["step", "learning rate"]
 
 
 def test_leaks_are_found(checked):
-    found = checked(TRAIN, [*VALID, *TRAIN[:5]])["data"]()
-    assert "5 sources of valid are also in train" in diagnose._judge_leaks(found)[1]
+    values = {name: measure() for name, measure in checked(TRAIN, [*VALID, *TRAIN[:5]]).items()}
+    (found,) = diagnose.findings(values).conclusion
+    assert found.startswith("data: 5 different sources of valid are also in train")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_targets_of_other_sources_are_found(checked, pairs, fault):
 def test_what_cannot_be_learned_by_heart_is_found(checked):
     measure = checked(ONE_SOURCE)
     found = measure["overfitting"]()
-    assert "cannot learn 8 examples" in diagnose._judge_overfitting(found)[1]
+    assert "cannot learn 8 examples" in diagnose._judge_overfitting(found["losses"])[1]
     assert "the same answer" in diagnose._judge_collapse(measure["data"](), found)[1]
 
 
@@ -115,7 +117,7 @@ def test_the_suggested_rate_is_where_the_loss_falls():
     assert diagnose.limits({"rates": rates[:51], "losses": broken})[1] == rates[45]
 
 
-@pytest.mark.parametrize("name", ["bert", "classifier", "writer"])
+@pytest.mark.parametrize("name", ["bert", "classifier", "writer", "lstm"])
 def test_other_families_are_diagnosed(tmp_path, name):
     from limelight.recipe import write_recipe
     from tests.tasks.conftest import recipe_for
@@ -125,7 +127,7 @@ def test_other_families_are_diagnosed(tmp_path, name):
     path.write_text(write_recipe(recipe))
     prepared = cache(partial(diagnose._prepare, load_recipe(str(path))))
     pairing = diagnose._pairing(prepared)
-    assert bool(pairing) == (name == "classifier")
+    assert bool(pairing) == (name in ("classifier", "lstm"))
     losses = diagnose._overfitting(prepared, 5)["losses"]
     assert losses[-1] < losses[0]
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from limelight.errors import UserError
 from limelight.lab import report
 from limelight.lab.catalog import EXPERIMENTS, SUBJECTS, find, subject_of
-from limelight.lab.experiment import Subject, run
+from limelight.lab.experiment import Findings, Panel, Subject, question_and_setting, run
 from limelight.lab.subject import check_memory
 from limelight.recipe import load_recipe
 
@@ -28,17 +28,17 @@ def counted():
         return len(name)
 
     fake = SimpleNamespace(
-        QUESTION="Is <b> shown as it is?",
-        SETTING="Three words & their lengths.",
+        __doc__="Is <b> shown as it is?\n\nThree words &\ntheir lengths.",
         SECONDS=(1.0, 2.0),
         breaks="",
         made=made,
         measurements=lambda quick, *_: {
             name: lambda name=name: measure(name) for name in ("one at 1", "two at 2", "six at 6")
         },
-        table=lambda values: [["word", "length"], *[[k, str(v)] for k, v in values.items()]],
-        figure=lambda values: report.new_figure(1)[0],
-        conclusion=lambda values: [f"The sum is {sum(values.values())}."],
+        findings=lambda values: Findings(
+            [Panel("n", "size", report.by_length(report.by_seed(values)))],
+            [f"The sum is {sum(values.values())}."],
+        ),
     )
     return fake
 
@@ -71,19 +71,43 @@ def test_reports_hold_everything_and_escape_it(counted, tmp_path):
     results = run("fake", counted, tmp_path, True, SILENT)
     written = {path.name: path.read_text() for path in report.write(counted, results, tmp_path)}
     assert set(written) == {"report.md", "report.html", "figure.svg"}
-    for text in ("Is &lt;b&gt; shown", "words &amp; their", "The sum is 24.", "<svg", "two at 2"):
+    for text in (
+        "Is &lt;b&gt; shown",
+        "words &amp; their",
+        "The sum is 24.",
+        "<svg",
+        "<td>8.00</td>",
+    ):
         assert text in written["report.html"]
-    for text in ("# Is <b> shown", "| two at 2 | 8 |", "- The sum is 24.", "(figure.svg)"):
+    for text in (
+        "# Is <b> shown",
+        "| size, by n | 1 | 2 | 6 |",
+        "| two | - | 8.00 | - |",
+        "- The sum is 24.",
+        "(figure.svg)",
+    ):
         assert text in written["report.md"]
     again = {path.name: path.read_text() for path in report.write(counted, results, tmp_path)}
     assert again == written, "equal results, equal reports"
 
 
+@pytest.mark.parametrize("log", ["", "x", "xy"])
+def test_every_number_is_within_its_picture(log):
+    curves = {"gru": {8: [3.0, 5.0], 512: [400.0]}, "other": {8: [0.02]}}
+    (ax,) = report.draw([Panel("n", "size", curves, log)]).axes
+    low, high = ax.get_ylim()
+    assert low < 0.02
+    assert high > 400
+    (ax,) = report.draw([Panel("n", "size", curves, log, limits=(0.01, 20))]).axes
+    assert ax.get_ylim() == (0.01, 20)
+
+
 def test_every_experiment_is_complete(tmp_path):
     for name, one in EXPERIMENTS.items():
         examined = [Subject(SUBJECTS[name][1] or "reverse", tmp_path)] if name in SUBJECTS else []
-        assert one.QUESTION.endswith("?")
-        assert one.SETTING.endswith(".")
+        question, setting = question_and_setting(one)
+        assert question.endswith("?")
+        assert setting.endswith(".")
         assert 0 < one.SECONDS[0] <= one.SECONDS[1]
         quick, full = (one.measurements(quick, *examined) for quick in (True, False))
         assert 0 < len(quick) <= len(full)

@@ -7,6 +7,7 @@ import torch
 from limelight.errors import UserError
 from limelight.lab import alignment, heads
 from limelight.lab.experiment import Subject
+from limelight.lab.report import draw
 from limelight.model.taps import Recorder
 
 
@@ -94,8 +95,9 @@ def test_cross_attention_of_reverse_is_on_the_letter_that_is_written(run, tmp_pa
     uniform = values["shares"]["shares"]["decoder.0.cross uniform"]["aligned"]
     assert best["aligned"].startswith("decoder.0.cross@")
     assert share > uniform + 0.1
-    assert "its validation texts" in heads.conclusion(values)[0]
-    header, *rows = heads.table(values)
+    found = heads.findings(values)
+    assert "its validation texts" in found.conclusion[0]
+    header, *rows = found.table
     assert [row[0] for row in rows[:4]] == [f"encoder.0.self@{head}" for head in range(1, 5)]
     assert {len(row) for row in rows} == {len(header)}
 
@@ -108,8 +110,9 @@ def test_every_family_is_examined(run, tmp_path, name):
     for head, own in shares.items():
         if ".self" in head:
             assert ("next" in own) == head.startswith("encoder"), "a decoder sees no next token"
-    assert heads.figure(values).axes[1].get_ylabel().endswith("(nats per token)")
-    assert len(heads.conclusion(values)) >= 5
+    found = heads.findings(values)
+    assert draw(found.panels).axes[1].get_ylabel().startswith("rise of the loss")
+    assert len(found.conclusion) >= 5
 
 
 def test_without_its_own_texts_a_model_reads_bundled_ones(run, tmp_path):

@@ -44,9 +44,11 @@ def test_the_gradient_fades_in_recurrent_networks_and_not_in_attention():
         assert ratios["rnn"][far] <= ratios["gru"][far] <= ratios["lstm"][far]
         assert ratios["lstm"][far] < ratios["transformer"][far]
     assert ratios["transformer"][3] > 1e-4
-    assert "does not grow with the distance" in gradient.conclusion(values)[-1]
+    assert "does not grow with the distance" in gradient.findings(values).conclusion[-1]
     swapped = {name: [[1.0] * 4] if "lstm" in name else own for name, own in values.items()}
-    assert "at least as far" in gradient.conclusion(swapped)[-1], "it is computed, not written"
+    assert "at least as far" in gradient.findings(swapped).conclusion[-1], (
+        "it is computed, not written"
+    )
 
 
 def test_the_token_after_the_last_time():
@@ -68,26 +70,6 @@ def test_only_what_can_be_copied_is_predicted():
                 assert label == row[t + 1 - period]
 
 
-def test_a_head_that_is_switched_off_adds_nothing_and_comes_back():
-    model = make(config_of("transformer", 32, 2, 64, 64), 1)
-    batch = next(induction.repeated(1, 4))
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    without = induction.loss_without(model, 1, 2, batch)
-    attention = model.decoder.layers[1].self_attention
-
-    def off(_, given):
-        (mixed,) = given
-        mixed = mixed.clone()
-        mixed[..., 32:48] = 0
-        return (mixed,)
-
-    handle = attention.output.register_forward_pre_hook(off)
-    assert without == pytest.approx(loss_of(model, batch).item(), abs=1e-6)
-    handle.remove()
-    assert without != pytest.approx(loss_of(model, batch).item(), abs=1e-6)
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
 @pytest.mark.system  # a minute of training
 def test_two_layers_learn_induction_and_one_does_not():
     values = {name: measure() for name, measure in induction.measurements(True).items()}
@@ -95,7 +77,7 @@ def test_two_layers_learn_induction_and_one_does_not():
     assert two["loss"] < 1.0
     assert one["loss"] > 2.0
     assert max(map(max, two["scores"])) > 5 * max(map(max, one["scores"]))
-    assert "Every network of two layers copies" in induction.conclusion(values)[0]
+    assert "Every network of two layers copies" in induction.findings(values).conclusion[0]
 
 
 def test_all_contestants_train_on_the_same_tokens_by_the_same_loop():
@@ -134,8 +116,9 @@ def test_what_a_token_costs_is_compared_as_measured():
         for way in loop._WAYS
         for n in (16, 64)
     }
-    assert "the cache makes a token 32.0 times cheaper" in loop.conclusion(values)[-1]
-    assert loop.table(values)[1] == ["no cache", "16.00", "64.00"]
+    found = loop.findings(values)
+    assert "the cache makes a token 32.0 times cheaper" in found.conclusion[-1]
+    assert found.panels[0].curves["no cache"] == {16: [16.0], 64: [64.0]}
     measured = loop._milliseconds("KV cache", 16)
     assert measured > 0
 
@@ -146,8 +129,8 @@ def test_an_effect_that_does_not_show_is_reported():
         for kind in ("transformer", "lstm")
         for n in (32, 4096)
     }
-    assert "409.6 times faster" in parallel.conclusion(shows)[-1]
+    assert "409.6 times faster" in parallel.findings(shows).conclusion[-1]
     fails = dict.fromkeys(shows, 10.0)
-    assert "does not show" in parallel.conclusion(fails)[-1]
+    assert "does not show" in parallel.findings(fails).conclusion[-1]
     assert parallel.steps_in_sequence("lstm", 4096) == 8192
     assert parallel.steps_in_sequence("transformer", 4096) == 2

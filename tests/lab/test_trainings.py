@@ -3,8 +3,10 @@
 import pytest
 
 from limelight.errors import FailedError, UserError
-from limelight.lab import ablate, duel, trainings
+from limelight.lab import ablate, duel, report, trainings
 from limelight.lab.experiment import Subject
+from limelight.lab.networks import parameters_of
+from limelight.lab.report import draw
 from limelight.recipe import load_recipe, with_overrides, write_recipe
 from tests.tasks.conftest import FAST, TOY
 
@@ -37,15 +39,14 @@ def test_without_the_mask_training_reads_the_answer(ablated):
     bare, base = ablated["no mask, seed 1"], ablated["as it is, seed 1"]
     assert bare["training_loss"] < 0.5 * bare["loss"], "what is read is not there while writing"
     assert bare["score"] < base["score"]
-    assert any(s.startswith("Without the mask") for s in ablate.conclusion(ablated))
+    assert any(s.startswith("Without the mask") for s in ablate.findings(ablated).conclusion)
 
 
 def test_every_row_has_the_same_tokens(ablated):
     assert len({run["tokens"] for run in ablated.values()}) == 1
-    header, *rows = ablate.table(ablated)
-    assert [row[0] for row in rows] == list(ROWS)
-    assert len({row[header.index("tokens")] for row in rows}) == 1
-    assert [ax.get_xlabel()[:4] for ax in ablate.figure(ablated).axes] == ["exac", "loss"]
+    panels = ablate.findings(ablated).panels
+    assert [panel.names for panel in panels] == [list(ROWS)] * 2
+    assert [ax.get_ylabel()[:4] for ax in draw(panels).axes] == ["exac", "loss"]
 
 
 def test_rows_change_one_thing_each():
@@ -81,11 +82,12 @@ def test_what_the_seeds_explain_is_no_result():
         **runs("no warm-up", [0.85, 0.97, 0.9]),
         "no norm, seed 1": {**failed, "score": None},
     }
-    text = " ".join(ablate.conclusion(values))
+    found = ablate.findings(values)
+    text = " ".join(found.conclusion)
     assert "changes clearly: 1 head -0.413." in text
     assert "No clear change: no warm-up -0.013." in text
     assert "training stopped: no norm." in text
-    assert ablate.table(values)[-1][1] == "failed"
+    assert report._table(found.panels[0])[-1] == ["no norm", "-"]
 
 
 def test_a_training_that_fails_is_a_result(recipe, tmp_path, monkeypatch):
@@ -105,7 +107,7 @@ def test_an_interrupted_training_ends_the_experiment(recipe, tmp_path, monkeypat
 @pytest.mark.parametrize("name", ["reverse", "greetings"])
 def test_contestants_have_as_many_parameters(name):
     model = load_recipe(name).model
-    sizes = {k: trainings.parameters_of(duel.matched(k, model)) for k in duel.CONTESTANTS}
+    sizes = {k: parameters_of(duel.matched(k, model)) for k in duel.CONTESTANTS}
     assert set(sizes) == {"transformer", "lstm", "gru", "ssru"}
     assert max(sizes.values()) < 1.05 * min(sizes.values()), sizes
 
@@ -156,19 +158,18 @@ def test_the_best_rate_is_sought_beyond_the_edge_of_the_grid(monkeypatch, tmp_pa
 
 
 def test_a_duel_is_reported(fought):
-    header, *rows = duel.table(fought)
+    found = duel.findings(fought)
+    header, *rows = found.table
     assert header == ["", "transformer", "gru"]
     assert {len(row) for row in rows} == {3}
     assert {"parameters", "BLEU", "exact", "validation loss"} <= {row[0] for row in rows}
-    sentences = duel.conclusion(fought)
-    assert "tokens by 0.0%" in sentences[0]
-    assert duel.figure(fought).axes[0].get_ylabel().startswith("validation loss")
+    assert "tokens by 0.0%" in found.conclusion[0]
+    assert draw(found.panels).axes[0].get_ylabel().startswith("validation loss")
     swapped = {**fought, "gru test": {**fought["gru test"]}}
     best = {"score": 1.0, "low": 1.0, "high": 1.0}
-    swapped["gru test"]["scores"] = [
-        {"name": "exact", "first": {"score": 0.1}, "second": best, "p_value": 0.001}
-    ]
-    assert "gru is better" in duel.conclusion(swapped)[1], "it is computed, not written"
+    better = {"name": "BLEU", "first": {"score": 0.1}, "second": best, "p_value": 0.001}
+    swapped["gru test"]["scores"] = [better, {**better, "name": "exact"}]
+    assert "gru is better" in duel.findings(swapped).conclusion[1], "it is computed, not written"
 
 
 def test_a_duel_needs_an_encoder_and_a_decoder(tmp_path):
