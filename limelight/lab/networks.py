@@ -38,7 +38,7 @@ def config_of(
     return ModelConfig(family="decoder-only", heads=heads, **style, **size)
 
 
-class AttentiveRecurrent(RecurrentDecoderOnly):
+class _AttentiveRecurrent(RecurrentDecoderOnly):
     """A recurrent network in which each state also attends to itself and the states before it."""
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -57,7 +57,7 @@ class AttentiveRecurrent(RecurrentDecoderOnly):
 def make(config: AnyConfig, seed: int, device: str = "cpu") -> Any:
     """A network with the weights of this seed."""
     attentive = config.family == "recurrent-decoder-only" and config.attention
-    network: Callable[[Any], Any] = AttentiveRecurrent if attentive else build
+    network: Callable[[Any], Any] = _AttentiveRecurrent if attentive else build
     drawn = "meta" if device == "meta" else "cpu"  # a seed gives the same weights on all devices
     with torch.random.fork_rng(devices=[]), torch.device(drawn):
         torch.manual_seed(seed)

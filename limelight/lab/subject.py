@@ -29,7 +29,10 @@ def fingerprint(kind: str, name: str) -> str:
     if kind == "RUN":
         run = find_run(name)
         weights, _ = run.weights(lambda _: None)
-        content = [write_recipe(recipe_from_run(run)), (weights / "MANIFEST.json").read_text()]
+        content = [
+            write_recipe(recipe_from_run(run)),
+            (weights / "MANIFEST.json").read_text("utf-8"),
+        ]
     else:
         recipe = load_recipe(name)
         preflight.check_data(recipe.data)

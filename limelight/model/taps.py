@@ -65,7 +65,7 @@ def sides(config: AnyConfig) -> tuple[str, ...]:
     return tuple(family.removesuffix("-only").split("-"))
 
 
-def parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
+def _parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
     """The sub-layers of a layer of Figure 1, in order."""
     crossing = side == "decoder" and config.family == "encoder-decoder"
     return ("self", "cross", "feed_forward") if crossing else ("self", "feed_forward")
@@ -89,7 +89,7 @@ def _side_taps(config: ModelConfig, side: str) -> _Named:
     state = f"{side}.input"
     yield state, _Tap(embedding, "output", "add", tuple(f"{side}.{name}" for name in added))
     for layer in range(config.layers):
-        for part in parts_of(config, side):
+        for part in _parts_of(config, side):
             name, path = f"{side}.{layer}.{part}", f"{side}.layers.{layer}.{part}"
             yield from _sublayer_taps(config, name, path, state)
             state = f"{name}.{'norm' if config.norm_order == 'post' else 'add'}"
