@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NETWORKS = ("transformer", "lstm", "gru", "rnn", "lstm with attention", "ssru")
 _MARKERS = ("o", "s", "^", "v", "D", "x", "P")  # as well as colours, for print
 _FEW = 8  # points of a curve that each have a tick
+_SHORT = 5  # characters of its label: longer ones would touch
 _GREY: Any = {"color": "0.5", "linewidth": 1}
 
 
@@ -141,7 +142,7 @@ def _draw_ticks(ax: "Axes", panel: Panel) -> None:
     if panel.names:
         steep: Any = {"rotation": 90 if len(panel.names) > 2 * _FEW else 40, "ha": "right"}
         ax.set_xticks(ticks, panel.names, fontsize=8, **steep)
-    elif len(ticks) <= _FEW:
+    elif len(ticks) <= _FEW and all(len(f"{x:,g}") <= _SHORT for x in ticks):
         ax.set_xticks(ticks, [f"{x:,g}" for x in ticks])
         ax.set_xticks([], minor=True)
     low, high = ax.get_ylim()
