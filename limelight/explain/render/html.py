@@ -28,6 +28,7 @@ _MISSES = 20  # items that did not fit, after which no more are tried
 _LARGE = 600_000  # bytes of all attention weights, above which they are stored in half precision
 _Item = tuple[str, str, Callable[[], Any]]  # facts or blobs, the request path, and the data
 _INPUTS = ("embedding", "positions", "segments", "input")
+_CORNER = "query \\ key"  # of a table of weights
 
 
 def as_html(
@@ -181,7 +182,7 @@ def _plain_html(focus: Focus) -> str:
             cross = ", cross-attention" if block.use == "cross" else ""
             title, heads = f"attention weights: {block.location}{cross}", block.key_tokens.labels
             rows = zip(block.rows, *block.get("weights").T.tolist(), strict=True)
-            parts.append(_table(TableFigure(title, ["query \\ key", *heads], list(rows))))
+            parts.append(_table(TableFigure(title, [_CORNER, *heads], list(rows))))
     return "\n".join(parts)
 
 
@@ -221,6 +222,8 @@ def _table(figure: Heatmap | TableFigure) -> str:
         most = float(finite.max()) if finite.numel() else 1.0
         heads, pairs = ["", *figure.columns], zip(figure.rows, figure.values.tolist(), strict=True)
         rows = [[_cell(label), *(_cell(x, most or 1.0) for x in row)] for label, row in pairs]
+    if heads[0] in ("", _CORNER):  # each row has its label, as each column has
+        rows = [[row[0].replace("td>", "th>"), *row[1:]] for row in rows]
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     caption = f"<caption>{escape(figure.title)}</caption>"
