@@ -186,7 +186,9 @@ def _conclusion(runs: dict[str, Values], tests: dict[str, Values]) -> list[str]:
         for score in test["scores"]:
             first, second = score["first"]["score"], score["second"]["score"]
             better = "transformer" if first > second else kind
-            verdict = "by chance, maybe" if score["p_value"] >= 0.05 else f"{better} is better"
+            verdict = (
+                "no significant difference" if score["p_value"] >= 0.05 else f"{better} is better"
+            )
             sentences.append(
                 f"{score['name']}: transformer {first:.3g}, {kind} {second:.3g} "
                 f"(p {score['p_value']:.3f}): {verdict}."

@@ -181,8 +181,7 @@ def _setup(results: Mapping[str, Any]) -> tuple[str, str]:
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     minutes = sum(results["seconds"].values()) / 60
     size = "quick" if results["quick"] else "full"
-    machine = f"{results['device']}, {results['threads']} threads"
-    return command, f"{size} run of {minutes:.1f} minutes on {machine}; {versions}"
+    return command, f"{size} run of {minutes:.1f} minutes on {results['device']}; {versions}"
 
 
 def _markdown(experiment: Experiment, results: Mapping[str, Any]) -> str:
@@ -243,9 +242,13 @@ small {{ color: #566472 }}
 def show(experiment: Experiment, results: Mapping[str, Any], console: Console) -> None:
     """Print the tables and the conclusion."""
     console.print(Text(question_and_setting(experiment)[0], "bold"))
-    for header, *rows in _tables(experiment.findings(results["values"])):
+    found = experiment.findings(results["values"])
+    for (about, *header), *rows in _tables(found):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for i, name in enumerate(header):
+        if not found.table:  # a long title would make a narrow column
+            console.print(Text(f"\n{about}"))
+            about = ""
+        for i, name in enumerate([about, *header]):
             table.add_column(Text(name), justify="right" if i else "left")
         for row in rows:
             table.add_row(*map(Text, row))

@@ -186,7 +186,7 @@ class Recorder:
     a distributed wrapper put around it. A later pass replaces the values of an earlier one. All
     attention is computed explicitly, watched or not, so that a value does not depend on what else
     is recorded. `keep` says what is kept of a value, so that a part of it need not hold all of it
-    in memory. The pass goes on with what the `edits` of a value return, and that is recorded.
+    in memory. `edits` replace values: the pass continues with what they return, which is recorded.
     """
 
     def __init__(

@@ -1,3 +1,3 @@
 """Tiny trained models, those of the tasks' tests."""
 
-from tests.tasks.conftest import run  # noqa: F401
+from tests.tasks.conftest import run  # noqa: F401  (a fixture)
