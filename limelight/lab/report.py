@@ -243,12 +243,12 @@ def show(experiment: Experiment, results: Mapping[str, Any], console: Console) -
     """Print the tables and the conclusion."""
     console.print(Text(question_and_setting(experiment)[0], "bold"))
     found = experiment.findings(results["values"])
-    for (about, *header), *rows in _tables(found):
+    for header, *rows in _tables(found):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        first = header[0] if found.table else ""
         if not found.table:  # a long title would make a narrow column
-            console.print(Text(f"\n{about}"))
-            about = ""
-        for i, name in enumerate([about, *header]):
+            console.print(Text(f"\n{header[0]}"))
+        for i, name in enumerate([first, *header[1:]]):
             table.add_column(Text(name), justify="right" if i else "left")
         for row in rows:
             table.add_row(*map(Text, row))
