@@ -143,7 +143,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, special tokens left out; half a character shows as U+FFFD."""
-        text = [i for i in ids if i >= self.first_text_id]
+        first = self.first_text_id
+        text = [i for i in ids if i >= first]
         return self.core.decode(text, skip_special_tokens=False)
 
     @property

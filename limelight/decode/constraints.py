@@ -73,6 +73,8 @@ def encode_prefix(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
 
     Where a space belongs to the next word's token, a token for it alone would mislead the model.
     """
+    if text == "":
+        return [], False
     cut = text.rstrip(" ") if has_leading_space_tokens(tokenizer) else text
     return tokenizer.encode(cut), cut != text
 

@@ -138,7 +138,7 @@ class GenerationBatch:
             # The next step reads their prompts: a step of few rows takes as long as of many.
             state = encode_sources(self.model, requests, self.tokenizer.pad)
             tokens = torch.tensor([request.prompt[0] for request in requests])
-            tokens = tokens.to(device_of(self.model))
+            tokens = copy_to_device_async(tokens, device_of(self.model))
         else:
             logits, state = prefill(self.model, requests, self.tokenizer.pad)
             tokens = _choose(logits, texts)
@@ -164,7 +164,7 @@ class GenerationBatch:
             return
         free = [index for index, row in enumerate(self.rows) if row not in self.active]
         indices = [*free, *range(len(self.rows), len(self.rows) + len(rows))][: len(rows)]
-        where = torch.tensor(indices, device=tokens.device)
+        where = torch.tensor(indices)  # on the CPU: a state may ask for the last one
         self.state.insert_rows(state, where)
         self.drop(self.rows[index] for index in free[: len(rows)])
         self.rows += [0] * max(0, len(rows) - len(free))
@@ -172,7 +172,7 @@ class GenerationBatch:
         self.tokens = padded(self.tokens.clone(), 0, len(self.rows) - len(self.tokens))
         for index, row in zip(indices, rows, strict=True):
             self.rows[index] = row
-        self.tokens[where] = tokens
+        self.tokens[copy_to_device_async(where, tokens.device)] = tokens
         self.max_len = max(self.max_len, max_len)
 
     def drop(self, rows: Iterable[int]) -> None:
@@ -218,10 +218,10 @@ class GenerationBatch:
         wanted = max(text.request.limit - text.chosen for text in active)
         most = min(wanted, len(texts) // _ROWS_PER_STEP) if silent else 1
         outputs, self.tokens = model.step_greedy(self.tokens, self.state, max(1, most))
-        arrived, rows = copy_to_host_async(outputs), [*self.rows]
+        arrived, rows, steps = copy_to_host_async(outputs), [*self.rows], outputs.size(0)
         for text in texts:
-            text.length += len(outputs)
-            text.chosen += len(outputs)
+            text.length += steps
+            text.chosen += steps
 
         def read() -> list[Tensor]:
             found = arrived()[0][:, :, : len(rows)]

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from limelight.device import copy_to_device_async
 from limelight.errors import UserError
 
 DAMAGED = "the model's scores are not numbers (NaN): its weights are damaged"
@@ -27,7 +28,8 @@ class StepModel(Protocol):
         """The state from which `step` writes: a KV cache, or the state of a recurrent network.
 
         `state.select(rows)` keeps these rows, in this order; a row may be repeated (beams).
-        `state.insert_rows(other, rows)` writes another state's rows to these, or behind the last.
+        `state.insert_rows(other, rows)` writes another state's rows to these, or behind the last;
+        `rows` is on the CPU.
         """
 
     def step(self, tokens: Tensor, state: Any, real: Tensor | None = None) -> Tensor:
@@ -128,7 +130,8 @@ def _to_device(
     model: StepModel, rows: list[Sequence[int]], pad: int
 ) -> tuple[Tensor, Tensor | None]:
     device, (tokens, real) = device_of(model), pad_batch(rows, pad)
-    return tokens.to(device), None if real.all() else real.to(device)
+    real_on_device = None if real.all() else copy_to_device_async(real, device)
+    return copy_to_device_async(tokens, device), real_on_device
 
 
 def max_total_length(requests: Sequence[Request]) -> int:

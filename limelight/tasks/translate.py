@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 from limelight.data.tokenizer import Tokenizer, valid_unicode
@@ -121,7 +122,7 @@ def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
             f"nbest={nbest} of a beam of {config.beam} in {config.beam_groups} groups: "
             "widen the beam"
         )
-    return replace(config, beam=max(nbest, config.beam))
+    return replace(config, beam=nbest) if nbest > config.beam else config
 
 
 def _job_for(
@@ -142,7 +143,7 @@ def requests_for(
     """The requests for a text: none if it is empty, one for each part if it is long."""
     if not text.strip():
         return []
-    tag, encode = trained.tag(constraints.tag), trained.tokenizer.encode
+    tag, encode = trained.tag(constraints.tag), cache(trained.tokenizer.encode)
     given = len(encode_prefix(trained.tokenizer, constraints.prefix)[0])
     longest = max(1, longest_source(trained, config, given) - len(tag))
     parts = in_parts(text, lambda part: len(encode(part)), longest)
@@ -150,10 +151,10 @@ def requests_for(
         raise UserError(
             f"a text in {len(parts)} parts, being too long for the model, cannot be promised words"
         )
-    first, later = constraints, replace(constraints, prefix="")
+    each = [constraints, *[replace(constraints, prefix="")] * (len(parts) - 1)]
     return [
-        request_for(trained, [*tag, *encode(part)], config, later if i else first)
-        for i, part in enumerate(parts)
+        request_for(trained, [*tag, *encode(part)], config, own)
+        for part, own in zip(parts, each, strict=True)
     ]
 
 

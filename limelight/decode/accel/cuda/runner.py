@@ -22,10 +22,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.cuda.device_beam import BeamBuffers, DeviceBeamSearch
+from limelight.decode.accel.cuda.encoder_graph import EncoderGraphs
 from limelight.decode.accel.cuda.graph_slot import MAX_STEPS, GraphSlot, Shape
 from limelight.decode.config import DecodeConfig
-from limelight.decode.request import Request
+from limelight.decode.request import Request, device_of
+from limelight.device import copy_to_device_async
 from limelight.errors import UserError
+from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.kv_cache import KVCache
 
 # cuDNN's attention would be planned anew for every length of a source, milliseconds each.
@@ -91,7 +94,8 @@ class _GraphState:
         They are copied into the slot if they fit there. Otherwise both states leave their slots,
         and move into a larger one with the next token.
         """
-        device, last = rows.device, int(rows.max())
+        device = self.runner.device
+        last, rows = int(rows.max()), copy_to_device_async(rows, device)
         self.runner.grows = True
         self.max_len = max(self.max_len, other.max_len)
         if self.slot is not None and other.cache is not None and other.selected is None:
@@ -111,9 +115,10 @@ class CudaGraphModel:
     def __init__(
         self, model: Any, make_slot: Callable[[Shape, KVCache], GraphSlot] | None = None
     ) -> None:
-        self.model, self.config = model, model.config
+        self.model, self.config, self.device = model, model.config, device_of(model)
         self.make_slot = make_slot or partial(GraphSlot, model)
         self.slots: list[GraphSlot] = []
+        self.encoders = EncoderGraphs(model)  # of a batch that grows
         self.grows = False  # whether rows are inserted into batches, as a service does
 
     def parameters(self) -> Any:
@@ -122,8 +127,10 @@ class CudaGraphModel:
 
     def start(self, *given: Any, **options: Any) -> _GraphState:
         """The state from which `step` writes, from what the model's own `start` reads."""
+        captured = self.grows and isinstance(self.model, EncoderDecoder)
         with sdpa_kernel(_ATTENTION):
-            return _GraphState(self, self.model.start(*given, **options))
+            start = self.encoders.start if captured else self.model.start
+            return _GraphState(self, start(*given, **options))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: _GraphState, real: Tensor | None = None) -> Tensor:
