@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 from contextlib import suppress
-from typing import Any, NotRequired, TypedDict
+from typing import Any, BinaryIO, NotRequired, TypedDict
 
 from pydantic_core import from_json, to_json
 
@@ -92,21 +92,12 @@ def send(pipe: int, frames: bytes) -> None:
         left = left[os.write(pipe, left) :]
 
 
-def receive(pipe: int) -> Message | None:
+def receive(stream: BinaryIO) -> Message | None:
     """The next message; None when the other side is gone."""
-    head = _read_exactly(pipe, HEAD)
-    body = _read_exactly(pipe, length_of(head)) if head is not None else None
-    return None if body is None else unpacked(body)
-
-
-def _read_exactly(pipe: int, count: int) -> bytes | None:
-    read = bytearray()
-    while len(read) < count:
-        piece = os.read(pipe, min(count - len(read), 2**16))
-        if not piece:
-            return None
-        read += piece
-    return bytes(read)
+    head = stream.read(HEAD)
+    length = length_of(head) if len(head) == HEAD else 0
+    body = stream.read(length)
+    return unpacked(body) if length and len(body) == length else None
 
 
 async def receive_from(stream: asyncio.StreamReader) -> Message | None:

@@ -1,6 +1,7 @@
 """The service as a process: listens, starts its workers, and shuts down gracefully."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -206,6 +207,7 @@ class _Service:
             if any(worker.failed for worker in self.workers):
                 self.server.should_exit = True
                 return
+        gc.freeze()  # libraries and routes stay: a collection need not visit them
         logs.log_event("ready")
 
     def drain(self) -> None:

@@ -4,6 +4,7 @@ It reads messages from standard input and answers on standard output, framed (`i
 killed at any time: it holds nothing that anybody else needs.
 """
 
+import gc
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
+from typing import BinaryIO
 
 from limelight.device import is_out_of_memory
 from limelight.errors import UserError
@@ -32,10 +34,10 @@ def load_for(run: str, device: str) -> tuple[LoadedModel, LoadedModel]:
     return loaded, loaded.full_precision
 
 
-def _read_messages(pipe: int, inbox: _Inbox, write: Callable[[bytes], None]) -> None:
+def _read_messages(stream: BinaryIO, inbox: _Inbox, write: Callable[[bytes], None]) -> None:
     """Answer pings, whatever else is computed, and fill the inbox; None: the service is gone."""
     try:
-        while (message := receive(pipe)) is not None:
+        while (message := receive(stream)) is not None:
             if message["op"] == "ping":
                 write(packed({"pong": logs.pop_dropped()}))
             else:
@@ -72,7 +74,8 @@ def main() -> None:
     """Load the model, report that it is ready, and work."""
     run, options = sys.argv[1], json.loads(sys.argv[2])
     logs.install()
-    incoming, write = os.dup(0), _writer(os.dup(1))
+    # Buffered, so that many messages cost one read: each makes the threads exchange the GIL.
+    incoming, write = os.fdopen(os.dup(0), "rb"), _writer(os.dup(1))
     os.dup2(2, 1)  # output of libraries must not mix with messages
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
@@ -92,6 +95,7 @@ def main() -> None:
     if not loaded.model.config.family.startswith("recurrent"):  # the page will ask for it first
         trace: Message = {"target": None, "settings": {}, "print": "", "what": "manifest"}
         scheduler.on_message({"id": 0, "op": "trace", **facts["example"], **trace})
+    gc.freeze()  # the model and libraries stay: a collection need not visit them, for 0.1 s
     inbox: _Inbox = SimpleQueue()
     Thread(target=_read_messages, args=(incoming, inbox, write), daemon=True).start()
     with suppress(BrokenPipeError):

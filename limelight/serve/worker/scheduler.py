@@ -28,7 +28,7 @@ from limelight.serve.worker.sequences import Sequence, token_payloads
 from limelight.serve.worker.trace_cache import TraceCache, Work, example_for
 
 _SEARCHES = 2  # beam searches that take turns
-_ADMIT_SECONDS = 0.01  # newcomers wait for others to join with: a batch is read faster
+_ADMIT_SECONDS = 0.005  # newcomers wait for others to join with: a batch is read faster
 _WORK_SECONDS = 0.02  # for other work between two tokens
 _STREAM_SECONDS = 0.01  # between two messages with pieces of streams
 

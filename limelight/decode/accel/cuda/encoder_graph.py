@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from limelight.decode.accel.cuda.graph_slot import by_layer
 from limelight.model.attention import attention_mask
 from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.kv_cache import KVCache
@@ -66,7 +67,7 @@ class EncoderGraphs:
         seen = torch.ones_like(source, dtype=torch.bool) if real is None else real
         kept = self.graph_for(rows, width).keys_values(source, seen)
         cache = KVCache(self.model.config, rows, max_len or self.model.config.max_len, kept)
-        cache.memory = list(zip(kept[::2], kept[1::2], strict=True))
+        cache.memory = by_layer(kept)
         cache.memory_mask = None if real is None else attention_mask(real)
         return cache
 

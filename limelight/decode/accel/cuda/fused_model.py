@@ -22,7 +22,12 @@ from limelight.decode.accel.cuda.attention_kernels import (
     decode_cross_attention,
     decode_self_attention,
 )
-from limelight.decode.accel.cuda.graph_slot import GraphSlot, alloc_sources, load_sources
+from limelight.decode.accel.cuda.graph_slot import (
+    GraphSlot,
+    alloc_sources,
+    by_layer,
+    load_sources,
+)
 from limelight.decode.accel.cuda.row_kernels import add_and_norm, small_batch_linear, topk_logprobs
 from limelight.model.kv_cache import KVCache
 from limelight.model.layers import ACTIVATIONS, FeedForward, Layer
@@ -128,7 +133,8 @@ class PagedSlot(GraphSlot):
     def allocate(self, like: KVCache) -> None:
         """All that is kept between two steps."""
         rows, length, _ = self.shape
-        self.memory, self.seen = alloc_sources(self.shape, like)
+        self.sources, self.seen = alloc_sources(self.shape, like)
+        self.memory = by_layer(self.sources)
         past = (2 * len(like.keys), rows, length, self.config.num_kv_heads, self.config.d_head)
         self.past = like.keys[0].new_zeros(past)  # keys of all layers, then values: B S G K each
         self.keys, self.values = self.past.view(2, -1, *past[1:])
@@ -170,7 +176,7 @@ class PagedSlot(GraphSlot):
         self.block_table[rows, 0], self.block_table[rows, 1] = cache.length, rows
         self.block_table[rows, 2:] = rows[:, None] * length + every
         if self.seen is not None:
-            load_sources(cache, self.memory, self.seen, rows)
+            load_sources(cache, self.sources, self.seen, rows)
 
     def load(self, cache: KVCache, rows_of: Tensor | None) -> None:
         """Copy in all that a batch has read so far, to the first cache slots of its rows.
@@ -190,7 +196,7 @@ class PagedSlot(GraphSlot):
         self.next_slot.fill_(used)
         self.reordered = rows_of is not None
         if self.seen is not None:
-            load_sources(cache, self.memory, self.seen)
+            load_sources(cache, self.sources, self.seen)
 
     def unload(self, rows: Tensor, max_used: int) -> KVCache:
         """These rows as a cache of their own."""

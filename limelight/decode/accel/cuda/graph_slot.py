@@ -73,7 +73,8 @@ class GraphSlot:
         """All that is kept between two steps."""
         rows, slots, _ = self.shape
         self.cache = _StaticCache(self.config, rows, slots, like.keys[0])
-        self.cache.memory, self.cache.memory_mask = alloc_sources(self.shape, like)
+        self.sources, self.cache.memory_mask = alloc_sources(self.shape, like)
+        self.cache.memory = by_layer(self.sources)
 
     def run_step(self) -> Tensor:
         """The model's own step."""
@@ -176,7 +177,7 @@ class GraphSlot:
                 new[rows, :, :used] = old[:, :, :used]
         own.length[rows] = cache.length
         if own.memory_mask is not None:
-            load_sources(cache, own.memory, own.memory_mask, rows)
+            load_sources(cache, self.sources, own.memory_mask, rows)
 
     def load(self, cache: KVCache, rows_of: Tensor | None) -> None:
         """Copy in all that a batch has read so far; these rows of it, if not all."""
@@ -189,7 +190,7 @@ class GraphSlot:
         own.length.zero_()
         own.length[:rows] = cache.length
         if own.memory_mask is not None:
-            load_sources(cache, own.memory, own.memory_mask)
+            load_sources(cache, self.sources, own.memory_mask)
 
     def unload(self, rows: Tensor, max_used: int) -> KVCache:
         """These rows as a cache of their own."""
@@ -213,29 +214,28 @@ class GraphSlot:
             cache.memory_mask[:count] = cache.memory_mask[rows]
 
 
-def load_sources(
-    cache: KVCache, memory: list[KeysValues], seen: Tensor, rows: Tensor | None = None
-) -> None:
-    """Copy in the keys and values of sources, B G S K, to the first rows or to these.
+def load_sources(cache: KVCache, sources: Tensor, seen: Tensor, rows: Tensor | None = None) -> None:
+    """Copy in the keys and values of sources, 2 L B G S K, to the first rows or to these.
 
     The slot may be wider.
     """
     at = slice(cache.length.numel()) if rows is None else rows
     width = cache.memory[0][0].size(2)
-    for old_pair, new_pair in zip(cache.memory, memory, strict=True):
-        for old, new in zip(old_pair, new_pair, strict=True):
-            new[at, :, :width] = old
+    sources[:, at, :, :width] = torch.stack([part for layer in cache.memory for part in layer])
     seen[at, ..., :width] = True if cache.memory_mask is None else cache.memory_mask
     seen[at, ..., width:] = False
 
 
-def alloc_sources(shape: Shape, like: KVCache) -> tuple[list[KeysValues], Tensor | None]:
-    """Keys and values of each layer, and their mask, B 1 1 S."""
+def alloc_sources(shape: Shape, like: KVCache) -> tuple[Tensor, Tensor | None]:
+    """Keys and values of all layers, 2 L B G S K, and their mask, B 1 1 S."""
     rows, _, width = shape
-    memory = []
-    for k, _ in like.memory:
-        shape_of_layer = (rows, k.size(1), width, k.size(3))
-        memory.append((k.new_zeros(shape_of_layer), k.new_zeros(shape_of_layer)))
-    if not memory:
-        return [], None
-    return memory, torch.ones(rows, 1, 1, width, dtype=torch.bool, device=like.length.device)
+    if not like.memory:
+        return like.keys[0].new_zeros(0), None
+    _, heads, _, size = like.memory[0][0].shape
+    sources = like.memory[0][0].new_zeros(2 * len(like.memory), rows, heads, width, size)
+    return sources, torch.ones(rows, 1, 1, width, dtype=torch.bool, device=like.length.device)
+
+
+def by_layer(sources: Tensor) -> list[KeysValues]:
+    """The keys and values of each layer, B G S K, in the same memory."""
+    return list(zip(sources[::2], sources[1::2], strict=True))
