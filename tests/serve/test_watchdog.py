@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +18,20 @@ from limelight.serve.metrics import Metrics
 from limelight.serve.worker.scheduler import Scheduler
 from limelight.serve.worker_client import KEY, WorkerClient, _environment
 from tests.serve.samples import ROOT, Served, until
+
+
+@pytest.mark.parametrize("text", ["plain", "NaN and Infinity", "half \ud800 a pair", "ü\u2028\x00"])
+def test_messages_arrive_as_they_were_sent(text):
+    message = {"id": 2**70, "done": {"text": text, "scores": [0.1, -1e-300, 5], "none": None}}
+    frame = packed(message)
+    assert length_of(frame[:HEAD]) == len(frame) - HEAD
+    assert unpacked(frame[HEAD:]) == message
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_json_cannot_say_is_refused(number):
+    with pytest.raises(ValueError, match="JSON"):
+        packed({"id": 1, "done": {"scores": [number]}})
 
 
 class Process:
