@@ -51,6 +51,6 @@ def train_in(folder: Path, recipe: Recipe, changes: Overrides = ()) -> dict[str,
         "loss": last.get("loss"),
         "score": last.get(_score_of(recipe)),
         "tokens": tokens[-1],
-        "minutes": max((entry["seconds"] for entry in entries), default=0.0) / 60,
+        "minutes": max((entry.get("seconds", 0.0) for entry in entries), default=0.0) / 60,
         "curve": curve,
     }
