@@ -66,7 +66,7 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
         "multiply_adds_per_token": multiply_adds(config),
-        "training_bytes": _training_memory(model, config, batch_tokens, devices),
+        "training_bytes": training_memory(config, batch_tokens, devices),
         # In float32: the weights, and a full-length KV cache of one text.
         "decoding_bytes": {"weights": _FLOAT * _size(model), **cache},
     }
@@ -138,10 +138,9 @@ def _count_work(model: nn.Module, length: int) -> dict[str, int]:
     return {part: flops // 2 for part, flops in work.items()}  # MACs are FLOPs / 2
 
 
-def _training_memory(
-    model: nn.Module, config: AnyConfig, batch_tokens: int, devices: int
-) -> dict[str, int]:
+def training_memory(config: AnyConfig, batch_tokens: int, devices: int = 1) -> dict[str, int]:
     """Bytes per device in float32 with Adam, whose state is sharded over all devices (FSDP)."""
+    model = _without_numbers(config)
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
     units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]

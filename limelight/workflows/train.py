@@ -284,8 +284,7 @@ def _fit_batch_on_gpu(
 
 def memory_of(recipe: Recipe, tokens: int) -> int:
     """Bytes that training takes with batches of this many tokens, as `limelight info` estimates."""
-    described = info.describe(recipe, max(tokens, recipe.model.max_len))
-    return int(described["training_bytes"]["total"])
+    return info.training_memory(recipe.model, max(tokens, recipe.model.max_len))["total"]
 
 
 def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: str) -> None:
