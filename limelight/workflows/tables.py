@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from markdown_it import MarkdownIt
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +37,8 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def page(markdown: str, svg: str) -> str:
     """Markdown that begins with a heading as an HTML file; its image becomes this figure."""
+    from markdown_it import MarkdownIt
+
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     title = body[body.index(">") + 1 : body.index("</h1>")]
     figure = svg[svg.index("<svg") :]
