@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -167,11 +167,15 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console, disable=not shown)
 
 
+def expected_seconds(experiment: Experiment, quick: bool) -> float:
+    """How long an experiment takes on this machine, from the speed of a small matrix product."""
+    return experiment.SECONDS[0 if quick else 1] * _slowness()
+
+
 _REFERENCE = 1.5  # milliseconds of the product below on the machine of SECONDS
 
 
-def expected_seconds(experiment: Experiment, quick: bool) -> float:
-    """How long an experiment takes on this machine, from the speed of a small matrix product."""
+@cache
+def _slowness() -> float:
     matrix = torch.ones(512, 512)
-    fastest = min(milliseconds(lambda: matrix @ matrix, 30, "cpu"))  # the least disturbed
-    return experiment.SECONDS[0 if quick else 1] * fastest / _REFERENCE
+    return min(milliseconds(lambda: matrix @ matrix, 30, "cpu")) / _REFERENCE  # undisturbed ones
