@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # other people's models are built here, never fetched
@@ -9,7 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # other people's models are built 
 import pytest
 import torch
 
-from tests.doc_pages import elsewhere
+from tests.doc_pages import awake, elsewhere
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,6 +25,13 @@ def ctrl_c_is_heard() -> None:
     """Tests press Ctrl-C; a shell has what runs in the background ignore it, and its children."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Path]:
+    """A folder with `limelight` and `python` as processes that need not import torch first."""
+    with awake() as folder:
+        yield folder
 
 
 @pytest.fixture(autouse=True)

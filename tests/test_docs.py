@@ -17,7 +17,6 @@ from tests.doc_pages import (
     ROOT,
     Shell,
     agree,
-    awake,
     blocks_of,
     commands_of,
     run_python,
@@ -41,12 +40,6 @@ RUN_BY = {  # what is done with a block, by what follows its three backticks
 
 def name_of(page):
     return str(page.relative_to(ROOT))
-
-
-@pytest.fixture(scope="session")
-def programs():
-    with awake() as folder:
-        yield folder
 
 
 @pytest.fixture

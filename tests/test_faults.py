@@ -22,7 +22,7 @@ class Fault(NamedTuple):
     file: str  # in limelight
     right: str  # occurs once in the file
     wrong: str
-    tests: str  # in tests; with ::name where one is enough
+    tests: str  # in tests, with the ::name of the one that catches it
 
 
 FAULTS = [
@@ -59,70 +59,70 @@ FAULTS = [
         "model/decoder_only.py",
         "positions, mask, causal and mask is None)",
         "positions, mask, False)",
-        "model/test_look_ahead.py",
+        "model/test_look_ahead.py::test_no_look_ahead_in_one_pass",
     ),
     Fault(
         "scores not divided by sqrt(d_k)",
         "model/attention.py",
         "scores / math.sqrt(q.size(-1))",
         "scores",
-        "model/test_attention.py",
+        "model/test_attention.py::test_golden_numbers",
     ),
     Fault(
         "keys and values exchanged",
         "model/attention.py",
         "return self.split(self.key(states)), self.split(self.value(states))",
         "return self.split(self.value(states)), self.split(self.key(states))",
-        "model/test_reference.py",
+        "model/test_reference.py::test_logits_equal_the_numpy_reference",
     ),
     Fault(
         "cross-attention asks with the memory",
         "model/attention.py",
         "q = self.split(self.query(x))",
         "q = self.split(self.query(memory if isinstance(memory, Tensor) else x))",
-        "model/test_attention.py",
+        "model/test_attention.py::test_cross_attention_asks_with_x_and_answers_with_memory",
     ),
     Fault(
         "grouped heads dealt out in turn",
         "model/attention.py",
         "x.repeat_interleave(heads // x.size(1), dim=1)",
         "x.repeat(1, heads // x.size(1), 1, 1)",
-        "model/test_attention.py",
+        "model/test_attention.py::test_explicit_equals_fused_and_so_do_the_gradients",
     ),
     Fault(
         "heads concatenated without being turned back",
         "model/attention.py",
         "mixed.transpose(1, 2).flatten(2)",
         "mixed.reshape(x.shape)",
-        "model/test_reference.py",
+        "model/test_reference.py::test_logits_equal_the_numpy_reference",
     ),
     Fault(
         "attention dropout left on in use",
         "model/attention.py",
         "self.dropout if self.training else 0.0",
         "self.dropout",
-        "model/test_attention.py",
+        "model/test_attention.py::test_attention_dropout_is_for_training_only",
     ),
     Fault(
         "padding of the source seen by the encoder",
         "model/encoder_decoder.py",
         "        mask = None if source_real is None else attention_mask(source_real)\n",
         "        mask = None\n",
-        "model/test_padding.py",
+        "model/test_padding.py::test_padding_changes_neither_logits_nor_loss_nor_gradients",
     ),
     Fault(
         "padding of the source seen by cross-attention",
         "model/encoder_decoder.py",
         "        memory_mask = None if source_real is None else attention_mask(source_real)\n",
         "        memory_mask = None\n",
-        "model/test_padding.py",
+        "model/test_padding.py::test_padding_changes_neither_logits_nor_loss_nor_gradients",
     ),
     Fault(
         "padding counted as a position",
         "model/positions.py",
         "return (real.cumsum(dim=1) - 1).clamp(min=0)",
         "return torch.arange(tokens.size(1)).expand_as(tokens)",
-        "model/test_positions.py",
+        "model/test_positions.py::test_padding_takes_no_position",
     ),
     Fault(
         "padding counted in the mean",
@@ -136,70 +136,70 @@ FAULTS = [
         "model/positions.py",
         "torch.stack([angle.sin(), angle.cos()], dim=-1)",
         "torch.stack([angle.cos(), angle.sin()], dim=-1)",
-        "model/test_positions.py",
+        "model/test_positions.py::test_sinusoids_follow_the_formula",
     ),
     Fault(
         "keys not rotated",
         "model/attention.py",
         "q, k = rope(q), rope(k)",
         "q, k = rope(q), k",
-        "model/test_reference.py",
+        "model/test_reference.py::test_logits_equal_the_numpy_reference",
     ),
     Fault(
         "embedding not multiplied by sqrt(d_model)",
         "model/encoder_decoder.py",
         "scale = math.sqrt(config.d_model)",
         "scale = 1.0",
-        "model/test_reference.py",
+        "model/test_reference.py::test_logits_equal_the_numpy_reference",
     ),
     Fault(
         "residual connection lost",
         "model/layers.py",
         "total = x + output if self.residual else output",
         "total = output",
-        "model/test_reference.py",
+        "model/test_reference.py::test_logits_equal_the_numpy_reference",
     ),
     Fault(
         "norm orders exchanged",
         "model/layers.py",
         'config.norm_order == "post"',
         'config.norm_order == "pre"',
-        "against/test_torch.py",
+        "against/test_torch.py::test_encoder_layer",
     ),
     Fault(
         "last norm of a pre-norm stack forgotten",
         "model/stack.py",
         'make_norm(config) if config.norm_order == "pre" else nn.Identity()',
         "nn.Identity()",
-        "model/test_reference.py",
+        "model/test_reference.py::test_logits_equal_the_numpy_reference",
     ),
     Fault(
         "classifier not tied",
         "model/encoder_decoder.py",
         "self.source.tokens.weight = self.classifier.weight = self.target.tokens.weight",
         "self.source.tokens.weight = self.target.tokens.weight",
-        "model/test_build.py",
+        "model/test_build.py::test_tied_tables_are_one_parameter_and_stay_one",
     ),
     Fault(
         "cache position off by one",
         "model/kv_cache.py",
         "self.positions = self.length[:, None]\n        if",
         "self.positions = self.length[:, None] - 1\n        if",
-        "model/test_kv_cache.py",
+        "model/test_kv_cache.py::test_cached_equals_uncached_on_random_prompts",
     ),
     Fault(
         "cache hides a token from itself",
         "model/kv_cache.py",
         "slots <= self.positions[..., None]",
         "slots < self.positions[..., None]",
-        "model/test_kv_cache.py",
+        "model/test_kv_cache.py::test_cached_equals_uncached_on_random_prompts",
     ),
     Fault(
         "cache counts the padding of a prompt",
         "model/kv_cache.py",
         "read = real.sum(dim=1)",
         "read = torch.full_like(self.length, count)",
-        "model/test_kv_cache.py",
+        "model/test_kv_cache.py::test_cached_equals_uncached_on_random_prompts",
     ),
     Fault(
         "select leaves the lengths behind",
@@ -220,7 +220,7 @@ FAULTS = [
         "model/recurrent.py",
         "real.int().argsort(dim=1, descending=True, stable=True)",
         "torch.arange(x.size(1)).expand(x.shape[:2])",
-        "model/test_padding.py",
+        "model/test_padding.py::test_padding_changes_neither_logits_nor_loss_nor_gradients",
     ),
     Fault(
         "directions and layers of a recurrent encoder mixed up",
@@ -248,42 +248,42 @@ FAULTS = [
         "model/layers.py",
         "total = x + output if self.residual else output",
         "total = self.dropout(x + sublayer(x if self.post else self.norm(x)))",
-        "model/test_build.py",
+        "model/test_build.py::test_dropout_acts_on_each_sublayers_output_and_on_nothing_else",
     ),
     Fault(
         "no dropout on the embeddings",
         "model/stack.py",
         "return self.dropout(self.norm(x))",
         "return self.norm(x)",
-        "model/test_build.py",
+        "model/test_build.py::test_dropout_acts_on_the_embeddings",
     ),
     Fault(
         "no dropout on explicit attention weights",
         "model/attention.py",
         "F.dropout(weights, dropout) @ v",
         "weights @ v",
-        "model/test_attention.py",
+        "model/test_attention.py::test_explicit_dropout_drops_weights",
     ),
     Fault(
         "a tap that shows another value than was used",
         "model/attention.py",
         'watch("scaled", scores / math.sqrt(q.size(-1)) if scaling else scores)',
         'watch("scaled", scores) / math.sqrt(q.size(-1))',
-        "model/test_attention.py",
+        "model/test_attention.py::test_every_step_is_what_it_says",
     ),
     Fault(
         "files of a checkpoint not synced",
         "run/atomic.py",
         "        sync(folder / name)\n",
         "",
-        "run/test_power_cut.py",
+        "run/test_power_cut.py::test_after_any_power_cut_the_old_or_the_new_is_found",
     ),
     Fault(
         "a checkpoint gets its name before its manifest",
         "run/atomic.py",
         "        write_manifest(unfinished)\n",
         "    write_manifest(folder)\n",
-        "run/test_power_cut.py",
+        "run/test_power_cut.py::test_after_any_power_cut_the_old_or_the_new_is_found",
     ),
     Fault(
         "hashes not compared",
@@ -334,11 +334,13 @@ def warm() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def run_on_a_copy(warm: subprocess.Popen[str], folder: Path, tests: list[str]) -> tuple[int, str]:
+def run_on_a_copy(
+    warm: subprocess.Popen[str], folder: Path, tests: list[str], first_cases: bool = False
+) -> tuple[int, str]:
     """The exit code of pytest, and what it prints."""
-    options = ["-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    options = ["-x", "-q", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider"]
     output = folder / "output.txt"
-    asked = {"folder": str(folder), "output": str(output)}
+    asked = {"folder": str(folder), "output": str(output), "first_cases": first_cases}
     asked["arguments"] = [*options, *(f"tests/{test}" for test in tests)]
     print(json.dumps(asked), file=warm.stdin, flush=True)
     return int(warm.stdout.readline()), output.read_text()
@@ -363,7 +365,10 @@ def test_a_planted_fault_is_caught(fault, warm, tmp_path):
 
 
 def test_without_a_fault_the_copy_passes(warm, tmp_path):
-    """The control: otherwise every fault would seem caught."""
+    """The control: otherwise every fault would seem caught.
+
+    The first case of each test will do: all of them pass on the original, or fail under their name.
+    """
     tests = sorted({fault.tests for fault in FAULTS})
-    code, output = run_on_a_copy(warm, copy_project(tmp_path), tests)
+    code, output = run_on_a_copy(warm, copy_project(tmp_path), tests, first_cases=True)
     assert code == 0, output[-3000:]

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.data.batching import plan_epoch
-from limelight.data.config import DataConfig, num_columns, tags_of
-from limelight.data.corpora import corpora_for_split, read_split
+from limelight.data.config import DataConfig, num_columns
+from limelight.data.corpora import corpora_for_split, read_split, train_tokenizer
 from limelight.data.datasets import lengths_of
 from limelight.data.progress import counting
 from limelight.data.readers import LineStats
 from limelight.data.token_store import open_or_build
-from limelight.data.tokenizer import Tokenizer, TokenizerConfig, valid_unicode
+from limelight.data.tokenizer import TokenizerConfig, valid_unicode
 from limelight.errors import UserError
 
 _MIXED_UP = {
@@ -184,9 +184,7 @@ def _leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
 def _tokens(
     data: DataConfig, config: TokenizerConfig, batch_tokens: int, max_len: int, joined: bool
 ) -> dict[str, Any]:
-    examples = read_split(data, "train", LineStats())
-    texts = (text for example in examples for text in example[: num_columns(data)])
-    tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
+    tokenizer = train_tokenizer(data, config)
     with TemporaryDirectory() as folder:
         with counting("tokenising") as progress:
             store = open_or_build(data, "train", tokenizer, Path(folder), progress)

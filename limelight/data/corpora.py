@@ -14,8 +14,9 @@ from itertools import count, islice
 from string import ascii_lowercase
 from typing import Any
 
-from limelight.data.config import DataConfig, files_of
+from limelight.data.config import DataConfig, files_of, num_columns, tags_of
 from limelight.data.readers import Example, LineStats, read_entries, read_files
+from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
 
 TOYS: dict[str, Callable[[list[str]], list[str]]] = {
@@ -33,6 +34,13 @@ def read_split(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
     for part in parts:
         yield from _read_part(part, split, tally)
     tally.check()
+
+
+def train_tokenizer(data: DataConfig, config: TokenizerConfig) -> Tokenizer:
+    """A tokenizer for the training split, which it has learned from; labels are no texts."""
+    examples = read_split(data, "train", LineStats())
+    texts = (text for example in examples for text in example[: num_columns(data)])
+    return Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
 
 
 def corpora_for_split(data: DataConfig, split: str) -> tuple[DataConfig, ...]:

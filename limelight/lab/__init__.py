@@ -1,5 +1,6 @@
 """The claims about attention, measured by anyone in minutes. Read in this order:
 
+timing      how long something takes on the best device
 experiment  what an experiment is, and how one is run, interrupted and continued
 report      results as Markdown, a page, figures and JSON
 networks    the small networks that experiments compare, and how they are trained

@@ -1,5 +1,7 @@
 """The experiments, by name."""
 
+from typing import Any
+
 from limelight.errors import UserError, unknown_name
 from limelight.lab import (
     ablate,
@@ -18,20 +20,9 @@ from limelight.lab import (
 from limelight.lab.experiment import Experiment
 from limelight.lab.subject import fingerprint
 
-EXPERIMENTS: dict[str, Experiment] = {
-    "ablate": ablate,
-    "diagnose": diagnose,
-    "distance": distance,
-    "duel": duel,
-    "gradient": gradient,
-    "heads": heads,
-    "induction": induction,
-    "length": length,
-    "loop": loop,
-    "parallel": parallel,
-    "scale": scale,
-    "scaling": scaling,
-}
+_MODULES: tuple[Any, ...] = (ablate, diagnose, distance, duel, gradient, heads)
+_MODULES += (induction, length, loop, parallel, scale, scaling)
+EXPERIMENTS: dict[str, Experiment] = {m.__name__.rpartition(".")[2]: m for m in _MODULES}
 SUBJECTS = {  # what some of them examine, and what if nothing is named; "": it must be
     "heads": ("RUN", "en-de"),
     "diagnose": ("RECIPE", ""),

@@ -21,11 +21,10 @@ from torch import nn
 
 from limelight.data.batching import EpochPlan
 from limelight.data.check import check
-from limelight.data.config import num_columns, tags_of
-from limelight.data.corpora import read_split
+from limelight.data.config import num_columns
+from limelight.data.corpora import read_split, train_tokenizer
 from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
-from limelight.data.tokenizer import Tokenizer
 from limelight.lab.alignment import fit
 from limelight.lab.experiment import Findings, Measurements, Panel, Subject, Values
 from limelight.lab.subject import check_memory, spread_out, tokenize
@@ -57,11 +56,8 @@ def measurements(quick: bool, subject: Subject) -> Measurements:
 
 
 def _prepare(recipe: Recipe) -> TokenizedData:
-    data, config = resolve(recipe.data), recipe.tokenizer
-    examples = read_split(data, "train", LineStats())
-    texts = (text for example in examples for text in example[: num_columns(data)])
-    tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
-    return tokenize(recipe, data, tokenizer, ("train",))
+    data = resolve(recipe.data)
+    return tokenize(recipe, data, train_tokenizer(data, recipe.tokenizer), ("train",))
 
 
 def _data(recipe: Recipe) -> dict[str, Any]:

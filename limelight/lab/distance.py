@@ -12,13 +12,12 @@ after a size with less than half of the answers right, larger ones count as gues
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from statistics import fmean
 from typing import NamedTuple
 
 import torch
 
-from limelight.lab.experiment import Curve, Findings, Measurements, Panel, Values
+from limelight.lab.experiment import Curve, Findings, Measurements, Panel, Values, grid
 from limelight.lab.networks import IGNORED, KINDS, Batch, accuracy_of, make, matched, train
 from limelight.lab.report import by_seed, columns
 
@@ -77,9 +76,9 @@ def measurements(quick: bool) -> Measurements:
     found: Measurements = {}
     for task, plans in _PLANS.items():
         sizes, rates, seeds, steps = plans[0 if quick else 1]
-        for kind, rate, seed in product(CONTESTANTS, rates, range(1, seeds + 1)):
-            name = f"{task}: {kind}, rate {rate:g}, seed {seed}"
-            found[name] = partial(_accuracies, task, kind, rate, seed, sizes, steps)
+        measure = partial(_accuracies, task, sizes=sizes, steps=steps)
+        name = task + ": {}, rate {:g}, seed {}"
+        found |= grid(name, measure, CONTESTANTS, rates, range(1, seeds + 1))
     return found
 
 

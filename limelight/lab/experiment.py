@@ -8,9 +8,11 @@ interrupted makes only those that are missing.
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from limelight.device import describe
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_write, read_bounded
+from limelight.lab.timing import best_device, milliseconds
 from limelight.run.atomic import make_folder
 
 Values = Mapping[str, Any]  # what was measured, by the name of the measurement
@@ -78,6 +81,11 @@ class Experiment(Protocol):
     def findings(self, values: Values) -> Findings: ...
 
 
+def grid(name: str, measure: Callable[..., Any], *axes: Iterable[Any]) -> Measurements:
+    """A measurement of each combination of arguments, called by them: "{}, seed {}"."""
+    return {name.format(*own): partial(measure, *own) for own in product(*axes)}
+
+
 def question_and_setting(experiment: Experiment) -> tuple[str, str]:
     """What an experiment asks, and how it is answered."""
     question, _, setting = (experiment.__doc__ or "").partition("\n")
@@ -119,12 +127,11 @@ def run(
 
 def _begin(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """New results, or those of an interrupted run of the same experiment."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     versions = {"limelight": version("limelight"), "torch": torch.__version__}
     facts = {
         **asked,
         "versions": {**versions, "python": platform.python_version()},
-        "device": describe(torch.device(device)),
+        "device": describe(torch.device(best_device())),
         "threads": torch.get_num_threads(),
     }
     if not (path / _RESULTS).exists():
@@ -165,14 +172,10 @@ def expected_seconds(experiment: Experiment, quick: bool) -> float:
     return experiment.SECONDS[0 if quick else 1] * _slowness()
 
 
-_REFERENCE = 0.0015  # seconds of the product below on the machine of SECONDS
+_REFERENCE = 1.5  # milliseconds of the product below on the machine of SECONDS
 
 
+@cache
 def _slowness() -> float:
     matrix = torch.ones(512, 512)
-    times = []
-    for _ in range(30):  # some of them undisturbed by others
-        began = time.perf_counter()
-        matrix @ matrix
-        times.append(time.perf_counter() - began)
-    return min(times) / _REFERENCE
+    return min(milliseconds(lambda: matrix @ matrix, 30, "cpu")) / _REFERENCE  # undisturbed ones

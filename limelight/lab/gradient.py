@@ -14,31 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.lab.experiment import Findings, Measurements, Panel, Values
+from limelight.lab.experiment import Findings, Measurements, Panel, Values, grid
 from limelight.lab.networks import IGNORED, KINDS, Batch, config_of, loss_of, make, train
 
 SECONDS = (6.0, 11.0)
 LENGTHS = (8, 32, 128, 512)
 _VOCAB, _WIDTH, _TRAINED = 32, 64, 16
 _SEEDS = (1, 2, 3)
+_STATES = ("untrained", "trained")
 
 
 def measurements(quick: bool) -> Measurements:
     """For each network and state the ratios at all lengths, one list for each seed."""
     seeds, steps = (_SEEDS[:1], 60) if quick else (_SEEDS, 120)
-    return {
-        f"{kind} {state}": partial(_ratios, kind, seeds, steps if state == "trained" else 0)
-        for kind in KINDS
-        for state in ("untrained", "trained")
-    }
+    return grid("{} {}", partial(_ratios, seeds=seeds, steps=steps), KINDS, _STATES)
 
 
-def _ratios(kind: str, seeds: tuple[int, ...], steps: int) -> list[list[float]]:
+def _ratios(kind: str, state: str, seeds: tuple[int, ...], steps: int) -> list[list[float]]:
     found = []
     for seed in seeds:
         config = config_of(kind, _VOCAB, 1 if kind != "transformer" else 2, _WIDTH, max(LENGTHS))
         model = make(config, seed)
-        if steps:
+        if state == "trained":
             train(model, first_tokens(seed, 32, _TRAINED), steps, 3e-3)
         found.append([_ratio(model, seed, length) for length in LENGTHS])
     return found
@@ -75,7 +72,7 @@ def gradients(model: Any, batch: Batch) -> Tensor:
 def findings(values: Values) -> Findings:
     """How far the gradient reaches, by network."""
     panels, sentences, at_last = [], [], {}
-    for state in ("untrained", "trained"):
+    for state in _STATES:
         runs = {kind: zip(*values[f"{kind} {state}"], strict=True) for kind in KINDS}
         curves = {kind: dict(zip(LENGTHS, own, strict=True)) for kind, own in runs.items()}
         up = f"gradient, relative to the last token, {state}"

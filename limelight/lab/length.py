@@ -19,9 +19,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from limelight.errors import UserError
-from limelight.lab.experiment import Findings, Measurements, Panel, Values
-from limelight.lab.networks import Batch, config_of, make, milliseconds, train
+from limelight.lab.experiment import Findings, Measurements, Panel, Values, grid
+from limelight.lab.networks import Batch, config_of, make, train
 from limelight.lab.report import by_seed, columns
+from limelight.lab.timing import milliseconds
 
 SECONDS = (20.0, 150.0)
 KINDS = ("sinusoidal", "rotary", "none", "learned")
@@ -33,11 +34,7 @@ _LENGTHS = (64, 128, 256, 512, 1024)
 def measurements(quick: bool) -> Measurements:
     """The loss by length, for each kind of positions and seed; then the price by length."""
     seeds, steps = ((1,), 150) if quick else ((1, 2, 3), 400)
-    found: Measurements = {
-        f"{kind}, seed {seed}": partial(_losses, kind, seed, steps)
-        for kind in KINDS
-        for seed in seeds
-    }
+    found = grid("{}, seed {}", partial(_losses, steps=steps), KINDS, seeds)
     return {**found, "price": _prices}
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from limelight.lab.experiment import Findings, Measurements, Panel, Values
-from limelight.lab.networks import best_device, config_of, make, milliseconds
+from limelight.lab.experiment import Findings, Measurements, Panel, Values, grid
+from limelight.lab.networks import config_of, make
 from limelight.lab.report import by_length, by_seed
+from limelight.lab.timing import best_device, milliseconds
 
 SECONDS = (2.0, 8.0)
 _VOCAB, _WIDTH, _LAYERS, _REPEATS = 1000, 256, 4, 15
@@ -24,7 +25,7 @@ _WAYS = ("no cache", "KV cache", "lstm")
 def measurements(quick: bool) -> Measurements:
     """Milliseconds per token, for each way at each length."""
     lengths = _LENGTHS[:3] if quick else _LENGTHS
-    return {f"{way} at {n}": partial(_milliseconds, way, n) for way in _WAYS for n in lengths}
+    return grid("{} at {}", _milliseconds, _WAYS, lengths)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ All are language models of the package with the same embeddings and classifier, 
 loop on the same tokens: only what carries information from one position to the next differs.
 """
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -127,20 +126,3 @@ def accuracy_of(model: Any, batch: Batch) -> float:
     """The share of labels that the model predicts."""
     tokens, labels = batch
     return (model(tokens).argmax(dim=-1) == labels)[labels != IGNORED].double().mean().item()
-
-
-def best_device() -> str:
-    """A GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def milliseconds(work: Callable[[], Any], repeats: int, device: str) -> list[float]:
-    """How long some work takes, each time."""
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - began))
-    return times

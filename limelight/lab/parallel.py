@@ -6,14 +6,14 @@ one position after the other; attention computes all at once, but compares every
 three steps.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 
-from limelight.lab.experiment import Findings, Measurements, Panel, Values
-from limelight.lab.networks import best_device, config_of, loss_of, make, milliseconds
+from limelight.lab.experiment import Findings, Measurements, Panel, Values, grid
+from limelight.lab.networks import config_of, loss_of, make
 from limelight.lab.report import by_length, by_seed
+from limelight.lab.timing import best_device, milliseconds
 
 SECONDS = (15.0, 60.0)
 _VOCAB, _WIDTH, _LAYERS, _TOKENS = 256, 256, 2, 8192
@@ -23,8 +23,7 @@ _LENGTHS = (32, 128, 512, 2048, 4096)
 def measurements(quick: bool) -> Measurements:
     """Milliseconds per step, for each network at each length."""
     lengths = _LENGTHS[:3] if quick else _LENGTHS
-    kinds = ("transformer", "lstm")
-    return {f"{kind} at {n}": partial(_milliseconds, kind, n) for kind in kinds for n in lengths}
+    return grid("{} at {}", _milliseconds, ("transformer", "lstm"), lengths)
 
 
 def _milliseconds(kind: str, length: int) -> float:

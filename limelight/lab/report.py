@@ -1,6 +1,5 @@
 """Results as Markdown, a self-contained page, figures and JSON."""
 
-import html
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,14 +7,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from limelight.files import atomic_write
 from limelight.lab.experiment import Curve, Experiment, Findings, Panel, question_and_setting
 from limelight.run.plots import COLOURS
+from limelight.workflows.tables import markdown_table, page, plain, print_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -154,13 +152,9 @@ def _draw_ticks(ax: "Axes", panel: Panel) -> None:
 
 def write(experiment: Experiment, results: Mapping[str, Any], folder: str | Path) -> list[Path]:
     """Write report.md, report.html and figure.svg beside the results."""
-    path = Path(folder)
-    svg = _svg(draw(experiment.findings(results["values"]).panels))
-    files = {
-        "figure.svg": svg,
-        "report.md": _markdown(experiment, results),
-        "report.html": _page(experiment, results, svg),
-    }
+    path, found = Path(folder), experiment.findings(results["values"])
+    svg, markdown = _svg(draw(found.panels)), _markdown(experiment, results, found)
+    files = {"figure.svg": svg, "report.md": markdown, "report.html": page(markdown, svg)}
     for name, text in files.items():
         atomic_write(path / name, text.encode())
     return [path / name for name in files]
@@ -175,83 +169,30 @@ def _svg(figure: "Figure") -> str:
     return file.getvalue()
 
 
-def _setup(results: Mapping[str, Any]) -> tuple[str, str]:
+def _markdown(experiment: Experiment, results: Mapping[str, Any], found: Findings) -> str:
+    question, setting = question_and_setting(experiment)
+    tables = [markdown_table(header, rows) for header, *rows in _tables(found)]
+    conclusion = "\n".join(f"- {plain(sentence)}" for sentence in results["conclusion"])
+    parts = [f"# {question}", setting, *tables, "![The measurements as curves](figure.svg)"]
+    return "\n\n".join([*parts, conclusion, _measured_by(results)])
+
+
+def _measured_by(results: Mapping[str, Any]) -> str:
     """The command, and on what it measured the numbers."""
     command = f"limelight lab {results['experiment']} {results.get('subject', '')}".strip()
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    minutes = sum(results["seconds"].values()) / 60
-    size = "quick" if results["quick"] else "full"
-    return command, f"{size} run of {minutes:.1f} minutes on {results['device']}; {versions}"
-
-
-def _markdown(experiment: Experiment, results: Mapping[str, Any]) -> str:
-    question, setting = question_and_setting(experiment)
-    parts = [f"# {question}", setting]
-    for header, *rows in _tables(experiment.findings(results["values"])):
-        lines = [header, ["---"] * len(header), *rows]
-        parts.append("\n".join(f"| {' | '.join(row)} |" for row in lines))
-    parts += ["![The measurements as curves](figure.svg)"]
-    parts += ["\n".join(f"- {sentence}" for sentence in results["conclusion"])]
-    return "\n\n".join([*parts, "Measured by `{}`: {}.\n".format(*_setup(results))])
-
-
-def _page(experiment: Experiment, results: Mapping[str, Any], svg: str) -> str:
-    question, setting = map(html.escape, question_and_setting(experiment))
-    tables = []
-    for header, *rows in _tables(experiment.findings(results["values"])):
-        body = "\n".join(f"<tr>{_tagged('td', row)}</tr>" for row in rows)
-        tables.append(f"<table>\n<tr>{_tagged('th', header)}</tr>\n{body}\n</table>")
-    return _PAGE.format(
-        question=question,
-        setting=setting,
-        tables="\n".join(tables),
-        figure=svg[svg.index("<svg") :],
-        conclusion=_tagged("li", results["conclusion"]),
-        setup=html.escape(": ".join(_setup(results))),
-    )
-
-
-def _tagged(tag: str, texts: Iterable[str]) -> str:
-    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{question}</title>
-<style>
-body {{ font: 16px/1.55 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto;
-  padding: 0 1rem; color: #1d2733; background: #fff }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: .9rem }}
-td, th {{ padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #d6dde4 }}
-td:first-child, th:first-child {{ text-align: left; padding-left: 0 }}
-svg {{ max-width: 100%; height: auto; margin: 1rem 0 }}
-small {{ color: #566472 }}
-</style>
-<h1>{question}</h1>
-<p>{setting}</p>
-{tables}
-{figure}
-<ul>{conclusion}</ul>
-<small>{setup}</small>
-</html>
-"""
+    minutes, size = sum(results["seconds"].values()) / 60, "quick" if results["quick"] else "full"
+    about = f"{size} run of {minutes:.1f} minutes on {results['device']}; {versions}"
+    return f"Measured by `{command}`: {about}.\n"
 
 
 def show(experiment: Experiment, results: Mapping[str, Any], console: Console) -> None:
     """Print the tables and the conclusion."""
     console.print(Text(question_and_setting(experiment)[0], "bold"))
     found = experiment.findings(results["values"])
-    for header, *rows in _tables(found):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        first = header[0] if found.table else ""
+    for (first, *others), *rows in _tables(found):
         if not found.table:  # a long title would make a narrow column
-            console.print(Text(f"\n{header[0]}"))
-        for i, name in enumerate([first, *header[1:]]):
-            table.add_column(Text(name), justify="right" if i else "left")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
+            console.print(Text(f"\n{first}"))
+        print_table(console, [first if found.table else "", *others], rows)
     for sentence in results["conclusion"]:
         console.print(Text(f"- {sentence}"))

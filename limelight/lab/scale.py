@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from limelight.lab.experiment import Findings, Measurements, Panel, Values
+from limelight.lab.experiment import Findings, Measurements, Panel, Values, grid
 from limelight.lab.networks import IGNORED, Batch, accuracy_of, config_of, loss_of, make, train
 from limelight.lab.report import by_seed, columns
 from limelight.model.count import count_parameters
@@ -33,11 +33,7 @@ _Points = list[tuple[float, float]]  # compute and loss
 def measurements(quick: bool) -> Measurements:
     """A training for each size and seed."""
     seeds, steps = ((1,), 200) if quick else ((1, 2, 3), 400)
-    return {
-        f"width {width}, seed {seed}": partial(_learn, width, seed, steps)
-        for width in WIDTHS
-        for seed in seeds
-    }
+    return grid("width {}, seed {}", partial(_learn, steps=steps), WIDTHS, seeds)
 
 
 def entropy() -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from limelight.lab.distance import needles
-from limelight.lab.experiment import Findings, Measurements, Panel, Values
+from limelight.lab.experiment import Findings, Measurements, Panel, Values, grid
 from limelight.lab.networks import config_of, loss_of, make, train
 from limelight.lab.report import by_length, by_seed
 from limelight.model.taps import Recorder
@@ -33,15 +33,10 @@ def measurements(quick: bool) -> Measurements:
     sizes, seeds, steps = [16, 256], [1], 40
     if not quick:
         sizes, seeds, steps = [16, 32, 64, 128, 256], [1, 2, 3], 60
-    return {
-        f"{way}, seed {seed} at {d_k}": partial(_measure, d_k, way, seed, steps)
-        for way in _WAYS
-        for d_k in sizes
-        for seed in seeds
-    }
+    return grid("{0}, seed {2} at {1}", partial(_measure, steps=steps), _WAYS, sizes, seeds)
 
 
-def _measure(d_k: int, way: str, seed: int, steps: int) -> dict[str, float]:
+def _measure(way: str, d_k: int, seed: int, steps: int) -> dict[str, float]:
     model = network(d_k, way == "with scaling", seed)
     found = at_the_start(model, seed)
     train(model, needles(seed, 32, _DISTANCE), steps, 2e-3)

@@ -1,5 +1,6 @@
 """The parts put together: what the commands do. Read in this order:
 
+tables               results on a terminal, in Markdown and on a page
 info                 parameters, FLOPs and memory of a model, counted without running it
 datasets             texts become tokens, and tokens batches for a family of models
 preflight            checks before anything is made: the recipe, its data, the run folder

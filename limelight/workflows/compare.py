@@ -5,7 +5,6 @@ a single run may have been lucky. Nothing is evaluated again: `limelight evaluat
 two models on the same texts.
 """
 
-import html
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,9 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from limelight.errors import UserError, unknown_name
@@ -31,6 +28,7 @@ from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log
 from limelight.run.plots import draw_comparison
 from limelight.workflows.sweep import SWEEP, read_index
+from limelight.workflows.tables import markdown_table, page, plain, print_table
 
 _LOWER = ("loss", "perplexity")  # metrics of which less is better
 _METRICS = ("loss", "perplexity", "accuracy", "exact", "bleu", "chrf2")
@@ -218,13 +216,8 @@ def _warnings(trainings: Sequence[_Training], metric: str) -> list[str]:
 
 def show(report: Mapping[str, Any], console: Console) -> None:
     """Print a comparison as a table."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     header, *rows = _rows(report, [])
-    for i, name in enumerate(header):
-        table.add_column(Text(name), justify="right" if i else "left", no_wrap=bool(i))
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    print_table(console, header, rows, wrap=False)
     for line in [*_footnotes(report), *report.get("written", ())]:
         console.print(Text(line, "dim"), soft_wrap=True)
 
@@ -277,50 +270,18 @@ def _write(
     draw_comparison(
         {g["name"]: curves[g["name"]] for g in report["groups"]}, report["metric"], drawn
     )
-    files = {"compare.svg": drawn.getvalue(), "compare.html": _page(report, drawn).encode()}
+    svg = drawn.getvalue()
+    files = {"compare.svg": svg, "compare.html": page(_markdown(report), svg.decode()).encode()}
     for name, content in files.items():
         atomic_write(folder / name, content)
     return [str(folder / name) for name in files]
 
 
-def _page(report: Mapping[str, Any], drawn: io.BytesIO) -> str:
-    svg = drawn.getvalue().decode()
+def _markdown(report: Mapping[str, Any]) -> str:
+    """The table with all metrics, the notes and the figure."""
     shared = [set(group["validation"]) for group in report["groups"]]
     shown = [m for m in _METRICS if m not in (report["metric"], "perplexity")]
     others = [m for m in shown if all(m in own for own in shared)]
-    header, *rows = (
-        "".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in _rows(report, others)
-    )
-    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    notes = "\n".join(f"<p>{html.escape(note)}</p>" for note in _footnotes(report))
-    return _PAGE.format(
-        header=header.replace("td>", "th>"), body=body, notes=notes, figure=svg[svg.index("<svg") :]
-    )
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>Runs compared</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-  color: #1d2733; background: #fff }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-td, th {{ padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #d6dde4;
-  white-space: nowrap }}
-td:first-child, th:first-child {{ text-align: left; padding-left: 0 }}
-p {{ color: #566472; font-size: .85rem; margin: .3rem 0 }}
-svg {{ max-width: 100%; height: auto; margin-top: 1rem }}
-</style>
-<h1>Runs compared</h1>
-<table>
-<thead><tr>{header}</tr></thead>
-<tbody>
-{body}
-</tbody>
-</table>
-{notes}
-{figure}
-</html>
-"""
+    header, *rows = _rows(report, others)
+    parts = ["# Runs compared", markdown_table(header, rows), *map(plain, _footnotes(report))]
+    return "\n\n".join([*parts, "![All curves](compare.svg)"])

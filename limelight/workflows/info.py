@@ -5,16 +5,14 @@ takes no memory. Forward passes count the MACs, and the activations that a backw
 a few layers, or of short texts where a network loops over them, since the rest follows exactly.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from math import comb
 from typing import Any, cast
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -30,6 +28,7 @@ from limelight.model.layers import Layer
 from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDecoder
 from limelight.model.stack import Embedding
 from limelight.recipe import Recipe, toml
+from limelight.workflows.tables import print_table
 
 _FLOAT = 4  # bytes of a float32
 _ADAM = 4 * _FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
@@ -67,7 +66,7 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "parts": parts,
         "published": asdict(recipe.published) if recipe.published else None,
         "multiply_adds_per_token": multiply_adds(config),
-        "training_bytes": _training_memory(model, config, batch_tokens, devices),
+        "training_bytes": training_memory(config, batch_tokens, devices),
         # In float32: the weights, and a full-length KV cache of one text.
         "decoding_bytes": {"weights": _FLOAT * _size(model), **cache},
     }
@@ -139,10 +138,9 @@ def _count_work(model: nn.Module, length: int) -> dict[str, int]:
     return {part: flops // 2 for part, flops in work.items()}  # MACs are FLOPs / 2
 
 
-def _training_memory(
-    model: nn.Module, config: AnyConfig, batch_tokens: int, devices: int
-) -> dict[str, int]:
+def training_memory(config: AnyConfig, batch_tokens: int, devices: int = 1) -> dict[str, int]:
     """Bytes per device in float32 with Adam, whose state is sharded over all devices (FSDP)."""
+    model = _without_numbers(config)
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
     units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]
@@ -231,7 +229,7 @@ def show(facts: dict[str, Any], console: Console) -> None:
     if facts.get("trained"):
         _show_trained(facts["trained"], console)
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
-    _table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
+    print_table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
     if theirs := facts["published"]:
         ours, said = short(facts["parameters"]), short(theirs["parameters"])
         console.print(Text(f"counted {ours}, published {said} ({theirs['source']})"))
@@ -241,13 +239,15 @@ def show(facts: dict[str, Any], console: Console) -> None:
     work["total"] = {kind: sum(v[kind] for v in work.values()) for kind in ("weights", "positions")}
     length = facts["model"]["max_len"]
     heads = ["MACs per token", "with weights", f"with {length} positions"]
-    _table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
+    print_table(console, heads, [(k, *map(short, v.values())) for k, v in work.items()])
     training, decoding = dict(facts["training_bytes"]), facts["decoding_bytes"]
     devices, tokens = training.pop("devices"), training.pop("tokens")
     where = f"each of {devices} devices" if devices > 1 else "one device"
     rows = [(k, short(n, "B")) for k, n in training.items() if n]
-    _table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
-    _table(console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()])
+    print_table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
+    print_table(
+        console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()]
+    )
 
 
 def _show_trained(trained: dict[str, Any], console: Console) -> None:
@@ -261,15 +261,6 @@ def _show_trained(trained: dict[str, Any], console: Console) -> None:
     if best is not None:
         text += f"; best validation {best['loss']:.4f} at step {best['step']:,}"
     console.print(Text(text))
-
-
-def _table(console: Console, heads: list[str], rows: Iterable[tuple[str, ...]]) -> None:
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, head in enumerate(heads):
-        drawn.add_column(head, justify="right" if i else "left")
-    for row in rows:
-        drawn.add_row(*row, style="bold" if row[0] == "total" else None)
-    console.print(drawn)
 
 
 def short(number: float, unit: str = "") -> str:

@@ -18,10 +18,9 @@ from torch import nn
 
 from limelight import __version__
 from limelight.data.batching import BatchPlan
-from limelight.data.config import DataConfig, num_columns, tags_of
-from limelight.data.corpora import corpora_for_split, read_split
+from limelight.data.config import DataConfig, num_columns
+from limelight.data.corpora import corpora_for_split, train_tokenizer
 from limelight.data.datasets import Batch
-from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 from limelight.data.tokenizer import Tokenizer
 from limelight.device import choose_precision, describe
@@ -210,11 +209,8 @@ def _find_tokenizer(
             preflight.check_same_tokenizer(recipe, origin)
             tokenizer = origin.tokenizer
         else:
-            config, columns = recipe.tokenizer, num_columns(data)
-            report.say(f"training a tokenizer of {config.vocab} tokens")
-            examples = read_split(data, "train", LineStats())
-            texts = (text for example in examples for text in example[:columns])
-            tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
+            report.say(f"training a tokenizer of {recipe.tokenizer.vocab} tokens")
+            tokenizer = train_tokenizer(data, recipe.tokenizer)
         run.write("tokenizer.json", tokenizer.core.to_str())
     world.barrier()
     tokenizer = Tokenizer.load(run.tokenizer)
@@ -288,8 +284,7 @@ def _fit_batch_on_gpu(
 
 def memory_of(recipe: Recipe, tokens: int) -> int:
     """Bytes that training takes with batches of this many tokens, as `limelight info` estimates."""
-    described = info.describe(recipe, max(tokens, recipe.model.max_len))
-    return int(described["training_bytes"]["total"])
+    return info.training_memory(recipe.model, max(tokens, recipe.model.max_len))["total"]
 
 
 def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: str) -> None:

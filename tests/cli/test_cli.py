@@ -146,9 +146,9 @@ def test_info_shares_gpt3_out(limelight):
 
 @pytest.mark.parametrize("command", ["info gpt2-124m", "info reverse --json", "demo --quick"])
 @pytest.mark.parametrize("reader", ["true", "head -c 1"])
-def test_a_reader_that_leaves_early_is_no_error(command, reader, tmp_path):
+def test_a_reader_that_leaves_early_is_no_error(programs, command, reader, tmp_path):
     command += f" --run {tmp_path}" if "demo" in command else ""
-    line = f"set -o pipefail; {sys.executable} -m limelight {command} | {reader}"
+    line = f"set -o pipefail; {programs}/limelight {command} | {reader}"
     buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     done = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, check=False, env=buffered

@@ -3,7 +3,6 @@
 import json
 import random
 import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -138,16 +137,16 @@ def test_plain_texts_share_what_near_duplicates_share():
     assert plain("123") != plain("456")  # nothing but digits stays as it is
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "limelight", "data", "check", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def run(programs):
+    def call(*arguments):
+        command = [programs / "limelight", "data", "check", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return call
 
 
-def test_the_command():
+def test_the_command(run):
     told = run("reverse", "--data.toy-examples", "500")
     assert told.returncode == 0, told.stderr
     assert "500 read, 500 used" in told.stdout
@@ -157,7 +156,7 @@ def test_the_command():
     assert report["leaks"] == {"valid in train": 0, "test in train": 0, "test in valid": 0}
 
 
-def test_a_part_of_which_nothing_can_be_used_is_told_and_leaves_with_1(tmp_path):
+def test_a_part_of_which_nothing_can_be_used_is_told_and_leaves_with_1(run, tmp_path):
     (tmp_path / "good.tsv").write_text("a\tb\n" * 20)
     (tmp_path / "bad.tsv").write_text("no columns\n")
     files = ["--data.train", str(tmp_path / "good.tsv"), "--data.valid", str(tmp_path / "bad.tsv")]
@@ -175,7 +174,7 @@ def test_a_part_of_which_nothing_can_be_used_is_told_and_leaves_with_1(tmp_path)
         (["multi30k-en-de"], "LIMELIGHT_DATA"),
     ],
 )
-def test_mistakes_are_answered_with_a_sentence(arguments, sentence, monkeypatch, tmp_path):
+def test_mistakes_are_answered_with_a_sentence(run, arguments, sentence, monkeypatch, tmp_path):
     monkeypatch.delenv("LIMELIGHT_DATA", raising=False)
     monkeypatch.setenv("LIMELIGHT_CACHE", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody listens

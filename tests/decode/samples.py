@@ -1,7 +1,7 @@
 """Tiny models with random weights, and a tokenizer of single letters for them."""
 
 import random
-from itertools import product
+from itertools import groupby, product
 
 import torch
 
@@ -109,6 +109,19 @@ def logprobs_of(model, request, tokens):
     scores = model(*given).log_softmax(dim=-1)[0]
     begun = len(request.prompt)
     return [scores[begun + i - 1, token].item() for i, token in enumerate(tokens)]
+
+
+def total_logprobs(model, request, texts):
+    """The log-probability of each of these texts, by text; those of one length in one pass."""
+    found, begun = {}, len(request.prompt)
+    for _, same in groupby(sorted(texts, key=len), key=len):
+        some = list(same)
+        read = torch.tensor([[*request.prompt, *text] for text in some])
+        given = (torch.tensor([request.source] * len(some)), read) if request.source else (read,)
+        scores = model(*given).log_softmax(dim=-1)[:, begun - 1 : -1]
+        totals = scores.gather(2, read[:, begun:, None]).sum(dim=(1, 2))
+        found |= dict(zip(some, totals.tolist(), strict=True))
+    return found
 
 
 def all_texts(vocab, limit):

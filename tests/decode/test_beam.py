@@ -26,6 +26,7 @@ from tests.decode.samples import (
     logprobs_of,
     requests_for,
     tiny,
+    total_logprobs,
 )
 
 
@@ -50,10 +51,8 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(family, alpha, seeds):
         (request,) = requests_for(model, 1, limit=4, seed=seed)
         config = DecodeConfig(beam=128, length_penalty=alpha)
         found = beam_search(model, [request], config, Letters(4), nbest=5)[0]
-        scores = {
-            text: sum(logprobs_of(model, request, text)) / length_penalty(len(text), alpha)
-            for text in all_texts(4, 4)
-        }
+        totals = total_logprobs(model, request, all_texts(4, 4))
+        scores = {text: total / length_penalty(len(text), alpha) for text, total in totals.items()}
         best = sorted(scores, key=scores.__getitem__, reverse=True)[:5]
         assert [(*text.tokens, *[END] * text.ended) for text in found] == best
         assert [text.score for text in found] == pytest.approx([scores[text] for text in best])

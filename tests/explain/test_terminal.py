@@ -4,6 +4,7 @@ import io
 import math
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -84,19 +85,26 @@ def test_many_words_are_shown_in_percent():
     assert is_part([str(int(x) / 100) for x in numbers], weights[grid.focus[0]])
 
 
-@pytest.mark.parametrize("text", ["Hi", "Hi how are you", LONG])
+SHORT, USUAL = "Hi", "Hi how are you"
+SAMPLED = [(SHORT, 80), (USUAL, 60), (LONG, 60), (LONG, 130)]
+OTHERS = [both for both in product((SHORT, USUAL, LONG), (60, 80, 130)) if both not in SAMPLED]
+
+
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [*SAMPLED, *(pytest.param(*both, marks=pytest.mark.soak) for both in OTHERS)],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_wider_than_the_terminal_and_colour_adds_nothing(kind, text):
+def test_nothing_is_wider_than_the_terminal_and_colour_adds_nothing(kind, text, width):
     trace = explain(trained(kind), text)
     stops = trace.walk()
-    for width in (80, 60, 130):
-        plain = printed(lambda console: show(console, trace, stops), width)
-        assert max(cell_len(line) for line in plain.splitlines()) <= width
-        coloured = printed(lambda console: show(console, trace, stops), width, colour=True)
-        assert "\x1b[" in coloured
-        assert without_colour(coloured) == plain
-    for stop in stops:
+    plain = printed(lambda console: show(console, trace, stops), width)
+    assert max(cell_len(line) for line in plain.splitlines()) <= width
+    for stop in stops if width > 100 else []:  # in a narrower one a title may be cut
         assert stop.title in re.sub(r"\s+", " ", plain)
+    coloured = printed(lambda console: show(console, trace, stops), width, colour=True)
+    assert "\x1b[" in coloured
+    assert without_colour(coloured) == plain
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())

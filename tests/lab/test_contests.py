@@ -125,7 +125,7 @@ def test_scores_grow_with_d_k_and_scaling_undoes_it():
 
 
 def test_a_wide_head_learns_with_scaling_and_not_without():
-    divided, plain = (scaling._measure(256, way, 1, 30) for way in scaling._WAYS)
+    divided, plain = (scaling._measure(way, 256, 1, 30) for way in scaling._WAYS)
     assert divided["loss"] < 1.0
     assert plain["loss"] > 1.5
     values = {"with scaling, seed 1 at 256": divided, "without, seed 1 at 256": plain}

@@ -38,7 +38,7 @@ def test_the_gradient_fades_in_recurrent_networks_and_not_in_attention():
     values = {}
     for kind in KINDS:
         for state in ("untrained", "trained"):  # theory speaks of the untrained ones
-            values[f"{kind} {state}"] = gradient._ratios(kind, (1,), 0)
+            values[f"{kind} {state}"] = gradient._ratios(kind, "untrained", (1,), 0)
     ratios = {kind: values[f"{kind} untrained"][0] for kind in KINDS}
     for far in (1, 2, 3):
         assert ratios["rnn"][far] <= ratios["gru"][far] <= ratios["lstm"][far]

@@ -49,9 +49,9 @@ def cut_short(folder):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def python(*arguments):
+def called(*command):
     return subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)],
+        [*map(str, command)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
@@ -79,18 +79,20 @@ def test_with_no_whole_weights_at_all_each_is_named(damaged):
         load(damaged.path)
 
 
-def test_a_command_tells_it_in_one_plain_line_beside_the_answer(whole, damaged):
-    right, done = (python("limelight", "classify", run.path, "a") for run in (whole, damaged))
+def test_a_command_tells_it_in_one_plain_line_beside_the_answer(programs, whole, damaged):
+    command = [programs / "limelight", "classify"]
+    right, done = (called(*command, run.path, "a") for run in (whole, damaged))
     assert (right.returncode, right.stderr) == (0, b"")
     assert (done.returncode, done.stdout) == (0, right.stdout)
     assert done.stderr.decode() == f"limelight: {SENTENCE.format(run=damaged.path)}\n"
 
 
-def test_evaluate_tells_it_once(whole, damaged, tmp_path):
+def test_evaluate_tells_it_once(programs, whole, damaged, tmp_path):
     """Although it loads the model for the loss, and again for the scores."""
     (tmp_path / "own.tsv").write_text("a banana\tgood\n")
     how = ["--data.kind", "labelled", "--data.test", tmp_path / "own.tsv"]
-    right, done = (python("limelight", "evaluate", run.path, *how) for run in (whole, damaged))
+    command = [programs / "limelight", "evaluate"]
+    right, done = (called(*command, run.path, *how) for run in (whole, damaged))
     assert (right.returncode, done.returncode) == (0, 0)
     line = f"limelight: {SENTENCE.format(run=damaged.path)}"
     assert done.stderr.decode().splitlines().count(line) == 1
@@ -98,7 +100,7 @@ def test_evaluate_tells_it_once(whole, damaged, tmp_path):
 
 
 def test_the_service_writes_it_into_its_log_and_not_between_its_frames(damaged):
-    done = python("limelight.serve.worker", damaged.path, LIMITS)
+    done = called(sys.executable, "-m", "limelight.serve.worker", damaged.path, LIMITS)
     assert done.returncode == 0
     first = done.stdout[HEAD : HEAD + length_of(done.stdout[:HEAD])]
     assert unpacked(first)["ready"]["step"] == 3

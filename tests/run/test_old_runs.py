@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -148,9 +147,9 @@ def test_an_old_name_of_a_decoding_setting_when_a_model_is_used():
         assert loaded.settings(no_repeat=2) == loaded.settings(no_repeat_ngram=2)
 
 
-def test_an_old_name_on_the_command_line():
+def test_an_old_name_on_the_command_line(programs):
     def info(*options):
-        command = [sys.executable, "-m", "limelight", "info", "reverse", "--json", *options]
+        command = [programs / "limelight", "info", "reverse", "--json", *options]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     new, old = info("--train.grad-accumulation", "2"), info("--train.accumulate", "2")

@@ -163,8 +163,15 @@ def kill_one(run, rank, step, starter):
     wait_while(lambda: {process_of(run, 0), process_of(run, 1)} & {0, *both}, starter)
 
 
-@pytest.mark.parametrize("launches", [1, pytest.param(5, marks=pytest.mark.soak)])
-def test_when_a_rank_is_killed_both_start_again_and_end_the_same(tmp_path, launches):
+@pytest.mark.parametrize(
+    ("launches", "ranks"),
+    [
+        (1, [1]),
+        pytest.param(1, [0, 1], marks=pytest.mark.system),  # six processes, one after the other
+        pytest.param(5, [0, 1], marks=pytest.mark.soak),
+    ],
+)
+def test_when_a_rank_is_killed_both_start_again_and_end_the_same(tmp_path, launches, ranks):
     draw = random.Random(launches)
     train_many(tmp_path / "whole", KILLED)
     for launch in range(launches):
@@ -173,8 +180,9 @@ def test_when_a_rank_is_killed_both_start_again_and_end_the_same(tmp_path, launc
         run = folder / "run"
         starter = torchrun(run, KILLED)
         try:
-            kill_one(run, 0, draw.randint(1, 9), starter)
-            kill_one(run, 1, draw.randint(10, STEPS - 1), starter)
+            for rank in ranks:
+                first, last = (1, 9) if rank == ranks[0] else (10, STEPS - 1)
+                kill_one(run, rank, draw.randint(first, last), starter)
             assert starter.wait(2 * SECONDS) == 0, said_of(run).read_text()
         finally:
             starter.terminate()

@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -422,10 +421,10 @@ def test_each_of_two_runs_is_asked_with_its_own_tags(runs, tagged, tmp_path):
         assert there[name]["p_value"] == back[name]["p_value"]
 
 
-def test_the_command_prints_one_document(runs):
-    command = [sys.executable, "-m", "limelight", "evaluate", str(runs / "judge"), "--json"]
+def test_the_command_prints_one_document(runs, programs):
+    command = [programs / "limelight", "evaluate", str(runs / "judge"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["scores"]["accuracy"]
-    two = [*command[:4], str(runs / "good"), str(runs / "bad")]
+    two = [*command[:2], str(runs / "good"), str(runs / "bad")]
     done = subprocess.run(two, capture_output=True, text=True, check=True)
     assert "chrF2" in done.stdout

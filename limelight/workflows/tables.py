@@ -1,0 +1,64 @@
+"""Results as tables: on a terminal, in Markdown, and on a page that holds its figure."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# What Markdown would take for markup in a text of any origin; within a word, "_" stays itself.
+_MARKUP = re.compile(r"[\\`*<|\[\]]|&(?=[#\w])|(?<!\w)_|_(?!\w)")
+
+
+def print_table(
+    console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], wrap: bool = True
+) -> None:
+    """Print names in the first column and numbers in the others; a total stands out."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(header):
+        table.add_column(Text(name), justify="right" if i else "left", no_wrap=bool(i) and not wrap)
+    for row in rows:
+        table.add_row(*map(Text, row), style="bold" if row[0] == "total" else None)
+    console.print(table)
+
+
+def plain(text: str) -> str:
+    """A text for Markdown that is shown as it is."""
+    return _MARKUP.sub(r"\\\g<0>", text)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, of plain texts."""
+    lines = [map(plain, header), ["---"] * len(header), *(map(plain, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def page(markdown: str, svg: str) -> str:
+    """Markdown that begins with a heading as an HTML file; its image becomes this figure."""
+    from markdown_it import MarkdownIt
+
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    title = body[body.index(">") + 1 : body.index("</h1>")]
+    figure = svg[svg.index("<svg") :]
+    return _PAGE.format(title=title, body=re.sub("<p><img.*></p>", lambda _: figure, body))
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.55 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; color: #1d2733; background: #fff }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: .9rem }}
+td, th {{ padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #d6dde4 }}
+td {{ white-space: nowrap }}
+td:first-child, th:first-child {{ text-align: left; padding-left: 0 }}
+svg {{ max-width: 100%; height: auto; margin: 1rem 0 }}
+</style>
+{body}
+</html>
+"""
