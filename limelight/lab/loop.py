@@ -53,6 +53,12 @@ def findings(values: Values) -> Findings:
         for way, own in ways.items()
     ]
     gain = ways["no cache"][long] / ways["KV cache"][long]
-    sentences.append(f"After {long} tokens the cache makes a token {gain:.1f} times cheaper.")
+    if gain > 1:
+        sentences.append(f"After {long} tokens the cache makes a token {gain:.1f} times cheaper.")
+    else:
+        sentences.append(
+            f"On this device the cache does not pay within {long} tokens: one text keeps few of "
+            "its units busy, and starting the work takes longer than the work."
+        )
     curves = by_length(by_seed(values))
     return Findings([Panel("tokens so far", "ms per new token", curves, log="xy")], sentences)

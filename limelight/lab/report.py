@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NETWORKS = ("transformer", "lstm", "gru", "rnn", "lstm with attention", "ssru")
 _MARKERS = ("o", "s", "^", "v", "D", "x", "P")  # as well as colours, for print
 _FEW = 8  # points of a curve that each have a tick
-_SHORT = 5  # characters of its label: longer ones would touch
+_SHORT = 5  # characters of their labels on average: longer ones would touch
 _GREY: Any = {"color": "0.5", "linewidth": 1}
 
 
@@ -140,7 +140,7 @@ def _draw_ticks(ax: "Axes", panel: Panel) -> None:
     if panel.names:
         steep: Any = {"rotation": 90 if len(panel.names) > 2 * _FEW else 40, "ha": "right"}
         ax.set_xticks(ticks, panel.names, fontsize=8, **steep)
-    elif len(ticks) <= _FEW and all(len(f"{x:,g}") <= _SHORT for x in ticks):
+    elif len(ticks) <= _FEW and sum(len(f"{x:,g}") for x in ticks) <= _FEW * _SHORT:
         ax.set_xticks(ticks, [f"{x:,g}" for x in ticks])
         ax.set_xticks([], minor=True)
     low, high = ax.get_ylim()
@@ -181,8 +181,9 @@ def _measured_by(results: Mapping[str, Any]) -> str:
     """The command, and on what it measured the numbers."""
     command = f"limelight lab {results['experiment']} {results.get('subject', '')}".strip()
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    minutes, size = sum(results["seconds"].values()) / 60, "quick" if results["quick"] else "full"
-    about = f"{size} run of {minutes:.1f} minutes on {results['device']}; {versions}"
+    seconds, size = sum(results["seconds"].values()), "quick" if results["quick"] else "full"
+    time = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.1f} seconds"
+    about = f"{size} run of {time} on {results['device']}; {versions}"
     return f"Measured by `{command}`: {about}.\n"
 
 

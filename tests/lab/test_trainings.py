@@ -1,5 +1,7 @@
 """Experiments that train: fair, resumable, and in the direction that theory guarantees."""
 
+import json
+
 import pytest
 
 from limelight.errors import FailedError, UserError
@@ -8,6 +10,7 @@ from limelight.lab.experiment import Subject
 from limelight.lab.networks import parameters_of
 from limelight.lab.report import draw
 from limelight.recipe import load_recipe, with_overrides, write_recipe
+from limelight.run.folder import RunFolder
 from tests.tasks.conftest import FAST, TOY
 
 ROWS = ("as it is", "no positions", "no mask")
@@ -92,10 +95,13 @@ def test_what_the_seeds_explain_is_no_result():
 
 def test_a_training_that_fails_is_a_result(recipe, tmp_path, monkeypatch):
     def diverge(*_, **__):
+        skipped = {"step": 1, "skipped": True, "examples": [3]}  # it has no time
+        RunFolder(tmp_path).log.write_text(json.dumps(skipped) + "\n", encoding="utf-8")
         raise FailedError("the loss is not finite")
 
     monkeypatch.setattr(trainings, "train", diverge)
-    assert trainings.train_in(tmp_path, recipe)["failed"] == "the loss is not finite"
+    found = trainings.train_in(tmp_path, recipe)
+    assert (found["failed"], found["minutes"]) == ("the loss is not finite", 0.0)
 
 
 def test_an_interrupted_training_ends_the_experiment(recipe, tmp_path, monkeypatch):
