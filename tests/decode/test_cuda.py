@@ -3,13 +3,11 @@
 import gc
 import random
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 import torch
 
 from limelight.decode.accel import accelerate
-from limelight.decode.accel.cuda.encoder_graph import EncoderGraph, EncoderGraphs
 from limelight.decode.accel.cuda.runner import MAX_SLOTS, CudaGraphModel, DeviceSearchModel, rounded
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import new_search
@@ -59,44 +57,6 @@ def test_a_row_that_was_not_moved_is_noticed(monkeypatch):
     model = small("encoder-decoder", torch.float64)
     monkeypatch.setattr("limelight.decode.accel.cuda.graph_slot.GraphSlot.reorder", lambda *_: None)
     assert max(walk(model, CudaGraphModel(model), True, seed) for seed in range(6)) > 1e-3
-
-
-def encoded(model, start, seed):
-    """The largest difference in the keys and values that sources of some shape lead to."""
-    torch.manual_seed(seed)
-    rows, width = random.Random(seed).choice([(1, 5), (3, 40), (9, 3), (8, 32), (2, 1)])
-    source, real = tokens(rows, width), torch.arange(width) < torch.randint(1, width + 1, (rows, 1))
-    real = None if seed % 4 == 0 else real.to(source.device)
-    expected, got = model.start(source, real, max_len=9), start(source, real, max_len=9)
-    assert expected.memory_mask is None or torch.equal(expected.memory_mask, got.memory_mask)
-    seen = expected.seen_memory().mT  # B 1 S 1
-    parts = zip(chain(*expected.memory), chain(*got.memory), strict=True)
-    return max(((a - b) * seen).abs().max().item() for a, b in parts)
-
-
-def test_an_encoder_of_few_shapes_reads_as_the_model_does():
-    """Longer sources before it, in the same memory, leave nothing behind."""
-    model = small("encoder-decoder", torch.float64)
-    graphs = EncoderGraphs(model)
-    assert max(encoded(model, graphs.start, seed) for seed in range(24)) < 1e-12
-    assert len(graphs.graphs) <= 4
-
-
-def test_padding_that_an_encoder_can_see_is_noticed(monkeypatch):
-    """The control."""
-    model = small("encoder-decoder", torch.float64)
-    plain = EncoderGraph.keys_values
-    blind = lambda self, source, real: plain(self, source, torch.ones_like(real))  # noqa: E731
-    monkeypatch.setattr(EncoderGraph, "keys_values", blind)
-    assert max(encoded(model, EncoderGraphs(model).start, seed) for seed in range(8)) > 1e-3
-
-
-@pytest.mark.gpu
-def test_a_captured_encoder_reads_as_the_model_does():
-    model = small("encoder-decoder", torch.float64).cuda()
-    graphs = EncoderGraphs(model)
-    with torch.device("cuda"):
-        assert max(encoded(model, graphs.start, seed) for seed in range(24)) < 1e-11
 
 
 @pytest.mark.parametrize("beam", [1, 4])

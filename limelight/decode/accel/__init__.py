@@ -18,7 +18,6 @@ cpu huge_pages              CPU     Linux, 2 MB or more    5 to 10% alone, 7 to 
                                                            beam 5
 cuda runner, graph_slot     CUDA    Transformer            13 x HF alone, 7 x in batches    cuda
                                                            of 64
-cuda encoder_graph          CUDA    requests join later    @@                                cuda
 cuda fused_model, kernels   CUDA    Triton                 24 x HF (GPT-2) alone, 12 x in   simple
                                                            batches of 64
 cuda device_beam            CUDA    Triton, unconstrained, 3.1 x the search in Python       simple

@@ -2,7 +2,6 @@
 
 runner             a model whose steps are CUDA graphs, and which slot a batch moves into
 graph_slot         fixed memory for a batch, and the graphs that work on it
-encoder_graph      the encoder's pass over requests that join a batch, as a CUDA graph
 fused_model        a step in few kernels; keys and values that are never moved
 device_beam        beam search on the device
 attention_kernels  Triton: attention of one token

@@ -22,13 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.cuda.device_beam import BeamBuffers, DeviceBeamSearch
-from limelight.decode.accel.cuda.encoder_graph import EncoderGraphs
 from limelight.decode.accel.cuda.graph_slot import MAX_STEPS, GraphSlot, Shape
 from limelight.decode.config import DecodeConfig
 from limelight.decode.request import Request, device_of
 from limelight.device import copy_to_device_async
 from limelight.errors import UserError
-from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.kv_cache import KVCache
 
 # cuDNN's attention would be planned anew for every length of a source, milliseconds each.
@@ -118,7 +116,6 @@ class CudaGraphModel:
         self.model, self.config, self.device = model, model.config, device_of(model)
         self.make_slot = make_slot or partial(GraphSlot, model)
         self.slots: list[GraphSlot] = []
-        self.encoders = EncoderGraphs(model)  # of a batch that grows
         self.grows = False  # whether rows are inserted into batches, as a service does
 
     def parameters(self) -> Any:
@@ -127,10 +124,8 @@ class CudaGraphModel:
 
     def start(self, *given: Any, **options: Any) -> _GraphState:
         """The state from which `step` writes, from what the model's own `start` reads."""
-        captured = self.grows and isinstance(self.model, EncoderDecoder)
         with sdpa_kernel(_ATTENTION):
-            start = self.encoders.start if captured else self.model.start
-            return _GraphState(self, start(*given, **options))
+            return _GraphState(self, self.model.start(*given, **options))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: _GraphState, real: Tensor | None = None) -> Tensor:
