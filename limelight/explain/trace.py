@@ -23,7 +23,7 @@ from limelight.errors import UserError, unknown_name
 from limelight.explain.tokens import label_at, pieces_of, words_of
 from limelight.explain.traced_text import TracedText
 from limelight.model.config import RecurrentConfig
-from limelight.model.taps import Edits, Recorder, attends, dataflow, matching, sides, taps
+from limelight.model.taps import Edits, Recorder, attends, dataflow, depth, matching, sides, taps
 from limelight.tasks.text_model import TextModel
 
 _TOP = 20  # candidates kept of every step
@@ -179,7 +179,8 @@ class Trace:
         self, which: Which, layer: int | None = None, head: int | None = None
     ) -> Tensor:
         """Weights averaged over the layers and heads that were not chosen, T S; both from 1."""
-        layers = range(1, self.config.layers + 1) if layer is None else [layer]
+        side = "decoder" if which == "cross" else which
+        layers = range(1, depth(self.config, side) + 1) if layer is None else [layer]
         names = [f"{self.block(n, which)}.weights" for n in layers]
         found = self.collect(names, lambda n, value: self.part(n, value, head, None))
         return mean_weights([value.float() for value in found.values()])
@@ -193,7 +194,8 @@ class Trace:
         if which == "decoder" and not attends(self.config, which, "self"):
             cell = "a recurrent cell, decoder_cell = 'ssru': choose 'encoder' or 'cross'"
             raise UserError(f"this decoder has no self-attention but {cell}")
-        at = in_range("layer", layer, self.config.layers)
+        side = "decoder" if which == "cross" else which
+        at = in_range("layer", layer, depth(self.config, side))
         if self.recurrent:  # its layers share one attention, if there is any
             if which != "cross" or not self.config.attention:
                 raise UserError(f"this {self.config.family} has no {which} attention")

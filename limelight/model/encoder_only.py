@@ -50,7 +50,8 @@ class EncoderOnly(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.source = Embedding(config, segments=2, norm=True)  # the two sentences of a pair
+        # The segments are the two sentences of a pair.
+        self.source = Embedding(config, config.vocab, segments=2, norm=True)
         self.encoder = Stack(config)
         if config.classes:
             self.text_head = ClassificationHead(config, config.classes)
@@ -66,7 +67,7 @@ class EncoderOnly(nn.Module):
         initialise(self, lambda _, matrix: nn.init.trunc_normal_(matrix, 0, 0.02, -0.04, 0.04))
 
     def tie(self) -> None:
-        if self.config.tied and not self.config.classes:
+        if self.config.tying == "all" and not self.config.classes:
             self.masked_head.classifier.weight = self.source.tokens.weight
 
     def encode(self, tokens: Tensor, segments: Tensor | None = None, real: Mask = None) -> Tensor:

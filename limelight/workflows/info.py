@@ -6,7 +6,7 @@ a few layers, or of short texts where a network loops over them, since the rest 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import pairwise
 from math import comb
 from typing import Any, cast
@@ -33,6 +33,11 @@ from limelight.recipe import Recipe, toml
 
 _FLOAT = 4  # bytes of a float32
 _ADAM = 4 * _FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
+_SELDOM = (  # settings that published models have; shown where they differ from the defaults
+    *("source_vocab", "decoder_layers", "head_dim", "embedding_scale", "tied"),
+    *("rotary_base", "rotary_scaling", "rotary_factor", "rotary_low", "rotary_high"),
+    "rotary_length",
+)
 _EXPERIMENTS = {  # what a setting takes away; but for `mask`, decoding then has no accelerator
     "positions": "nothing says where a token stands",
     "norm": "nothing keeps the numbers in a steady range",
@@ -222,7 +227,9 @@ def _count_bytes(value: object) -> int:
 def show(facts: dict[str, Any], console: Console) -> None:
     """Print the facts as tables that fit 80 columns."""
     console.print(Text(facts["name"], "bold") + Text(f"  {facts['about']}", "not bold"))
+    open_ones = {f.name: f.default for f in fields(ModelConfig) if f.name in _SELDOM}
     sizes = {k: v for k, v in facts["model"].items() if not isinstance(v, bool)}
+    sizes = {k: v for k, v in sizes.items() if k not in open_ones or v != open_ones[k]}
     sizes.pop("decoder_cell", None)  # an experiment, below
     shape = ", ".join(f"{k} {v}" for k, v in sizes.items())
     console.print(Text(shape, "dim"))

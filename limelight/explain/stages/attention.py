@@ -12,6 +12,10 @@ _LARGE = 9.0  # exp of more is hard to read: subtract the largest score of the r
 _ROTATED = (
     " Rotary positions turn q and k: each pair of numbers (1, 2), (3, 4) ... by its own angle."
 )
+_NORMALIZED = (
+    " Each head's query and key is divided by its root mean square and multiplied by learned gains "
+    "(QK-norm)."
+)
 _CAUSAL = (
     "A token must not attend to later tokens: in training they are there, and it could copy the "
     "answer. So -inf is added to their scores, after scaling and before softmax."
@@ -30,7 +34,8 @@ _ROLES = {"q": "query (question)", "k": "key (label)", "v": "value (content)"}
 def queries(focus: Focus) -> Stage:
     """Three linear layers (section 3.2.2)."""
     block = focus.block(focus.side)
-    rotated = _ROTATED if focus.trace.config.positions == "rotary" else ""
+    rotated = _NORMALIZED if focus.trace.config.qk_norm else ""
+    rotated += _ROTATED if focus.trace.config.positions == "rotary" else ""
     values = torch.stack([block.get(step)[block.query_index] for step in _ROLES])
     names = tuple(f"{block.name}.{step}" for step in _ROLES)
     labels, at = (list(_ROLES.values()), numbered(values.size(1))), block.query_index
@@ -50,7 +55,7 @@ def queries(focus: Focus) -> Stage:
 
 
 def _first_number(focus: Focus, block: AttentionView) -> Formula:
-    """The first number of a query, before any rotation: x . w + b."""
+    """The first number of a query, before any norm and rotation: x . w + b."""
     x = block.read("query")[block.query_index]
     row = focus.head * focus.trace.config.d_head
     weights = focus.weight(f"{block.path}.query.weight")[row]
@@ -230,7 +235,7 @@ def heads(focus: Focus) -> Stage:
     block, config = focus.block(focus.side), focus.trace.config
     name, label = block.name, focus.label(block.side)
     concat = focus.tensor(f"{name}.concat")
-    sizes = f"{config.heads} x {config.d_head} = {config.d_model} numbers in, {config.d_model} out"
+    sizes = f"{config.heads} x {config.d_head} = {concat.size(1)} numbers in, {config.d_model} out"
     mixed = focus.tensor(f"{name}.mixed").transpose(0, 1).flatten(1)
     again = focus.linear(concat, f"{block.path}.output")
     together = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
@@ -252,7 +257,7 @@ def heads(focus: Focus) -> Stage:
             focus.check("the outputs of the heads, concatenated", concat, mixed),
             focus.check("output = the linear layer of these", f"{name}.output", again),
         ],
-        location=f"{block.side}, layer {focus.layer + 1}",
+        location=f"{block.side}, layer {focus.layer_on(block.side) + 1}",
     )
 
 

@@ -165,7 +165,7 @@ def _sinusoid_checks(focus: Focus, sinusoids: Tensor) -> list[Check]:
 def _scale_of(focus: Focus) -> float:
     """The paper multiplies embeddings by sqrt(d_model); GPT and BERT do not."""
     config = focus.trace.config
-    scaled = config.family == "encoder-decoder" or focus.trace.recurrent
+    scaled = focus.trace.recurrent or config.scales_embedding
     return math.sqrt(config.d_model) if scaled else 1.0
 
 
