@@ -59,7 +59,7 @@ KINDS = {
     },
     "uneven": {
         "family": "encoder-decoder",
-        "decoder_layers": 1,
+        "decoder_layers": 3,
         "head_dim": 6,
         "tied": "target",
         "embedding_scale": "off",
@@ -100,7 +100,7 @@ def trained(kind, steps=40, **decode):
         model=model.eval(),
         tokenizer=words,
         decode=DecodeConfig(**{"beam": 3, **decode}),
-        kind="texts" if kind in ("gpt", "llama", "gpt-bare") else "pairs",
+        kind="texts" if kind in ("gpt", "llama", "qwen", "gpt-bare") else "pairs",
         classes=("question", "answer") if "classes" in KINDS[kind] else (),
     )
 

@@ -238,7 +238,10 @@ def heads(focus: Focus) -> Stage:
     sizes = f"{config.heads} x {config.d_head} = {concat.size(1)} numbers in, {config.d_model} out"
     mixed = focus.tensor(f"{name}.mixed").transpose(0, 1).flatten(1)
     again = focus.linear(concat, f"{block.path}.output")
-    together = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
+    rows = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
+    together = [focus.all_words(block.side, value, what) for what, value in rows.items()]
+    if concat.shape == again.shape:  # heads may have another size than d_model / heads
+        together = [focus.one_word(f"{label}, all heads", rows, block.side)]
     weights = focus.tensor(f"{name}.weights")[:, block.query_index]
     title, names = f"attention weights of {label}, head by head", (f"{name}.weights",)
     labels = [f"head {h + 1}" for h in range(len(weights))], block.key_tokens.labels
@@ -252,7 +255,7 @@ def heads(focus: Focus) -> Stage:
         "token can attend to several things at once. The results are concatenated, and one more "
         "linear layer combines them.",
         formulas=[Formula("output = (head 1, head 2, ...) W_o + b", sizes)],
-        figures=[each_head, focus.one_word(f"{label}, all heads", together, block.side)],
+        figures=[each_head, *together],
         checks=[
             focus.check("the outputs of the heads, concatenated", concat, mixed),
             focus.check("output = the linear layer of these", f"{name}.output", again),
