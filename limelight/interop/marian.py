@@ -8,7 +8,7 @@ a vector of zeros: here it is the last row of the table, a token that is never w
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,20 @@ from torch import Tensor
 
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
-from limelight.interop.names import rename
-from limelight.model.positions import angles
+from limelight.model import ModelConfig
 
 _MOST_ITEMS, _LONGEST_NAME, _MOST_DIMENSIONS = 20_000, 1024, 8
-_FLOAT32, _INT8, _INTGEMM8 = 0x0404, 0x0101, 0x4101
+_FLOAT32, _INTGEMM8 = 0x0404, 0x4101
 _SETTINGS = "special:model.yml"
+_MAX_LEN = 1024  # Marian computes its sinusoids, so a model has no length of its own
+_NEVER = -1e9  # the logit of what is never written
 # What a translator of Firefox has, with what else is read; other values are refused by name.
 _EXPECTED = {
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("rnn", "self-attention"),
     "dec-cell": ("ssru",),
-    "transformer-preprocess": ("", "n"),
-    "transformer-postprocess": ("dan", "da"),
+    "transformer-preprocess": ("",),
+    "transformer-postprocess": ("dan",),
     "transformer-postprocess-emb": ("d", ""),
     "transformer-postprocess-top": ("",),
     "transformer-ffn-depth": ("2",),
@@ -101,51 +102,125 @@ def _read_settings(text: str) -> dict[str, str]:
     return {name: value.strip("\"'") for name, value in pairs}
 
 
-def marian_config(settings: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The settings of our model for this one; what it cannot be is refused by name."""
+
+
+def marian_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The configuration and the weights; whatever ours cannot be is refused by name."""
+    tensors, settings = read_marian(path)
     if not settings:
-        raise UserError("this Marian model has no settings inside (special:model.yml)")
+        raise UserError(f"{path} has no settings inside ({_SETTINGS})")
     for name, values in _EXPECTED.items():
         if settings.get(name, values[0]) not in values:
             raise UserError(
-                f"this Marian model has {name}: {settings[name]!r:.80}, and only "
+                f"{path} has {name}: {settings[name]!r:.80}, and only "
                 f"{' or '.join(map(repr, values))} can be imported"
             )
+    config = _config(path, settings, tensors)
+    weights = _tables(path, config, tensors)
+    for ours, theirs in _layer_names(config):
+        if theirs not in tensors:
+            raise UserError(f"{path} has no tensor {theirs}")
+        tensor = tensors.pop(theirs)
+        weights[ours] = tensor.flatten() if tensor.size(0) == 1 else tensor.T.contiguous()
+    tensors.pop("none", None)
+    if tensors:
+        raise UserError(f"{path} has a tensor that no such model has: {min(tensors):.80}")
+    return config, weights
+
+
+def _config(path: Path, settings: Mapping[str, str], tensors: Mapping[str, Tensor]) -> ModelConfig:
+    target = tensors.get("Wemb", tensors.get("decoder_Wemb"))
+    source = tensors.get("Wemb", tensors.get("encoder_Wemb"))
+    if target is None or source is None or target.dim() != 2 or source.dim() != 2:
+        raise UserError(f"{path} has no table of tokens (Wemb)")
+
+    def number(name: str) -> int:
+        value = settings.get(name, "")
+        if not re.fullmatch(r"[0-9]{1,9}", value):
+            raise UserError(f"{path} has {name}: {value!r:.80}, which is no number")
+        return int(value)
+
     recurrent = settings.get("transformer-decoder-autoreg") == "rnn"
-    table = next((t for name, t in tensors.items() if name.endswith("Wemb")), None)
-    if table is None or table.dim() != 2:
-        raise UserError("this Marian model has no table of tokens (Wemb)")
-    source = tensors["encoder_Wemb"].size(0) + 1 if "encoder_Wemb" in tensors else 0
-    return {
-        "family": "encoder-decoder",
-        "vocab": table.size(0) + 1,  # and the vector of zeros
-        "layers": _whole(settings, "enc-depth"),
-        "decoder_layers": _whole(settings, "dec-depth"),
-        "d_model": table.size(1),
-        "d_ff": _whole(settings, "transformer-dim-ffn"),
-        "heads": _whole(settings, "transformer-heads"),
-        "norm_order": "pre" if settings.get("transformer-preprocess") == "n" else "post",
-        "norm_eps": 1e-6,
-        "activation": {"swish": "silu"}.get(
-            activation := settings.get("transformer-ffn-activation", "relu"), activation
-        ),
-        "positions": "learned",
-        "decoder_cell": "ssru" if recurrent else "attention",
-        "source_vocab": source,
-    }
+    activation = settings.get("transformer-ffn-activation", "relu")
+    tied = "target" if settings.get("tied-embeddings") == "true" else "none"
+    return ModelConfig(
+        family="encoder-decoder",
+        vocab=target.size(0) + 1,  # and the vector of zeros
+        source_vocab=0 if source is target else source.size(0) + 1,
+        layers=number("enc-depth"),
+        decoder_layers=number("dec-depth"),
+        d_model=target.size(1),
+        d_ff=number("transformer-dim-ffn"),
+        heads=number("transformer-heads"),
+        max_len=_MAX_LEN,
+        norm_eps=1e-6,
+        activation="silu" if activation == "swish" else activation,
+        positions="learned",
+        tied="all" if source is target else tied,
+        decoder_cell="ssru" if recurrent else "attention",
+        dropout=0.0,
+    )
 
 
-def _whole(settings: Mapping[str, str], name: str) -> int:
-    value = settings.get(name, "")
-    if not re.fullmatch(r"[0-9]{1,9}", value):
-        raise UserError(f"this Marian model has {name}: {value!r:.80}, which is no number")
-    return int(value)
+def _tables(path: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    positions = half_sinusoids(0, config.max_len, config.d_model)
+    weights = {"source.positions.weight": positions, "target.positions.weight": positions}
+
+    def table(name: str) -> Tensor:
+        return torch.nn.functional.pad(tensors.pop(name), (0, 0, 0, 1))  # a vector of zeros
+
+    if "Wemb" in tensors:
+        weights["source.tokens.weight"] = table("Wemb")
+    else:
+        weights["source.tokens.weight"] = table("encoder_Wemb")
+        weights["target.tokens.weight"] = table("decoder_Wemb")
+    if config.tying == "none":
+        if "decoder_ff_logit_out_Wt" not in tensors:
+            raise UserError(f"{path} has no tensor decoder_ff_logit_out_Wt")
+        weights["classifier.weight"] = table("decoder_ff_logit_out_Wt")
+    bias = tensors.pop("decoder_ff_logit_out_b", None)
+    if bias is None:
+        raise UserError(f"{path} has no tensor decoder_ff_logit_out_b")
+    weights["classifier.bias"] = torch.nn.functional.pad(bias.flatten(), (0, 1), value=_NEVER)
+    return weights
+
+
+def _layer_names(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Our name and Marian's for all tensors of all layers."""
+    parts = {"query": "q", "key": "k", "value": "v", "output": "o"}
+
+    def norm(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
+        yield f"{ours}.norm.weight", f"{theirs}_ln_scale"
+        yield f"{ours}.norm.bias", f"{theirs}_ln_bias"
+
+    def attention(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
+        for name, letter in parts.items():
+            yield f"{ours}_attention.{name}.weight", f"{theirs}_W{letter}"
+            yield f"{ours}_attention.{name}.bias", f"{theirs}_b{letter}"
+        yield from norm(f"{ours}_residual", f"{theirs}_Wo")
+
+    for side, count in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
+        for i in range(count):
+            ours, theirs = f"{side}.layers.{i}", f"{side}_l{i + 1}"
+            if side == "decoder" and config.decoder_cell == "ssru":
+                yield f"{ours}.self_cell.gate.weight", f"{theirs}_rnn_Wf"
+                yield f"{ours}.self_cell.gate.bias", f"{theirs}_rnn_bf"
+                yield f"{ours}.self_cell.value.weight", f"{theirs}_rnn_W"
+                yield from norm(f"{ours}.self_residual", f"{theirs}_rnn_ffn")
+            else:
+                yield from attention(f"{ours}.self", f"{theirs}_self")
+            if side == "decoder":
+                yield from attention(f"{ours}.cross", f"{theirs}_context")
+            for name, n in (("inner", 1), ("outer", 2)):
+                yield f"{ours}.feed_forward.{name}.weight", f"{theirs}_ffn_W{n}"
+                yield f"{ours}.feed_forward.{name}.bias", f"{theirs}_ffn_b{n}"
+            yield from norm(f"{ours}.feed_forward_residual", f"{theirs}_ffn_ffn")
 
 
 def half_sinusoids(first: int, count: int, d_model: int) -> Tensor:
     """The sinusoids of Marian and fairseq, count x D: all sines, then all cosines.
 
-    The wavelengths end at 10000 in D/2 - 1 steps, not at the step after: other numbers than ours.
+    Their wavelengths reach 10000 in D/2 - 1 steps and not in D/2, so the angles differ from ours.
     """
     half = d_model // 2
     steps = torch.arange(half, dtype=torch.float64) * (math.log(10000) / max(1, half - 1))

@@ -1,0 +1,83 @@
+"""nanoGPT's checkpoints (ckpt.pt): GPT-2's layers, and the numbers of the model beside them."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from limelight.errors import UserError
+from limelight.interop.pickled import Checkpoint
+from limelight.model import ModelConfig
+
+_COMPILED = "_orig_mod."  # before every name, if torch.compile had the model
+_PARTS = {
+    "ln_1": "self_residual.norm",
+    "attn.c_proj": "self_attention.output",
+    "ln_2": "feed_forward_residual.norm",
+    "mlp.c_fc": "feed_forward.inner",
+    "mlp.c_proj": "feed_forward.outer",
+}
+_TOP = {
+    "transformer.wte.weight": "target.tokens.weight",
+    "transformer.wpe.weight": "target.positions.weight",
+    "transformer.ln_f.weight": "decoder.norm.weight",
+    "transformer.ln_f.bias": "decoder.norm.bias",
+}
+
+
+def nanogpt_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The configuration and the weights. Without biases, those of ours are zero."""
+    content = checkpoint.content
+    if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
+        raise UserError(f"{checkpoint.path} is not a checkpoint of nanoGPT: it has no model_args")
+    args, path = content["model_args"], checkpoint.path
+    if not isinstance(args, dict):
+        raise UserError(f"{path} has no model_args")
+    found = checkpoint.tensors(content["model"])
+    tensors = {name.removeprefix(_COMPILED): tensor.float() for name, tensor in found.items()}
+    config = ModelConfig(
+        family="decoder-only",
+        vocab=_number(args, "vocab_size"),
+        layers=_number(args, "n_layer"),
+        d_model=_number(args, "n_embd"),
+        heads=_number(args, "n_head"),
+        max_len=_number(args, "block_size"),
+        norm_order="pre",
+        positions="learned",
+        activation="gelu",
+        bias=args.get("bias", True) is True,
+        dropout=0.0,
+    )
+    weights: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        weights.update(_renamed(name, tensor, str(path)))
+    for name in [name for name in weights if name.endswith("norm.weight")]:
+        bias = name.replace("weight", "bias")  # our layer norm always has one
+        weights.setdefault(bias, weights[name].new_zeros(weights[name].shape))
+    return config, weights
+
+
+def _number(args: Mapping[str, Any], name: str) -> int:
+    value = args.get(name)
+    if type(value) is not int:
+        raise UserError(f"this checkpoint of nanoGPT has {name}={value!r:.40}, which is no number")
+    return value
+
+
+def _renamed(name: str, tensor: Tensor, path: str) -> dict[str, Tensor]:
+    if name in _TOP:
+        return {_TOP[name]: tensor}
+    if name == "lm_head.weight":  # the table of tokens
+        return {}
+    found = re.fullmatch(r"transformer\.h\.(\d+)\.([\w.]+?)(?:\.(weight|bias))?", name)
+    layer, part, kind = found.groups() if found else ("", "", "")
+    base = f"decoder.layers.{layer}"
+    if part in _PARTS and kind:
+        return {f"{base}.{_PARTS[part]}.{kind}": tensor}
+    if part == "attn.c_attn" and kind and tensor.size(0) % 3 == 0:
+        thirds = zip(("query", "key", "value"), tensor.chunk(3), strict=True)
+        return {f"{base}.self_attention.{ours}.{kind}": third for ours, third in thirds}
+    if part == "attn.bias" or name.endswith(".attn.bias"):  # a mask, which old ones have saved
+        return {}
+    raise UserError(f"{path} has a tensor that nanoGPT has not: {name:.80}")
