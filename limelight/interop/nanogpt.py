@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from limelight.errors import UserError
@@ -23,11 +24,12 @@ _TOP = {
     "transformer.wpe.weight": "target.positions.weight",
     "transformer.ln_f.weight": "decoder.norm.weight",
     "transformer.ln_f.bias": "decoder.norm.bias",
+    "lm_head.weight": "classifier.weight",
 }
 
 
 def nanogpt_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and the weights. Without biases, those of ours are zero."""
+    """The configuration and the weights; a norm without a bias gets one of zeros."""
     content = checkpoint.content
     if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
         raise UserError(f"{checkpoint.path} is not a checkpoint of nanoGPT: it has no model_args")
@@ -36,6 +38,10 @@ def nanogpt_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor
         raise UserError(f"{path} has no model_args")
     found = checkpoint.tensors(content["model"])
     tensors = {name.removeprefix(_COMPILED): tensor.float() for name, tensor in found.items()}
+    table, head = (tensors.get(name) for name in ("transformer.wte.weight", "lm_head.weight"))
+    tied = head is None or (table is not None and torch.equal(table, head))
+    if tied:
+        tensors.pop("lm_head.weight", None)
     config = ModelConfig(
         family="decoder-only",
         vocab=_number(args, "vocab_size"),
@@ -47,6 +53,7 @@ def nanogpt_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor
         positions="learned",
         activation="gelu",
         bias=args.get("bias", True) is True,
+        tied="all" if tied else "none",
         dropout=0.0,
     )
     weights: dict[str, Tensor] = {}
@@ -68,16 +75,14 @@ def _number(args: Mapping[str, Any], name: str) -> int:
 def _renamed(name: str, tensor: Tensor, path: str) -> dict[str, Tensor]:
     if name in _TOP:
         return {_TOP[name]: tensor}
-    if name == "lm_head.weight":  # the table of tokens
-        return {}
-    found = re.fullmatch(r"transformer\.h\.(\d+)\.([\w.]+?)(?:\.(weight|bias))?", name)
+    found = re.fullmatch(r"transformer\.h\.(\d+)\.([\w.]+?)\.(weight|bias)", name)
     layer, part, kind = found.groups() if found else ("", "", "")
     base = f"decoder.layers.{layer}"
-    if part in _PARTS and kind:
+    if part in _PARTS:
         return {f"{base}.{_PARTS[part]}.{kind}": tensor}
-    if part == "attn.c_attn" and kind and tensor.size(0) % 3 == 0:
+    if part == "attn.c_attn" and tensor.size(0) % 3 == 0:
         thirds = zip(("query", "key", "value"), tensor.chunk(3), strict=True)
         return {f"{base}.self_attention.{ours}.{kind}": third for ours, third in thirds}
-    if part == "attn.bias" or name.endswith(".attn.bias"):  # a mask, which old ones have saved
+    if (part, kind) == ("attn", "bias"):  # a mask, which old ones have saved
         return {}
     raise UserError(f"{path} has a tensor that nanoGPT has not: {name:.80}")
