@@ -16,7 +16,7 @@ from torch import Tensor
 
 from limelight.errors import UserError, unknown_name
 from limelight.interop.binary import BinaryReader
-from limelight.interop.sentencepiece import BPE, SentencePieceModel, to_tokenizer
+from limelight.interop.sentencepiece import BPE, SentencePieceModel
 from limelight.model import ModelConfig
 from limelight.model.positions import rotary_frequencies
 
@@ -226,7 +226,7 @@ _PRE_TOKENIZERS = {  # tokenizer.ggml.pre: a pattern is never read from a file
 class GgufTokenizer(NamedTuple):
     """What a file says of its tokenizer."""
 
-    json: dict[str, Any]  # for `tokenizer.json`
+    content: dict[str, Any] | SentencePieceModel  # of a `tokenizer.json`, or of a .spm file
     special: dict[str, int]  # bos, eos, unk, pad
     chat_template: str
     add_bos: bool
@@ -249,14 +249,12 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
         raise UserError(f"{file.path} has {len(tokens)} tokens, and types of {len(types)}")
     if model == "gpt2":
         pre, merges = found("ggml.pre", str, "gpt-2"), found("ggml.merges", list)
-        content = _byte_level(file, tokens, types, merges, pre)
+        content: Any = _byte_level(file, tokens, types, merges, pre)
     elif model == "llama":
         prefix = found("ggml.add_space_prefix", bool, True)
         pieces = [*zip(tokens, found("ggml.scores", list), types, strict=True)]
-        content = to_tokenizer(
-            SentencePieceModel(
-                pieces, BPE, b"", prefix, remove_extra_whitespaces=False, byte_fallback=True
-            )
+        content = SentencePieceModel(
+            pieces, BPE, b"", prefix, remove_extra_whitespaces=False, byte_fallback=True
         )
     else:
         raise UserError(f"{file.path} has a tokenizer of kind {model!r:.80}: gpt2 and llama are known")

@@ -3,23 +3,29 @@
 https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto has the fields.
 """
 
-import base64
-import json
+import codecs
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
+import tokenizers
+
+from limelight.data.charsmap import Charsmap
 from limelight.errors import UserError
-from limelight.interop.binary import BinaryReader
 
 _LARGEST = 2**25  # bytes of a model; one of 256,000 pieces has 6 million
 _MOST_PIECES = 2**20
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # SentencePiece.Type
 SPACE = "▁"
+_UNKNOWN_TEXT = " \u2047 ".encode()
+_EACH_BYTE = "limelight.each_byte"  # every byte that is no part of a character becomes U+FFFD
+codecs.register_error(_EACH_BYTE, lambda error: ("\ufffd", error.start + 1))
 _LONGEST_PIECE = 256  # characters
+_SPECIAL_FIELDS = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, 2**64 - 1)}
 
 
 @dataclass
@@ -37,16 +43,17 @@ class SentencePieceModel:
     special: dict[str, int] = field(default_factory=dict)  # unk, bos, eos, pad
 
 
-def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a model and refuse what no published one has."""
-    file = BinaryReader(path, _LARGEST)
+def parse_sentencepiece(data: bytes) -> SentencePieceModel:
+    """Read a model, and refuse what no published one has."""
     try:
-        return _parse(file.bytes(len(file)))
+        return _parse(data)
     except (struct.error, ValueError) as error:  # a text that is no UTF-8 is a ValueError too
-        raise UserError(f"{path} is not a model of SentencePiece: {error!s:.120}") from error
+        raise UserError(f"this is not a model of SentencePiece: {error!s:.120}") from error
 
 
 def _parse(data: bytes) -> SentencePieceModel:
+    if len(data) > _LARGEST:
+        raise UserError(f"it has more than {_LARGEST:,} bytes")
     model = SentencePieceModel([])
     for number, value in _fields(data):
         if number == 1:
@@ -67,6 +74,9 @@ def _parse(data: bytes) -> SentencePieceModel:
         raise UserError("it has spaces behind words, or none, which is not supported")
     if not sum(kind == UNKNOWN for _, _, kind in model.pieces) == 1:
         raise UserError("it has no piece, or several, for what is unknown")
+    spelled = [text for text, _, kind in model.pieces if kind == BYTE]
+    if (spelled or model.byte_fallback) and spelled != [f"<0x{i:02X}>" for i in range(256)]:
+        raise UserError("its pieces for bytes are not the 256 that there are")
     return model
 
 
@@ -125,8 +135,7 @@ def _read_trainer(model: SentencePieceModel, found: dict[int, Any]) -> None:
     model.kind = found.get(3, UNIGRAM)
     model.whitespace_suffix = bool(found.get(24, 0))
     model.byte_fallback = bool(found.get(35, 0))
-    defaults = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, 2**64 - 1)}
-    for name, (number, default) in defaults.items():
+    for name, (number, default) in _SPECIAL_FIELDS.items():
         value = found.get(number, default)
         if isinstance(value, int) and value < 2**31:  # -1 says that there is none
             model.special[name] = value
@@ -139,96 +148,175 @@ def _read_normalizer(model: SentencePieceModel, found: dict[int, Any]) -> None:
     model.escape_whitespaces = bool(found.get(5, 1))
 
 
-def to_tokenizer(model: SentencePieceModel) -> dict[str, Any]:
-    """The content of a `tokenizer.json` with the same ids.
+def to_bytes(model: SentencePieceModel) -> bytes:
+    """A file of SentencePiece, for a tokenizer that came in another one."""
 
-    A text can spell no control piece, which is named with a space, and spaces become "▁" first.
+    def number(field_: int, value: int) -> bytes:
+        return _as_varint(field_ << 3) + _as_varint(value % 2**64)
+
+    def message(field_: int, data: bytes) -> bytes:
+        return _as_varint(field_ << 3 | 2) + _as_varint(len(data)) + data
+
+    pieces = (
+        message(1, text.encode()) + _as_varint(2 << 3 | 5) + struct.pack("<f", score) + number(3, t)
+        for text, score, t in model.pieces
+    )
+    special = {name: model.special.get(name, -1) for name in _SPECIAL_FIELDS}
+    ids = b"".join(number(_SPECIAL_FIELDS[name][0], i) for name, i in special.items())
+    trainer = number(3, model.kind) + number(35, model.byte_fallback) + ids
+    flags = (model.add_dummy_prefix, model.remove_extra_whitespaces, model.escape_whitespaces)
+    normalizer = message(2, model.charsmap) + b"".join(
+        number(3 + i, flag) for i, flag in enumerate(flags)
+    )
+    every = b"".join(message(1, piece) for piece in pieces)
+    return every + message(2, trainer) + message(3, normalizer)
+
+
+def _as_varint(value: int) -> bytes:
+    data = bytearray()
+    while value >= 0x80:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*data, value])
+
+
+def _build_core(model: SentencePieceModel) -> tokenizers.Tokenizer:
+    """The search for pieces, of a text that is normalized already.
+
+    A text can spell no control piece and no byte: these are named with spaces, and it has none.
     """
-    names = [_NAMES.get(kind, "{}").format(text) for text, _, kind in model.pieces]
+    names = [text if kind in _SPELLED else f" {text} " for text, _, kind in model.pieces]
     if len({*names}) < len(names):
         raise UserError("two pieces of the tokenizer are the same")
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": _decoders(model)},
-        "model": _unigram(model, names) if model.kind == UNIGRAM else _bpe(model, names),
-    }
+    return tokenizers.Tokenizer(
+        _unigram(model, names) if model.kind == UNIGRAM else _bpe(model, names)
+    )
 
 
-_NAMES = {UNKNOWN: " \u2047 ", CONTROL: " {} ", UNUSED: " {} "}  # unknown: as it is decoded
+_SPELLED = (NORMAL, USER_DEFINED)
 
 
-def _normalizers(model: SentencePieceModel) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = []
-    if model.charsmap:
-        rules = base64.b64encode(model.charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": rules})
-    if model.remove_extra_whitespaces:
-        steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
-        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-    if model.add_dummy_prefix:
-        steps.append({"type": "Prepend", "prepend": SPACE})
-    return [*steps, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
-
-
-def _decoders(model: SentencePieceModel) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
+def _unigram(model: SentencePieceModel, names: Sequence[str]) -> tokenizers.models.Unigram:
+    highest = max((score for _, score, kind in model.pieces if kind == NORMAL), default=0.0)
+    # The score of a user's symbol is such that no other pieces of the same text can win.
+    scores = [
+        len(text.encode()) * highest - 0.1 if kind == USER_DEFINED else score
+        for text, score, kind in model.pieces
     ]
-    first = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    return [*steps, first] if model.add_dummy_prefix else steps
+    vocab = [*zip(names, scores, strict=True)]
+    return tokenizers.models.Unigram(vocab, _unknown(model), byte_fallback=False)
 
 
-def _unigram(model: SentencePieceModel, names: Sequence[str]) -> dict[str, Any]:
-    normal = [score for _, score, kind in model.pieces if kind == NORMAL] or [0.0]
-    lowest, highest = min(normal), max(normal)
-
-    def score_of(text: str, score: float, kind: int) -> float:
-        if kind == USER_DEFINED:  # such that no other pieces of the same text can win
-            return len(text.encode()) * highest - 0.1
-        # A byte that the text spells, "<0x41>", must lose against its letters, even unknown ones.
-        return 6 * (lowest - 10) - 1 if kind == BYTE else score
-
-    scores = [score_of(*piece) for piece in model.pieces]
-    return {
-        "type": "Unigram",
-        "unk_id": _unknown(model),
-        "vocab": [list(pair) for pair in zip(names, scores, strict=True)],
-        "byte_fallback": model.byte_fallback,
-    }
-
-
-def _bpe(model: SentencePieceModel, names: Sequence[str]) -> dict[str, Any]:
+def _bpe(model: SentencePieceModel, names: Sequence[str]) -> tokenizers.models.BPE:
     """Its pairs are merged by the score of the piece that they make, so merges follow from it."""
     if any(kind in (USER_DEFINED, UNUSED) for _, _, kind in model.pieces):
         raise UserError("the tokenizer is BPE with symbols of its users, which is not supported")
     normal = {text: score for text, score, kind in model.pieces if kind == NORMAL}
-    made = [
+    made = sorted(
         (-score, i, text[:cut], text[cut:])
         for i, (text, score) in enumerate(normal.items())
         for cut in range(1, min(len(text), _LONGEST_PIECE))
         if text[:cut] in normal and text[cut:] in normal
-    ]
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": names[_unknown(model)],
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": model.byte_fallback,
-        "ignore_merges": False,
-        "vocab": {name: i for i, name in enumerate(names)},
-        "merges": [[left, right] for _, _, left, right in sorted(made)],
-    }
+    )
+    return tokenizers.models.BPE(
+        vocab={name: i for i, name in enumerate(names)},
+        merges=[(left, right) for _, _, left, right in made],
+        unk_token=names[_unknown(model)],
+        fuse_unk=True,
+    )
 
 
 def _unknown(model: SentencePieceModel) -> int:
     return next(i for i, (_, _, kind) in enumerate(model.pieces) if kind == UNKNOWN)
+
+
+class SentencePieceCoder:
+    """Text to ids and back, as package `sentencepiece` does it."""
+
+    kind: ClassVar[str] = "sentencepiece"
+    lossy = True  # it may merge spaces, and normalize characters
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.files = files
+        (data,) = files.values()
+        self.model = parse_sentencepiece(data)
+        self.core = _build_core(self.model)
+        self.unknown = _unknown(self.model)
+        kinds = enumerate(kind for _, _, kind in self.model.pieces)
+        self._bytes = [i for i, kind in kinds if kind == BYTE] if self.model.byte_fallback else []
+        charsmap = self.model.charsmap
+        self._apply_rules = Charsmap(charsmap).normalize if charsmap else str
+        self._fixed = self._alternatives(USER_DEFINED)
+        self._controls = self._alternatives(CONTROL)
+
+    def _alternatives(self, wanted: int) -> re.Pattern[str] | None:
+        texts = sorted((t for t, _, kind in self.model.pieces if kind == wanted and t), key=len)
+        return re.compile(f"({'|'.join(map(re.escape, texts[::-1]))})") if texts else None
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        return [text for text, _, _ in self.model.pieces]
+
+    def normalize(self, text: str) -> str:
+        """What the pieces spell: SentencePiece's `Normalizer::Normalize`."""
+        parts = self._fixed.split(text) if self._fixed else [text]
+        parts[::2] = map(self._apply_rules, parts[::2])
+        text = "".join(parts)
+        if self.model.remove_extra_whitespaces:
+            text = re.sub(" +", " ", text).lstrip(" ")
+        if text and self.model.add_dummy_prefix:
+            text = SPACE + text
+        text = text.replace(" ", SPACE)
+        return text.rstrip(SPACE) if self.model.remove_extra_whitespaces else text
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        spelled = [self.normalize(text) for text in texts]
+        found = self.core.encode_batch_fast(spelled, add_special_tokens=False)
+        return [
+            self._with_bytes(text) if self._bytes and self.unknown in encoding.ids else encoding.ids
+            for text, encoding in zip(spelled, found, strict=True)
+        ]
+
+    def _with_bytes(self, text: str) -> list[int]:
+        """What no piece spells becomes its bytes, a piece each."""
+        ids: list[int] = []
+        encoding = self.core.encode(text, add_special_tokens=False)
+        for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            unknown = i == self.unknown
+            ids += [self._bytes[b] for b in text[start:end].encode()] if unknown else [i]
+        return ids
+
+    def encode_template(self, text: str) -> list[int]:
+        """Each text between control pieces on its own, as llama.cpp reads it."""
+        controls = {t: i for i, (t, _, kind) in enumerate(self.model.pieces) if kind == CONTROL}
+        parts = self._controls.split(text) if self._controls else [text]
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            ids += [controls[part]] if i % 2 else self.encode([part])[0]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        model, parts = self.model, list[bytes]()
+        begins = model.add_dummy_prefix or model.remove_extra_whitespaces
+        for i in ids:
+            raw = self.token_bytes(i)
+            if begins and self.symbols[i].startswith(SPACE):  # a space that `normalize` has added
+                raw, begins = raw[1:], model.remove_extra_whitespaces
+            begins &= not raw
+            parts.append(raw)
+        return b"".join(parts).decode(errors=_EACH_BYTE)
+
+    def token_bytes(self, i: int) -> bytes:
+        text, _, kind = self.model.pieces[i]
+        if kind == BYTE:
+            return bytes([int(text[3:5], 16)])
+        return _UNKNOWN_TEXT if kind == UNKNOWN else text.replace(SPACE, " ").encode()
+
+    def merge_steps(self, text: str) -> list[list[list[str]]]:
+        """For each word its characters, then its pieces: a search, not a series of merges."""
+        words: list[list[str]] = []
+        for piece in self.core.encode(self.normalize(text), add_special_tokens=False).tokens:
+            if piece.startswith(SPACE) or not words:
+                words.append([])
+            words[-1].append(piece)
+        return [[list("".join(pieces)), pieces] for pieces in words]

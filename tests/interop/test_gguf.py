@@ -106,7 +106,7 @@ def test_ids_are_those_of_the_pattern_that_llama_cpp_states(path):
     """Digits alone, then GPT-2's words; pieces by merging the best pair again and again."""
     found = gguf_tokenizer(GgufFile(path))
     names, pairs = tokens()
-    core = tokenizers.Tokenizer.from_str(json.dumps({**found.json, "added_tokens": []}))
+    core = tokenizers.Tokenizer.from_str(json.dumps({**found.content, "added_tokens": []}))
     symbol = transformers.convert_slow_tokenizer.bytes_to_unicode()
     words = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -131,7 +131,7 @@ def test_what_a_file_says_of_its_tokenizer(path):
     assert found.special == {"bos": 1, "eos": 2}
     assert found.chat_template == "{{ messages }}"
     assert not found.add_bos
-    assert [token["id"] for token in found.json["added_tokens"]] == [0, 1, 2]
+    assert [token["id"] for token in found.content["added_tokens"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,15 @@
 """Files of llama2.c, against its `run.c` once more in NumPy."""
 
-import json
 import math
 import struct
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 
 from limelight.errors import UserError
 from limelight.interop.llama2c import read_llama2c, read_llama2c_tokenizer
-from limelight.interop.sentencepiece import to_tokenizer
+from limelight.interop.sentencepiece import SentencePieceCoder, to_bytes
 from limelight.model import build
 from tests.interop.nasty import nasty_texts
 
@@ -110,7 +108,7 @@ def test_logits_are_those_of_run_c(tmp_path, version, tied):
 
 
 def vocabulary():
-    letters = [" ", *"etaoinshrdlu", "é", "▁"]
+    letters = [" ", *"etaoinshrdlu", "é"]
     pairs = ["th", "the", " t", " th", " the", "in", "an", "and", " a", " and", "er", "re"]
     names = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{i:02X}>" for i in range(256))]
     return [*names, *pairs, *letters], [0.0] * 259 + [-float(i) for i in range(len(pairs))]
@@ -128,7 +126,7 @@ def write_tokenizer(path):
 def test_ids_are_those_of_run_c(tmp_path):
     path, names, scores = write_tokenizer(tmp_path / "tok.bin")
     model = read_llama2c_tokenizer(path, len(names))
-    core = tokenizers.Tokenizer.from_str(json.dumps(to_tokenizer(model)))
+    coder = SentencePieceCoder({"tok.spm": to_bytes(model)})
     index = {name: i for i, name in enumerate(names) if i >= 259}
 
     def encode(text):  # `encode` of run.c
@@ -153,7 +151,7 @@ def test_ids_are_those_of_run_c(tmp_path):
 
     for text in nasty_texts():
         if "▁" not in text:  # which the library cannot tell from a space
-            assert core.encode(text).ids == encode(text), text
+            assert coder.encode([text])[0] == encode(text), text
 
 
 def test_headers_that_cannot_be_are_refused(tmp_path):
