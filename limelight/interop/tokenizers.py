@@ -94,9 +94,7 @@ class ImportedTokenizer(Tokenizer):
         most = len(coder.symbols)
         for name, i in (*found.items(), *(("a special token", i) for i in tokens.others)):
             if i >= most:
-                raise UserError(
-                    f"the tokenizer has {most} tokens, and none with the id {i}: {name}"
-                )
+                raise UserError(f"the tokenizer has {most} tokens, and no id {i}: {name}")
         self.special = {self.pieces([i])[0].strip("⟨⟩"): i for i in sorted(self.special_ids)}
 
     def __len__(self) -> int:
@@ -194,9 +192,8 @@ def load_tokenizer(folder: Path, vocab: int, source_vocab: int) -> ImportedToken
         target = _side(folder, facts["target"], vocab)
         if "source" not in facts:
             return ImportedTokenizer(*target)
-        return ImportedTokenizer(
-            *target, ImportedTokenizer(*_side(folder, facts["source"], source_vocab))
-        )
+        source = ImportedTokenizer(*_side(folder, facts["source"], source_vocab))
+        return ImportedTokenizer(*target, source)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, UserError):
             raise UserError(f"{folder / DESCRIPTION}: {error}") from error
@@ -216,7 +213,9 @@ def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:
     coder = CODERS[facts["kind"]](files)
     if len(coder.symbols) > most:
         raise UserError(f"it has {len(coder.symbols)} tokens, and the model {most}")
-    tokens = {k: tuple(v) if isinstance(v, list) else v for k, v in facts["tokens"].items()}
+    tokens: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in facts["tokens"].items()
+    }
     return coder, SpecialTokens(**tokens)
 
 
