@@ -65,7 +65,7 @@ class _ActiveSequence:
         self.request = request
         self.config = _without_seed(config)
         self.excluded = BannedPhrases(request, tokenizer)
-        self.first_text_id = tokenizer.first_text_id
+        self.special_ids = tokenizer.special_ids
         self.silent = silent  # nobody wants its tokens before it has finished
         self.written: list[int] = []
         self.logprobs: list[float] = []
@@ -314,7 +314,7 @@ def _select_tokens(logits: Tensor, texts: Sequence[_ActiveSequence]) -> Tensor:
     if config.repetition_penalty != 1 or config.no_repeat_ngram:
         rows = [[*text.request.history, *text.written] for text in texts]
         history = pad_histories(rows, logits.device)
-        logits = apply_repetition_penalty(logits, history, config, texts[0].first_text_id)
+        logits = apply_repetition_penalty(logits, history, config, texts[0].special_ids)
     for i, text in enumerate(texts):
         if text.excluded and (banned := text.excluded.banned(text.written)):
             logits = logits.clone() if logits is own else logits

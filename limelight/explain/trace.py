@@ -249,8 +249,9 @@ class Trace:
         if self.trained.family == "encoder-only":
             blanks = [i for i, t in enumerate(self.source.ids) if t == tokenizer.mask]
             rows = blanks or [i for i, special in enumerate(self.source.special) if not special]
-            words = self.logits[rows, tokenizer.first_text_id : len(tokenizer)]  # no specials
-            return self._steps_at(rows, (words.argmax(dim=-1) + tokenizer.first_text_id).tolist())
+            text_ids = torch.tensor(tokenizer.text_ids)  # no specials
+            best = self.logits[rows][:, text_ids].argmax(dim=-1)
+            return self._steps_at(rows, text_ids[best].tolist())
         rows = list(range(self.traced_text.given, len(self.answers)))
         return self._steps_at(rows, [self.answers.ids[row] for row in rows])
 
@@ -297,9 +298,9 @@ class Trace:
         config, read = self.decode, list(self.traced_text.target)
         if config.repetition_penalty != 1 or config.no_repeat_ngram:
             history = [pad_histories([read[: row + 1]], logits.device) for row in rows]
-            first = self.trained.tokenizer.first_text_id
+            special = self.trained.tokenizer.special_ids
             both = zip(logits[:, None], history, strict=True)
-            logits = torch.cat([apply_repetition_penalty(x, h, config, first) for x, h in both])
+            logits = torch.cat([apply_repetition_penalty(x, h, config, special) for x, h in both])
         if self.traced_text.needs_leading_space and rows:
             logits[0, without_space(self.trained.tokenizer)] = NEG_INF
         if not config.temperature:

@@ -287,7 +287,7 @@ def _neighbours(loaded: LoadedModel, message: Message) -> Message:
     tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
     side = getattr(loaded.model, "source", None) or loaded.model.target
     table: torch.Tensor = getattr(side, "tokens", side).weight.detach()[: len(tokenizer)]
-    nearest = nearest_tokens(table.float(), tokens, count, tokenizer.first_text_id)
+    nearest = nearest_tokens(table.float(), tokens, count, tokenizer.special_ids)
     found = []
     for piece, others in zip(tokenizer.pieces(tokens), nearest, strict=True):
         near = {other: cosine for other, cosine in others if math.isfinite(cosine)}
