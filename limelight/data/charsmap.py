@@ -29,7 +29,9 @@ class Charsmap:
         if sys.byteorder == "big":
             self.units.byteswap()
         self.texts = data[4 + size :]
-        plain = (self.match(a + b, 0) for a in map(chr, range(32, 127)) for b in ("", "a", "~", " "))
+        plain = (
+            self.match(a + b, 0) for a in map(chr, range(32, 127)) for b in ("", "a", "~", " ")
+        )
         self.candidate = _ANY if any(plain) else _CANDIDATE  # such as rules that lowercase
 
     def normalize(self, text: str) -> str:

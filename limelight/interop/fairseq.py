@@ -5,24 +5,35 @@ become a table of learned positions. Its decoder starts with the end token.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from itertools import chain, islice, permutations
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.files import read_bounded
+from limelight.interop.binary import read_file
+from limelight.interop.fairseq_tokenizer import (
+    CODES,
+    DICTIONARY,
+    END,
+    PAD,
+    START,
+    UNKNOWN,
+    RenumberedCoder,
+    SubwordCoder,
+    parse_dictionary,
+)
+from limelight.interop.imported import ImportedModel, Origin, check_weights
 from limelight.interop.marian import half_sinusoids
-from limelight.interop.pickled import Checkpoint, Stub
+from limelight.interop.pickled import Checkpoint, Stub, read_checkpoint
+from limelight.interop.tokenizers import LARGEST_FILE, ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first ids of every dictionary
-END, UNKNOWN = 2, 3
 _FIRST_POSITION = 2  # behind the padding
-_LARGEST = 2**26  # bytes of a dictionary, or of codes
-_MOST_SYMBOLS = 2**21
 _WANTED = {  # what changes the computation, with the values that ours has too
     "adaptive_input": (False,),
     "adaptive_softmax_cutoff": (None,),
@@ -51,6 +62,74 @@ _PARTS = {
     "final_layer_norm": "feed_forward_residual.norm",
 }
 _BUFFERS = ("version", "_float_tensor", "decoder.output_projection.weight")
+
+
+_MOST_FILES = 10_000
+_PATTERNS = {  # in the folder, or up to two below it
+    "checkpoint": r"(checkpoint.*|model|.*\.checkpoint)\.pt",
+    "dictionary": r"dict\.(?:([\w-]+)\.)?txt",
+    "codes": r"(bpe)?[._-]?codes?|.*\.bpe\.codes|bpecodes|code",
+    "pieces": r".*(sentencepiece|spm).*\.model|.*\.spm",
+}
+
+
+def read_fairseq(folder: Path, source: str = "") -> ImportedModel:
+    """A folder with a checkpoint, `dict.SOURCE.txt` and `dict.TARGET.txt`, and codes or pieces."""
+    found = _find_files(folder)
+    if not found["checkpoint"]:
+        raise UserError(f"{folder} has no checkpoint of fairseq (checkpoint_best.pt)")
+    checkpoint = read_checkpoint(found["checkpoint"][0])
+    config, weights = fairseq_model(checkpoint)
+    check_weights(config, weights, str(checkpoint.path))
+    kind = SubwordCoder if found["codes"] else RenumberedCoder
+    cut = [*found["codes"], *found["pieces"]]
+    if not cut:
+        raise UserError(
+            f"{folder} has neither the codes of subword-nmt (bpe.codes) nor a model of "
+            "SentencePiece: put the file that cut the training text beside the checkpoint"
+        )
+    ending = CODES if found["codes"] else "pieces.spm"
+    tokens = SpecialTokens(pad=PAD, start=END, end=END, others=(START, UNKNOWN))
+    sides = []
+    for prefix, path in zip(("source-", ""), _dictionaries(folder, found, config), strict=True):
+        files = {f"{prefix}{DICTIONARY}": read_file(path, LARGEST_FILE)}
+        files[f"{prefix}{ending}"] = read_file(cut[0], LARGEST_FILE)
+        sides.append((kind(files), tokens))
+    tokenizer = ImportedTokenizer(*sides[1], ImportedTokenizer(*sides[0]))
+    origin = Origin("fairseq", "TransformerModel", source or str(folder))
+    decode = DecodeConfig(beam=5, length_penalty=1.0)  # as fairseq's own
+    return ImportedModel(config, weights, tokenizer, origin, "pairs", decode)
+
+
+def _find_files(folder: Path) -> dict[str, list[Path]]:
+    levels = [folder.glob(pattern) for pattern in ("*", "*/*", "*/*/*")]
+    paths = [*islice(chain(*levels), _MOST_FILES)]
+    return {
+        name: sorted(p for p in paths if re.fullmatch(pattern, p.name) and p.is_file())
+        for name, pattern in _PATTERNS.items()
+    }
+
+
+def _dictionaries(
+    folder: Path, found: Mapping[str, list[Path]], config: ModelConfig
+) -> tuple[Path, Path]:
+    """The dictionaries of source and target: the only one, or those of the right sizes."""
+    sizes = {
+        path: len(parse_dictionary(read_file(path, LARGEST_FILE).decode(errors="replace")))
+        for path in found["dictionary"]
+    }
+    wanted = (config.num_source_tokens, config.vocab)
+    pairs = [pair for pair in permutations(sizes, 2) if tuple(map(sizes.get, pair)) == wanted]
+    if len(sizes) == 1 and {*sizes.values()} == {*wanted}:
+        (only,) = sizes
+        return only, only
+    if len(pairs) != 1:
+        have = ", ".join(f"{path.name}: {size}" for path, size in sizes.items()) or "none"
+        raise UserError(
+            f"{folder} has no two dictionaries that fit only one way: the source has {wanted[0]} "
+            f"tokens and the target {wanted[1]} ({have})"
+        )
+    return pairs[0]
 
 
 def fairseq_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -114,8 +193,11 @@ def _config(path: Path, args: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     if tied == "none" and "decoder.output_projection.weight" not in tensors:
         raise UserError(f"{path} has no tensor decoder.output_projection.weight")
     learned = both("learned_pos", False)
-    lengths = [tensors[f"{s}.embed_positions.weight"].size(0) for s in ("encoder", "decoder")
-               if f"{s}.embed_positions.weight" in tensors]
+    lengths = [
+        tensors[f"{s}.embed_positions.weight"].size(0)
+        for s in ("encoder", "decoder")
+        if f"{s}.embed_positions.weight" in tensors
+    ]
     if learned and len(lengths) != 2:
         raise UserError(f"{path} has no tensor encoder.embed_positions.weight")
     activation = args.get("activation_fn", "relu")
@@ -165,77 +247,3 @@ def _our_name(path: Path, name: str, config: ModelConfig) -> str | None:
         if not layer and part == "embed_tokens":
             return f"{'source' if side == 'encoder' else 'target'}.tokens.{kind}"
     raise UserError(f"{path} has a tensor that no such model has: {name:.80}")
-
-
-def read_dictionary(path: Path) -> list[str]:
-    """The symbols of a `dict.*.txt`, in the order of their ids."""
-    symbols = list(SPECIAL)
-    for number, line in enumerate(read_bounded(path, _LARGEST).split("\n"), start=1):
-        if not line.strip():
-            continue
-        symbol, _, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
-        if not count.isdecimal():
-            raise UserError(f"{path}, line {number}: a symbol and its count are expected")
-        symbols.append(symbol)
-        if len(symbols) > _MOST_SYMBOLS:
-            raise UserError(f"{path} has more than {_MOST_SYMBOLS} symbols")
-    if len({*symbols}) < len(symbols):
-        raise UserError(f"{path} has the same symbol twice")
-    return symbols
-
-
-def read_codes(path: Path) -> list[tuple[str, str]]:
-    """The merges of subword-nmt, of its version 0.2."""
-    first, *lines = read_bounded(path, _LARGEST).split("\n")
-    if first.strip() != "#version: 0.2":
-        raise UserError(f"{path} must begin with '#version: 0.2', as subword-nmt writes it")
-    pairs = [tuple(line.strip("\r\n ").split(" ")) for line in lines if line.strip()]
-    for pair in pairs:
-        if len(pair) != 2:
-            raise UserError(f"{path}: {' '.join(pair)!r:.80} are not two symbols")
-    return [(left, right) for left, right in pairs]
-
-
-def subword_tokenizer(
-    symbols: Sequence[str], merges: Sequence[tuple[str, str]]
-) -> dict[str, Any]:
-    """The content of a `tokenizer.json` with the ids of a dictionary.
-
-    fairseq writes "mu@@" for a piece that goes on and "sa" for the end of a word, where the library
-    has "mu" and "sa</w>". Pieces that the dictionary does not have get ids behind it: unknown, but
-    a strange space at the end of a word, which fairseq loses.
-    """
-    vocab: dict[str, int] = {}
-    for i, symbol in enumerate(symbols):
-        name = symbol.removesuffix("@@") if symbol.endswith("@@") else f"{symbol}</w>"
-        vocab[f" {symbol} " if i < len(SPECIAL) else name] = i
-    for pair in merges:
-        for piece in (*pair, "".join(pair)):
-            vocab.setdefault(piece, len(vocab))
-    for character in filter(str.isspace, map(chr, range(0x3001))):
-        vocab.setdefault(f"{character}</w>", len(vocab))
-    space = {"Regex": " +"}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Split", "pattern": space, "behavior": "Removed", "invert": False
-        },
-        "post_processor": None,
-        "decoder": {"type": "BPEDecoder", "suffix": "</w>"},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": f" {SPECIAL[UNKNOWN]} ",
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": "</w>",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": [list(pair) for pair in merges],
-        },
-    }

@@ -21,7 +21,19 @@ from limelight.model import ModelConfig
 from limelight.model.positions import rotary_frequencies
 
 _MOST_KEYS, _MOST_TENSORS, _LONGEST_TEXT, _MOST_ITEMS = 10_000, 50_000, 2**24, 2**21
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _TEXT, _ARRAY = 8, 9
 _CONTROL = 3  # tokenizer.ggml.token_type, as in SentencePiece
 
@@ -142,7 +154,11 @@ def _llama_config(file: GgufFile) -> ModelConfig:
 
     def number(name: str, default: float | None = None) -> Any:
         value = file.metadata.get(f"llama.{name}", default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             raise UserError(f"{file.path} has llama.{name} = {value!r:.80}, which is no number")
         return value
 
@@ -257,7 +273,9 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
             pieces, BPE, b"", prefix, remove_extra_whitespaces=False, byte_fallback=True
         )
     else:
-        raise UserError(f"{file.path} has a tokenizer of kind {model!r:.80}: gpt2 and llama are known")
+        raise UserError(
+            f"{file.path} has a tokenizer of kind {model!r:.80}: gpt2 and llama are known"
+        )
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     ids = {ours: file.metadata.get(f"tokenizer.ggml.{n}_token_id") for n, ours in names.items()}
     special = {name: i for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}

@@ -11,14 +11,44 @@ from torch import Tensor
 
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
-from limelight.interop.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, SentencePieceModel
+from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.sentencepiece import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    SentencePieceCoder,
+    SentencePieceModel,
+    to_bytes,
+)
+from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _MAGIC = 0x616B3432  # "ak42": a newer file, whose header has 256 bytes
 _MOST_TOKENS, _LONGEST_TOKEN = 2**20, 4096
+_UNK, _BOS, _EOS = range(3)  # stories end with the token that begins the next one
 
 
-def read_llama2c(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+def read_llama2c(path: Path, source: str = "") -> ImportedModel:
+    """A model, and its tokenizer from the only other `tok*.bin` beside it."""
+    config, weights = llama2c_model(path)
+    check_weights(config, weights, str(path))
+    beside = sorted(p for p in path.parent.glob("tok*.bin") if p != path)
+    if len(beside) != 1:
+        raise UserError(
+            f"{path.parent} has {len(beside)} files tok*.bin: put the tokenizer of this model, "
+            "such as tok512.bin, beside it"
+        )
+    pieces = llama2c_tokenizer(beside[0], config.vocab)
+    coder = SentencePieceCoder({"tokenizer.spm": to_bytes(pieces)})
+    tokens = SpecialTokens(pad=_UNK, start=_BOS, end=_BOS, text_start=(_BOS,), others=(_UNK, _EOS))
+    tokenizer = ImportedTokenizer(coder, tokens)
+    origin = Origin("llama2.c", "Transformer", source or str(path))
+    return ImportedModel(config, weights, tokenizer, origin, "texts")
+
+
+def llama2c_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """A model in float32; files that llama2.c has rounded to int8 are refused."""
     file = BinaryReader(path)
     newer = file.numbers("I") == (_MAGIC,)
@@ -90,7 +120,7 @@ def _read_weights(file: BinaryReader, config: ModelConfig, newer: bool) -> dict[
     return weights
 
 
-def read_llama2c_tokenizer(path: Path, vocab: int) -> SentencePieceModel:
+def llama2c_tokenizer(path: Path, vocab: int) -> SentencePieceModel:
     """A tokenizer of llama2.c: SentencePiece's BPE, written as scores and bytes."""
     file = BinaryReader(path)
     file.number("i", _LONGEST_TOKEN, "the length of its longest token")

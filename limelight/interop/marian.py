@@ -10,14 +10,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.interop.binary import BinaryReader
+from limelight.interop.binary import BinaryReader, read_file
+from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.sentencepiece import SentencePieceCoder
+from limelight.interop.tokenizers import LARGEST_FILE, ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _MOST_ITEMS, _LONGEST_NAME, _MOST_DIMENSIONS = 20_000, 1024, 8
@@ -55,7 +59,50 @@ _EXPECTED = {
 }
 
 
-def read_marian(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+class MarianCoder(SentencePieceCoder):
+    """SentencePiece's pieces, and behind them the vector of zeros that a decoder starts from."""
+
+    kind: ClassVar[str] = "marian"
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        super().__init__(files)
+        self.symbols = [*self.symbols, "start"]
+
+
+def read_marian(folder: Path, source: str = "") -> ImportedModel:
+    """A folder of Firefox: `model.*.bin`, and `vocab.*.spm` or `srcvocab` and `trgvocab`."""
+    (model,) = _only(folder, "model.*.bin", 1)
+    config, weights = marian_model(model)
+    check_weights(config, weights, str(model))
+    separate = bool(config.source_vocab) or not [*folder.glob("vocab.*.spm")]
+    names = ("srcvocab.*.spm", "trgvocab.*.spm") if separate else ("vocab.*.spm",)
+    sides = []
+    for prefix, name in zip(("source-", ""), names[-2:], strict=False):
+        (path,) = _only(folder, name, 1)
+        file = {f"{prefix if separate else ''}vocab.spm": read_file(path, LARGEST_FILE)}
+        coder = MarianCoder(file)
+        start, special = len(coder.symbols) - 1, coder.model.special
+        tokens = SpecialTokens(
+            pad=start, start=start, end=special.get("eos", 0), others=(coder.unknown,)
+        )
+        sides.append(ImportedTokenizer(coder, tokens))
+    tokenizer = sides[-1]
+    if separate:
+        tokenizer = ImportedTokenizer(tokenizer.coder, tokenizer.tokens, sides[0])
+    if [len(tokenizer.source), len(tokenizer)] != [config.num_source_tokens, config.vocab]:
+        raise UserError(f"{folder}: the vocabulary and {model.name} have different sizes")
+    origin = Origin("marian", "transformer", source or str(folder))
+    return ImportedModel(config, weights, tokenizer, origin, "pairs", DecodeConfig(beam=1))
+
+
+def _only(folder: Path, pattern: str, count: int) -> list[Path]:
+    found = sorted(folder.glob(pattern))
+    if len(found) != count:
+        raise UserError(f"{folder} has {len(found)} files {pattern}, and must have {count}")
+    return found
+
+
+def read_binary(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors of a file in float32, and the settings that it carries."""
     file = BinaryReader(path)
     if file.number("Q", 2**64 - 1, "version") != 1:
@@ -102,11 +149,9 @@ def _read_settings(text: str) -> dict[str, str]:
     return {name: value.strip("\"'") for name, value in pairs}
 
 
-
-
 def marian_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the weights; whatever ours cannot be is refused by name."""
-    tensors, settings = read_marian(path)
+    tensors, settings = read_binary(path)
     if not settings:
         raise UserError(f"{path} has no settings inside ({_SETTINGS})")
     for name, values in _EXPECTED.items():

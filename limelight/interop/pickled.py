@@ -134,7 +134,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
         message = str(error)
         raise UserError(message if str(path) in message else f"{path}: {message}") from error
     # A damaged or hostile pickle can make the machine miss a value in every possible way.
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise UserError(f"{path} cannot be read as a file of torch: {error!s:.120}") from error
 
 
@@ -390,4 +397,3 @@ def _build(name: str, args: tuple[Any, ...]) -> Any:
     if name == "torch.Size":
         return tuple(args[0])
     return Stub(name, args)
-

@@ -312,6 +312,9 @@ class SentencePieceCoder:
             return bytes([int(text[3:5], 16)])
         return _UNKNOWN_TEXT if kind == UNKNOWN else text.replace(SPACE, " ").encode()
 
+    def spell(self, symbols: str) -> str:
+        return symbols.replace(SPACE, " ")
+
     def merge_steps(self, text: str) -> list[list[list[str]]]:
         """For each word its characters, then its pieces: a search, not a series of merges."""
         words: list[list[str]] = []

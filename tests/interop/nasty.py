@@ -3,15 +3,79 @@
 import random
 
 _FIXED = [
-    *("", " ", "  ", "\t a", "a\u00a0b", "a  b", " a ", "\u3000x\u3000", "ﬁne ﬂow", "①②③", "Ａｂｃ"),
-    *("e\u0301", "E\u0301\u0301", "Å\u0323", "\u1100\u1161\u11a8", "한국어", "日本語テキスト", "か\u3099", "ｶﾞ"),
-    *("👩‍👩‍👧‍👦", "🇩🇪", "❤️", "\u200bzero", "a\u200cb\u200d", "\ufeffbom", "\x00nul", "\x07bell", "\u2028line"),
-    *("…", "½ ¼", "ﷺ", "™©®", "</s>", "<unk>", "<s> x", "▁", "▁▁a", "a▁b", "<0x41>", "x</s>y", "\u0301"),
+    *(
+        "",
+        " ",
+        "  ",
+        "\t a",
+        "a\u00a0b",
+        "a  b",
+        " a ",
+        "\u3000x\u3000",
+        "ﬁne ﬂow",
+        "①②③",
+        "Ａｂｃ",
+    ),
+    *(
+        "e\u0301",
+        "E\u0301\u0301",
+        "Å\u0323",
+        "\u1100\u1161\u11a8",
+        "한국어",
+        "日本語テキスト",
+        "か\u3099",
+        "ｶﾞ",
+    ),
+    *(
+        "👩‍👩‍👧‍👦",
+        "🇩🇪",
+        "❤️",
+        "\u200bzero",
+        "a\u200cb\u200d",
+        "\ufeffbom",
+        "\x00nul",
+        "\x07bell",
+        "\u2028line",
+    ),
+    *(
+        "…",
+        "½ ¼",
+        "ﷺ",
+        "™©®",
+        "</s>",
+        "<unk>",
+        "<s> x",
+        "▁",
+        "▁▁a",
+        "a▁b",
+        "<0x41>",
+        "x</s>y",
+        "\u0301",
+    ),
     *("\u0308a", "नमस्ते", "ภาษาไทย", "مرحبا", "שלום", "\U0001f600" * 5, "a" * 300, "ab " * 100, "’"),
-    *("``quote''", "http://a.b/c?d=e&f", "1234567890", "1,234.56", "$5€6£7", "\u0130\u0131", "ß ẞ ﬀ"),
-    *("\ue000", "\uffff", "\U0010ffff", "<|endoftext|>", "<|im_start|>user", "a@@ b", "@@", "a</w>"),
+    *(
+        "``quote''",
+        "http://a.b/c?d=e&f",
+        "1234567890",
+        "1,234.56",
+        "$5€6£7",
+        "\u0130\u0131",
+        "ß ẞ ﬀ",
+    ),
+    *(
+        "\ue000",
+        "\uffff",
+        "\U0010ffff",
+        "<|endoftext|>",
+        "<|im_start|>user",
+        "a@@ b",
+        "@@",
+        "a</w>",
+    ),
 ]
-_WORDS = "the of and to you Olá coração São não você está é à ü ñ Straße Été l'été don't GPT-2 C++ x=y"
+_WORDS = (
+    "the of and to you Olá coração São não você está é à ü ñ Straße Été l'été don't GPT-2 C++ x=y"
+)
 _RANGES = [
     *((0x20, 0x7E), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x5FF), (0x600, 0x6FF), (0x900, 0xDFF)),
     *((0x1100, 0x11FF), (0x1E00, 0x1FFF), (0x2000, 0x2BFF), (0x3000, 0x30FF), (0x4E00, 0x9FFF)),
@@ -27,7 +91,9 @@ def nasty_texts(count=1000, seed=0):
         for _ in range(draw.randrange(1, 8)):
             low, high = draw.choice(_RANGES)
             strange = "".join(chr(draw.randint(low, high)) for _ in range(draw.randrange(1, 6)))
-            accents = "".join(chr(draw.randrange(0x300, 0x36F)) for _ in range(draw.randrange(1, 3)))
+            accents = "".join(
+                chr(draw.randrange(0x300, 0x36F)) for _ in range(draw.randrange(1, 3))
+            )
             spaces = draw.choice([" ", "  ", "\t", "\u00a0", "", "-", ", "])
             kinds = [draw.choice(words), draw.choice(words), spaces, draw.choice(words) + accents]
             parts.append(draw.choice([*kinds, strange, strange, strange]))

@@ -140,7 +140,10 @@ def test_what_a_file_says_of_its_tokenizer(path):
         (lambda w: w.add_string("llama.rope.scaling.type", "yarn"), "only linear is known"),
         (lambda w: w.add_uint32("llama.expert_count", 8), "mixture of experts"),
         (lambda w: w.add_tensor("blk.0.odd.weight", np.ones(4, np.float32)), "no Llama has"),
-        (lambda w: w.add_tensor("rope_freqs.weight", np.arange(8.0, dtype=np.float32) + 1), "unknown way"),
+        (
+            lambda w: w.add_tensor("rope_freqs.weight", np.arange(8.0, dtype=np.float32) + 1),
+            "unknown way",
+        ),
     ],
 )
 def test_what_cannot_be_imported_is_refused_by_name(tmp_path, change, sentence):
@@ -153,7 +156,13 @@ def test_frequencies_of_llama_3_are_recognised(tmp_path):
     from limelight.model import ModelConfig
     from limelight.model.positions import rotary_frequencies
 
-    shape = {"vocab": 9, "d_model": D, "heads": HEADS, "positions": "rotary", "rotary_base": 50000.0}
+    shape = {
+        "vocab": 9,
+        "d_model": D,
+        "heads": HEADS,
+        "positions": "rotary",
+        "rotary_base": 50000.0,
+    }
     scaling = {"rotary_scaling": "llama3", "rotary_factor": 8.0}
     plain, slow = (
         rotary_frequencies(ModelConfig(**shape, **more), torch.device("cpu"), torch.float64)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from limelight.errors import UserError
-from limelight.interop.llama2c import read_llama2c, read_llama2c_tokenizer
+from limelight.interop.llama2c import llama2c_model, llama2c_tokenizer
 from limelight.interop.sentencepiece import SentencePieceCoder, to_bytes
 from limelight.model import build
 from tests.interop.nasty import nasty_texts
@@ -97,7 +97,7 @@ def run_c(w, tokens, tied):
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_are_those_of_run_c(tmp_path, version, tied):
     weights = random_weights()
-    config, ours = read_llama2c(write(tmp_path / "m.bin", weights, version, tied))
+    config, ours = llama2c_model(write(tmp_path / "m.bin", weights, version, tied))
     model = build(config).eval()
     model.load_state_dict(ours, strict=False)
     model.tie()
@@ -125,7 +125,7 @@ def write_tokenizer(path):
 
 def test_ids_are_those_of_run_c(tmp_path):
     path, names, scores = write_tokenizer(tmp_path / "tok.bin")
-    model = read_llama2c_tokenizer(path, len(names))
+    model = llama2c_tokenizer(path, len(names))
     coder = SentencePieceCoder({"tok.spm": to_bytes(model)})
     index = {name: i for i, name in enumerate(names) if i >= 259}
 
@@ -160,7 +160,7 @@ def test_headers_that_cannot_be_are_refused(tmp_path):
     for at, number in [(0, -1), (1, 2**30), (2, 0), (3, 5), (4, 3), (5, 2**31 - 1), (6, 2**30)]:
         path.write_bytes(data[: 4 * at] + struct.pack("<i", number) + data[4 * at + 4 :])
         with pytest.raises(UserError):
-            read_llama2c(path)
+            llama2c_model(path)
     path.write_bytes(data + b"\0" * 4)
     with pytest.raises(UserError, match="4 bytes are left"):
-        read_llama2c(path)
+        llama2c_model(path)
