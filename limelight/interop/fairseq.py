@@ -5,8 +5,8 @@ become a table of learned positions. Its decoder starts with the end token.
 """
 
 import re
-from itertools import chain, islice, permutations
 from collections.abc import Mapping
+from itertools import chain, islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def _config(path: Path, args: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     if any(table is None or table.dim() != 2 for table in tables):
         raise UserError(f"{path} is not an encoder-decoder of fairseq: it has no embed_tokens")
     source, target = (table.size(0) for table in tables if table is not None)
-    tied = "all" if args.get("share_all_embeddings") else "none"
+    tied: Any = "all" if args.get("share_all_embeddings") else "none"
     if tied == "none" and args.get("share_decoder_input_output_embed"):
         tied = "target"
     if tied == "none" and "decoder.output_projection.weight" not in tensors:

@@ -110,7 +110,7 @@ def _read_weights(file: BinaryReader, config: ModelConfig, newer: bool) -> dict[
         del shapes["angles"]
     if config.tying == "all":
         del shapes["classifier.weight"]
-    weights = {}
+    weights: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         values = torch.from_numpy(file.array("<f4", *shape).astype(np.float32))
         if name.startswith(("self_", "feed_forward")):

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -186,8 +186,8 @@ def _config(path: Path, settings: Mapping[str, str], tensors: Mapping[str, Tenso
         return int(value)
 
     recurrent = settings.get("transformer-decoder-autoreg") == "rnn"
-    activation = settings.get("transformer-ffn-activation", "relu")
-    tied = "target" if settings.get("tied-embeddings") == "true" else "none"
+    activation: Any = settings.get("transformer-ffn-activation", "relu")
+    tied: Any = "target" if settings.get("tied-embeddings") == "true" else "none"
     return ModelConfig(
         family="encoder-decoder",
         vocab=target.size(0) + 1,  # and the vector of zeros

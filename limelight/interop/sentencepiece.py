@@ -4,12 +4,13 @@ https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.prot
 """
 
 import codecs
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import tokenizers
 
@@ -23,7 +24,13 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # SentencePi
 SPACE = "▁"
 _UNKNOWN_TEXT = " \u2047 ".encode()
 _EACH_BYTE = "limelight.each_byte"  # every byte that is no part of a character becomes U+FFFD
-codecs.register_error(_EACH_BYTE, lambda error: ("\ufffd", error.start + 1))
+
+
+def _replace_byte(error: UnicodeError) -> tuple[str, int]:
+    return "\ufffd", cast(UnicodeDecodeError, error).start + 1
+
+
+codecs.register_error(_EACH_BYTE, _replace_byte)
 _LONGEST_PIECE = 256  # characters
 _SPECIAL_FIELDS = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, 2**64 - 1)}
 
@@ -124,7 +131,7 @@ def _piece(message: bytes) -> tuple[str, float, int]:
     found = dict(_fields(message))
     score = struct.unpack("<f", _bytes(found.get(2, b"\0" * 4)))[0]
     kind = found.get(3, NORMAL)
-    if score != score or abs(score) == float("inf"):
+    if not math.isfinite(score):
         raise UserError("a piece has no number as its score")
     if not isinstance(kind, int) or not NORMAL <= kind <= BYTE:
         raise UserError(f"a piece has the unknown type {kind!r:.20}")

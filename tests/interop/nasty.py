@@ -1,77 +1,23 @@
 """Texts that tokenizers stumble over: spaces, accents, scripts, controls, and spelled tokens."""
 
+# ruff: noqa: RUF001
+
 import random
 
+_S = "§"
 _FIXED = [
-    *(
-        "",
-        " ",
-        "  ",
-        "\t a",
-        "a\u00a0b",
-        "a  b",
-        " a ",
-        "\u3000x\u3000",
-        "ﬁne ﬂow",
-        "①②③",
-        "Ａｂｃ",
+    *" §  §\t a§a\u00a0b§a  b§ a §\u3000x\u3000§ﬁne ﬂow§①②③§Ａｂｃ§e\u0301§E\u0301\u0301".split(_S),
+    *"Å\u0323§\u1100\u1161\u11a8§한국어§日本語テキスト§か\u3099§ｶﾞ§👩‍👩‍👧‍👦§🇩🇪§❤️§\u200bzero§a\u200cb".split(
+        _S
     ),
-    *(
-        "e\u0301",
-        "E\u0301\u0301",
-        "Å\u0323",
-        "\u1100\u1161\u11a8",
-        "한국어",
-        "日本語テキスト",
-        "か\u3099",
-        "ｶﾞ",
+    *"\ufeffbom§\x00nul§\x07bell§\u2028line§…§½ ¼§ﷺ§™©®§</s>§<unk>§<s> x§▁§▁▁a§a▁b§<0x41>".split(
+        _S
     ),
-    *(
-        "👩‍👩‍👧‍👦",
-        "🇩🇪",
-        "❤️",
-        "\u200bzero",
-        "a\u200cb\u200d",
-        "\ufeffbom",
-        "\x00nul",
-        "\x07bell",
-        "\u2028line",
+    *"x</s>y§\u0301§\u0308a§नमस्ते§ภาษาไทย§مرحبا§שלום§’§``quote''§http://a.b/c?d=e&f§1,234.56".split(
+        _S
     ),
-    *(
-        "…",
-        "½ ¼",
-        "ﷺ",
-        "™©®",
-        "</s>",
-        "<unk>",
-        "<s> x",
-        "▁",
-        "▁▁a",
-        "a▁b",
-        "<0x41>",
-        "x</s>y",
-        "\u0301",
-    ),
-    *("\u0308a", "नमस्ते", "ภาษาไทย", "مرحبا", "שלום", "\U0001f600" * 5, "a" * 300, "ab " * 100, "’"),
-    *(
-        "``quote''",
-        "http://a.b/c?d=e&f",
-        "1234567890",
-        "1,234.56",
-        "$5€6£7",
-        "\u0130\u0131",
-        "ß ẞ ﬀ",
-    ),
-    *(
-        "\ue000",
-        "\uffff",
-        "\U0010ffff",
-        "<|endoftext|>",
-        "<|im_start|>user",
-        "a@@ b",
-        "@@",
-        "a</w>",
-    ),
+    *"$5€6£7§\u0130\u0131§ß ẞ ﬀ§\ue000§\uffff§\U0010ffff§<|endoftext|>§<|im_start|>user".split(_S),
+    *("", "\U0001f600" * 5, "a" * 300, "ab " * 100, "a@@ b", "@@", "a</w>", "1234567890"),
 ]
 _WORDS = (
     "the of and to you Olá coração São não você está é à ü ñ Straße Été l'été don't GPT-2 C++ x=y"

@@ -72,7 +72,7 @@ def test_a_parameter_is_a_tensor_and_another_object_a_stub(tmp_path):
     assert torch.equal(found.tensors(found.content["model"])["w"], torch.ones(2))
     assert found.content["args"].name == "argparse.Namespace"
     assert found.content["args"].state == {"layers": 3}
-    with pytest.raises(UserError, match="args is argparse.Namespace, and not a tensor"):
+    with pytest.raises(UserError, match=r"args is argparse\.Namespace, and not a tensor"):
         found.tensors({"args": found.content["args"]})
 
 
