@@ -220,7 +220,7 @@ class Tokenizer:
         model = json.loads(self.core.to_str())["model"]
         rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
         units = self.vocabulary if model["ignore_merges"] else {}
-        return [list(_merge_steps(word, rank, units)) for word in words]
+        return [list(merge_steps(word, rank, units)) for word in words]
 
     def words(self, text: str) -> list[str]:
         """The units that no piece crosses, spelled in byte symbols."""
@@ -239,7 +239,8 @@ def readable(symbols: str) -> str:
         return "".join(f"<{byte:02X}>" for byte in raw)
 
 
-def _merge_steps(word: str, rank: dict[Any, int], units: dict[str, int]) -> Iterator[list[str]]:
+def merge_steps(word: str, rank: dict[Any, int], units: dict[str, int]) -> Iterator[list[str]]:
+    """The pieces of a word after every merge; `units` are found without any."""
     pieces = list(word)
     yield pieces
     if word in units and len(word) > 1:

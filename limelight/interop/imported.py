@@ -40,6 +40,7 @@ class ImportedModel:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     classes: tuple[str, ...] = ()  # of a classifier of texts
     pooling: Pooling = ""  # of a sentence encoder
+    max_tokens: int = 0  # of a text, at most; 0: as many as the model reads
     chat_template: str = ""  # Jinja, of a chat model
     about: str = ""  # one line for the recipe
 

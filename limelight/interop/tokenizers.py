@@ -1,33 +1,29 @@
 """Other people's tokenizers, with the ids that they give; a run folder keeps their own files.
 
-A `Coder` turns text into ids and back; an `ImportedTokenizer` adds the special tokens and is what
-the rest of the package knows as a tokenizer. `tokenizer.json` is read by the `tokenizers` library,
-but only if every part of it is one that is known to be harmless: no pattern of a stranger runs.
-
-A text never spells a special token: "<|im_end|>" typed by a user is read as ordinary characters.
+A coder turns text into ids and back; an `ImportedTokenizer` adds the special tokens and is what the
+rest of the package knows as a tokenizer. A text never spells a special token: "<|im_end|>" typed by
+a user is read as ordinary characters.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from limelight.config import config_class
 from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.errors import UserError, unknown_name
-from limelight.files import open_plain
+from limelight.interop.coders import CODERS, Coder, parse_json, read_bytes
 
-LARGEST_FILE = 2**25  # bytes of a tokenizer's file
 _LARGEST_VOCAB = 2**20
 _Id = Annotated[int, Field(ge=0, lt=_LARGEST_VOCAB)]
 _MaybeId = Annotated[int, Field(ge=-1, lt=_LARGEST_VOCAB)]
-Files = Mapping[str, bytes]  # of a run folder, by name
 DESCRIPTION = "special_tokens.json"
 _FORMAT = 1
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -45,39 +41,6 @@ class SpecialTokens:
     text_start: tuple[_Id, ...] = ()  # what a language model reads before every text
     ends: tuple[_Id, ...] = ()  # others that end a text, besides `end`
     others: tuple[_Id, ...] = ()  # all other tokens that stand for no text
-
-
-class Coder(Protocol):
-    """Turns text into ids and back, and can be kept in a run folder."""
-
-    kind: ClassVar[str]  # its name in `special_tokens.json`
-    lossy: bool  # text does not come back as it was: WordPiece drops spaces, and often case
-
-    @property
-    def files(self) -> Files:
-        """What has to be kept."""
-
-    @property
-    def symbols(self) -> Sequence[str | None]:
-        """The spelling of each id in its vocabulary; None for an id that has none."""
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens, even where a text spells one."""
-
-    def encode_template(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens are spelled out."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids that stand for text."""
-
-    def token_bytes(self, i: int) -> bytes:
-        """What this token adds to a text."""
-
-    def spell(self, symbols: str) -> str:
-        """A piece as `merge_steps` writes it, as text."""
-
-    def merge_steps(self, text: str) -> list[list[list[str]]]:
-        """For each word of a text its pieces, step by step as they are found."""
 
 
 class ImportedTokenizer(Tokenizer):
@@ -185,7 +148,7 @@ class ImportedTokenizer(Tokenizer):
 
 def load_tokenizer(folder: Path, vocab: int, source_vocab: int) -> ImportedTokenizer:
     """The tokenizer of a run folder; a file that has changed is rejected."""
-    facts = parse_json(_read(folder / DESCRIPTION, 2**20), folder / DESCRIPTION)
+    facts = parse_json(read_bytes(folder / DESCRIPTION, 2**20), folder / DESCRIPTION)
     try:
         if facts["format"] != _FORMAT:
             raise UserError(f"it is of another format than {_FORMAT}")
@@ -205,7 +168,7 @@ def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:
     for name, known in facts["files"].items():
         if not _FILE_NAME.fullmatch(name):
             raise UserError(f"{name!a:.80} is no name of a tokenizer's file")
-        files[name] = _read(folder / name, LARGEST_FILE)
+        files[name] = read_bytes(folder / name)
         if sha256(files[name]).hexdigest() != known:
             raise UserError(f"{name} has changed since the import")
     if facts["kind"] not in CODERS:
@@ -219,35 +182,9 @@ def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:
     return coder, SpecialTokens(**tokens)
 
 
-def _read(path: Path, most: int) -> bytes:
-    try:
-        with open_plain(path) as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(data) > most:
-        raise UserError(f"{path} is too large to be what it should be: over {most:,} bytes")
-    return data
-
-
-def parse_json(data: bytes, where: object) -> Any:
-    """JSON of a stranger: NaN, infinity and endless nesting are refused."""
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number")
-
-    try:
-        return json.loads(data, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON: {error!s:.200}") from error
-
-
 @lru_cache(maxsize=2**16)
 def _readable(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
         return "".join(f"<{byte:02X}>" for byte in raw)
-
-
-CODERS: dict[str, Callable[[Files], Coder]] = {}  # by kind; filled where they are defined

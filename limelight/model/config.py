@@ -75,6 +75,7 @@ class ModelConfig:
     residual: bool = True  # add its input to each sub-layer's output; false: an experiment
     decoder_cell: Literal["attention", "ssru"] = "attention"  # ssru: recurrent, an experiment
 
+    masked_head: bool = True  # encoder-only: false for a sentence encoder, which only embeds
     sentence_pairs: bool = False  # encoder-only: a head that predicts if sentences are neighbours
     classes: _OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
 
@@ -167,6 +168,10 @@ class ModelConfig:
             raise UserError(
                 f"source_vocab={self.source_vocab} and vocab={self.vocab} cannot share one table: "
                 "set tied to 'target' or 'none'"
+            )
+        if not self.masked_head and (self.family != "encoder-only" or self.sentence_pairs):
+            raise UserError(
+                "masked_head=False belongs to family='encoder-only' without sentence_pairs"
             )
         if self.qk_norm and self.family != "decoder-only":
             raise UserError(

@@ -55,6 +55,8 @@ def dataflow(config: AnyConfig) -> dict[str, _Tap]:
     head = "classifier"
     if config.family == "encoder-only":
         head = "text_head" if config.classes else "masked_head"
+    if head == "masked_head" and not config.masked_head:
+        return found
     axes = ("class",) if config.classes else ("word", "token")
     return found | {"logits": _Tap(head, "output", "classify", (last,), axes)}
 

@@ -59,7 +59,8 @@ class TextModel:
     @property
     def tasks(self) -> tuple[str, ...]:
         if self.family == "encoder-only":
-            return ("classify", "embed") if self.classes else ("fill", "embed")
+            heads = ("classify",) if self.classes else ("fill",) * self.model.config.masked_head
+            return (*heads, "embed")
         if self.kind == "texts":
             return ("write", "score", "embed")
         return ("translate", "chat", "score", "embed")

@@ -1,0 +1,181 @@
+"""Folders of the Hugging Face hub: config.json, safetensors (sharded too) and a tokenizer."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limelight.decode.config import DecodeConfig
+from limelight.errors import UserError
+from limelight.interop.coders import parse_json
+from limelight.interop.huggingface_config import LLAMA, Family, read_config, size_of
+from limelight.interop.huggingface_tokenizer import (
+    maybe_object,
+    read_object,
+    read_tokenizer,
+    source_bytes,
+)
+from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.names import NameTable
+from limelight.model import ModelConfig, build
+from limelight.model.positions import sinusoids
+from limelight.run.atomic import sha256_of
+from limelight.run.weights import read_header, read_tensors
+
+_LARGEST_MODEL = 2**37  # bytes of weights
+NEVER = -1e9  # a logit
+
+
+def read(folder: Path) -> ImportedModel:
+    """A model from a folder of the hub."""
+    options = read_object(folder / "config.json")
+    config, family = read_config(options)
+    theirs = _tensors(folder, config)
+    weights = _to_ours(theirs, config, family, options["model_type"])
+    tokenizer, chat_template = read_tokenizer(folder, options, config)
+    if config.family == "encoder-decoder" and tokenizer.pad != tokenizer.end:
+        _never_write(weights, tokenizer.pad)
+    check_weights(config, weights, str(folder))
+    classes = options.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"} if config.classes else {}
+    architecture = (options.get("architectures") or [options["model_type"]])[0]
+    return ImportedModel(
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        origin=Origin("huggingface", str(architecture), str(folder), _hashes(folder)),
+        kind="labelled" if config.classes else family.kind,
+        decode=DecodeConfig() if family.kind == "pairs" else DecodeConfig(beam=1),
+        classes=tuple(str(classes[key]) for key in sorted(classes, key=int)),
+        chat_template=chat_template,
+        **_sentence_encoder(folder),
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors of a folder: one, or the shards that its index names."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    if not index.is_file():
+        raise UserError(f"{folder} has no model.safetensors")
+    shards = read_object(index, 2**24).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise UserError(f"{index} has no weight_map")
+    found = sorted({str(name) for name in shards.values()})
+    for name in found:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.safetensors", name):
+            raise UserError(f"{index} names {name!a:.80}, which is no file of weights")
+    return [folder / name for name in found]
+
+
+def _tensors(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """All tensors by their names; types and sizes are checked before any is read."""
+    files, found, total = weight_files(folder), dict[str, Tensor](), 0
+    for path in files:
+        for name, (kind, _) in read_header(path).items():
+            if kind not in ("F64", "F32", "F16", "BF16", "I64", "U8", "BOOL"):
+                raise UserError(f"{path}: {name:.80} is of type {kind}, which is not supported")
+        total += path.stat().st_size
+    if total > _LARGEST_MODEL:
+        raise UserError(
+            f"{folder} has {total:,} bytes of weights, and {_LARGEST_MODEL:,} are the most"
+        )
+    if (needed := 4 * parameters_of(config)) > 4 * total + 2**20:
+        raise UserError(
+            f"{folder}: config.json describes {needed // 4:,} parameters, and the weights have "
+            f"{total:,} bytes"
+        )
+    for path in files:
+        for name, tensor in read_tensors(path).items():
+            name = name.replace("LayerNorm.gamma", "LayerNorm.weight")  # noqa: PLW2901
+            name = name.replace("LayerNorm.beta", "LayerNorm.bias")  # noqa: PLW2901
+            if name in found:
+                raise UserError(f"{path} has the tensor {name:.80} a second time")
+            found[name] = tensor
+    return found
+
+
+def parameters_of(config: ModelConfig) -> int:
+    """How many parameters a model has, counted without making it."""
+    deep = bool(config.decoder_layers)
+    one, two = (replace(config, layers=n, decoder_layers=n * deep) for n in (1, 2))
+    with torch.device("meta"):
+        small, larger = (sum(p.numel() for p in build(c).parameters()) for c in (one, two))
+    return small + (larger - small) * (max(config.layers, config.num_decoder_layers) - 1)
+
+
+_PREFIXES = {"gpt2": "transformer.", "bert": "bert.", "llama": "model."}
+
+
+def _to_ours(
+    theirs: dict[str, Tensor], config: ModelConfig, family: Family, kind: str
+) -> dict[str, Tensor]:
+    """Our weights in float32; what repeats another tensor must be equal to it."""
+    if prefix := _PREFIXES.get(kind, "model." if family is LLAMA else ""):
+        bare = not any(name.startswith(prefix) for name in theirs)  # saved without its head
+        theirs = {prefix + name: v for name, v in theirs.items()} if bare else theirs
+    table = family.table(config)
+    _check_derived(theirs, table, config)
+    floats = {n: v.float() if v.is_floating_point() else v for n, v in theirs.items()}
+    ours = table.to_ours(floats, "the file of weights")
+    return {name: value.contiguous() for name, value in ours.items()}
+
+
+def _check_derived(theirs: Mapping[str, Tensor], table: NameTable, config: ModelConfig) -> None:
+    """Tied tables must be equal, and stored sinusoids those of the formula."""
+    first = next(entry.theirs for entry in table.entries if entry.ours[0].endswith("tokens.weight"))
+    for name, value in theirs.items():
+        if not re.fullmatch(table.derived, name):
+            continue
+        if name.endswith("embed_positions.weight"):
+            wave = sinusoids(torch.arange(len(value)), config.d_model, torch.float32)
+            halves = torch.cat([wave[:, 0::2], wave[:, 1::2]], dim=1)
+            if value.shape != halves.shape or (value.float() - halves).abs().max() > 1e-3:
+                raise UserError(f"the positions {name} are not the sinusoids that they should be")
+        elif name.endswith((*_TIED,)) and first in theirs and not torch.equal(value, theirs[first]):
+            raise UserError(f"{name} differs from {first}, and config.json says that they are tied")
+        elif name.endswith("predictions.decoder.bias") and not torch.equal(
+            value, theirs.get("cls.predictions.bias", value)
+        ):
+            raise UserError(f"{name} differs from cls.predictions.bias")
+
+
+_TIED = ("lm_head.weight", "predictions.decoder.weight", "coder.embed_tokens.weight")
+
+
+def _never_write(weights: dict[str, Tensor], token: int) -> None:
+    """Their search bans the padding token; ours finds it impossible by its bias."""
+    weights["classifier.bias"] = weights["classifier.bias"].clone()
+    if not 0 <= token < len(weights["classifier.bias"]):
+        raise UserError(f"the padding token {token} is not in the vocabulary")
+    weights["classifier.bias"][token] = NEVER
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {path.name: sha256_of(path) for path in (folder / "config.json", *weight_files(folder))}
+
+
+def _sentence_encoder(folder: Path) -> dict[str, Any]:
+    """Pooling and length of a sentence encoder; its other parts are refused."""
+    if not (folder / "modules.json").is_file():
+        return {}
+    modules = parse_json(source_bytes(folder / "modules.json", 2**16), folder / "modules.json")
+    kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UserError(f"{folder / 'modules.json'}: {' '.join(kinds):.80} is not supported")
+    pooling = read_object(folder / "1_Pooling" / "config.json")
+    modes = {name.removeprefix("pooling_mode_") for name, on in pooling.items() if on is True}
+    modes -= {"include_prompt"}
+    ways: dict[frozenset[str], Any] = {
+        frozenset({"mean_tokens"}): "mean",
+        frozenset({"cls_token"}): "first",
+    }
+    if frozenset(modes) not in ways:
+        raise UserError(f"{folder}: the pooling {', '.join(sorted(modes)):.80} is not supported")
+    length = maybe_object(folder / "sentence_bert_config.json").get("max_seq_length")
+    reads = {"max_tokens": size_of({"max_seq_length": length}, "max_seq_length")} if length else {}
+    return {"pooling": ways[frozenset(modes)], **reads}
