@@ -74,9 +74,3 @@ class BinaryReader:
         count = prod(shape)
         start = self.skip(count * dtype.itemsize)
         return np.frombuffer(self.data, dtype, count, start).reshape(shape)
-
-
-def read_file(path: Path, most: int) -> bytes:
-    """All of a file that anybody may have put there, of at most `most` bytes."""
-    file = BinaryReader(path, most)
-    return file.bytes(len(file))

@@ -1,13 +1,13 @@
-"""How other people's files turn text into ids: `tokenizer.json`, and SentencePiece.
+"""How other people's files turn text into ids: `tokenizer.json`.
 
-`tokenizer.json` is read by the `tokenizers` library, but only if every part of it is one that is
+It is read by the `tokenizers` library, but only if every part of it is one that is
 known to be harmless: no pattern of a stranger runs, and no rule makes a text much longer.
 """
 
 import json
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -125,7 +125,7 @@ class JsonCoder:
         self.ids: dict[str, int] = self.core.get_vocab(with_added_tokens=True)
         added = self.core.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.symbols = _by_id(self.ids, name)
+        self.symbols = by_id(self.ids, name)
         self.model = str(found["model"]["type"])
         self.lossy = self.model == "WordPiece"
         self._byte_level = "ByteLevel" in {part["type"] for _, part in _parts_of(found)}
@@ -318,7 +318,8 @@ def _check_charsmap(text: str) -> None:
         raise UserError("its table of characters is damaged")
 
 
-def _by_id(ids: Mapping[str, int], where: str) -> list[str | None]:
+def by_id(ids: Mapping[str, int], where: str) -> list[str | None]:
+    """The symbols in the order of their ids; None where there is none."""
     most = max(ids.values(), default=-1) + 1
     if not 0 < most <= _LARGEST_VOCAB:
         raise UserError(f"{where}: its ids reach {most}, and {_LARGEST_VOCAB} are the most")
@@ -338,65 +339,3 @@ def piece_bytes(piece: str) -> bytes:
     if match := _BYTE.fullmatch(piece):
         return bytes([int(match[1], 16)])
     return piece.replace("▁", " ").encode()
-
-
-class SentencePieceCoder:
-    """A SentencePiece model that cuts the text, and a table of ids for its pieces (Marian)."""
-
-    kind: ClassVar[str] = "sentencepiece"
-
-    def __init__(self, files: Files) -> None:
-        self.files, self.lossy = files, False
-        (model,) = (name for name in files if name.endswith(".spm"))
-        (table,) = (name for name in files if name.endswith(".json"))
-        self.ids = parse_json(files[table], table)
-        if not isinstance(self.ids, dict) or not all(
-            type(i) is int and 0 <= i < _LARGEST_VOCAB for i in self.ids.values()
-        ):
-            raise UserError(f"{table} is no table of pieces and their ids")
-        self.symbols = _by_id(self.ids, table)
-        try:
-            import sentencepiece
-        except ImportError:
-            need = "install it with pip install 'limelight[interop]'"
-            raise UserError(f"this tokenizer needs the package sentencepiece: {need}") from None
-        try:
-            self.core = sentencepiece.SentencePieceProcessor(model_proto=files[model])
-        except (RuntimeError, TypeError) as error:
-            raise UserError(f"{model} is no SentencePiece model: {error!s:.200}") from error
-        self.unknown = self.ids.get("<unk>", 0)
-
-    def _pieces(self, text: str) -> list[str]:
-        code = re.match(">>.+<<", text)  # the language that a model of several should write
-        rest = text[code.end() :] if code else text
-        return [*([code[0].strip()] if code else []), *self.core.encode(rest, out_type=str)]
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[self._id(piece) for piece in self._pieces(text)] for text in texts]
-
-    def _id(self, piece: str) -> int:
-        spells_special = piece in ("<pad>", "</s>", "<s>")
-        return self.unknown if spells_special else self.ids.get(piece, self.unknown)
-
-    def encode_template(self, text: str) -> list[int]:
-        raise UserError("a translator has no chat template")
-
-    def decode(self, ids: Sequence[int]) -> str:
-        pieces = [self.symbols[i] or "" for i in ids if i < len(self.symbols)]
-        text: str = self.core.decode_pieces(pieces)
-        return text.replace("▁", " ")
-
-    def token_bytes(self, i: int) -> bytes:
-        return piece_bytes(self.symbols[i] or "")
-
-    def spell(self, symbols: str) -> str:
-        return symbols.replace("▁", " ")
-
-    def merge_steps(self, text: str) -> list[list[list[str]]]:
-        return [[self._pieces(word)] for word in text.split()]
-
-
-CODERS: dict[str, Callable[[Files], Coder]] = {
-    JsonCoder.kind: JsonCoder,
-    SentencePieceCoder.kind: SentencePieceCoder,
-}

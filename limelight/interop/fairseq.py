@@ -4,6 +4,7 @@ fairseq computes its sinusoids from other angles than the paper's and starts to 
 become a table of learned positions. Its decoder starts with the end token.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from itertools import chain, islice, permutations
@@ -15,22 +16,22 @@ from torch import Tensor
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.interop.binary import read_file
-from limelight.interop.fairseq_tokenizer import (
+from limelight.interop.coders import Coder, read_bytes
+from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.marian import half_sinusoids
+from limelight.interop.pickled import Checkpoint, Stub, read_checkpoint
+from limelight.interop.sentencepiece import SentencePieceCoder
+from limelight.interop.subword_nmt import (
     CODES,
     DICTIONARY,
     END,
     PAD,
     START,
     UNKNOWN,
-    RenumberedCoder,
     SubwordCoder,
     parse_dictionary,
 )
-from limelight.interop.imported import ImportedModel, Origin, check_weights
-from limelight.interop.marian import half_sinusoids
-from limelight.interop.pickled import Checkpoint, Stub, read_checkpoint
-from limelight.interop.tokenizers import LARGEST_FILE, ImportedTokenizer, SpecialTokens
+from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _FIRST_POSITION = 2  # behind the padding
@@ -81,20 +82,24 @@ def read_fairseq(folder: Path, source: str = "") -> ImportedModel:
     checkpoint = read_checkpoint(found["checkpoint"][0])
     config, weights = fairseq_model(checkpoint)
     check_weights(config, weights, str(checkpoint.path))
-    kind = SubwordCoder if found["codes"] else RenumberedCoder
-    cut = [*found["codes"], *found["pieces"]]
-    if not cut:
+    if not found["codes"] + found["pieces"]:
         raise UserError(
             f"{folder} has neither the codes of subword-nmt (bpe.codes) nor a model of "
             "SentencePiece: put the file that cut the training text beside the checkpoint"
         )
-    ending = CODES if found["codes"] else "pieces.spm"
     tokens = SpecialTokens(pad=PAD, start=END, end=END, others=(START, UNKNOWN))
-    sides = []
+    sides: list[tuple[Coder, SpecialTokens]] = []
     for prefix, path in zip(("source-", ""), _dictionaries(folder, found, config), strict=True):
-        files = {f"{prefix}{DICTIONARY}": read_file(path, LARGEST_FILE)}
-        files[f"{prefix}{ending}"] = read_file(cut[0], LARGEST_FILE)
-        sides.append((kind(files), tokens))
+        dictionary = read_bytes(path)
+        if found["codes"]:
+            files = {f"{prefix}{DICTIONARY}": dictionary}
+            files[f"{prefix}{CODES}"] = read_bytes(found["codes"][0])
+            sides.append((SubwordCoder(files), tokens))
+        else:
+            symbols = enumerate(parse_dictionary(dictionary.decode(errors="replace")))
+            table = json.dumps({symbol: i for i, symbol in symbols}).encode()
+            files = {f"{prefix}pieces.spm": read_bytes(found["pieces"][0])}
+            sides.append((SentencePieceCoder({**files, f"{prefix}vocab.json": table}), tokens))
     tokenizer = ImportedTokenizer(*sides[1], ImportedTokenizer(*sides[0]))
     origin = Origin("fairseq", "TransformerModel", source or str(folder))
     decode = DecodeConfig(beam=5, length_penalty=1.0)  # as fairseq's own
@@ -115,7 +120,7 @@ def _dictionaries(
 ) -> tuple[Path, Path]:
     """The dictionaries of source and target: the only one, or those of the right sizes."""
     sizes = {
-        path: len(parse_dictionary(read_file(path, LARGEST_FILE).decode(errors="replace")))
+        path: len(parse_dictionary(read_bytes(path).decode(errors="replace")))
         for path in found["dictionary"]
     }
     wanted = (config.num_source_tokens, config.vocab)

@@ -8,10 +8,10 @@ from limelight.errors import UserError
 from limelight.interop.coders import (
     LARGEST_FILE,
     JsonCoder,
-    SentencePieceCoder,
     parse_json,
     read_bytes,
 )
+from limelight.interop.sentencepiece import SentencePieceCoder
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.interop.binary import BinaryReader, read_file
+from limelight.interop.binary import BinaryReader
+from limelight.interop.coders import read_bytes
 from limelight.interop.imported import ImportedModel, Origin, check_weights
-from limelight.interop.sentencepiece import SentencePieceCoder
-from limelight.interop.tokenizers import LARGEST_FILE, ImportedTokenizer, SpecialTokens
+from limelight.interop.sentencepiece import SentencePieceCoder, with_start
+from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _MOST_ITEMS, _LONGEST_NAME, _MOST_DIMENSIONS = 20_000, 1024, 8
@@ -59,16 +60,6 @@ _EXPECTED = {
 }
 
 
-class MarianCoder(SentencePieceCoder):
-    """SentencePiece's pieces, and behind them the vector of zeros that a decoder starts from."""
-
-    kind: ClassVar[str] = "marian"
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        super().__init__(files)
-        self.symbols = [*self.symbols, "start"]
-
-
 def read_marian(folder: Path, source: str = "") -> ImportedModel:
     """A folder of Firefox: `model.*.bin`, and `vocab.*.spm` or `srcvocab` and `trgvocab`."""
     (model,) = _only(folder, "model.*.bin", 1)
@@ -79,8 +70,8 @@ def read_marian(folder: Path, source: str = "") -> ImportedModel:
     sides = []
     for prefix, name in zip(("source-", ""), names[-2:], strict=False):
         (path,) = _only(folder, name, 1)
-        file = {f"{prefix if separate else ''}vocab.spm": read_file(path, LARGEST_FILE)}
-        coder = MarianCoder(file)
+        data = with_start(read_bytes(path), "<start>")
+        coder = SentencePieceCoder({f"{prefix if separate else ''}vocab.spm": data})
         start, special = len(coder.symbols) - 1, coder.model.special
         tokens = SpecialTokens(
             pad=start, start=start, end=special.get("eos", 0), others=(coder.unknown,)

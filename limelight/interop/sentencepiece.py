@@ -7,15 +7,15 @@ import codecs
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import tokenizers
 
 from limelight.data.charsmap import Charsmap
 from limelight.errors import UserError
+from limelight.interop.coders import Files, by_id, parse_json
 
 _LARGEST = 2**25  # bytes of a model; one of 256,000 pieces has 6 million
 _MOST_PIECES = 2**20
@@ -31,6 +31,7 @@ def _replace_byte(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_EACH_BYTE, _replace_byte)
+_LANGUAGE = re.compile(">>.+<<")
 _LONGEST_PIECE = 256  # characters
 _SPECIAL_FIELDS = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, 2**64 - 1)}
 
@@ -179,6 +180,13 @@ def to_bytes(model: SentencePieceModel) -> bytes:
     return every + message(2, trainer) + message(3, normalizer)
 
 
+def with_start(data: bytes, name: str) -> bytes:
+    """The same model with one more piece at its end, which no text can spell."""
+    text = name.encode()
+    piece = b"\x0a" + _as_varint(len(text)) + text + b"\x18" + _as_varint(CONTROL)
+    return data + b"\x0a" + _as_varint(len(piece)) + piece
+
+
 def _as_varint(value: int) -> bytes:
     data = bytearray()
     while value >= 0x80:
@@ -238,17 +246,32 @@ def _unknown(model: SentencePieceModel) -> int:
 
 
 class SentencePieceCoder:
-    """Text to ids and back, as package `sentencepiece` does it."""
+    """Text to ids and back, as package `sentencepiece` does it.
+
+    The ids are the positions of the pieces, unless a second file, `vocab.json`, has others: those
+    of Marian's and fairseq's models. A text may then begin with the language to write: >>fra<<.
+    """
 
     kind: ClassVar[str] = "sentencepiece"
     lossy = True  # it may merge spaces, and normalize characters
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Files) -> None:
         self.files = files
-        (data,) = files.values()
+        (data,) = (data for name, data in files.items() if name.endswith(".spm"))
         self.model = parse_sentencepiece(data)
-        self.core = _build_core(self.model)
-        self.unknown = _unknown(self.model)
+        self.core, self._unknown = _build_core(self.model), _unknown(self.model)
+        pieces = [text for text, _, _ in self.model.pieces]
+        self.ids = {piece: i for i, piece in enumerate(pieces)}
+        tables = [name for name in files if name.endswith(".json")]
+        if tables:
+            self.ids = _read_table(files[tables[0]], tables[0])
+        self.symbols = by_id(self.ids, "the tokenizer")
+        unknown = pieces[self._unknown]
+        self.unknown = self.ids.get(unknown, self.ids.get("<unk>", 0))
+        self._codes = _LANGUAGE if tables else None
+        # From the position of a piece to its id, and back.
+        self._id_of = [self.ids.get(piece, self.unknown) for piece in pieces]
+        self._piece_of = {self.ids[piece]: i for i, piece in enumerate(pieces) if piece in self.ids}
         kinds = enumerate(kind for _, _, kind in self.model.pieces)
         self._bytes = [i for i, kind in kinds if kind == BYTE] if self.model.byte_fallback else []
         charsmap = self.model.charsmap
@@ -259,10 +282,6 @@ class SentencePieceCoder:
     def _alternatives(self, wanted: int) -> re.Pattern[str] | None:
         texts = sorted((t for t, _, kind in self.model.pieces if kind == wanted and t), key=len)
         return re.compile(f"({'|'.join(map(re.escape, texts[::-1]))})") if texts else None
-
-    @cached_property
-    def symbols(self) -> list[str]:
-        return [text for text, _, _ in self.model.pieces]
 
     def normalize(self, text: str) -> str:
         """What the pieces spell: SentencePiece's `Normalizer::Normalize`."""
@@ -277,29 +296,33 @@ class SentencePieceCoder:
         return text.rstrip(SPACE) if self.model.remove_extra_whitespaces else text
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        spelled = [self.normalize(text) for text in texts]
+        codes = [self._codes.match(text) if self._codes else None for text in texts]
+        rests = (t[code.end() :] if code else t for t, code in zip(texts, codes, strict=True))
+        spelled = [self.normalize(rest) for rest in rests]
         found = self.core.encode_batch_fast(spelled, add_special_tokens=False)
-        return [
-            self._with_bytes(text) if self._bytes and self.unknown in encoding.ids else encoding.ids
-            for text, encoding in zip(spelled, found, strict=True)
-        ]
+        rows = []
+        for text, encoding, code in zip(spelled, found, codes, strict=True):
+            unknown = self._bytes and self._unknown in encoding.ids
+            pieces = self._with_bytes(text) if unknown else encoding.ids
+            first = [self.ids.get(code[0].strip(), self.unknown)] if code else []
+            rows.append(first + [self._id_of[i] for i in pieces])
+        return rows
 
     def _with_bytes(self, text: str) -> list[int]:
         """What no piece spells becomes its bytes, a piece each."""
-        ids: list[int] = []
+        pieces: list[int] = []
         encoding = self.core.encode(text, add_special_tokens=False)
         for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            unknown = i == self.unknown
-            ids += [self._bytes[b] for b in text[start:end].encode()] if unknown else [i]
-        return ids
+            raw = text[start:end].encode() if i == self._unknown else None
+            pieces += [i] if raw is None else [self._bytes[byte] for byte in raw]
+        return pieces
 
     def encode_template(self, text: str) -> list[int]:
         """Each text between control pieces on its own, as llama.cpp reads it."""
-        controls = {t: i for i, (t, _, kind) in enumerate(self.model.pieces) if kind == CONTROL}
         parts = self._controls.split(text) if self._controls else [text]
         ids: list[int] = []
         for i, part in enumerate(parts):
-            ids += [controls[part]] if i % 2 else self.encode([part])[0]
+            ids += [self.ids.get(part, self.unknown)] if i % 2 else self.encode([part])[0]
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -307,14 +330,17 @@ class SentencePieceCoder:
         begins = model.add_dummy_prefix or model.remove_extra_whitespaces
         for i in ids:
             raw = self.token_bytes(i)
-            if begins and self.symbols[i].startswith(SPACE):  # a space that `normalize` has added
+            # A space that `normalize` has added is left out.
+            if begins and i in self._piece_of and (self.symbols[i] or "").startswith(SPACE):
                 raw, begins = raw[1:], model.remove_extra_whitespaces
             begins &= not raw
             parts.append(raw)
         return b"".join(parts).decode(errors=_EACH_BYTE)
 
     def token_bytes(self, i: int) -> bytes:
-        text, _, kind = self.model.pieces[i]
+        if i not in self._piece_of:
+            return (self.symbols[i] or "").encode()
+        text, _, kind = self.model.pieces[self._piece_of[i]]
         if kind == BYTE:
             return bytes([int(text[3:5], 16)])
         return _UNKNOWN_TEXT if kind == UNKNOWN else text.replace(SPACE, " ").encode()
@@ -330,3 +356,10 @@ class SentencePieceCoder:
                 words.append([])
             words[-1].append(piece)
         return [[list("".join(pieces)), pieces] for pieces in words]
+
+
+def _read_table(data: bytes, name: str) -> dict[str, int]:
+    table = parse_json(data, name)
+    if not isinstance(table, dict) or not all(type(i) is int and i >= 0 for i in table.values()):
+        raise UserError(f"{name} is no table of pieces and their ids")
+    return table

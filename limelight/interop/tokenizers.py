@@ -7,7 +7,7 @@ a user is read as ordinary characters.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -19,11 +19,18 @@ from pydantic import Field
 from limelight.config import config_class
 from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.errors import UserError, unknown_name
-from limelight.interop.coders import CODERS, Coder, parse_json, read_bytes
+from limelight.interop.coders import Coder, Files, JsonCoder, parse_json, read_bytes
+from limelight.interop.sentencepiece import SentencePieceCoder
+from limelight.interop.subword_nmt import SubwordCoder
 
 _LARGEST_VOCAB = 2**20
 _Id = Annotated[int, Field(ge=0, lt=_LARGEST_VOCAB)]
 _MaybeId = Annotated[int, Field(ge=-1, lt=_LARGEST_VOCAB)]
+CODERS: dict[str, Callable[[Files], Coder]] = {  # by their kind in a run folder
+    JsonCoder.kind: JsonCoder,
+    SentencePieceCoder.kind: SentencePieceCoder,
+    SubwordCoder.kind: SubwordCoder,
+}
 DESCRIPTION = "special_tokens.json"
 _FORMAT = 1
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

@@ -13,7 +13,6 @@ import torch
 
 from limelight.errors import UserError
 from limelight.interop.fairseq import fairseq_model
-from limelight.interop.fairseq_tokenizer import SubwordCoder
 from limelight.interop.gguf_file import GgufFile, gguf_llama, gguf_tokenizer
 from limelight.interop.imported import check_weights
 from limelight.interop.llama2c import llama2c_model, llama2c_tokenizer
@@ -21,6 +20,7 @@ from limelight.interop.marian import marian_model
 from limelight.interop.nanogpt import nanogpt_model
 from limelight.interop.pickled import read_checkpoint
 from limelight.interop.sentencepiece import SentencePieceCoder
+from limelight.interop.subword_nmt import SubwordCoder
 
 MEMORY = 2**30  # bytes that reading may add
 

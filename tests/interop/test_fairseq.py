@@ -1,6 +1,7 @@
 """fairseq's checkpoints, against the same network in NumPy from fairseq's names; and its ids."""
 
 import argparse
+import json
 import math
 import re
 
@@ -10,10 +11,16 @@ import torch
 
 from limelight.errors import UserError
 from limelight.interop.fairseq import fairseq_model, read_fairseq
-from limelight.interop.fairseq_tokenizer import RenumberedCoder, SubwordCoder
 from limelight.interop.marian import half_sinusoids
 from limelight.interop.pickled import read_checkpoint
-from limelight.interop.sentencepiece import NORMAL, UNKNOWN, SentencePieceModel, to_bytes
+from limelight.interop.sentencepiece import (
+    NORMAL,
+    UNKNOWN,
+    SentencePieceCoder,
+    SentencePieceModel,
+    to_bytes,
+)
+from limelight.interop.subword_nmt import SubwordCoder
 from limelight.model import build
 from tests.interop.nasty import nasty_texts
 
@@ -208,9 +215,10 @@ def test_ids_are_those_of_subword_nmt_and_fairseq():
 
 def test_pieces_of_sentencepiece_have_the_ids_of_the_dictionary():
     pieces = [("<unk>", 0.0, UNKNOWN), *((p, -2.0, NORMAL) for p in ("▁", "▁the", "a", "b", "q"))]
-    files = {"dict.txt": dictionary(["b", "▁the", "▁", "a", "z"]).encode()}
+    symbols = ["<s>", "<pad>", "</s>", "<unk>", "b", "▁the", "▁", "a", "z"]
+    files = {"vocab.json": json.dumps({symbol: i for i, symbol in enumerate(symbols)}).encode()}
     files["pieces.spm"] = to_bytes(SentencePieceModel(pieces))
-    coder = RenumberedCoder(files)
+    coder = SentencePieceCoder(files)
     (ids,) = coder.encode(["the ab q"])
     assert ids == [5, 6, 7, 4, 6, 3]  # q is unknown to the dictionary
     assert coder.decode(ids[:4]) == "the ab"

@@ -1,14 +1,14 @@
-"""Tokenizers of fairseq: a dictionary gives the ids of pieces that somebody else has cut."""
+"""fairseq's dictionaries, and the subwords of subword-nmt that they give ids to."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from limelight.errors import UserError
-from limelight.interop.sentencepiece import SentencePieceCoder
+from limelight.interop.coders import Files
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first ids of every dictionary
 START, PAD, END, UNKNOWN = range(4)
@@ -52,7 +52,7 @@ class SubwordCoder:
     kind: ClassVar[str] = "subword-nmt"
     lossy = True  # it merges spaces
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Files) -> None:
         self.files = files
         dictionary, codes = (_ending(files, ending) for ending in (DICTIONARY, CODES))
         self.symbols, merges = parse_dictionary(dictionary), parse_codes(codes)
@@ -108,31 +108,7 @@ def _library_name(symbol: str, i: int) -> str:
     return symbol.removesuffix(_GOES_ON) if goes_on else f"{symbol}{_WORD_END}"
 
 
-class RenumberedCoder(SentencePieceCoder):
-    """Pieces of SentencePiece with the ids of a dictionary."""
-
-    kind: ClassVar[str] = "sentencepiece-dictionary"
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        super().__init__({n: data for n, data in files.items() if not n.endswith(DICTIONARY)})
-        pieces, self.files = self.symbols, files
-        self.symbols = parse_dictionary(_ending(files, DICTIONARY))
-        index = {symbol: i for i, symbol in enumerate(self.symbols)}
-        self._ids = [index.get(piece, UNKNOWN) for piece in pieces]
-        self._pieces = {index.get(piece, UNKNOWN): i for i, piece in enumerate(pieces)}
-        self._pieces[UNKNOWN] = self.unknown
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[self._ids[i] for i in ids] for ids in super().encode(texts)]
-
-    def encode_template(self, text: str) -> list[int]:
-        return self.encode([text])[0]
-
-    def token_bytes(self, i: int) -> bytes:
-        return super().token_bytes(self._pieces.get(i, self.unknown))
-
-
-def _ending(files: Mapping[str, bytes], ending: str) -> str:
+def _ending(files: Files, ending: str) -> str:
     found = [data for name, data in files.items() if name.endswith(ending)]
     if len(found) != 1:
         raise UserError(f"this tokenizer has {len(found)} files {ending}, and needs one")
