@@ -81,11 +81,19 @@ def parse_json(data: bytes, where: object) -> Any:
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
+LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_PATTERNS = {_GPT2, _LLAMA3, _LLAMA3.replace("{1,3}", ""), " {2,}", r"\s+", r"\p{N}", r"\p{N}{1,3}"}
+_PATTERNS = {
+    _GPT2,
+    LLAMA3,
+    LLAMA3.replace("{1,3}", ""),
+    " {2,}",
+    r"\s+",
+    r"\p{N}",
+    r"\p{N}{1,3}",
+}
 _PARTS = {  # the kinds of parts that are known, by where they stand
     "normalizer": {
         *("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Strip"),

@@ -4,6 +4,7 @@ The header is read here, with every count checked; package `gguf` computes float
 In a file of the Llama architecture queries and keys are in pairs already, as ours are.
 """
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -16,7 +17,10 @@ from torch import Tensor
 
 from limelight.errors import UserError, unknown_name
 from limelight.interop.binary import BinaryReader
-from limelight.interop.sentencepiece import BPE, SentencePieceModel
+from limelight.interop.coders import LLAMA3, Coder, JsonCoder
+from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.sentencepiece import BPE, SentencePieceCoder, SentencePieceModel, to_bytes
+from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 from limelight.model.positions import rotary_frequencies
 
@@ -36,6 +40,7 @@ _SCALARS = {
 }
 _TEXT, _ARRAY = 8, 9
 _CONTROL = 3  # tokenizer.ggml.token_type, as in SentencePiece
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")  # of a turn or a text
 
 
 class _TensorInfo(NamedTuple):
@@ -220,8 +225,6 @@ def _with_frequencies(file: GgufFile, config: ModelConfig) -> ModelConfig:
     return scaled
 
 
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
@@ -234,53 +237,88 @@ _DIGITS = {"type": "Digits", "individual_digits": True}
 _PRE_TOKENIZERS = {  # tokenizer.ggml.pre: a pattern is never read from a file
     "gpt-2": {**_BYTES, "use_regex": True},
     "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, {**_BYTES, "use_regex": True}]},
-    "llama-bpe": _split(_ENDINGS + _WORDS % "{1,3}"),
-    "qwen2": _split(_ENDINGS + _WORDS % ""),
+    "llama-bpe": _split(LLAMA3),
+    "qwen2": _split(LLAMA3.replace("{1,3}", "")),
 }
 
 
-class GgufTokenizer(NamedTuple):
-    """What a file says of its tokenizer."""
+def read_gguf(path: Path, source: str = "") -> ImportedModel:
+    """A Llama-type model with the tokenizer and the chat template of its metadata."""
+    file = GgufFile(path)
+    config, weights = gguf_llama(file)
+    check_weights(config, weights, str(path))
+    tokenizer = gguf_tokenizer(file)
+    if len(tokenizer) > config.vocab:
+        raise UserError(f"{path} has {len(tokenizer)} tokens, and vectors for {config.vocab}")
+    origin = Origin("gguf", "LlamaForCausalLM", source or str(path))
+    template = file.metadata.get("tokenizer.chat_template", "")
+    return ImportedModel(
+        config,
+        weights,
+        tokenizer,
+        origin,
+        "texts",
+        chat_template=template if isinstance(template, str) else "",
+    )
 
-    content: dict[str, Any] | SentencePieceModel  # of a `tokenizer.json`, or of a .spm file
-    special: dict[str, int]  # bos, eos, unk, pad
-    chat_template: str
-    add_bos: bool
 
-
-def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
-    """The tokenizer: byte-level BPE as GPT-2's, or SentencePiece's as Llama 2's."""
+def gguf_tokenizer(file: GgufFile) -> ImportedTokenizer:
+    """Byte-level BPE as GPT-2's, or SentencePiece's as Llama 2's, and its special tokens."""
 
     def found(name: str, kind: type, default: Any = None) -> Any:
-        value = file.metadata.get(f"tokenizer.{name}", default)
+        value = file.metadata.get(f"tokenizer.ggml.{name}", default)
         if not isinstance(value, kind):
-            raise UserError(f"{file.path} has no usable tokenizer.{name}")
+            raise UserError(f"{file.path} has no usable tokenizer.ggml.{name}")
         return value
 
-    tokens, model = found("ggml.tokens", list), found("ggml.model", str)
-    types = found("ggml.token_type", list, [1] * len(tokens))
-    if len({*tokens}) != len(tokens) or not all(isinstance(t, str) for t in tokens):
+    tokens, model = found("tokens", list), found("model", str)
+    types = found("token_type", list, [1] * len(tokens))
+    if not all(isinstance(t, str) for t in tokens) or len({*tokens}) != len(tokens):
         raise UserError(f"{file.path} has two tokens of the same name")
     if len(types) != len(tokens):
         raise UserError(f"{file.path} has {len(tokens)} tokens, and types of {len(types)}")
+    coder: Coder
     if model == "gpt2":
-        pre, merges = found("ggml.pre", str, "gpt-2"), found("ggml.merges", list)
-        content: Any = _byte_level(file, tokens, types, merges, pre)
+        pre, merges = found("pre", str, "gpt-2"), found("merges", list)
+        content = _byte_level(file, tokens, types, merges, pre)
+        coder = JsonCoder({"tokenizer.json": json.dumps(content, ensure_ascii=False).encode()})
     elif model == "llama":
-        prefix = found("ggml.add_space_prefix", bool, True)
-        pieces = [*zip(tokens, found("ggml.scores", list), types, strict=True)]
-        content = SentencePieceModel(
-            pieces, BPE, b"", prefix, remove_extra_whitespaces=False, byte_fallback=True
-        )
+        coder = SentencePieceCoder({"tokenizer.spm": to_bytes(_pieces(file, tokens, types))})
     else:
         raise UserError(
             f"{file.path} has a tokenizer of kind {model!r:.80}: gpt2 and llama are known"
         )
-    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-    ids = {ours: file.metadata.get(f"tokenizer.ggml.{n}_token_id") for n, ours in names.items()}
-    special = {name: i for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
-    add_bos = found("ggml.add_bos_token", bool, model == "llama")
-    return GgufTokenizer(content, special, found("chat_template", str, ""), add_bos)
+
+    def special(name: str) -> list[int]:
+        i = file.metadata.get(f"tokenizer.ggml.{name}_token_id", -1)
+        return [i] if type(i) is int and 0 <= i < len(tokens) else []
+
+    ends = [*special("eos"), *special("eot"), *special("eom")]
+    if not ends:
+        raise UserError(f"{file.path} names no token that ends a text")
+    ends += [tokens.index(name) for name in _ENDS if name in tokens]
+    starts = special("bos") or ends
+    spoken = {i for i, kind in enumerate(types) if kind in (1, 4, 6)}  # text, bytes
+    return ImportedTokenizer(
+        coder,
+        SpecialTokens(
+            pad=(special("padding") or ends)[0],
+            start=starts[0],
+            end=ends[0],
+            text_start=(starts[0],) if found("add_bos_token", bool, model == "llama") else (),
+            ends=tuple(dict.fromkeys(ends[1:])),
+            others=tuple(i for i in range(len(tokens)) if i not in spoken),
+        ),
+    )
+
+
+def _pieces(file: GgufFile, tokens: list[str], types: list[int]) -> SentencePieceModel:
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise UserError(f"{file.path} has no usable tokenizer.ggml.scores")
+    prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
+    pieces = [*zip(tokens, map(float, scores), map(int, types), strict=True)]
+    return SentencePieceModel(pieces, BPE, b"", prefix, False, byte_fallback=True)
 
 
 def _byte_level(

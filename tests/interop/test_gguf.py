@@ -1,19 +1,18 @@
 """GGUF files, against the tensors and the tokenizer that others read from them."""
 
-import json
-
 import gguf
 import numpy as np
 import pytest
 import regex
-import tokenizers
+import sentencepiece
 import torch
 import transformers
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from limelight.data.tokenizer import ALPHABET
 from limelight.errors import UserError
-from limelight.interop.gguf_file import GgufFile, gguf_llama, gguf_tokenizer
+from limelight.interop.gguf_file import GgufFile, gguf_llama, gguf_tokenizer, read_gguf
+from limelight.interop.sentencepiece import BPE, SentencePieceModel, to_bytes
 from limelight.model import build
 from tests.interop.nasty import nasty_texts
 
@@ -106,7 +105,6 @@ def test_ids_are_those_of_the_pattern_that_llama_cpp_states(path):
     """Digits alone, then GPT-2's words; pieces by merging the best pair again and again."""
     found = gguf_tokenizer(GgufFile(path))
     names, pairs = tokens()
-    core = tokenizers.Tokenizer.from_str(json.dumps({**found.content, "added_tokens": []}))
     symbol = transformers.convert_slow_tokenizer.bytes_to_unicode()
     words = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -123,15 +121,41 @@ def test_ids_are_those_of_the_pattern_that_llama_cpp_states(path):
                 yield from (names.index(piece) for piece in pieces)
 
     for text in nasty_texts():
-        assert core.encode(text).ids == [*by_hand(text)], text
+        assert found.encode(text) == [*by_hand(text)], text
 
 
 def test_what_a_file_says_of_its_tokenizer(path):
-    found = gguf_tokenizer(GgufFile(path))
-    assert found.special == {"bos": 1, "eos": 2}
+    found = read_gguf(path)
+    tokenizer = found.tokenizer
     assert found.chat_template == "{{ messages }}"
-    assert not found.add_bos
-    assert [token["id"] for token in found.content["added_tokens"]] == [0, 1, 2]
+    assert (tokenizer.start, tokenizer.end, tokenizer.ends) == (1, 2, {0, 2})
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert tokenizer.encode_template("<|im_start|>the") == [1, *tokenizer.encode("the")]
+    assert 1 not in tokenizer.encode("<|im_start|>the")
+
+
+def test_a_tokenizer_of_llama_2_is_sentencepieces(tmp_path):
+    """The same pieces as in a file of SentencePiece, which its package reads."""
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    pieces += [(f"<0x{i:02X}>", 0.0, 6) for i in range(256)]
+    texts = ["▁t", "he", "▁the", "in", "▁a", "an", "er", "re", "▁", *"thenairsdl"]
+    pieces += [(text, -float(i), 1) for i, text in enumerate(texts)]
+
+    def change(writer):
+        writer.kv_data[0] = {n: v for n, v in writer.kv_data[0].items() if ".ggml." not in n}
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([text for text, _, _ in pieces])
+        writer.add_token_scores([score for _, score, _ in pieces])
+        writer.add_token_types([kind for _, _, kind in pieces])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+
+    tokenizer = read_gguf(write(tmp_path / "llama2.gguf", change)).tokenizer
+    assert (tokenizer.text_start, tokenizer.end, tokenizer.special_ids) == ((1,), 2, {0, 1, 2})
+    model = SentencePieceModel(pieces, BPE, remove_extra_whitespaces=False, byte_fallback=True)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=to_bytes(model))
+    for text in nasty_texts():
+        assert tokenizer.encode(text) == theirs.encode(text), text
 
 
 @pytest.mark.parametrize(
