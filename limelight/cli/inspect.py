@@ -25,6 +25,29 @@ def models(json: arg.Json = False) -> None:
     io.print_report({"models": [facts_of(name) for name in model_names()]}, show, json)
 
 
+def import_(
+    source: Annotated[str, arg.Argument("SOURCE", positional=True)],
+    folder: Annotated[str, arg.Argument("DIR", positional=True)],
+    json: arg.Json = False,
+) -> None:
+    """Make a run folder of a published model: of the Hugging Face hub, and other formats.
+
+    Nothing that comes with a model is executed. Where the origin's library (transformers) is
+    installed, both compute the same texts first, and a difference is an error.
+
+    Args:
+        source: a folder or file, a name of the hub (openai-community/gpt2), or one that limelight
+            models lists
+        folder: the run folder to write
+    """
+    from dataclasses import asdict
+
+    from limelight.interop.certificate import show
+    from limelight.interop.import_model import import_model
+
+    io.print_report(asdict(import_model(source, folder)), show, json)
+
+
 def recipes(json: arg.Json = False) -> None:
     """List the bundled recipes; their names work wherever a command takes a RECIPE."""
     from limelight.recipe import load_recipe, recipe_names

@@ -232,18 +232,19 @@ class GenerationBatch:
     def collect_silent(self, step: _PendingTokens) -> None:
         """Read the tokens of several steps, C B, for requests that have no events."""
         tokens, logprobs = (numbers.T.tolist() for numbers in step.read())
-        end = self.tokenizer.end
+        ends = self.tokenizer.ends
         for row, chosen, scores in zip(step.rows, tokens, logprobs, strict=True):
             if row not in self.active:
                 continue
             text = self.texts[row]
             limit = text.request.limit - len(text.written)
-            count = min(limit, chosen.index(end) + 1 if end in chosen else len(chosen))
+            last = next((i for i, token in enumerate(chosen) if token in ends), len(chosen) - 1)
+            count = min(limit, last + 1)
             text.written += map(int, chosen[:count])
             text.logprobs += scores[:count]
             if math.isnan(sum(scores[:count])):
                 raise UserError(DAMAGED)
-            if text.written[-1] == end or count == limit:
+            if text.written[-1] in ends or count == limit:
                 self.stop(row)
                 self.finished[row] = text.written, text.logprobs
 
@@ -267,7 +268,7 @@ class GenerationBatch:
             else:
                 top = tuple(zip(*(kind[i] for kind in best), strict=True)) if best else ()
                 events.append(TokenEvent(row, token, logprob, top[: text.request.top]))
-            if token == self.tokenizer.end or len(text.written) == text.request.limit:
+            if token in self.tokenizer.ends or len(text.written) == text.request.limit:
                 self.stop(row)
                 if text.silent:
                     self.finished[row] = text.written, text.logprobs

@@ -232,8 +232,13 @@ def marian(config: ModelConfig) -> NameTable:
     def bias_there(x: Tensor) -> Tensor:
         return x[0] if x.dim() == 2 else x
 
-    shared = "model.shared.weight" if config.tying == "all" else "model.decoder.embed_tokens.weight"
-    entries = [entry(shared, "target.tokens.weight")]
+    if config.tying == "all":  # the source is the first to have a shared table
+        entries = [entry("model.shared.weight", "source.tokens.weight")]
+    else:
+        entries = [
+            entry(f"model.{side}coder.embed_tokens.weight", f"{ours}.tokens.weight")
+            for side, ours in (("en", "source"), ("de", "target"))
+        ]
     bias = ("classifier.bias",)
     entries.append(Entry("final_logits_bias", bias, bias_there, lambda x: x[None]))
     derived = [r"model\.(?:en|de)coder\.embed_positions\.weight"]
@@ -241,10 +246,8 @@ def marian(config: ModelConfig) -> NameTable:
         derived.append(r"lm_head\.weight")
     else:
         entries.append(entry("lm_head.weight", "classifier.weight"))
-    if config.tying == "all":
-        derived.append(r"model\.(?:en|de)coder\.embed_tokens\.weight")
-    else:
-        entries.append(entry("model.encoder.embed_tokens.weight", "source.tokens.weight"))
+    shared = r"model\.(?:en|de)coder\.embed_tokens\.weight"
+    derived.append(shared if config.tying == "all" else r"model\.shared\.weight")
     for side, layers in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
         for i in range(layers):
             for theirs, ours in _BART_LAYER.items():
