@@ -17,7 +17,7 @@ from torch import Tensor
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.coders import Coder, read_bytes
-from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
 from limelight.interop.marian import half_sinusoids
 from limelight.interop.pickled import Checkpoint, Stub, read_checkpoint
 from limelight.interop.sentencepiece import SentencePieceCoder
@@ -74,7 +74,13 @@ _PATTERNS = {  # in the folder, or up to two below it
 }
 
 
-def read_fairseq(folder: Path, source: str = "") -> ImportedModel:
+def recognise(path: Path) -> bool:
+    """Whether this is a folder with a checkpoint and dictionaries."""
+    found = _find_files(path) if path.is_dir() else {}
+    return bool(found.get("checkpoint") and found.get("dictionary"))
+
+
+def read(folder: Path) -> ImportedModel:
     """A folder with a checkpoint, `dict.SOURCE.txt` and `dict.TARGET.txt`, and codes or pieces."""
     found = _find_files(folder)
     if not found["checkpoint"]:
@@ -101,7 +107,7 @@ def read_fairseq(folder: Path, source: str = "") -> ImportedModel:
             files = {f"{prefix}pieces.spm": read_bytes(found["pieces"][0])}
             sides.append((SentencePieceCoder({**files, f"{prefix}vocab.json": table}), tokens))
     tokenizer = ImportedTokenizer(*sides[1], ImportedTokenizer(*sides[0]))
-    origin = Origin("fairseq", "TransformerModel", source or str(folder))
+    origin = Origin("fairseq", "TransformerModel", str(folder), hashes([checkpoint.path]))
     decode = DecodeConfig(beam=5, length_penalty=1.0)  # as fairseq's own
     return ImportedModel(config, weights, tokenizer, origin, "pairs", decode)
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError, unknown_name
 from limelight.interop.binary import BinaryReader
 from limelight.interop.coders import LLAMA3, Coder, JsonCoder
-from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
 from limelight.interop.sentencepiece import BPE, SentencePieceCoder, SentencePieceModel, to_bytes
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
@@ -242,7 +243,12 @@ _PRE_TOKENIZERS = {  # tokenizer.ggml.pre: a pattern is never read from a file
 }
 
 
-def read_gguf(path: Path, source: str = "") -> ImportedModel:
+def recognise(path: Path) -> bool:
+    """Whether this is such a file."""
+    return path.suffix == ".gguf"
+
+
+def read(path: Path) -> ImportedModel:
     """A Llama-type model with the tokenizer and the chat template of its metadata."""
     file = GgufFile(path)
     config, weights = gguf_llama(file)
@@ -250,7 +256,7 @@ def read_gguf(path: Path, source: str = "") -> ImportedModel:
     tokenizer = gguf_tokenizer(file)
     if len(tokenizer) > config.vocab:
         raise UserError(f"{path} has {len(tokenizer)} tokens, and vectors for {config.vocab}")
-    origin = Origin("gguf", "LlamaForCausalLM", source or str(path))
+    origin = Origin("gguf", "LlamaForCausalLM", str(path), hashes([path]))
     template = file.metadata.get("tokenizer.chat_template", "")
     return ImportedModel(
         config,
@@ -258,6 +264,7 @@ def read_gguf(path: Path, source: str = "") -> ImportedModel:
         tokenizer,
         origin,
         "texts",
+        DecodeConfig(beam=1),
         chat_template=template if isinstance(template, str) else "",
     )
 

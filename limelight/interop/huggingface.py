@@ -1,4 +1,4 @@
-"""Folders of the Hugging Face hub: config.json, safetensors (sharded too) and a tokenizer."""
+"""Folders of the Hugging Face hub: config.json, weights (sharded too) and a tokenizer."""
 
 import re
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from limelight.interop.huggingface_tokenizer import (
     read_tokenizer,
     source_bytes,
 )
-from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
 from limelight.interop.names import NameTable
+from limelight.interop.pickled import read_checkpoint
 from limelight.model import ModelConfig, build
 from limelight.model.positions import sinusoids
-from limelight.run.atomic import sha256_of
 from limelight.run.weights import read_header, read_tensors
 
 _LARGEST_MODEL = 2**37  # bytes of weights
@@ -34,7 +34,8 @@ def read(folder: Path) -> ImportedModel:
     """A model from a folder of the hub."""
     options = read_object(folder / "config.json")
     config, family = read_config(options)
-    theirs = _tensors(folder, config)
+    files = weight_files(folder)
+    theirs = _tensors(folder, files, config)
     weights = _to_ours(theirs, config, family, options["model_type"])
     tokenizer, chat_template = read_tokenizer(folder, options, config)
     if config.family == "encoder-decoder" and tokenizer.pad != tokenizer.end:
@@ -46,7 +47,9 @@ def read(folder: Path) -> ImportedModel:
         config=config,
         weights=weights,
         tokenizer=tokenizer,
-        origin=Origin("huggingface", str(architecture), str(folder), _hashes(folder)),
+        origin=Origin(
+            "huggingface", str(architecture), str(folder), hashes([folder / "config.json", *files])
+        ),
         kind="labelled" if config.classes else family.kind,
         decode=DecodeConfig() if family.kind == "pairs" else DecodeConfig(beam=1),
         classes=tuple(str(classes[key]) for key in sorted(classes, key=int)),
@@ -56,27 +59,33 @@ def read(folder: Path) -> ImportedModel:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a folder: one, or the shards that its index names."""
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    if not index.is_file():
-        raise UserError(f"{folder} has no model.safetensors")
+    """The weights of a folder: a file, or the shards that an index names; safetensors first."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
+            return _shards(index, Path(name).suffix)
+    raise UserError(f"{folder} has no model.safetensors and no pytorch_model.bin")
+
+
+def _shards(index: Path, suffix: str) -> list[Path]:
     shards = read_object(index, 2**24).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise UserError(f"{index} has no weight_map")
     found = sorted({str(name) for name in shards.values()})
     for name in found:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.safetensors", name):
+        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}", name)
+        if not plain or Path(name).suffix != suffix:
             raise UserError(f"{index} names {name!a:.80}, which is no file of weights")
-    return [folder / name for name in found]
+    return [index.parent / name for name in found]
 
 
-def _tensors(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
+def _tensors(folder: Path, files: list[Path], config: ModelConfig) -> dict[str, Tensor]:
     """All tensors by their names; types and sizes are checked before any is read."""
-    files, found, total = weight_files(folder), dict[str, Tensor](), 0
+    found, total = dict[str, Tensor](), 0
     for path in files:
-        for name, (kind, _) in read_header(path).items():
+        for name, (kind, _) in ({} if path.suffix == ".bin" else read_header(path)).items():
             if kind not in ("F64", "F32", "F16", "BF16", "I64", "U8", "BOOL"):
                 raise UserError(f"{path}: {name:.80} is of type {kind}, which is not supported")
         total += path.stat().st_size
@@ -90,13 +99,20 @@ def _tensors(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
             f"{total:,} bytes"
         )
     for path in files:
-        for name, tensor in read_tensors(path).items():
+        for name, tensor in _tensors_of(path).items():
             name = name.replace("LayerNorm.gamma", "LayerNorm.weight")  # noqa: PLW2901
             name = name.replace("LayerNorm.beta", "LayerNorm.bias")  # noqa: PLW2901
             if name in found:
                 raise UserError(f"{path} has the tensor {name:.80} a second time")
             found[name] = tensor
     return found
+
+
+def _tensors_of(path: Path) -> dict[str, Tensor]:
+    if path.suffix != ".bin":
+        return read_tensors(path)
+    checkpoint = read_checkpoint(path.resolve())
+    return checkpoint.tensors(checkpoint.content)
 
 
 def parameters_of(config: ModelConfig) -> int:
@@ -153,10 +169,6 @@ def _never_write(weights: dict[str, Tensor], token: int) -> None:
     if not 0 <= token < len(weights["classifier.bias"]):
         raise UserError(f"the padding token {token} is not in the vocabulary")
     weights["classifier.bias"][token] = NEVER
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    return {path.name: sha256_of(path) for path in (folder / "config.json", *weight_files(folder))}
 
 
 def _sentence_encoder(folder: Path) -> dict[str, Any]:

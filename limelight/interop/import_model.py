@@ -13,7 +13,7 @@ from limelight.data.config import DataConfig
 from limelight.data.tokenizer import SMALLEST, TokenizerConfig
 from limelight.errors import UserError
 from limelight.files import atomic_folder
-from limelight.interop import huggingface
+from limelight.interop import fairseq, gguf_file, huggingface, llama2c, marian, nanogpt
 from limelight.interop.certificate import Certificate, certify
 from limelight.interop.imported import ImportedModel
 from limelight.recipe import Recipe, write_recipe
@@ -25,6 +25,11 @@ from limelight.run.weights import WEIGHTS, name_of
 _Recognise = Callable[[Path], bool]
 READERS: dict[str, tuple[_Recognise, Callable[[Path], ImportedModel]]] = {
     "huggingface": (lambda path: (path / "config.json").is_file(), huggingface.read),
+    "gguf": (gguf_file.recognise, gguf_file.read),
+    "marian": (marian.recognise, marian.read),
+    "nanogpt": (nanogpt.recognise, nanogpt.read),
+    "fairseq": (fairseq.recognise, fairseq.read),
+    "llama2.c": (llama2c.recognise, llama2c.read),
 }
 
 
@@ -58,8 +63,11 @@ def read(path: Path) -> ImportedModel:
     for recognise, reader in READERS.values():
         if recognise(path):
             return reader(path)
-    known = "a folder with config.json" if path.is_dir() else "a folder"
-    raise UserError(f"{path} is no model of a format that can be imported: {known} is expected")
+    raise UserError(
+        f"{path} is no model that can be imported: a folder with config.json is one, a file .gguf, "
+        "Firefox's folder of model.*.bin and vocab.*.spm, fairseq's of checkpoint*.pt and "
+        "dict.*.txt, nanoGPT's ckpt.pt, and llama2.c's .bin with tok*.bin beside it"
+    )
 
 
 def _write(imported: ImportedModel, certificate: Certificate, run: RunFolder, name: str) -> None:

@@ -4,8 +4,9 @@ A reader is a function `read(source: Path) -> ImportedModel`. It checks sizes be
 refuses by name whatever it does not know, and executes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.tokenizers import ImportedTokenizer
 from limelight.model import ModelConfig, build
+from limelight.run.atomic import sha256_of
 
 Pooling = Literal["", "mean", "first"]  # how states become one vector; "" is our own mean
 
@@ -74,3 +76,8 @@ def refuse_unknown(options: Mapping[str, Any], known: Mapping[str, Any], where: 
             value == one and type(value) is type(one) for one in known[name]
         ):
             raise UserError(f"{where}: {name}={value!r:.80} is not supported")
+
+
+def hashes(paths: Iterable[Path]) -> dict[str, str]:
+    """The SHA-256 of each file, by its name."""
+    return {path.name: sha256_of(path) for path in paths}

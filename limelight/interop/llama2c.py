@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
-from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
 from limelight.interop.sentencepiece import (
     BPE,
     BYTE,
@@ -30,7 +31,12 @@ _MOST_TOKENS, _LONGEST_TOKEN = 2**20, 4096
 _UNK, _BOS, _EOS = range(3)  # stories end with the token that begins the next one
 
 
-def read_llama2c(path: Path, source: str = "") -> ImportedModel:
+def recognise(path: Path) -> bool:
+    """Whether this is a file of llama2.c, as far as its name says."""
+    return path.suffix == ".bin" and path.is_file()
+
+
+def read(path: Path) -> ImportedModel:
     """A model, and its tokenizer from the only other `tok*.bin` beside it."""
     config, weights = llama2c_model(path)
     check_weights(config, weights, str(path))
@@ -44,8 +50,8 @@ def read_llama2c(path: Path, source: str = "") -> ImportedModel:
     coder = SentencePieceCoder({"tokenizer.spm": to_bytes(pieces)})
     tokens = SpecialTokens(pad=_UNK, start=_BOS, end=_BOS, text_start=(_BOS,), others=(_UNK, _EOS))
     tokenizer = ImportedTokenizer(coder, tokens)
-    origin = Origin("llama2.c", "Transformer", source or str(path))
-    return ImportedModel(config, weights, tokenizer, origin, "texts")
+    origin = Origin("llama2.c", "Transformer", str(path), hashes([path]))
+    return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
 
 
 def llama2c_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -20,7 +20,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
 from limelight.interop.coders import read_bytes
-from limelight.interop.imported import ImportedModel, Origin, check_weights
+from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
 from limelight.interop.sentencepiece import SentencePieceCoder, with_start
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
@@ -60,17 +60,21 @@ _EXPECTED = {
 }
 
 
-def read_marian(folder: Path, source: str = "") -> ImportedModel:
+def recognise(path: Path) -> bool:
+    """Whether this is a folder of Firefox."""
+    return path.is_dir() and bool([*path.glob("model.*.bin")] and [*path.glob("*vocab.*.spm")])
+
+
+def read(folder: Path) -> ImportedModel:
     """A folder of Firefox: `model.*.bin`, and `vocab.*.spm` or `srcvocab` and `trgvocab`."""
-    (model,) = _only(folder, "model.*.bin", 1)
+    model = _only(folder, "model.*.bin")
     config, weights = marian_model(model)
     check_weights(config, weights, str(model))
     separate = bool(config.source_vocab) or not [*folder.glob("vocab.*.spm")]
     names = ("srcvocab.*.spm", "trgvocab.*.spm") if separate else ("vocab.*.spm",)
     sides = []
     for prefix, name in zip(("source-", ""), names[-2:], strict=False):
-        (path,) = _only(folder, name, 1)
-        data = with_start(read_bytes(path), "<start>")
+        data = with_start(read_bytes(_only(folder, name)), "<start>")
         coder = SentencePieceCoder({f"{prefix if separate else ''}vocab.spm": data})
         start, special = len(coder.symbols) - 1, coder.model.special
         tokens = SpecialTokens(
@@ -82,15 +86,15 @@ def read_marian(folder: Path, source: str = "") -> ImportedModel:
         tokenizer = ImportedTokenizer(tokenizer.coder, tokenizer.tokens, sides[0])
     if [len(tokenizer.source), len(tokenizer)] != [config.num_source_tokens, config.vocab]:
         raise UserError(f"{folder}: the vocabulary and {model.name} have different sizes")
-    origin = Origin("marian", "transformer", source or str(folder))
+    origin = Origin("marian", "transformer", str(folder), hashes([model]))
     return ImportedModel(config, weights, tokenizer, origin, "pairs", DecodeConfig(beam=1))
 
 
-def _only(folder: Path, pattern: str, count: int) -> list[Path]:
+def _only(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern))
-    if len(found) != count:
-        raise UserError(f"{folder} has {len(found)} files {pattern}, and must have {count}")
-    return found
+    if len(found) != 1:
+        raise UserError(f"{folder} has {len(found)} files {pattern}, and must have 1")
+    return found[0]
 
 
 def read_binary(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

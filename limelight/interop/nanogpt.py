@@ -1,14 +1,21 @@
 """nanoGPT's checkpoints (ckpt.pt): GPT-2's layers, and the numbers of the model beside them."""
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.interop.pickled import Checkpoint
+from limelight.interop.characters import CharacterCoder
+from limelight.interop.coders import JsonCoder, read_bytes
+from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.pickled import Checkpoint, read_checkpoint, read_pickle
+from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _COMPILED = "_orig_mod."  # before every name, if torch.compile had the model
@@ -26,6 +33,46 @@ _TOP = {
     "transformer.ln_f.bias": "decoder.norm.bias",
     "lm_head.weight": "classifier.weight",
 }
+
+
+def recognise(path: Path) -> bool:
+    """Whether this is nanoGPT's ckpt.pt, or its folder."""
+    return path.name == "ckpt.pt" or (path / "ckpt.pt").is_file()
+
+
+def read(path: Path) -> ImportedModel:
+    """A checkpoint, and the tokenizer beside it: meta.pkl for characters, else tokenizer.json."""
+    path = path / "ckpt.pt" if path.is_dir() else path
+    config, weights = nanogpt_model(read_checkpoint(path))
+    check_weights(config, weights, str(path))
+    tokenizer = _tokenizer(path.parent)
+    if len(tokenizer) > config.vocab:
+        raise UserError(f"{path}: the tokenizer has {len(tokenizer)} tokens, the model fewer")
+    origin = Origin("nanogpt", "GPT", str(path), hashes([path]))
+    return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
+
+
+def _tokenizer(folder: Path) -> ImportedTokenizer:
+    if (folder / "meta.pkl").is_file():
+        meta = read_pickle(read_bytes(folder / "meta.pkl"))
+        table = meta.get("stoi") if isinstance(meta, dict) else None
+        data = json.dumps(table if isinstance(table, dict) else None, skipkeys=True).encode()
+        coder = CharacterCoder({"vocab.json": data})
+        first = coder.ids.get("\n", 0)  # nanoGPT starts from a new line, and nothing ends a text
+        tokens = SpecialTokens(
+            pad=first, start=first, end=first, text_start=(first,), shared=(first,)
+        )
+        return ImportedTokenizer(coder, tokens)
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(
+            f"{folder} has no tokenizer: put meta.pkl there, which nanoGPT writes for characters, "
+            "or the tokenizer.json of GPT-2 (huggingface.co/openai-community/gpt2)"
+        )
+    json_coder = JsonCoder({"tokenizer.json": read_bytes(folder / "tokenizer.json")})
+    end = json_coder.ids.get("<|endoftext|>")
+    if end is None:
+        raise UserError(f"{folder / 'tokenizer.json'} has no <|endoftext|>, which GPT-2 has")
+    return ImportedTokenizer(json_coder, SpecialTokens(pad=end, start=end, end=end))
 
 
 def nanogpt_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -8,7 +8,8 @@ says of it. Tensors are views of the mapped file, so their sizes are checked aga
 import io
 import pickletools
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,23 +127,31 @@ class Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a file of `torch.save`, of any torch since 0.4."""
     file = BinaryReader(path)
-    try:
+    with _refused(str(path)):
         if file.data[:2] == b"PK":
             return _read_zip(path, file)
         return _read_legacy(path, file)
+
+
+def read_pickle(data: bytes) -> Any:
+    """The containers, numbers and texts of a pickle without tensors."""
+    with _refused("the pickle"):
+        return _Machine(io.BytesIO(_bounded(data))).run()
+
+
+_MISHAPS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """A damaged or hostile pickle can make the machine miss a value in every possible way."""
+    try:
+        yield
     except UserError as error:
         message = str(error)
-        raise UserError(message if str(path) in message else f"{path}: {message}") from error
-    # A damaged or hostile pickle can make the machine miss a value in every possible way.
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise UserError(f"{path} cannot be read as a file of torch: {error!s:.120}") from error
+        raise UserError(message if what in message else f"{what}: {message}") from error
+    except _MISHAPS as error:
+        raise UserError(f"{what} cannot be read as a file of torch: {error!s:.120}") from error
 
 
 def _read_zip(path: Path, file: BinaryReader) -> Checkpoint:

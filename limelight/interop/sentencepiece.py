@@ -13,8 +13,8 @@ from typing import Any, ClassVar, cast
 
 import tokenizers
 
-from limelight.data.charsmap import Charsmap
 from limelight.errors import UserError
+from limelight.interop.charsmap import Charsmap
 from limelight.interop.coders import Files, by_id, parse_json
 
 _LARGEST = 2**25  # bytes of a model; one of 256,000 pieces has 6 million

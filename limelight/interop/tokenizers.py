@@ -19,6 +19,7 @@ from pydantic import Field
 from limelight.config import config_class
 from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.errors import UserError, unknown_name
+from limelight.interop.characters import CharacterCoder
 from limelight.interop.coders import Coder, Files, JsonCoder, parse_json, read_bytes
 from limelight.interop.sentencepiece import SentencePieceCoder
 from limelight.interop.subword_nmt import SubwordCoder
@@ -30,6 +31,7 @@ CODERS: dict[str, Callable[[Files], Coder]] = {  # by their kind in a run folder
     JsonCoder.kind: JsonCoder,
     SentencePieceCoder.kind: SentencePieceCoder,
     SubwordCoder.kind: SubwordCoder,
+    CharacterCoder.kind: CharacterCoder,
 }
 DESCRIPTION = "special_tokens.json"
 _FORMAT = 1
@@ -48,6 +50,7 @@ class SpecialTokens:
     text_start: tuple[_Id, ...] = ()  # what a language model reads before every text
     ends: tuple[_Id, ...] = ()  # others that end a text, besides `end`
     others: tuple[_Id, ...] = ()  # all other tokens that stand for no text
+    shared: tuple[_Id, ...] = ()  # of all these, what is text too: it ends nothing, and is shown
 
 
 class ImportedTokenizer(Tokenizer):
@@ -79,7 +82,7 @@ class ImportedTokenizer(Tokenizer):
     def special_ids(self) -> frozenset[int]:
         t, unused = self.tokens, (i for i, s in enumerate(self.coder.symbols) if s is None)
         every = {t.pad, t.start, t.end, t.mask, t.separator, *t.text_start, *t.ends, *t.others}
-        return frozenset({*every, *unused} - {-1})
+        return frozenset({*every, *unused} - {-1, *t.shared})
 
     @property
     def text_start(self) -> tuple[int, ...]:
@@ -87,7 +90,7 @@ class ImportedTokenizer(Tokenizer):
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        return frozenset({self.end, *self.tokens.ends})
+        return frozenset({self.end, *self.tokens.ends} - {*self.tokens.shared})
 
     @cached_property
     def hash(self) -> str:

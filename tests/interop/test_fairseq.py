@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from limelight.errors import UserError
-from limelight.interop.fairseq import fairseq_model, read_fairseq
+from limelight.interop.fairseq import fairseq_model, read
 from limelight.interop.marian import half_sinusoids
 from limelight.interop.pickled import read_checkpoint
 from limelight.interop.sentencepiece import (
@@ -232,12 +232,12 @@ def test_a_folder_is_read_with_the_dictionaries_of_the_right_sides(tmp_path):
         pieces = [*PIECES, *(chr(first + i) for i in range(size - 4 - len(PIECES)))]
         (tmp_path / "data" / f"dict.{language}.txt").write_text(dictionary(pieces), "utf-8")
     with pytest.raises(UserError, match="neither the codes of subword-nmt"):
-        read_fairseq(tmp_path)
+        read(tmp_path)
     (tmp_path / "data" / "bpe.code").write_text(CODES, "utf-8")
-    found = read_fairseq(tmp_path)
+    found = read(tmp_path)
     assert found.tokenizer.source.encode("the \u0430 \u03b1") == [6, 18, 3]
     assert found.tokenizer.encode("the \u0430 \u03b1") == [6, 3, 18]
     assert found.tokenizer.start == found.tokenizer.end == 2
     (tmp_path / "data" / "dict.ru.txt").write_text(dictionary(PIECES), "utf-8")
     with pytest.raises(UserError, match="the source has 20 tokens and the target 31"):
-        read_fairseq(tmp_path)
+        read(tmp_path)

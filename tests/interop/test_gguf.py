@@ -11,7 +11,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from limelight.data.tokenizer import ALPHABET
 from limelight.errors import UserError
-from limelight.interop.gguf_file import GgufFile, gguf_llama, gguf_tokenizer, read_gguf
+from limelight.interop.gguf_file import GgufFile, gguf_llama, gguf_tokenizer, read
 from limelight.interop.sentencepiece import BPE, SentencePieceModel, to_bytes
 from limelight.model import build
 from tests.interop.nasty import nasty_texts
@@ -125,7 +125,7 @@ def test_ids_are_those_of_the_pattern_that_llama_cpp_states(path):
 
 
 def test_what_a_file_says_of_its_tokenizer(path):
-    found = read_gguf(path)
+    found = read(path)
     tokenizer = found.tokenizer
     assert found.chat_template == "{{ messages }}"
     assert (tokenizer.start, tokenizer.end, tokenizer.ends) == (1, 2, {0, 2})
@@ -150,7 +150,7 @@ def test_a_tokenizer_of_llama_2_is_sentencepieces(tmp_path):
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
 
-    tokenizer = read_gguf(write(tmp_path / "llama2.gguf", change)).tokenizer
+    tokenizer = read(write(tmp_path / "llama2.gguf", change)).tokenizer
     assert (tokenizer.text_start, tokenizer.end, tokenizer.special_ids) == ((1,), 2, {0, 1, 2})
     model = SentencePieceModel(pieces, BPE, remove_extra_whitespaces=False, byte_fallback=True)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=to_bytes(model))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from limelight.errors import UserError
-from limelight.interop.marian import half_sinusoids, marian_model, read_binary, read_marian
+from limelight.interop.marian import half_sinusoids, marian_model, read, read_binary
 from limelight.interop.sentencepiece import CONTROL, NORMAL, UNKNOWN, SentencePieceModel, to_bytes
 from limelight.model import build
 
@@ -211,10 +211,10 @@ def test_a_folder_of_firefox_is_read_with_its_vocabularies(tmp_path, separate):
     names = {"srcvocab": V - 5, "trgvocab": V} if separate else {"vocab": V}
     for name, size in names.items():
         (tmp_path / f"{name}.xy.spm").write_bytes(vocabulary(size))
-    found = read_marian(tmp_path)
+    found = read(tmp_path)
     assert (found.tokenizer.start, found.tokenizer.end, len(found.tokenizer)) == (V, 0, V + 1)
     assert len(found.tokenizer.source) == (V - 5 if separate else V) + 1
     assert found.tokenizer.decode([*found.tokenizer.encode("abc de"), 0]) == "abc de"
     (tmp_path / ("trgvocab.xy.spm" if separate else "vocab.xy.spm")).write_bytes(vocabulary(V - 1))
     with pytest.raises(UserError, match="different sizes"):
-        read_marian(tmp_path)
+        read(tmp_path)

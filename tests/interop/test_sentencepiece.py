@@ -7,8 +7,8 @@ from importlib import resources
 import pytest
 import sentencepiece
 
-from limelight.data.charsmap import Charsmap
 from limelight.errors import UserError
+from limelight.interop.charsmap import Charsmap
 from limelight.interop.sentencepiece import SentencePieceCoder, parse_sentencepiece, to_bytes
 from tests.interop.nasty import nasty_texts
 
