@@ -32,9 +32,9 @@ NEVER = -1e9  # a logit
 
 def read(folder: Path) -> ImportedModel:
     """A model from a folder of the hub."""
-    options = read_object(folder / "config.json")
-    config, family = read_config(options)
     files = weight_files(folder)
+    options = _with_names(read_object(folder / "config.json"), files)
+    config, family = read_config(options)
     theirs = _tensors(folder, files, config)
     weights = _to_ours(theirs, config, family, options["model_type"])
     tokenizer, chat_template = read_tokenizer(folder, options, config)
@@ -56,6 +56,26 @@ def read(folder: Path) -> ImportedModel:
         chat_template=chat_template,
         **_sentence_encoder(folder),
     )
+
+
+def _with_names(options: dict[str, Any], files: list[Path]) -> dict[str, Any]:
+    """BERT's first files, of 2019, do not say what they are: their tensors do."""
+    if "model_type" in options or "type_vocab_size" not in options:
+        return options
+    names = {name for path in files for name in _names_in(path)}
+    heads = {
+        "cls.seq_relationship.weight": "BertForPreTraining",
+        "cls.predictions.bias": "BertForMaskedLM",
+    }
+    kinds = [architecture for name, architecture in heads.items() if name in names]
+    return {"model_type": "bert", "architectures": [*kinds, "BertModel"][:1], **options}
+
+
+def _names_in(path: Path) -> list[str]:
+    if path.suffix != ".bin":
+        return [*read_header(path)]
+    content = read_checkpoint(path.resolve()).content
+    return [str(name) for name in content] if isinstance(content, dict) else []
 
 
 def weight_files(folder: Path) -> list[Path]:

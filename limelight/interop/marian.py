@@ -204,7 +204,8 @@ def _config(path: Path, settings: Mapping[str, str], tensors: Mapping[str, Tenso
 
 def _tables(path: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     positions = half_sinusoids(0, config.max_len, config.d_model)
-    weights = {"source.positions.weight": positions, "target.positions.weight": positions}
+    sides = ("source", "target")
+    weights = {f"{side}.positions.weight": positions.clone() for side in sides}
 
     def table(name: str) -> Tensor:
         return torch.nn.functional.pad(tensors.pop(name), (0, 0, 0, 1))  # a vector of zeros
