@@ -99,7 +99,7 @@ class Trace:
         self.model: Any = trained.model
         self.config = self.model.config
         tokenizer = trained.tokenizer
-        self.source = words_of(tokenizer, traced_text.source, text)
+        self.source = words_of(tokenizer.source, traced_text.source, text)
         self.target = words_of(tokenizer, traced_text.target, tokenizer.decode(traced_text.target))
         self.answers = words_of(tokenizer, traced_text.answers, "")
         self.wanted = matching(names, taps(self.model))
@@ -107,7 +107,8 @@ class Trace:
         self.checks = _Checks()
         self.values: dict[str, Tensor] = {}
         self._prefetched: dict[str, Tensor] = {}  # beyond max_bytes, until the next prefetch
-        self.logits: Tensor  # T V, or one per class
+        # T V, or one per class; T 0 of an encoder without a head.
+        self.logits: Tensor = torch.empty(len(self.source), 0)
         found = self._record("*", self._observe)
         self.values = {k: v for k, v in found.items() if k in self.wanted and v.numel()}
         self.steps = self._steps()
@@ -120,6 +121,11 @@ class Trace:
     @property
     def recurrent(self) -> bool:
         return isinstance(self.config, RecurrentConfig)
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether it only embeds texts: an encoder that predicts nothing."""
+        return not (self.recurrent or self.config.masked_head or self.config.classes)
 
     @property
     def decoder_cell(self) -> str:
@@ -243,7 +249,7 @@ class Trace:
 
     def _steps(self) -> list[DecodingStep]:
         """One step per generated token; in an encoder, one per blank."""
-        if self.trained.classes or self.checks.broken.get("logits"):
+        if self.trained.classes or self.is_headless or self.checks.broken.get("logits"):
             return []
         tokenizer = self.trained.tokenizer
         if self.trained.family == "encoder-only":
@@ -276,7 +282,8 @@ class Trace:
         checks, traced_text = self.checks, self.traced_text
         with torch.no_grad(), evaluating(self.model), edited(self.model, self.edits):
             plain = self.model(*self.inputs)[0].cpu()
-        checks.traced_difference = (plain - self.logits).abs().max().item()
+        last = self.tensor("encoder.output") if self.is_headless else self.logits
+        checks.traced_difference = (plain - last).abs().max().item()
         if not traced_text.logprobs:
             return
         if not self.steps:  # a fused kernel can hide a NaN that the explicit one shows

@@ -35,7 +35,7 @@ _EQUATION = ("q", "k", "v", "scores", "masked", "weights", "mixed")
 _CONFIG_FIELDS = (
     *("family", "vocab", "layers", "heads", "kv_heads", "d_model", "max_len"),
     *("norm_order", "norm", "positions", "activation", "tied", "cell", "attention"),
-    *("scaling", "residual", "decoder_cell"),
+    *("scaling", "residual", "decoder_cell", "masked_head"),
 )
 
 

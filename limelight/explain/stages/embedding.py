@@ -62,8 +62,9 @@ def embedding(focus: Focus) -> Stage:
     """A row of the embedding table for each piece (section 3.4)."""
     side, words = focus.side, focus.words(focus.side)
     name = "source" if side == "encoder" else "target"
-    table = focus.weight(f"{name}.weight" if focus.trace.recurrent else f"{name}.tokens.weight")
-    again = table[list(words.ids)]
+    path = f"{name}.weight" if focus.trace.recurrent else f"{name}.tokens.weight"
+    table = focus.trace.parameters[path].detach().cpu()
+    again = table[list(words.ids)].double()
     return Stage(
         title="Each piece is looked up in the embedding table",
         what=f"The embedding table has {table.size(0):,} rows of {table.size(1)} numbers, one row "

@@ -141,7 +141,7 @@ def stack(focus: Focus) -> Stage:
     layers, d_model = depth(config, side), config.d_model
     count = len(focus.words(side))
     sizes = f"{count} tokens x {d_model} numbers in, and as many out"
-    lensed = side == focus.last_side and not focus.trace.config.classes
+    lensed = side == focus.last_side and not (config.classes or focus.trace.is_headless)
     return Stage(
         title=f"{layers} layers, one after the other" if layers > 1 else "A single layer",
         what="The output of each layer is the input of the next; every layer has its own weights. "
@@ -198,11 +198,10 @@ def lens(focus: Focus) -> TableFigure:
     i, tokenizer = focus.word(side), trace.trained.tokenizer
     final = int(trace.logits[i].nan_to_num(-math.inf).argmax())
     rows: list[list[Cell]] = []
-    for n, name in enumerate(states_of(trace.config, side)):
-        state = focus.tensor(name)[i]
-        if trace.config.norm_order == "pre":
-            state = focus.norm(state, f"{side}.norm")
-        probabilities = classify(focus, state).softmax(dim=-1)
+    states = torch.stack([focus.tensor(name)[i] for name in states_of(trace.config, side)])
+    if trace.config.norm_order == "pre":
+        states = focus.norm(states, f"{side}.norm")
+    for n, probabilities in enumerate(classify(focus, states).softmax(dim=-1)):
         best = probabilities.nan_to_num(-1.0).topk(min(3, len(probabilities))).indices.tolist()
         top_pieces = "  ".join(trace.label(i, piece) for piece in pieces_of(tokenizer, best))
         after = "input" if n == 0 else f"layer {n}"
