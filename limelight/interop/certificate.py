@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from limelight.errors import FailedError
 from limelight.interop.huggingface import NEVER
 from limelight.interop.imported import ImportedModel
 from limelight.model import build
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _WITHIN = 1e-4  # of the largest number: float32 in two orders of summation, over 30 layers
 _TEXTS = (
@@ -55,21 +52,6 @@ def certify(imported: ImportedModel, path: Path) -> Certificate:
         return Certificate("nothing", why=f"{error.name} is not installed")
     theirs, texts = compare(imported, path)
     return _verdict(imported, theirs, texts, versions)
-
-
-def show(facts: dict[str, Any], console: "Console") -> None:
-    """Print a certificate for people."""
-    from rich.text import Text
-
-    if facts["compared"] == "nothing":
-        text = f"imported; its numbers were not compared: {facts['why']}"
-    else:
-        most = f"{facts['largest_difference']:.1e} in numbers of up to {facts['largest_value']:.3g}"
-        packages = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-        text = f"imported; at most {most} from {facts['compared']}, at {facts['tokens']} positions"
-        text += f" and the ids of {facts['texts']} texts" * bool(facts["texts"])
-        text += f" ({packages})"
-    console.print(Text(text))
 
 
 _Logits = Callable[[Tensor, Tensor], Tensor]  # of a source and a target; one side reads one of them
@@ -125,6 +107,8 @@ def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
     kind = getattr(transformers, imported.origin.architecture, None)
     if kind is None:
         raise FailedError(f"transformers has no {imported.origin.architecture}")
+    quiet: Callable[[], None] = transformers.utils.logging.disable_progress_bar
+    quiet()
     model = kind.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval()
 
     def logits(source: Tensor, target: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from limelight import __version__
 from limelight.data.config import DataConfig
 from limelight.data.tokenizer import SMALLEST, TokenizerConfig
 from limelight.errors import UserError
@@ -88,8 +87,8 @@ def _write(imported: ImportedModel, certificate: Certificate, run: RunFolder, na
         run.write("chat_template.jinja", imported.chat_template)
     if imported.classes:
         run.write_json("classes.json", list(imported.classes))
-    packages = ("torch", "tokenizers", "numpy", "safetensors")
-    versions = {"limelight": __version__, **{package: version(package) for package in packages}}
+    packages = ("limelight", "torch", "tokenizers", "numpy", "safetensors")
+    versions = {package: version(package) for package in packages}
     run.write_json("environment.json", {"versions": versions})
     run.write_json("certificate.json", asdict(certificate))
     weights = {key: value.contiguous() for key, value in imported.weights.items()}

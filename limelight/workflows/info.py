@@ -235,7 +235,9 @@ def show(facts: dict[str, Any], console: Console) -> None:
     console.print(Text(shape, "dim"))
     for name, value in facts["experiments"].items():
         console.print(Text(f"experiment: {name} = {toml(value)}: {_EXPERIMENTS[name]}", "yellow"))
-    if facts.get("trained"):
+    if certificate := facts.get("certificate"):
+        show_certificate(certificate, console)
+    elif facts.get("trained"):
         _show_trained(facts["trained"], console)
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
     _table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
@@ -255,6 +257,23 @@ def show(facts: dict[str, Any], console: Console) -> None:
     rows = [(k, short(n, "B")) for k, n in training.items() if n]
     _table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
     _table(console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()])
+
+
+def show_certificate(facts: dict[str, Any], console: Console) -> None:
+    """How far an imported model is from its origin; anybody may have edited the file."""
+    try:
+        if facts["compared"] == "nothing":
+            text = f"imported; its numbers were not compared: {facts['why']}"
+        else:
+            packages = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+            text = (
+                f"imported; at most {facts['largest_difference']:.1e} from {facts['compared']}, "
+                f"in numbers of up to {facts['largest_value']:.3g} at {facts['tokens']} positions; "
+                f"the ids of {facts['texts']} texts are equal ({packages})"
+            )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        text = "imported; its certificate.json cannot be read"
+    console.print(Text(text))
 
 
 def _show_trained(trained: dict[str, Any], console: Console) -> None:
