@@ -107,10 +107,24 @@ def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
     kind = getattr(transformers, imported.origin.architecture, None)
     if kind is None:
         raise FailedError(f"transformers has no {imported.origin.architecture}")
-    quiet: Callable[[], None] = transformers.utils.logging.disable_progress_bar
-    quiet()
     model = kind.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval()
+    return _logits_of(model, imported), _compare_ids(imported, path)
 
+
+def _gguf(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
+    """The same file as transformers reads it; its tokenizer leaves out llama.cpp's rules."""
+    from transformers import AutoConfig, LlamaForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    model = LlamaForCausalLM(config).float().eval()
+    found = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict(found, strict=False)
+    model.tie_weights()
+    return _logits_of(model, imported), 0
+
+
+def _logits_of(model: Any, imported: ImportedModel) -> _Logits:
     def logits(source: Tensor, target: Tensor) -> Tensor:
         family = imported.config.family
         with torch.no_grad():
@@ -123,7 +137,7 @@ def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
                 return found[name]
         raise FailedError(f"{imported.origin.architecture} gives no logits")
 
-    return logits, _compare_ids(imported, path)
+    return logits
 
 
 def _compare_ids(imported: ImportedModel, path: Path) -> int:
@@ -147,4 +161,5 @@ def _compare_ids(imported: ImportedModel, path: Path) -> int:
 
 COMPARISONS: dict[str, Callable[[ImportedModel, Path], tuple[_Logits, int]]] = {
     "huggingface": _huggingface,
+    "gguf": _gguf,
 }

@@ -16,6 +16,10 @@ from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _LARGEST_TEMPLATE = 2**18  # characters
+_USUAL = {  # special tokens that old folders do not name
+    "bert": {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "mask", "pad")},
+    "gpt2": {f"{name}_token": "<|endoftext|>" for name in ("bos", "eos")},
+}
 
 
 def source_bytes(path: Path, most: int = 2**20) -> bytes:
@@ -41,7 +45,8 @@ def read_tokenizer(
 ) -> tuple[ImportedTokenizer, str]:
     """The tokenizer with its special tokens, and the chat template, if there is one."""
     said = maybe_object(folder / "tokenizer_config.json")
-    named = {**maybe_object(folder / "special_tokens_map.json"), **said}
+    usual = _USUAL.get(options["model_type"], {})
+    named = {**usual, **maybe_object(folder / "special_tokens_map.json"), **said}
     if options["model_type"] == "marian" and (folder / "source.spm").is_file():
         return _marian_tokenizer(folder, options, config), ""
     coder = _coder(folder, said)
