@@ -14,6 +14,7 @@ from limelight.errors import UserError
 from limelight.files import atomic_folder
 from limelight.interop import fairseq, gguf_file, huggingface, llama2c, marian, nanogpt
 from limelight.interop.certificate import Certificate, certify
+from limelight.interop.chat_template import prompt_of
 from limelight.interop.imported import ImportedModel
 from limelight.recipe import Recipe, write_recipe
 from limelight.run.atomic import check_disk_space, commit, make_folder
@@ -39,6 +40,8 @@ def import_model(source: str | Path, folder: str | Path, name: str = "") -> Cert
         raise UserError(f"{target} is there already: choose another folder, or delete it")
     path = _local(source)
     imported = read(path)
+    if imported.chat_template:  # refused now, and not at the first question
+        prompt_of(imported.chat_template, imported.tokenizer)([{"role": "user", "content": "Hi"}])
     certificate = certify(imported, path)
     make_folder(target.parent.resolve())
     check_disk_space(target.parent.resolve(), sum(w.nbytes for w in imported.weights.values()))

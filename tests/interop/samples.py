@@ -247,5 +247,6 @@ def hub_folder(path: Path, model, kind):
     else:
         (path / "tokenizer.json").write_text(unigram())
         facts = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    facts["tokenizer_class"] = "PreTrainedTokenizerFast"  # or they would build one of their own
     (path / "tokenizer_config.json").write_text(json.dumps(facts))
     return path
