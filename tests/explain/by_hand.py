@@ -211,6 +211,8 @@ class ByHand:
         if self.c.classes:
             inner = np.tanh(self.linear(x[0], "text_head.inner"))
             return self.linear(inner, "text_head.classifier")
+        if not self.c.masked_head:  # a sentence encoder ends in its states
+            return x
         inner = ACTIVATE[self.c.activation](self.linear(x, "masked_head.inner"))
         return self.linear(self.norm(inner, "masked_head.norm"), "masked_head.classifier")
 

@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,6 @@ import torch
 import transformers
 
 import limelight
-from limelight.__main__ import main
 from limelight.explain.explanation import explain
 from limelight.interop.import_model import import_model
 from limelight.interop.pickled import read_checkpoint
@@ -140,13 +141,14 @@ def distance(a, b):
     return row[-1]
 
 
-def test_smollm2_knows_the_capital_of_france(imported, capsys, monkeypatch):
+def test_smollm2_knows_the_capital_of_france(imported):
     run, certificate = imported("smollm2")
     assert certificate.compared == "transformers"  # reading the same file
     assert certificate.largest_difference < 1e-5 * certificate.largest_value
-    monkeypatch.setattr("sys.stdin", iter(["What is the capital of France?\n"]))
-    assert main(["chat", str(run)]) == 0
-    assert "Paris" in capsys.readouterr().out
+    command = [sys.executable, "-m", "limelight", "chat", run]
+    asked = "What is the capital of France?\n"
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    assert done.stdout == "The capital of France is Paris.\n"
 
 
 def test_minilm_embeds_as_transformers_does(loaded):
