@@ -60,8 +60,8 @@ _Logits = Callable[[Tensor, Tensor], Tensor]  # of a source and a target; one si
 def _verdict(
     imported: ImportedModel, theirs: _Logits, texts: int, versions: dict[str, str]
 ) -> Certificate:
-    source, target = sample_tokens(imported)
-    ours = our_logits(imported, source, target)
+    source, target = _sample_tokens(imported)
+    ours = _our_logits(imported, source, target)
     expected = theirs(source, target)
     possible = ours > NEVER / 2  # what was made impossible
     difference = (ours - expected)[possible].abs().max().item()
@@ -75,7 +75,7 @@ def _verdict(
     return Certificate("transformers", difference, largest, tokens, texts, versions)
 
 
-def sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
+def _sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
     """Two rows of source and of target tokens: from a text, and drawn."""
     config, tokenizer = imported.config, imported.tokenizer
     draw = torch.Generator().manual_seed(1)
@@ -87,7 +87,7 @@ def sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
     return sides[0], sides[1]
 
 
-def our_logits(imported: ImportedModel, source: Tensor, target: Tensor) -> Tensor:
+def _our_logits(imported: ImportedModel, source: Tensor, target: Tensor) -> Tensor:
     """What our model says; states where it has no head."""
     model: Any = build(imported.config).eval()
     with torch.no_grad():

@@ -163,7 +163,7 @@ class JsonCoder:
             return bytes(BYTE_OF[c] for c in symbol)
         if self.lossy:
             return (symbol[2:] if symbol[:2] == "##" else f" {symbol}").encode()
-        return piece_bytes(symbol)
+        return _piece_bytes(symbol)
 
     def spell(self, symbols: str) -> str:
         if self._byte_level and BYTE_OF.keys() >= set(symbols):
@@ -333,7 +333,7 @@ def _by_id(ids: Mapping[str, int], where: str) -> list[str | None]:
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
-def piece_bytes(piece: str) -> bytes:
+def _piece_bytes(piece: str) -> bytes:
     """A piece of SentencePiece: ▁ is a space, and <0x0A> a byte."""
     if match := _BYTE.fullmatch(piece):
         return bytes([int(match[1], 16)])
@@ -387,7 +387,7 @@ class SentencePieceCoder:
         return text.replace("▁", " ")
 
     def token_bytes(self, i: int) -> bytes:
-        return piece_bytes(self.symbols[i] or "")
+        return _piece_bytes(self.symbols[i] or "")
 
     def spell(self, symbols: str) -> str:
         return symbols.replace("▁", " ")

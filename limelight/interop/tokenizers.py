@@ -24,7 +24,7 @@ from limelight.interop.coders import CODERS, Coder, parse_json, read_bytes
 _LARGEST_VOCAB = 2**20
 _Id = Annotated[int, Field(ge=0, lt=_LARGEST_VOCAB)]
 _MaybeId = Annotated[int, Field(ge=-1, lt=_LARGEST_VOCAB)]
-DESCRIPTION = "special_tokens.json"
+_DESCRIPTION = "special_tokens.json"
 _FORMAT = 1
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -143,12 +143,12 @@ class ImportedTokenizer(Tokenizer):
         if self._source is not None:
             facts["source"]["tokens"] = asdict(self._source.tokens)
         kept = {name: data for coder in sides.values() for name, data in coder.files.items()}
-        return {**kept, DESCRIPTION: json.dumps(facts, indent=1).encode()}
+        return {**kept, _DESCRIPTION: json.dumps(facts, indent=1).encode()}
 
 
 def load_tokenizer(folder: Path, vocab: int, source_vocab: int) -> ImportedTokenizer:
     """The tokenizer of a run folder; a file that has changed is rejected."""
-    facts = parse_json(read_bytes(folder / DESCRIPTION, 2**20), folder / DESCRIPTION)
+    facts = parse_json(read_bytes(folder / _DESCRIPTION, 2**20), folder / _DESCRIPTION)
     try:
         if facts["format"] != _FORMAT:
             raise UserError(f"it is of another format than {_FORMAT}")
@@ -159,8 +159,8 @@ def load_tokenizer(folder: Path, vocab: int, source_vocab: int) -> ImportedToken
         return ImportedTokenizer(*target, source)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, UserError):
-            raise UserError(f"{folder / DESCRIPTION}: {error}") from error
-        raise UserError(f"{folder / DESCRIPTION} is not what an import writes") from error
+            raise UserError(f"{folder / _DESCRIPTION}: {error}") from error
+        raise UserError(f"{folder / _DESCRIPTION} is not what an import writes") from error
 
 
 def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:

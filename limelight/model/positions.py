@@ -37,7 +37,7 @@ def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).to(dtype)
 
 
-def rotary_frequencies(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _rotary_frequencies(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The angle between two neighbours, for each pair of a head's numbers: K/2.
 
     `linear` scaling slows all turns alike, so that longer texts have the angles of shorter ones;
@@ -64,7 +64,7 @@ def rotation(
     Two turned vectors meet at the difference of their angles, so scores depend on distance alone.
     """
     precise = torch.promote_types(dtype, torch.float32)
-    frequency = rotary_frequencies(config, positions.device, precise)
+    frequency = _rotary_frequencies(config, positions.device, precise)
     angle = positions[..., None].to(precise) * frequency
     if angle.dim() == 3:
         angle = angle[:, None]  # B 1 T K/2: the same turn in all heads
