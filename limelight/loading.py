@@ -309,7 +309,9 @@ def _check_shapes(config: AnyConfig, path: Path) -> None:
 def _build_from(config: AnyConfig, path: Path) -> nn.Module:
     weights = read_weights(path)
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
-    model = build(config).to(kind)  # as it was trained, to the last bit
+    with torch.device("meta"):  # to draw the first weights of a large model takes seconds
+        model: Any = build(config).to(kind)  # as it was trained, to the last bit
+    model.to_empty(device="cpu").tie()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])

@@ -45,7 +45,7 @@ def load_for(
     from limelight.loading import load
     from limelight.recipe import with_overrides
 
-    offer_to_fetch(run)
+    _offer_to_fetch(run)
     loaded = load(run, *ensemble, device="cpu", precision="auto", step=step)
     config = with_overrides(loaded.recipe, overrides).decode
     for stream in (sys.stdin, sys.stdout):  # text is UTF-8, whatever the locale says
@@ -57,7 +57,7 @@ def load_for(
     return loaded.to(precision=config.precision), config
 
 
-def offer_to_fetch(run: str) -> None:
+def _offer_to_fetch(run: str) -> None:
     """Ask, at a terminal, whether a published model that is known by name should be fetched."""
     from limelight.run.known_models import fetched_run, known_models
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,8 +60,8 @@ _Logits = Callable[[Tensor, Tensor], Tensor]  # of a source and a target; one si
 def _verdict(
     imported: ImportedModel, theirs: _Logits, texts: int, versions: dict[str, str]
 ) -> Certificate:
-    source, target = sample_tokens(imported)
-    ours = our_logits(imported, source, target)
+    source, target = _sample_tokens(imported)
+    ours = _our_logits(imported, source, target)
     expected = theirs(source, target)
     possible = ours > NEVER / 2  # what was made impossible
     difference = (ours - expected)[possible].abs().max().item()
@@ -75,7 +75,7 @@ def _verdict(
     return Certificate("transformers", difference, largest, tokens, texts, versions)
 
 
-def sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
+def _sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
     """Two rows of source and of target tokens: from a text, and drawn."""
     config, tokenizer = imported.config, imported.tokenizer
     draw = torch.Generator().manual_seed(1)
@@ -87,7 +87,7 @@ def sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
     return sides[0], sides[1]
 
 
-def our_logits(imported: ImportedModel, source: Tensor, target: Tensor) -> Tensor:
+def _our_logits(imported: ImportedModel, source: Tensor, target: Tensor) -> Tensor:
     """What our model says; states where it has no head."""
     model: Any = build(imported.config).eval()
     with torch.no_grad():
@@ -113,12 +113,13 @@ def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
 
 def _gguf(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
     """The same file as transformers reads it; its tokenizer leaves out llama.cpp's rules."""
-    from transformers import AutoConfig, LlamaForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    import transformers
+    from transformers import modeling_gguf_pytorch_utils
 
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    model = LlamaForCausalLM(config).float().eval()
-    found = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    hf, reader = cast(Any, transformers), cast(Any, modeling_gguf_pytorch_utils)
+    config = hf.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    model = hf.LlamaForCausalLM(config).float().eval()
+    found = reader.load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
     model.load_state_dict(found, strict=False)
     model.tie_weights()
     return _logits_of(model, imported), 0

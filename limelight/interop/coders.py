@@ -171,7 +171,7 @@ class JsonCoder:
             return bytes(BYTE_OF[c] for c in symbol)
         if self.lossy:
             return (symbol[2:] if symbol[:2] == "##" else f" {symbol}").encode()
-        return piece_bytes(symbol)
+        return _piece_bytes(symbol)
 
     def spell(self, symbols: str) -> str:
         if self._byte_level and BYTE_OF.keys() >= set(symbols):
@@ -342,7 +342,7 @@ def by_id(ids: Mapping[str, int], where: str) -> list[str | None]:
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
-def piece_bytes(piece: str) -> bytes:
+def _piece_bytes(piece: str) -> bytes:
     """A piece of SentencePiece: ▁ is a space, and <0x0A> a byte."""
     if match := _BYTE.fullmatch(piece):
         return bytes([int(match[1], 16)])

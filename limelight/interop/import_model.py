@@ -66,7 +66,7 @@ def read(path: Path) -> ImportedModel:
         if recognise(path):
             return reader(path)
     raise UserError(
-        f"{path} is no model that can be imported: a folder with config.json is one, a file .gguf, "
+        f"{path} is no model of a format that can be imported: a folder with config.json, a .gguf, "
         "Firefox's folder of model.*.bin and vocab.*.spm, fairseq's of checkpoint*.pt and "
         "dict.*.txt, nanoGPT's ckpt.pt, and llama2.c's .bin with tok*.bin beside it"
     )

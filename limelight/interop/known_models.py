@@ -30,11 +30,11 @@ def import_by_name(source: str, folder: str = "") -> Certificate:
         if not folder:
             raise UserError(f"name the run folder that {source} should become: it is no known name")
         return import_model(source, folder)
-    files = fetch_files(source, known_models()[source])
+    files = _fetch_files(source, known_models()[source])
     return import_model(files, folder or fetched_run(source), source)
 
 
-def fetch_files(name: str, model: KnownModel) -> Path:
+def _fetch_files(name: str, model: KnownModel) -> Path:
     """The folder with a model's files, downloaded now or found from before."""
     folder = cache_folder() / "models" / name
     try:

@@ -331,15 +331,15 @@ class SentencePieceCoder:
         for i in ids:
             raw = self.token_bytes(i)
             # A space that `normalize` has added is left out.
-            if begins and i in self._piece_of and (self.symbols[i] or "").startswith(SPACE):
+            if begins and (self.symbols[i] or "").startswith(SPACE):
                 raw, begins = raw[1:], model.remove_extra_whitespaces
             begins &= not raw
             parts.append(raw)
         return b"".join(parts).decode(errors=_EACH_BYTE)
 
     def token_bytes(self, i: int) -> bytes:
-        if i not in self._piece_of:
-            return (self.symbols[i] or "").encode()
+        if i not in self._piece_of:  # a piece of the other side
+            return (self.symbols[i] or "").replace(SPACE, " ").encode()
         text, _, kind = self.model.pieces[self._piece_of[i]]
         if kind == BYTE:
             return bytes([int(text[3:5], 16)])

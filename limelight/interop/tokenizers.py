@@ -27,13 +27,13 @@ from limelight.interop.subword_nmt import SubwordCoder
 _LARGEST_VOCAB = 2**20
 _Id = Annotated[int, Field(ge=0, lt=_LARGEST_VOCAB)]
 _MaybeId = Annotated[int, Field(ge=-1, lt=_LARGEST_VOCAB)]
-CODERS: dict[str, Callable[[Files], Coder]] = {  # by their kind in a run folder
+_CODERS: dict[str, Callable[[Files], Coder]] = {  # by their kind in a run folder
     JsonCoder.kind: JsonCoder,
     SentencePieceCoder.kind: SentencePieceCoder,
     SubwordCoder.kind: SubwordCoder,
     CharacterCoder.kind: CharacterCoder,
 }
-DESCRIPTION = "special_tokens.json"
+_DESCRIPTION = "special_tokens.json"
 _FORMAT = 1
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -153,12 +153,12 @@ class ImportedTokenizer(Tokenizer):
         if self._source is not None:
             facts["source"]["tokens"] = asdict(self._source.tokens)
         kept = {name: data for coder in sides.values() for name, data in coder.files.items()}
-        return {**kept, DESCRIPTION: json.dumps(facts, indent=1).encode()}
+        return {**kept, _DESCRIPTION: json.dumps(facts, indent=1).encode()}
 
 
 def load_tokenizer(folder: Path, vocab: int, source_vocab: int) -> ImportedTokenizer:
     """The tokenizer of a run folder; a file that has changed is rejected."""
-    facts = parse_json(read_bytes(folder / DESCRIPTION, 2**20), folder / DESCRIPTION)
+    facts = parse_json(read_bytes(folder / _DESCRIPTION, 2**20), folder / _DESCRIPTION)
     try:
         if facts["format"] != _FORMAT:
             raise UserError(f"it is of another format than {_FORMAT}")
@@ -169,8 +169,8 @@ def load_tokenizer(folder: Path, vocab: int, source_vocab: int) -> ImportedToken
         return ImportedTokenizer(*target, source)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, UserError):
-            raise UserError(f"{folder / DESCRIPTION}: {error}") from error
-        raise UserError(f"{folder / DESCRIPTION} is not what an import writes") from error
+            raise UserError(f"{folder / _DESCRIPTION}: {error}") from error
+        raise UserError(f"{folder / _DESCRIPTION} is not what an import writes") from error
 
 
 def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:
@@ -181,9 +181,9 @@ def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:
         files[name] = read_bytes(folder / name)
         if sha256(files[name]).hexdigest() != known:
             raise UserError(f"{name} has changed since the import")
-    if facts["kind"] not in CODERS:
-        raise unknown_name("kind of tokenizer", facts["kind"], CODERS)
-    coder = CODERS[facts["kind"]](files)
+    if facts["kind"] not in _CODERS:
+        raise unknown_name("kind of tokenizer", facts["kind"], _CODERS)
+    coder = _CODERS[facts["kind"]](files)
     if len(coder.symbols) > most:
         raise UserError(f"it has {len(coder.symbols)} tokens, and the model {most}")
     tokens: dict[str, Any] = {

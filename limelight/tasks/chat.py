@@ -12,7 +12,7 @@ from limelight.errors import UserError
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import longest_source, request_for
 
-ROLES = ("user", "assistant")
+_ROLES = ("user", "assistant")
 _ANSWER = 512  # tokens of an answer, where nobody says how many
 
 
@@ -25,7 +25,7 @@ def request_for_messages(
     """
     if trained.chat_prompt is None:
         raise UserError("this model has no chat template")
-    system = [message for message in messages[:1] if message["role"] not in ROLES]
+    system = [message for message in messages[:1] if message["role"] not in _ROLES]
     said, context = messages[len(system) :], trained.max_len
     for dropped in range(0, len(said), 2):
         prompt = trained.chat_prompt([*system, *said[dropped:]])
@@ -78,7 +78,7 @@ class Conversation:
         """Answer as a published chat model does: it has its own layout of a conversation."""
         trained, config = self.trained, self.config or self.trained.decode
         turns = [*self.turns, text]
-        messages = [{"role": ROLES[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        messages = [{"role": _ROLES[i % 2], "content": turn} for i, turn in enumerate(turns)]
         request, dropped = request_for_messages(trained, messages, config)
         self.cut = dropped == len(turns)
         stream, pieces = IncrementalDetokenizer(trained.tokenizer), list[str]()

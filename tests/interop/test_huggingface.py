@@ -328,10 +328,18 @@ def test_without_transformers_the_certificate_says_that_nothing_was_compared(mon
         raise certificate.PackageNotFoundError(name)
 
     monkeypatch.setattr(certificate, "version", missing)
-    imported = huggingface.read(base / "gpt2-BertForMaskedLM-hub")
+    folder, _ = run_of("gpt2", base)
+    imported = huggingface.read(folder.parent / f"{folder.name}-hub")
     found = certificate.certify(imported, base)
     assert found.compared == "nothing"
     assert "transformers is not installed" in found.why
+
+
+def test_a_format_that_nobody_else_reads_is_not_compared(monkeypatch, base):
+    folder, _ = run_of("gpt2", base)
+    monkeypatch.delitem(certificate.COMPARISONS, "huggingface")
+    imported = huggingface.read(folder.parent / f"{folder.name}-hub")
+    assert certificate.certify(imported, folder).compared == "nothing"
 
 
 def test_shards_are_read_as_one_file(tmp_path):
@@ -347,6 +355,7 @@ def test_shards_are_read_as_one_file(tmp_path):
         save_file(half, parts / file)
         index |= dict.fromkeys(half, file)
     (parts / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert len(huggingface.weight_files(parts)) == 2
     one, two = huggingface.read(whole), huggingface.read(parts)
     assert one.weights.keys() == two.weights.keys()
     assert all(torch.equal(one.weights[name], two.weights[name]) for name in one.weights)
