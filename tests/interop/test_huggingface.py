@@ -3,7 +3,6 @@
 import io
 import json
 import random
-from functools import cache
 
 import pytest
 import sentencepiece
@@ -55,21 +54,6 @@ def test_logits_are_those_of_transformers_and_names_go_there_and_back(kind, seed
 WEIGHTS = "model.safetensors"
 
 
-@cache
-def run_of(kind, base, head="BertForMaskedLM"):
-    """A run folder of a model of this family, imported once for all tests."""
-    folder = base / f"{kind}-{head}"
-    origin = theirs(kind, 3, head)
-    if not folder.exists():
-        import_model(hub_folder(base / f"{kind}-{head}-hub", origin, kind), folder)
-    return folder, origin
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("imported")
-
-
 def generated(origin, prompt, most):
     """What `transformers` writes, greedily."""
     tokens = torch.tensor([prompt])
@@ -80,8 +64,8 @@ def generated(origin, prompt, most):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3"])
-def test_it_writes_the_tokens_that_transformers_generates(kind, base):
-    folder, origin = run_of(kind, base)
+def test_it_writes_the_tokens_that_transformers_generates(kind, imported):
+    folder, origin = imported(kind)
     loaded = limelight.load(folder)
     for text in TEXTS[:4]:
         prompt = [*loaded.tokenizer.text_start, *loaded.tokenizer.encode(text)]
@@ -93,8 +77,8 @@ def test_it_writes_the_tokens_that_transformers_generates(kind, base):
 
 
 @pytest.mark.parametrize("kind", ["marian", "pegasus"])
-def test_it_translates_to_the_tokens_that_transformers_generates(kind, base):
-    folder, origin = run_of(kind, base)
+def test_it_translates_to_the_tokens_that_transformers_generates(kind, imported):
+    folder, origin = imported(kind)
     loaded = limelight.load(folder)
     for text in TEXTS[:4]:
         source = [*loaded.tokenizer.source.encode(text), 1]
@@ -104,8 +88,8 @@ def test_it_translates_to_the_tokens_that_transformers_generates(kind, base):
         assert loaded.translate(text, beam=1, max_tokens=12).text == expected
 
 
-def test_bert_fills_classifies_and_embeds_as_theirs(base):
-    folder, origin = run_of("bert", base)
+def test_bert_fills_classifies_and_embeds_as_theirs(imported):
+    folder, origin = imported("bert")
     loaded = limelight.load(folder)
     tokens = torch.tensor([[2, *loaded.tokenizer.encode("the cat"), 4, 3]])
     chances = origin(tokens).logits[0, -2].softmax(dim=-1)
@@ -113,7 +97,7 @@ def test_bert_fills_classifies_and_embeds_as_theirs(base):
     best = loaded.tokenizer.pieces([int(chances.argmax())])[0].strip()
     assert loaded.fill("the cat ___").blanks[0][0].text == best
 
-    folder, origin = run_of("bert", base, "BertForSequenceClassification")
+    folder, origin = imported("bert", "BertForSequenceClassification")
     loaded = limelight.load(folder)
     tokens = torch.tensor([[2, *loaded.tokenizer.encode("the cat sat"), 3]])
     expected = origin(tokens).logits[0].softmax(dim=-1).tolist()
@@ -165,8 +149,8 @@ def nasty_strings(count):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "pegasus"])
-def test_ids_are_the_origins_own_on_a_thousand_nasty_strings(kind, base):
-    folder, _ = run_of(kind, base)
+def test_ids_are_the_origins_own_on_a_thousand_nasty_strings(kind, imported):
+    folder, _ = imported(kind)
     ours = limelight.load(folder).tokenizer.source
     origin = hf.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     strings = nasty_strings(1000)
@@ -249,15 +233,15 @@ def test_marian_has_the_ids_of_vocab_json_and_not_of_sentencepiece(tmp_path):
     assert all(check.passed for stop in trace.walk() for check in stop.checks)
 
 
-def test_a_text_never_spells_a_special_token(base):
-    loaded = limelight.load(run_of("llama", base)[0])
+def test_a_text_never_spells_a_special_token(imported):
+    loaded = limelight.load(imported("llama")[0])
     ids = loaded.tokenizer.encode("a<|im_end|>b")
     assert not loaded.tokenizer.special_ids & set(ids)
     assert loaded.tokenizer.decode(ids) == "a<|im_end|>b"
 
 
-def test_chat_follows_the_template_as_transformers_renders_it(base):
-    folder, origin = run_of("llama", base)
+def test_chat_follows_the_template_as_transformers_renders_it(imported):
+    folder, origin = imported("llama")
     loaded = limelight.load(folder)
     templates = hf.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), chat_template=CHAT
@@ -279,8 +263,8 @@ def test_chat_follows_the_template_as_transformers_renders_it(base):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_every_stage_of_explain_holds_on_it(kind, base):
-    loaded = limelight.load(run_of(kind, base)[0])
+def test_every_stage_of_explain_holds_on_it(kind, imported):
+    loaded = limelight.load(imported(kind)[0])
     text = "the cat ___ on" if kind == "bert" else "the cat sat on"
     trace = loaded.explain(text, max_tokens=4)
     failed = [c for stop in trace.walk() for c in stop.checks if not c.passed]
@@ -288,8 +272,8 @@ def test_every_stage_of_explain_holds_on_it(kind, base):
     assert len(trace.walk()) > 10
 
 
-def test_scores_are_the_log_probabilities_of_theirs(base):
-    folder, origin = run_of("gpt2", base)
+def test_scores_are_the_log_probabilities_of_theirs(imported):
+    folder, origin = imported("gpt2")
     loaded = limelight.load(folder)
     ids = [*loaded.tokenizer.encode("the cat sat"), loaded.tokenizer.end]
     logprobs = origin(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
@@ -297,8 +281,8 @@ def test_scores_are_the_log_probabilities_of_theirs(base):
     assert loaded.score("the cat sat").logprobs == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_certificate_says_what_was_compared(base):
-    folder, _ = run_of("qwen3", base)
+def test_the_certificate_says_what_was_compared(imported):
+    folder, _ = imported("qwen3")
     found = json.loads((folder / "certificate.json").read_text())
     assert found["compared"] == "transformers"
     assert found["largest_difference"] < 1e-4
@@ -323,23 +307,23 @@ def test_a_divergence_is_an_error_that_leaves_nothing(monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["hub"]
 
 
-def test_without_transformers_the_certificate_says_that_nothing_was_compared(monkeypatch, base):
+def test_without_transformers_the_certificate_says_that_nothing_was_compared(monkeypatch, imported):
     def missing(name):
         raise certificate.PackageNotFoundError(name)
 
     monkeypatch.setattr(certificate, "version", missing)
-    folder, _ = run_of("gpt2", base)
-    imported = huggingface.read(folder.parent / f"{folder.name}-hub")
-    found = certificate.certify(imported, base)
+    folder, _ = imported("gpt2")
+    model = huggingface.read(folder.parent / f"{folder.name}-hub")
+    found = certificate.certify(model, folder)
     assert found.compared == "nothing"
     assert "transformers is not installed" in found.why
 
 
-def test_a_format_that_nobody_else_reads_is_not_compared(monkeypatch, base):
-    folder, _ = run_of("gpt2", base)
+def test_a_format_that_nobody_else_reads_is_not_compared(monkeypatch, imported):
+    folder, _ = imported("gpt2")
     monkeypatch.delitem(certificate.COMPARISONS, "huggingface")
-    imported = huggingface.read(folder.parent / f"{folder.name}-hub")
-    assert certificate.certify(imported, folder).compared == "nothing"
+    model = huggingface.read(folder.parent / f"{folder.name}-hub")
+    assert certificate.certify(model, folder).compared == "nothing"
 
 
 def test_shards_are_read_as_one_file(tmp_path):
