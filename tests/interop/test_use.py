@@ -164,3 +164,13 @@ def test_the_models_that_come_known_are_well_described():
         assert len(model.sha256) == (64 if model.url else 0)
         assert model.megabytes > 0
         assert model.licence
+
+
+def test_a_name_of_the_hub_that_cannot_be_fetched_says_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"huggingface.co/nobody/nothing-at-all/tree/main"):
+        import_by_name("nobody/nothing-at-all", str(tmp_path / "run"))
+    with pytest.raises(UserError, match="no file or folder here, and no name of the hub"):
+        import_by_name("../../etc/passwd", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
