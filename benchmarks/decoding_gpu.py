@@ -38,7 +38,12 @@ Round = Callable[[], object]
 class Numbers:
     """As much of a tokenizer as search uses."""
 
-    pad, start, end, first_text_id = PAD, START, END, 3
+    pad, start, end = PAD, START, END
+    special_ids, ends = frozenset((PAD, START, END)), frozenset((END,))
+
+    def is_text(self, i: int) -> bool:
+        """All but the special tokens."""
+        return i not in self.special_ids
 
     def token_bytes(self, _: int) -> bytes:
         """No text is wanted here."""

@@ -44,7 +44,7 @@ except ImportError as missing:
 LAYERS, D, D_FF, HEADS, VOCAB = 3, 256, 1024, 4, 8000
 PAD, START, END, SENTENCES, LENGTH, BEAM = 0, 1, 2, 64, 20, 5
 SPECIAL: Any = SimpleNamespace(
-    end=END, pad=PAD, first_text_id=END + 1, decode=str
+    end=END, pad=PAD, special_ids=frozenset(range(END + 1)), is_text=lambda i: i > END, decode=str
 )  # all that a search asks of a tokenizer here
 MARIAN_LAYER = {
     "self_attn.q_proj": "self_attention.query",

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -48,6 +48,7 @@ class LoadedModel(TextModel):
 
     recipe: Recipe
     step: int = 0
+    carried: Mapping[str, str] = field(default_factory=dict)  # files of an import, for runs from it
     originals: Sequence[nn.Module] = field(default=(), repr=False)  # if `to` has rounded weights
     _full_precision: "LoadedModel | None" = field(
         default=None, init=False, repr=False, compare=False
@@ -212,7 +213,7 @@ def load(
         raise UserError(f"step={step} is a checkpoint of one run: load an ensemble without it")
     run = find_run(path)
     recipe = recipe_from_run(run)
-    tokenizer = Tokenizer.load(run.tokenizer, most=recipe.model.vocab)
+    tokenizer, carried = load_tokenizer(run, recipe.model), run.import_files()
     classes = _read_classes(run, recipe.model)
     model, loaded_step = _model_of(recipe.model, run, step)
     companions = [load(other, device="cpu", precision="auto") for other in others]
@@ -234,8 +235,37 @@ def load(
         ensemble=[other.model for other in companions],
         recipe=recipe,
         step=loaded_step,
+        carried=carried,
+        **_import_facts(run, carried),
     )
+    if template := carried.get("chat_template.jinja"):
+        from limelight.interop.chat_template import prompt_of
+
+        loaded.chat_prompt = prompt_of(template, tokenizer)
     return loaded.to(device, precision or recipe.decode.precision)
+
+
+def load_tokenizer(run: RunFolder, config: AnyConfig) -> Tokenizer:
+    """The tokenizer of a run folder: one of ours, or one that was imported."""
+    if not run.is_imported:
+        return Tokenizer.load(run.tokenizer, most=config.vocab)
+    from limelight.interop import tokenizers as imported
+
+    sources = getattr(config, "num_source_tokens", config.vocab)
+    return imported.load_tokenizer(run.path, config.vocab, sources)
+
+
+def _import_facts(run: RunFolder, carried: Mapping[str, str]) -> dict[str, Any]:
+    """What is known of an imported model besides its recipe."""
+    if "imported.json" not in carried:
+        return {}
+    facts = run.read_json("imported.json")
+    found = {k: facts.get(k) for k in ("pooling", "max_tokens")} if isinstance(facts, dict) else {}
+    longest = found.get("max_tokens")
+    good = found.get("pooling") in ("", "mean", "first") and type(longest) is int and longest >= 0
+    if not good:
+        raise UserError(f"{run.path / 'imported.json'} is not what an import writes")
+    return found
 
 
 def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.Module, int]:
@@ -279,7 +309,9 @@ def _check_shapes(config: AnyConfig, path: Path) -> None:
 def _build_from(config: AnyConfig, path: Path) -> nn.Module:
     weights = read_weights(path)
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
-    model = build(config).to(kind)  # as it was trained, to the last bit
+    with torch.device("meta"):  # to draw the first weights of a large model takes seconds
+        model: Any = build(config).to(kind)  # as it was trained, to the last bit
+    model.to_empty(device="cpu").tie()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])

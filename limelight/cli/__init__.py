@@ -22,7 +22,7 @@ from limelight import __version__
 from limelight.cli import io, parser
 from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
-from limelight.cli.inspect import data, info, models, recipes
+from limelight.cli.inspect import data, import_, info, models, recipes
 from limelight.cli.lab import lab
 from limelight.cli.serve import serve
 from limelight.cli.train import compare, demo, evaluate, sweep, train
@@ -53,9 +53,9 @@ def completion(
     print(parser.completion_script(COMMANDS, shell))
 
 
-_BEFORE = (demo, models, recipes, info, data, train, sweep, compare, evaluate)
+_BEFORE = (demo, models, import_, recipes, info, data, train, sweep, compare, evaluate)
 _AFTER = (translate, chat, write, fill, classify, embed, score, explain, lab, serve, completion)
-COMMANDS: dict[str, parser.Command] = {one.__name__: one for one in (*_BEFORE, *_AFTER)}
+COMMANDS: dict[str, parser.Command] = {one.__name__.rstrip("_"): one for one in (*_BEFORE, *_AFTER)}
 
 
 def run_command(words: list[str]) -> None:

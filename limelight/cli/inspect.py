@@ -13,16 +13,42 @@ if TYPE_CHECKING:
 
 
 def models(json: arg.Json = False) -> None:
-    """List the bundled models; their names work wherever a command takes a RUN.
+    """List the bundled models, and published ones that can be fetched.
 
-    A run folder of yours with the same name takes precedence.
+    Their names work wherever a command takes a RUN. A run folder of yours with the same name takes
+    precedence.
 
     Args:
         json: print one JSON document, with all scores and how they were measured
     """
-    from limelight.run.bundled_models import facts_of, model_names, show
+    from limelight.run.bundled_models import facts_of, known_facts, model_names, show
 
-    io.print_report({"models": [facts_of(name) for name in model_names()]}, show, json)
+    bundled = [facts_of(name) for name in model_names()]
+    io.print_report({"models": bundled, "known": known_facts()}, show, json)
+
+
+def import_(
+    source: Annotated[str, arg.Argument("SOURCE", positional=True)],
+    folder: Annotated[str, arg.Argument("DIR", positional=True)] = "",
+    json: arg.Json = False,
+) -> None:
+    """Make a run folder of a published model: of the Hugging Face hub, and other formats.
+
+    Nothing that comes with a model is executed. Where the origin's library (transformers) is
+    installed, both compute the same texts first, and a difference is an error.
+
+    Args:
+        source: a folder or file, a name of the hub (openai-community/gpt2), or one that limelight
+            models lists
+        folder: the run folder to write; without one, a model of limelight models goes where its
+            name finds it
+    """
+    from dataclasses import asdict
+
+    from limelight.interop.known_models import import_by_name
+    from limelight.workflows.info import show_certificate
+
+    io.print_report(asdict(import_by_name(source, folder)), show_certificate, json)
 
 
 def recipes(json: arg.Json = False) -> None:
@@ -67,6 +93,8 @@ def info(
             file = run.path / "recipe.toml"
             raise UserError(f"{set[0]!r} cannot be changed in a trained model: try it on {file}")
         loaded, trained = recipe_from_run(run), {"trained": summary(run.log)}
+        if (run.path / "certificate.json").is_file():
+            trained["certificate"] = run.read_json("certificate.json")
     elif recipe.endswith(".toml") or Path(recipe).is_file() or recipe in recipe_names():
         loaded = load_recipe(recipe, arg.overrides(set))
     else:

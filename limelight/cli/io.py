@@ -45,6 +45,7 @@ def load_for(
     from limelight.loading import load
     from limelight.recipe import with_overrides
 
+    _offer_to_fetch(run)
     loaded = load(run, *ensemble, device="cpu", precision="auto", step=step)
     config = with_overrides(loaded.recipe, overrides).decode
     for stream in (sys.stdin, sys.stdout):  # text is UTF-8, whatever the locale says
@@ -54,6 +55,21 @@ def load_for(
         return loaded, config
     loaded.require(task)
     return loaded.to(precision=config.precision), config
+
+
+def _offer_to_fetch(run: str) -> None:
+    """Ask, at a terminal, whether a published model that is known by name should be fetched."""
+    from limelight.run.known_models import fetched_run, known_models
+
+    known = known_models().get(run)
+    if known is None or (fetched_run(run) / "run.json").exists() or not sys.stdin.isatty():
+        return  # elsewhere, an error says how to fetch it
+    size = f"{known.megabytes} MB, {known.licence}"
+    note(f"{run} is a published model ({size}), not on this machine yet: fetch it now? [y/N]")
+    if input().strip().lower() in ("y", "yes"):
+        from limelight.interop.known_models import import_by_name
+
+        import_by_name(run)
 
 
 def note(text: str) -> None:

@@ -87,9 +87,10 @@ class Seq2SeqDataset:
         self.weights = _weights_of(store, weights)
 
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> Seq2SeqBatch:
+        sides = (self.tokenizer.source, self.tokenizer)
         source, target = (
-            _add_end(column, rows, int(wide), self.tokenizer)
-            for column, wide in zip(self.store.columns, width, strict=True)
+            _add_end(column, rows, int(wide), own)
+            for column, wide, own in zip(self.store.columns, width, sides, strict=True)
         )
         target = np.insert(target, 0, self.tokenizer.start, axis=1)
         source_real = _real(self.lengths[rows, 0], source.shape[1])

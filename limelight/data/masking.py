@@ -19,13 +19,14 @@ def mask_tokens(
     words: Tensor | None = None,  # V, True where a token begins a word: hide whole words
 ) -> tuple[Tensor, Tensor]:
     """The tokens with some masked, and which ones are to be predicted (B S)."""
-    may = real & (tokens >= tokenizer.first_text_id)  # special tokens are never asked for
+    text_ids = torch.tensor(tokenizer.text_ids)
+    may = real & torch.isin(tokens, text_ids)  # special tokens are never asked for
     chance = torch.rand(tokens.shape, generator=draw)
     if words is not None:
         chance = chance.gather(1, _word_heads(words[tokens] | ~may))
     asked = may & (chance < rate)
     fate = torch.rand(tokens.shape, generator=draw)
-    others = torch.randint(tokenizer.first_text_id, len(tokenizer), tokens.shape, generator=draw)
+    others = text_ids[torch.randint(len(text_ids), tokens.shape, generator=draw)]
     hidden = torch.where(fate < 0.8, tokenizer.mask, torch.where(fate < 0.9, others, tokens))
     return torch.where(asked, hidden, tokens), asked
 

@@ -126,8 +126,9 @@ def _remove_stale_temp(stores: Path) -> None:
 def _write(
     data: DataConfig, split: str, tokenizer: Tokenizer, folder: Path, progress: Callable[[int], Any]
 ) -> None:
-    dtype = "<u2" if len(tokenizer) <= 2**16 else "<u4"
     columns = num_columns(data)
+    sides = (tokenizer.source if columns == 2 else tokenizer, tokenizer)
+    dtype = "<u2" if max(map(len, sides)) <= 2**16 else "<u4"
     tally = LineStats()
     labels: list[str] = []
     writers = [_ColumnWriter(folder, str(i), dtype) for i in range(columns)]
@@ -135,9 +136,9 @@ def _write(
     for part in corpora_for_split(data, split) or (data,):  # read_split rejects the last
         before = tally.used
         for chunk in chunks(read_split(part, split, tally)):
-            for i, writer in enumerate(writers):
-                tag = [tokenizer.tag(part.tag)] if part.tag and i == 0 else []
-                writer.add(tokenizer.encode_many([example[i] for example in chunk]), tag)
+            for i, (writer, own) in enumerate(zip(writers, sides, strict=False)):
+                tag = [own.tag(part.tag)] if part.tag and i == 0 else []
+                writer.add(own.encode_many([example[i] for example in chunk]), tag)
             if data.kind == "labelled":
                 labels += [example[1] for example in chunk]
             progress(len(chunk))

@@ -12,7 +12,7 @@ that a user types is three bytes, and three other symbols. So no text can ever s
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from hashlib import sha256
 from itertools import chain, islice, pairwise
 from operator import iadd
@@ -143,8 +143,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, special tokens left out; half a character shows as U+FFFD."""
-        first = self.first_text_id
-        text = [i for i in ids if i >= first]
+        special = self.special_ids
+        text = [i for i in ids if i not in special]
         return self.core.decode(text, skip_special_tokens=False)
 
     @property
@@ -161,7 +161,44 @@ class Tokenizer:
 
     @property
     def first_text_id(self) -> int:
+        """Ours have all special tokens in front; an imported one may not: use `is_text`."""
         return len(self.special)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that stand for no text."""
+        return frozenset(self.special.values())
+
+    def is_text(self, i: int) -> bool:
+        return 0 <= i < len(self) and i not in self.special_ids
+
+    @cached_property
+    def text_ids(self) -> list[int]:
+        return [i for i in range(len(self)) if i not in self.special_ids]
+
+    @property
+    def text_start(self) -> tuple[int, ...]:
+        """What a language model reads before every text."""
+        return (self.end,)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        return frozenset((self.end,))
+
+    @property
+    def source(self) -> "Tokenizer":
+        """What reads the source, where the two sides of a model have different ones."""
+        return self
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Everything of it that a run folder keeps."""
+        return {"tokenizer.json": self.core.to_str().encode()}
+
+    def spell(self, symbols: str) -> str:
+        """A piece as `show_work` writes it, as text."""
+        return readable(symbols)
 
     def tag(self, name: str) -> int:
         if name not in self.special:
@@ -170,12 +207,12 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each id in readable form: text, a special name, or bytes of half a character."""
-        symbols, first = self._symbols, self.first_text_id
-        return [symbols[i] if i < first else readable(symbols[i]) for i in ids]
+        symbols, special = self._symbols, self.special_ids
+        return [symbols[i] if i in special else readable(symbols[i]) for i in ids]
 
     def token_bytes(self, i: int) -> bytes:
         """The bytes of a token; none for a special one."""
-        symbols = "" if i < self.first_text_id else self._symbols[i]
+        symbols = "" if i in self.special_ids else self._symbols[i]
         return bytes(BYTE_OF[symbol] for symbol in symbols)
 
     def show_work(self, text: str) -> list[list[list[str]]]:
@@ -184,7 +221,7 @@ class Tokenizer:
         model = json.loads(self.core.to_str())["model"]
         rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
         units = self.vocabulary if model["ignore_merges"] else {}
-        return [list(_merge_steps(word, rank, units)) for word in words]
+        return [list(merge_steps(word, rank, units)) for word in words]
 
     def words(self, text: str) -> list[str]:
         """The units that no piece crosses, spelled in byte symbols."""
@@ -203,7 +240,8 @@ def readable(symbols: str) -> str:
         return "".join(f"<{byte:02X}>" for byte in raw)
 
 
-def _merge_steps(word: str, rank: dict[Any, int], units: dict[str, int]) -> Iterator[list[str]]:
+def merge_steps(word: str, rank: dict[Any, int], units: dict[str, int]) -> Iterator[list[str]]:
+    """The pieces of a word after every merge; `units` are found without any."""
     pieces = list(word)
     yield pieces
     if word in units and len(word) > 1:

@@ -259,8 +259,8 @@ class BeamSearch:
         history = pad_histories([self.requests[row].history for row in self.rows], logits.device)
         history = history[:, None].expand(-1, self.config.beam, -1)
         read = torch.cat([history, self.tokens], dim=-1).flatten(0, 1)
-        first = self.tokenizer.first_text_id
-        return apply_repetition_penalty(logits, read, self.config, first).log_softmax(dim=-1)
+        special = self.tokenizer.special_ids
+        return apply_repetition_penalty(logits, read, self.config, special).log_softmax(dim=-1)
 
     def apply_constraints(self, judged: Tensor) -> Tensor:
         """Log-probabilities, B K V, with -inf for tokens that must not come now."""

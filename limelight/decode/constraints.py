@@ -21,7 +21,7 @@ def as_phrases(texts: Iterable[str], name: str) -> tuple[str, ...]:
 
 def prompt_text_tokens(prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """The prompt behind its last special token, which no phrase spans."""
-    return [*takewhile(lambda i: i >= tokenizer.first_text_id, reversed(prompt))][::-1]
+    return [*takewhile(tokenizer.is_text, reversed(prompt))][::-1]
 
 
 class BannedPhrases:
@@ -43,7 +43,7 @@ class BannedPhrases:
         unspaced = without_space(self.tokenizer) if self.needs_leading_space and not written else []
         if not self.words:
             return unspaced
-        visible = [i for i in (*self.given, *written) if i >= self.tokenizer.first_text_id]
+        visible = [i for i in (*self.given, *written) if self.tokenizer.is_text(i)]
         tail = b"".join(map(self.tokenizer.token_bytes, visible[-max(map(len, self.words)) :]))
         return unspaced + [
             token
@@ -57,14 +57,13 @@ class BannedPhrases:
 @lru_cache(maxsize=64)
 def without_space(tokenizer: Tokenizer) -> list[int]:
     """The tokens that do not begin with a space."""
-    texts = range(tokenizer.first_text_id, len(tokenizer))
-    return [i for i in texts if not tokenizer.token_bytes(i).startswith(b" ")]
+    return [i for i in tokenizer.text_ids if not tokenizer.token_bytes(i).startswith(b" ")]
 
 
 @lru_cache(maxsize=64)
 def has_leading_space_tokens(tokenizer: Tokenizer) -> bool:
     """Whether a word's token includes the space before it, as with subwords."""
-    pieces = map(tokenizer.token_bytes, range(tokenizer.first_text_id, len(tokenizer)))
+    pieces = map(tokenizer.token_bytes, tokenizer.text_ids)
     return any(len(piece) > 1 and piece.startswith(b" ") for piece in pieces)
 
 
@@ -82,7 +81,7 @@ def encode_prefix(tokenizer: Tokenizer, text: str) -> tuple[list[int], bool]:
 @lru_cache(maxsize=4096)
 def _completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
     rest = word[there:]
-    pieces = ((i, tokenizer.token_bytes(i)) for i in range(tokenizer.first_text_id, len(tokenizer)))
+    pieces = ((i, tokenizer.token_bytes(i)) for i in tokenizer.text_ids)
     if not there:
         return [i for i, piece in pieces if rest in piece]
     return [i for i, piece in pieces if piece.startswith(rest)]

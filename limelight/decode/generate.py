@@ -65,7 +65,7 @@ class _ActiveSequence:
         self.request = request
         self.config = _without_seed(config)
         self.excluded = BannedPhrases(request, tokenizer)
-        self.first_text_id = tokenizer.first_text_id
+        self.special_ids = tokenizer.special_ids
         self.silent = silent  # nobody wants its tokens before it has finished
         self.written: list[int] = []
         self.logprobs: list[float] = []
@@ -232,18 +232,19 @@ class GenerationBatch:
     def collect_silent(self, step: _PendingTokens) -> None:
         """Read the tokens of several steps, C B, for requests that have no events."""
         tokens, logprobs = (numbers.T.tolist() for numbers in step.read())
-        end = self.tokenizer.end
+        ends = self.tokenizer.ends
         for row, chosen, scores in zip(step.rows, tokens, logprobs, strict=True):
             if row not in self.active:
                 continue
             text = self.texts[row]
             limit = text.request.limit - len(text.written)
-            count = min(limit, chosen.index(end) + 1 if end in chosen else len(chosen))
+            last = next((i for i, token in enumerate(chosen) if token in ends), len(chosen) - 1)
+            count = min(limit, last + 1)
             text.written += map(int, chosen[:count])
             text.logprobs += scores[:count]
             if math.isnan(sum(scores[:count])):
                 raise UserError(DAMAGED)
-            if text.written[-1] == end or count == limit:
+            if text.written[-1] in ends or count == limit:
                 self.stop(row)
                 self.finished[row] = text.written, text.logprobs
 
@@ -267,7 +268,7 @@ class GenerationBatch:
             else:
                 top = tuple(zip(*(kind[i] for kind in best), strict=True)) if best else ()
                 events.append(TokenEvent(row, token, logprob, top[: text.request.top]))
-            if token == self.tokenizer.end or len(text.written) == text.request.limit:
+            if token in self.tokenizer.ends or len(text.written) == text.request.limit:
                 self.stop(row)
                 if text.silent:
                     self.finished[row] = text.written, text.logprobs
@@ -314,7 +315,7 @@ def _select_tokens(logits: Tensor, texts: Sequence[_ActiveSequence]) -> Tensor:
     if config.repetition_penalty != 1 or config.no_repeat_ngram:
         rows = [[*text.request.history, *text.written] for text in texts]
         history = pad_histories(rows, logits.device)
-        logits = apply_repetition_penalty(logits, history, config, texts[0].first_text_id)
+        logits = apply_repetition_penalty(logits, history, config, texts[0].special_ids)
     for i, text in enumerate(texts):
         if text.excluded and (banned := text.excluded.banned(text.written)):
             logits = logits.clone() if logits is own else logits

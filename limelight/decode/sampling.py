@@ -1,6 +1,7 @@
 """From the logits of all tokens to one token that is sampled; repetition penalties."""
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -11,14 +12,15 @@ NEG_INF = -math.inf
 
 
 def apply_repetition_penalty(
-    logits: Tensor, history: Tensor, config: DecodeConfig, first: int
+    logits: Tensor, history: Tensor, config: DecodeConfig, special: Collection[int]
 ) -> Tensor:
     """Lower logits for repeated tokens (CTRL's penalty), -inf for repeated n-grams.
 
-    `history`, B T, is all that the decoder has read, padded with -1. Special tokens, those before
-    `first`, are no repetition: a text may always end.
+    `history`, B T, is all that the decoder has read, padded with -1. Special tokens are no
+    repetition: a text may always end.
     """
-    history = history.masked_fill(history < first, -1)
+    unseen = torch.isin(history, torch.tensor(sorted(special), device=history.device))
+    history = history.masked_fill(unseen, -1)
     if config.repetition_penalty != 1:
         repeated = torch.zeros_like(logits, dtype=torch.bool)
         repeated.scatter_(1, history.clamp(min=0), True)

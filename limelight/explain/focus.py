@@ -13,7 +13,7 @@ from limelight.explain.stage import Check, Formula, Heatmap, factor, number
 from limelight.explain.tokens import Words
 from limelight.explain.trace import Trace, in_range
 from limelight.model.positions import rotation
-from limelight.model.taps import dataflow, sides
+from limelight.model.taps import dataflow, depth, sides
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class Focus:
     source_word: int
     target_word: int
     asked: tuple[int | None, int | None] = (None, None)  # layer and head that the user chose
+
+    def layer_on(self, side: str) -> int:
+        """The chosen layer of this side; its last one, if the other side has more."""
+        return min(self.layer, depth(self.trace.config, side) - 1)
 
     def words(self, side: str) -> Words:
         return self.trace.source if side == "encoder" else self.trace.target
@@ -66,7 +70,7 @@ class Focus:
             return x
         gain, eps = self.weight(f"{path}.weight"), self.trace.config.norm_eps
         if self.trace.config.norm == "rms":
-            return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * gain
+            return rms_norm(x, gain, eps)
         centred = x - x.mean(dim=-1, keepdim=True)
         spread = (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt()
         return centred / spread * gain + self.weight(f"{path}.bias")
@@ -110,11 +114,12 @@ class AttentionView:
     def __init__(self, focus: Focus, side: str, use: str) -> None:
         self.focus, self.side, self.use = focus, side, use
         self.head = None if focus.trace.recurrent else focus.head  # additive attention has none
-        self.name = f"{side}.{focus.layer}.{use}"  # prefix of its taps
+        layer = focus.layer_on(side)
+        self.name = f"{side}.{layer}.{use}"  # prefix of its taps
         if focus.trace.recurrent:
             self.name = f"{side}.{use}"
-        self.path = f"{side}.layers.{focus.layer}.{use}_attention"  # prefix of its parameters
-        self.location = f"{side}, layer {focus.layer + 1}, head {focus.head + 1}"
+        self.path = f"{side}.layers.{layer}.{use}_attention"  # prefix of its parameters
+        self.location = f"{side}, layer {layer + 1}, head {focus.head + 1}"
         self.query_tokens = focus.words(side)  # a row each
         self.key_tokens = focus.words("encoder" if use == "cross" else side)  # a column each
         self.query_index = focus.word(side)  # the chosen word
@@ -156,13 +161,16 @@ class AttentionView:
         return self.focus.tensor(self.focus.origin(f"{self.name}.{part}")[0])
 
     def recompute(self, step: str) -> Tensor:
-        """q, k or v from the states: the linear layer, split into heads, rotated if rotary."""
+        """q, k or v from the states: linear, split into heads, normalized and rotated as it is."""
         part = {"q": "query", "k": "key", "v": "value"}[step]
         config = self.focus.trace.config
         flat = self.focus.linear(self.read(part), f"{self.path}.{part}")
         heads = flat.view(len(flat), -1, config.d_head).transpose(0, 1)  # H T K
+        if config.qk_norm and step != "v":
+            gain = self.focus.weight(f"{self.path}.{part}_norm.weight")
+            heads = rms_norm(heads, gain, config.norm_eps)
         if config.positions == "rotary" and step != "v" and self.use == "self":
-            heads = rotation(torch.arange(len(flat)), config.d_head, flat.dtype)(heads)
+            heads = rotation(torch.arange(len(flat)), config, flat.dtype)(heads)
         return heads[self.focus.head if step == "q" else self.key_head]
 
     def dot_product(self) -> Formula:
@@ -171,6 +179,11 @@ class AttentionView:
         key = self.key_tokens.labels[self.key_index]
         name = f"score(query {self.query_tokens.labels[self.query_index]}, key {key})"
         return sum_of_products(name, "q . k", q, k, ("q", "k"))
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """Divided by the root mean square (Zhang and Sennrich 2019)."""
+    return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * gain
 
 
 def sum_of_products(
@@ -208,7 +221,8 @@ def focus_on(
     and one of the target by position, from 0.
     """
     config = trace.config
-    at_layer = in_range("layer", 1 if layer is None else layer, config.layers)
+    most = max(depth(config, side) for side in sides(config))
+    at_layer = in_range("layer", 1 if layer is None else layer, most)
     at_head = in_range("head", 1 if head is None else head, getattr(config, "heads", 1))
     end = trace.trained.tokenizer.end
     predicting = [i for i, token in enumerate(trace.answers.ids) if token != end]

@@ -3,7 +3,8 @@
 The forward pass gets other weights in place of the model's own, so there is nothing to undo.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from limelight.model.taps import Recorder
 _Weights = dict[str, Tensor]
 
 
-class GradientStep(NamedTuple):
+@dataclass(frozen=True)
+class GradientStep:
     """One step of gradient descent on a single text."""
 
     rows: list[int]  # those that count in the loss, n
@@ -33,7 +35,17 @@ class GradientStep(NamedTuple):
     @property
     def squared_norm(self) -> float:
         """Of all gradients together: per unit of the rate, the loss falls by this at first."""
-        return sum(g.double().square().sum().item() for g in self.gradients.values())
+        return sum(self.squares.values())
+
+    @cached_property
+    def squares(self) -> dict[str, float]:
+        """The squared norm of each gradient; a model of 135 million weights is read only once."""
+        return {name: norm_of(gradient) ** 2 for name, gradient in self.gradients.items()}
+
+
+def norm_of(values: Tensor) -> float:
+    """The Euclidean norm, summed in double precision without a copy of the values."""
+    return torch.linalg.vector_norm(values, dtype=torch.float64).item()
 
 
 def labels_of(trace: Trace) -> tuple[list[int], list[int]]:

@@ -38,7 +38,7 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Words:
     """Tokens with their labels, and their spans in `text` where they come from it."""
     pieces = pieces_of(tokenizer, ids)
     spans = tuple(_spans(tokenizer, ids, valid_unicode(text)))
-    special = tuple(i < tokenizer.first_text_id for i in ids)
+    special = tuple(not tokenizer.is_text(i) for i in ids)
     return Words(tuple(ids), tuple(pieces), tuple(labels_of(pieces)), spans, special)
 
 

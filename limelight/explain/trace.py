@@ -23,7 +23,7 @@ from limelight.errors import UserError, unknown_name
 from limelight.explain.tokens import label_at, pieces_of, words_of
 from limelight.explain.traced_text import TracedText
 from limelight.model.config import RecurrentConfig
-from limelight.model.taps import Edits, Recorder, attends, dataflow, matching, sides, taps
+from limelight.model.taps import Edits, Recorder, attends, dataflow, depth, matching, sides, taps
 from limelight.tasks.text_model import TextModel
 
 _TOP = 20  # candidates kept of every step
@@ -99,7 +99,7 @@ class Trace:
         self.model: Any = trained.model
         self.config = self.model.config
         tokenizer = trained.tokenizer
-        self.source = words_of(tokenizer, traced_text.source, text)
+        self.source = words_of(tokenizer.source, traced_text.source, text)
         self.target = words_of(tokenizer, traced_text.target, tokenizer.decode(traced_text.target))
         self.answers = words_of(tokenizer, traced_text.answers, "")
         self.wanted = matching(names, taps(self.model))
@@ -107,7 +107,8 @@ class Trace:
         self.checks = _Checks()
         self.values: dict[str, Tensor] = {}
         self._prefetched: dict[str, Tensor] = {}  # beyond max_bytes, until the next prefetch
-        self.logits: Tensor  # T V, or one per class
+        # T V, or one per class; T 0 of an encoder without a head.
+        self.logits: Tensor = torch.empty(len(self.source), 0)
         found = self._record("*", self._observe)
         self.values = {k: v for k, v in found.items() if k in self.wanted and v.numel()}
         self.steps = self._steps()
@@ -120,6 +121,11 @@ class Trace:
     @property
     def recurrent(self) -> bool:
         return isinstance(self.config, RecurrentConfig)
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether it only embeds texts: an encoder that predicts nothing."""
+        return not (self.recurrent or self.config.masked_head or self.config.classes)
 
     @property
     def decoder_cell(self) -> str:
@@ -179,7 +185,8 @@ class Trace:
         self, which: Which, layer: int | None = None, head: int | None = None
     ) -> Tensor:
         """Weights averaged over the layers and heads that were not chosen, T S; both from 1."""
-        layers = range(1, self.config.layers + 1) if layer is None else [layer]
+        side = "decoder" if which == "cross" else which
+        layers = range(1, depth(self.config, side) + 1) if layer is None else [layer]
         names = [f"{self.block(n, which)}.weights" for n in layers]
         found = self.collect(names, lambda n, value: self.part(n, value, head, None))
         return mean_weights([value.float() for value in found.values()])
@@ -193,7 +200,8 @@ class Trace:
         if which == "decoder" and not attends(self.config, which, "self"):
             cell = "a recurrent cell, decoder_cell = 'ssru': choose 'encoder' or 'cross'"
             raise UserError(f"this decoder has no self-attention but {cell}")
-        at = in_range("layer", layer, self.config.layers)
+        side = "decoder" if which == "cross" else which
+        at = in_range("layer", layer, depth(self.config, side))
         if self.recurrent:  # its layers share one attention, if there is any
             if which != "cross" or not self.config.attention:
                 raise UserError(f"this {self.config.family} has no {which} attention")
@@ -241,14 +249,15 @@ class Trace:
 
     def _steps(self) -> list[DecodingStep]:
         """One step per generated token; in an encoder, one per blank."""
-        if self.trained.classes or self.checks.broken.get("logits"):
+        if self.trained.classes or self.is_headless or self.checks.broken.get("logits"):
             return []
         tokenizer = self.trained.tokenizer
         if self.trained.family == "encoder-only":
             blanks = [i for i, t in enumerate(self.source.ids) if t == tokenizer.mask]
             rows = blanks or [i for i, special in enumerate(self.source.special) if not special]
-            words = self.logits[rows, tokenizer.first_text_id : len(tokenizer)]  # no specials
-            return self._steps_at(rows, (words.argmax(dim=-1) + tokenizer.first_text_id).tolist())
+            text_ids = torch.tensor(tokenizer.text_ids)  # no specials
+            best = self.logits[rows][:, text_ids].argmax(dim=-1)
+            return self._steps_at(rows, text_ids[best].tolist())
         rows = list(range(self.traced_text.given, len(self.answers)))
         return self._steps_at(rows, [self.answers.ids[row] for row in rows])
 
@@ -273,7 +282,8 @@ class Trace:
         checks, traced_text = self.checks, self.traced_text
         with torch.no_grad(), evaluating(self.model), edited(self.model, self.edits):
             plain = self.model(*self.inputs)[0].cpu()
-        checks.traced_difference = (plain - self.logits).abs().max().item()
+        last = self.tensor("encoder.output") if self.is_headless else self.logits
+        checks.traced_difference = (plain - last).abs().max().item()
         if not traced_text.logprobs:
             return
         if not self.steps:  # a fused kernel can hide a NaN that the explicit one shows
@@ -295,9 +305,9 @@ class Trace:
         config, read = self.decode, list(self.traced_text.target)
         if config.repetition_penalty != 1 or config.no_repeat_ngram:
             history = [pad_histories([read[: row + 1]], logits.device) for row in rows]
-            first = self.trained.tokenizer.first_text_id
+            special = self.trained.tokenizer.special_ids
             both = zip(logits[:, None], history, strict=True)
-            logits = torch.cat([apply_repetition_penalty(x, h, config, first) for x, h in both])
+            logits = torch.cat([apply_repetition_penalty(x, h, config, special) for x, h in both])
         if self.traced_text.needs_leading_space and rows:
             logits[0, without_space(self.trained.tokenizer)] = NEG_INF
         if not config.temperature:

@@ -77,7 +77,7 @@ def traced_text_in_steps(
         raise UserError("an ensemble is several models: load one of them to explain it")
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
-        plain = bool(trained.classes)
+        plain = "fill" not in trained.tasks
         tokens = add_special_tokens(trained, text) if plain else mask_blanks(trained, text, BLANK)
         _check_length(len(tokens), trained.max_len)
         return TracedText(source=tokens, labels=_labels(trained, text, target))

@@ -38,7 +38,8 @@ _FACTORS, _MOST = (1 / 3, 1.0, 3.0), 5  # learning rates at first, and with thos
 
 
 def _recurrent(cell: Any, model: ModelConfig, width: int) -> AnyConfig:
-    shared = {key: getattr(model, key) for key in ("vocab", "layers", "max_len", "tied", "dropout")}
+    shared = {key: getattr(model, key) for key in ("vocab", "layers", "max_len", "dropout")}
+    shared["tied"] = model.tying == "all"
     family: Any = "recurrent-encoder-decoder"
     return RecurrentConfig(family=family, cell=cell, d_model=2 * width, **shared)
 

@@ -135,7 +135,7 @@ def _attentions(read: _Read, batch: Any) -> dict[str, _Attention]:
     """What there is to attend to, for each part of the model that has heads."""
     tokenizer = read.loaded.tokenizer
     special = torch.zeros(read.loaded.recipe.model.vocab, dtype=torch.bool)
-    special[: tokenizer.first_text_id] = True
+    special[list(tokenizer.special_ids)] = True
     special[tokenizer.mask] = False
 
     def own(tokens: Tensor, real: Tensor | None, causal: bool) -> _Attention:
@@ -209,7 +209,8 @@ def best_heads(shares: _Shares) -> dict[str, str]:
 
 def _example(tokenizer: Tokenizer, own: _Attention, onto: Tensor) -> tuple[float, str]:
     """Where a head attends the most, seen from a token of text: how much, and the words."""
-    onto = onto * (own.queries >= tokenizer.first_text_id)[:, :, None]
+    special = torch.isin(own.queries, torch.tensor(sorted(tokenizer.special_ids)))
+    onto = onto * ~special[:, :, None]
     row, query, key = np.unravel_index(int(onto.argmax()), onto.shape)
     most = float(onto[row, query, key])
     at, on = tokenizer.pieces([int(own.queries[row, query]), int(own.keys[row, key])])

@@ -92,13 +92,18 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        d_model, d_keys = config.d_model, config.num_kv_heads * config.d_head
+        d_model, bias = config.d_model, config.bias or config.qkv_bias
+        d_queries, d_keys = (n * config.d_head for n in (config.heads, config.num_kv_heads))
         self.d_head = config.d_head
         self.dropout, self.scaling = config.attention_dropout, config.scaling
-        self.query = nn.Linear(d_model, d_model, bias=config.bias)
-        self.key = nn.Linear(d_model, d_keys, bias=config.bias)
-        self.value = nn.Linear(d_model, d_keys, bias=config.bias)
-        self.output = nn.Linear(d_model, d_model, bias=config.bias)
+        self.query = nn.Linear(d_model, d_queries, bias=bias)
+        self.key = nn.Linear(d_model, d_keys, bias=bias)
+        self.value = nn.Linear(d_model, d_keys, bias=bias)
+        self.output = nn.Linear(d_queries, d_model, bias=config.bias)
+        self.query_norm = self.key_norm = None
+        if config.qk_norm:
+            self.query_norm = nn.RMSNorm(self.d_head, eps=config.norm_eps)
+            self.key_norm = nn.RMSNorm(self.d_head, eps=config.norm_eps)
         self.attend: _Attend = fused_attention
 
     def forward(
@@ -117,6 +122,8 @@ class Attention(nn.Module):
             k, v = memory
         else:
             k, v = self.keys_values(x if memory is None else memory)  # B G S K
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
         if rope is not None:
             q, k = rope(q), rope(k)
         if update_cache is not None:

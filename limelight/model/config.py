@@ -13,6 +13,10 @@ _Vocab = Annotated[int, Field(ge=1, le=2**24)]
 _Layers = Annotated[int, Field(ge=1, le=1000)]
 _Heads = Annotated[int, Field(ge=1, le=4096)]
 _OpenWidth = Annotated[int, Field(ge=0, le=2**22)]  # 0 leaves it open
+_OpenVocab = Annotated[int, Field(ge=0, le=2**24)]
+_OpenLayers = Annotated[int, Field(ge=0, le=1000)]
+_Factor = Annotated[float, Field(ge=1, le=1e12, allow_inf_nan=False)]
+_Base = Annotated[float, Field(gt=1, le=1e12, allow_inf_nan=False)]
 _EXPERIMENTS = {  # values that take a part of the paper's model away, to see what it is good for
     "positions": "none",
     "norm": "none",
@@ -20,6 +24,14 @@ _EXPERIMENTS = {  # values that take a part of the paper's model away, to see wh
     "mask": False,
     "residual": False,
     "decoder_cell": "ssru",
+}
+_ROTARY: dict[str, Any] = {  # settings of rotary positions, with their defaults
+    "rotary_base": 10000.0,
+    "rotary_scaling": "none",
+    "rotary_factor": 1.0,
+    "rotary_low": 1.0,
+    "rotary_high": 4.0,
+    "rotary_length": 8192,
 }
 
 
@@ -29,20 +41,33 @@ class ModelConfig:
 
     family: Literal["encoder-decoder", "decoder-only", "encoder-only"] = "encoder-decoder"
     vocab: _Vocab  # V: number of different tokens
+    source_vocab: _OpenVocab = 0  # encoder-decoder: tokens of the source; 0 means `vocab`
     layers: _Layers = 6  # N, of the encoder and of the decoder
+    decoder_layers: _OpenLayers = 0  # encoder-decoder: of the decoder; 0 means `layers`
     d_model: _Width = 512  # D: size of the vector of a token
     d_ff: _OpenWidth = 0  # inside the feed-forward layer; 0 means 4 * d_model
     heads: _Heads = 8  # H: attentions side by side
     kv_heads: _OpenWidth = 0  # G, heads of keys and values shared by queries; 0 means `heads`
+    head_dim: _OpenWidth = 0  # K: size of a head; 0 means d_model / heads
     max_len: _Width = 512  # longest sequence: size of learned positions and of the KV cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
     norm: Literal["layer", "rms", "none"] = "layer"  # rms: Llama; none: an experiment
     norm_eps: Fraction = 1e-5  # added where a norm divides
     positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"  # none: experiment
+    rotary_base: _Base = 10000.0  # rotary: base of the angles; SmolLM2: 100000, Llama 3: 500000
+    rotary_scaling: Literal["none", "linear", "llama3"] = "none"  # rotary: slower, for long texts
+    rotary_factor: _Factor = 1.0  # rotary_scaling: how many times slower
+    rotary_low: _Factor = 1.0  # llama3: fewer turns than this in rotary_length are slowed in full
+    rotary_high: _Factor = 4.0  # llama3: more turns than this are left as they are
+    rotary_length: _Width = 8192  # llama3: the length of the texts before scaling
     activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"] = "relu"  # GPT-2: gelu-tanh
     bias: bool = True  # in the linear layers of attention and feed-forward
-    tied: bool = True  # one table for source, target and classifier
+    qkv_bias: bool = False  # where bias is false: biases of queries, keys and values only (Qwen2)
+    qk_norm: bool = False  # decoder-only: RMS norm of each head's queries and keys (Qwen3)
+    # true means all: source, target and classifier; target means the last two; false means none.
+    tied: bool | Literal["all", "target", "none"] = True  # which tables are one
+    embedding_scale: Literal["auto", "on", "off"] = "auto"  # sqrt(d_model); auto: encoder-decoder
     dropout: Fraction = 0.1  # on every sub-layer's output and on the embeddings (section 5.4)
     attention_dropout: Fraction = 0.0  # on the attention weights; the paper has none
     scaling: bool = True  # divide attention scores by sqrt(d_k); false: an experiment
@@ -50,11 +75,12 @@ class ModelConfig:
     residual: bool = True  # add its input to each sub-layer's output; false: an experiment
     decoder_cell: Literal["attention", "ssru"] = "attention"  # ssru: recurrent, an experiment
 
+    masked_head: bool = True  # encoder-only: false for a sentence encoder, which only embeds
     sentence_pairs: bool = False  # encoder-only: a head that predicts if sentences are neighbours
     classes: _OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
 
     def __post_init__(self) -> None:
-        if self.d_model % self.heads:
+        if not self.head_dim and self.d_model % self.heads:
             fitting = [h for h in range(1, self.heads + 1) if self.d_model % h == 0]
             raise UserError(
                 f"heads={self.heads} does not divide d_model={self.d_model}: "
@@ -66,10 +92,16 @@ class ModelConfig:
                 "every group of query heads shares one head of keys and values"
             )
         if self.positions == "rotary" and self.d_head % 2:
+            given = f"d_model={self.d_model} over heads={self.heads}"
+            given = f"head_dim={self.head_dim}" if self.head_dim else given
             raise UserError(
-                f"rotary positions turn pairs of numbers, but d_model={self.d_model} over "
-                f"heads={self.heads} gives {self.d_head} per head: choose an even share"
+                f"rotary positions turn pairs of numbers, but {given} gives {self.d_head} per "
+                "head: choose an even share"
             )
+        self._check_rotary()
+        self._check_sides()
+        if self.qkv_bias and self.bias:
+            raise UserError("qkv_bias=True is for bias=False: bias=True gives them to all layers")
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(
                 f"sinusoidal positions come in pairs (sine, cosine), but d_model={self.d_model} "
@@ -101,10 +133,77 @@ class ModelConfig:
         if self.classes == 1:
             raise UserError("classes=1 leaves nothing to decide: at least 2 are needed")
 
+    def _check_rotary(self) -> None:
+        changed = [name for name in _ROTARY if getattr(self, name) != _ROTARY[name]]
+        if changed and self.positions != "rotary":
+            name = changed[0]
+            raise UserError(
+                f"{name}={getattr(self, name)} is for positions='rotary', and this model has "
+                f"positions={self.positions!r}"
+            )
+        if self.rotary_scaling == "none" and self.rotary_factor != 1:
+            raise UserError(
+                f"rotary_factor={self.rotary_factor} scales nothing: "
+                "choose rotary_scaling='linear' or 'llama3'"
+            )
+        if self.rotary_scaling == "llama3" and self.rotary_low >= self.rotary_high:
+            raise UserError(
+                f"rotary_low={self.rotary_low} must be below rotary_high={self.rotary_high}"
+            )
+
+    def _check_sides(self) -> None:
+        """Settings for one side of an encoder-decoder, and for a decoder alone."""
+        for name in ("source_vocab", "decoder_layers"):
+            if getattr(self, name) and self.family != "encoder-decoder":
+                raise UserError(
+                    f"{name}={getattr(self, name)} belongs to family='encoder-decoder', "
+                    f"this is family={self.family!r}"
+                )
+        if self.tied == "target" and self.family != "encoder-decoder":
+            raise UserError(
+                "tied='target' belongs to family='encoder-decoder': "
+                f"in family={self.family!r} choose 'all' or 'none'"
+            )
+        if self.tying == "all" and self.num_source_tokens != self.vocab:
+            raise UserError(
+                f"source_vocab={self.source_vocab} and vocab={self.vocab} cannot share one table: "
+                "set tied to 'target' or 'none'"
+            )
+        if not self.masked_head and (self.family != "encoder-only" or self.sentence_pairs):
+            raise UserError(
+                "masked_head=False belongs to family='encoder-only' without sentence_pairs"
+            )
+        if self.qk_norm and self.family != "decoder-only":
+            raise UserError(
+                f"qk_norm=True belongs to family='decoder-only', this is family={self.family!r}"
+            )
+
     @property
     def d_head(self) -> int:
-        """K = D / H, the paper's d_k = d_v."""
-        return self.d_model // self.heads
+        """K = D / H, the paper's d_k = d_v, unless `head_dim` says otherwise."""
+        return self.head_dim or self.d_model // self.heads
+
+    @property
+    def num_source_tokens(self) -> int:
+        """How many different tokens an encoder reads."""
+        return self.source_vocab or self.vocab
+
+    @property
+    def num_decoder_layers(self) -> int:
+        """How many layers a decoder has."""
+        return self.decoder_layers or self.layers
+
+    @property
+    def tying(self) -> str:
+        """Which tables are one: all, target (and classifier) or none."""
+        return self.tied if isinstance(self.tied, str) else "all" if self.tied else "none"
+
+    @property
+    def scales_embedding(self) -> bool:
+        """Whether embeddings are multiplied by sqrt(d_model), as the paper does."""
+        if self.embedding_scale == "auto":
+            return self.family == "encoder-decoder"
+        return self.embedding_scale == "on"
 
     @property
     def ffn_dim(self) -> int:

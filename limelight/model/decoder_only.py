@@ -18,7 +18,7 @@ class DecoderOnly(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.target = Embedding(config)
+        self.target = Embedding(config, config.vocab)
         self.decoder = Stack(config)
         self.classifier = Classifier(config.vocab, config.d_model, bias=False)
         self.initialise()
@@ -38,7 +38,7 @@ class DecoderOnly(nn.Module):
         initialise(self, draw)
 
     def tie(self) -> None:
-        if self.config.tied:
+        if self.config.tying == "all":
             self.classifier.weight = self.target.tokens.weight
 
     def decode(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:

@@ -1,7 +1,5 @@
 """The paper's model (Figure 1): an encoder reads the source, a decoder writes the target."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -22,9 +20,8 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        scale = math.sqrt(config.d_model)
-        self.source = Embedding(config, scale)
-        self.target = Embedding(config, scale)
+        self.source = Embedding(config, config.num_source_tokens)
+        self.target = Embedding(config, config.vocab)
         self.encoder = Stack(config)
         self.decoder = Stack(config, cross=True)
         # The paper is silent on a bias here; Marian's published translators have one.
@@ -46,12 +43,14 @@ class EncoderDecoder(nn.Module):
         initialise(self, draw)
 
     def tie(self) -> None:
-        """One table for both embeddings and the classifier (section 3.4).
+        """One table for both embeddings and the classifier (section 3.4), or for the last two.
 
         Moving off the meta device and loading with assign=True untie them: tie again.
         """
-        if self.config.tied:
-            self.source.tokens.weight = self.classifier.weight = self.target.tokens.weight
+        if self.config.tying != "none":
+            self.classifier.weight = self.target.tokens.weight
+        if self.config.tying == "all":
+            self.source.tokens.weight = self.target.tokens.weight
 
     def encode(self, source: Tensor, source_real: Mask = None) -> Tensor:
         """The memory, B S D: one vector per source token, not one for the sentence."""

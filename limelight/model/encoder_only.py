@@ -44,17 +44,19 @@ class EncoderOnly(nn.Module):
     """Tokens in, a state for every token out, and the head that the model is trained for.
 
     A pre-trained model fills in masked tokens, and with `sentence_pairs` decides whether two
-    sentences belong together. With `classes` it is a classifier of texts.
+    sentences belong together. With `classes` it is a classifier of texts; without any head it
+    gives its states, to embed texts.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.source = Embedding(config, segments=2, norm=True)  # the two sentences of a pair
+        # The segments are the two sentences of a pair.
+        self.source = Embedding(config, config.vocab, segments=2, norm=True)
         self.encoder = Stack(config)
         if config.classes:
             self.text_head = ClassificationHead(config, config.classes)
-        else:
+        elif config.masked_head:
             self.masked_head = MaskedLMHead(config)
         if config.sentence_pairs:
             self.pair_head = ClassificationHead(config, 2)
@@ -66,7 +68,8 @@ class EncoderOnly(nn.Module):
         initialise(self, lambda _, matrix: nn.init.trunc_normal_(matrix, 0, 0.02, -0.04, 0.04))
 
     def tie(self) -> None:
-        if self.config.tied and not self.config.classes:
+        fills = self.config.masked_head and not self.config.classes
+        if self.config.tying == "all" and fills:
             self.masked_head.classifier.weight = self.source.tokens.weight
 
     def encode(self, tokens: Tensor, segments: Tensor | None = None, real: Mask = None) -> Tensor:
@@ -78,7 +81,9 @@ class EncoderOnly(nn.Module):
     def forward(self, tokens: Tensor, segments: Tensor | None = None, real: Mask = None) -> Tensor:
         """Logits: B classes for a classifier, else B S V for the token at each position."""
         states = self.encode(tokens, segments, real)
-        return self.classify(states, real) if self.config.classes else self.masked_head(states)
+        if self.config.classes:
+            return self.classify(states, real)
+        return self.masked_head(states) if self.config.masked_head else states
 
     def classify(self, states: Tensor, real: Mask = None) -> Tensor:
         return self.text_head(_first_real(states, real))

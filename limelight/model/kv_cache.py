@@ -27,10 +27,11 @@ class KVCache:
         recurrent = config.decoder_cell == "ssru"  # needs no keys and values but those of a source
         heads = 0 if recurrent else config.num_kv_heads
         shape = (rows, heads, max_len, config.d_head)  # B G S K, for each layer
-        self.keys = [like.new_zeros(shape) for _ in range(config.layers)]
-        self.values = [like.new_zeros(shape) for _ in range(config.layers)]
+        layers = config.num_decoder_layers
+        self.keys = [like.new_zeros(shape) for _ in range(layers)]
+        self.values = [like.new_zeros(shape) for _ in range(layers)]
         # B D of each layer: the state of a recurrent cell; and B T D: after the tokens being read.
-        states = config.layers if recurrent else 0
+        states = layers if recurrent else 0
         self.states = [like.new_zeros(rows, config.d_model) for _ in range(states)]
         self.next_states: dict[int, Tensor] = {}
         self.length = torch.zeros(rows, dtype=torch.long, device=like.device)

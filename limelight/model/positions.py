@@ -4,12 +4,14 @@ Sinusoidal is the paper's, learned is GPT-2's and BERT's, rotary is Llama's. The
 are formulas, computed when needed: no parameters, and no length at which a table would end.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from limelight.errors import UserError
+from limelight.model.config import ModelConfig
 
 
 def positions_of(tokens: Tensor, real: Tensor | None) -> Tensor:
@@ -35,12 +37,35 @@ def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).to(dtype)
 
 
-def rotation(positions: Tensor, d_head: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def rotary_frequencies(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The angle between two neighbours, for each pair of a head's numbers: K/2.
+
+    `linear` scaling slows all turns alike, so that longer texts have the angles of shorter ones;
+    `llama3` slows only those that take long, and blends between (Llama 3.1).
+    """
+    i = torch.arange(config.d_head // 2, device=device, dtype=dtype)
+    frequency = config.rotary_base ** (-2 * i / config.d_head)
+    if config.rotary_scaling == "none":
+        return frequency
+    slowed = frequency / config.rotary_factor
+    if config.rotary_scaling == "linear":
+        return slowed
+    turns = config.rotary_length * frequency / (2 * math.pi)
+    share = (turns - config.rotary_low) / (config.rotary_high - config.rotary_low)
+    share = share.clamp(0, 1)
+    return share * frequency + (1 - share) * slowed
+
+
+def rotation(
+    positions: Tensor, config: ModelConfig, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
     """Rotary positions: a function that turns each pair of a query or key by its position's angle.
 
     Two turned vectors meet at the difference of their angles, so scores depend on distance alone.
     """
-    angle = angles(positions, d_head, dtype)
+    precise = torch.promote_types(dtype, torch.float32)
+    frequency = rotary_frequencies(config, positions.device, precise)
+    angle = positions[..., None].to(precise) * frequency
     if angle.dim() == 3:
         angle = angle[:, None]  # B 1 T K/2: the same turn in all heads
     sin, cos = angle.sin(), angle.cos()

@@ -1,5 +1,6 @@
 """Tokens become vectors, these go through N layers, and a classifier gives the logits."""
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import cast
@@ -23,11 +24,11 @@ class Embedding(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, scale: float = 1.0, segments: int = 0, norm: bool = False
+        self, config: ModelConfig, vocab: int, segments: int = 0, norm: bool = False
     ) -> None:
         super().__init__()
-        self.scale = scale
-        self.tokens = nn.Embedding(config.vocab, config.d_model)
+        self.scale = math.sqrt(config.d_model) if config.scales_embedding else 1.0
+        self.tokens = nn.Embedding(vocab, config.d_model)
         # Rotary positions enter later, at the queries and keys; an experiment has none at all.
         self.positions: nn.Module | None = None
         if config.positions == "sinusoidal":
@@ -52,9 +53,10 @@ class Stack(nn.Module):
 
     def __init__(self, config: ModelConfig, cross: bool = False) -> None:
         super().__init__()
-        self.d_head = config.d_head
+        self.config = config
         self.rotary = config.positions == "rotary"
-        self.layers = nn.ModuleList(Layer(config, cross) for _ in range(config.layers))
+        count = config.num_decoder_layers if cross else config.layers
+        self.layers = nn.ModuleList(Layer(config, cross) for _ in range(count))
         # Pre-norm leaves its running sum as it is, so it is normalised once, at the end.
         self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
 
@@ -67,13 +69,13 @@ class Stack(nn.Module):
         memory: Tensor | None = None,  # B S D
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        rope = rotation(positions, self.d_head, x.dtype) if self.rotary else None
+        rope = rotation(positions, self.config, x.dtype) if self.rotary else None
         for layer in self.layers:
             x = layer(x, mask, causal, rope, memory=memory, memory_mask=memory_mask)
         return self.norm(x)
 
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
-        rope = rotation(cache.positions, self.d_head, x.dtype) if self.rotary else None
+        rope = rotation(cache.positions, self.config, x.dtype) if self.rotary else None
         mask = cache.mask()
         for i, layer in enumerate(self.layers):
             memory = cache.memory[i] if cache.memory else None

@@ -55,6 +55,8 @@ def dataflow(config: AnyConfig) -> dict[str, _Tap]:
     head = "classifier"
     if config.family == "encoder-only":
         head = "text_head" if config.classes else "masked_head"
+    if head == "masked_head" and not config.masked_head:
+        return found
     axes = ("class",) if config.classes else ("word", "token")
     return found | {"logits": _Tap(head, "output", "classify", (last,), axes)}
 
@@ -63,6 +65,13 @@ def sides(config: AnyConfig) -> tuple[str, ...]:
     """The stacks that this family has."""
     family = config.family.removeprefix("recurrent-")
     return tuple(family.removesuffix("-only").split("-"))
+
+
+def depth(config: AnyConfig, side: str) -> int:
+    """The number of layers on this side."""
+    if isinstance(config, ModelConfig) and side == "decoder":
+        return config.num_decoder_layers
+    return config.layers
 
 
 def _parts_of(config: ModelConfig, side: str) -> tuple[str, ...]:
@@ -88,7 +97,7 @@ def _side_taps(config: ModelConfig, side: str) -> _Named:
         yield f"{side}.{name}", _Tap(f"{embedding}.{module}", "output", op, ())
     state = f"{side}.input"
     yield state, _Tap(embedding, "output", "add", tuple(f"{side}.{name}" for name in added))
-    for layer in range(config.layers):
+    for layer in range(depth(config, side)):
         for part in _parts_of(config, side):
             name, path = f"{side}.{layer}.{part}", f"{side}.layers.{layer}.{part}"
             yield from _sublayer_taps(config, name, path, state)
@@ -119,7 +128,8 @@ def _sublayer_taps(config: ModelConfig, name: str, path: str, state: str) -> _Na
 def _attention_taps(config: ModelConfig, name: str, path: str, read: str) -> _Named:
     module, cross = f"{path}_attention", name.endswith("cross")
     memory = "encoder.output" if cross else read
-    split = "split and turn" if config.positions == "rotary" and not cross else "split"
+    split = "split, normalise" if config.qk_norm else "split"
+    split += " and turn" if config.positions == "rotary" and not cross else ""
     queries, keys = ("head", "query", "dim"), ("head", "key", "dim")
     for part in ("query", "key", "value"):
         source = read if part == "query" else memory

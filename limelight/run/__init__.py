@@ -3,6 +3,7 @@
 atomic          checkpoints: complete or absent, damage is noticed
 log             what happened, one JSON object a line
 folder          the files of a run
+known_models    published models that can be fetched by name
 bundled_models  the models that come with the package
 tensorboard     the log for TensorBoard
 plots           the log as a figure

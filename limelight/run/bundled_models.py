@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from limelight.errors import UserError
 from limelight.run.folder import RunFolder
+from limelight.run.known_models import fetched_run, known_models, not_fetched
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,11 +35,15 @@ def find_run(run: str | Path) -> RunFolder:
         return own
     if name in model_names():
         return RunFolder(MODELS / name)
+    if name in known_models():
+        if not (fetched := RunFolder(fetched_run(name))).exists:
+            raise not_fetched(name)
+        return fetched
     if own.path.name != name or own.path.exists():  # a path and no name
         bare = own.path.name
         known = f"; limelight's own model is called {bare}" if bare in model_names() else ""
         raise UserError(f"{name} is no run folder: it has no run.json{known}")
-    near = get_close_matches(name, model_names(), n=1, cutoff=0.5)
+    near = get_close_matches(name, [*model_names(), *known_models()], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "there are " + ", ".join(model_names())
     raise UserError(f"{name} is no run folder here, and no model that comes with limelight: {hint}")
 
@@ -55,7 +60,7 @@ def _name_as_typed(run: str | Path) -> str:
 
 def is_run(run: str | Path) -> bool:
     """Whether `find_run` would find something: a folder, or a model's name."""
-    return Path(run).is_dir() or str(run) in model_names()
+    return Path(run).is_dir() or str(run) in (*model_names(), *known_models())
 
 
 def canonical_name(run: RunFolder) -> str:
@@ -70,6 +75,16 @@ def facts_of(name: str) -> dict[str, Any]:
     return {"name": name, **folder.read_json(FACTS), "bytes": size}
 
 
+def known_facts() -> list[dict[str, Any]]:
+    """What is known of published models, and whether they were fetched."""
+    shown = ("about", "megabytes", "licence", "page")
+    return [
+        {"name": name, **{key: getattr(model, key) for key in shown}}
+        | {"here": RunFolder(fetched_run(name)).exists}
+        for name, model in known_models().items()
+    ]
+
+
 def show(report: dict[str, Any], console: "Console") -> None:
     """Print all bundled models for people."""
     from rich.text import Text
@@ -82,4 +97,10 @@ def show(report: dict[str, Any], console: "Console") -> None:
             console.print(Text(f"  {score['value']:>8} {score['name']}: {score['on']}"))
         console.print(Text(f"  {model['licence']}", "dim"))
         console.print(Text(f"  {model['try']}\n", "cyan"))
-    console.print(Text(f"Cards with data, samples and limits: {MODELS}/*/{CARD}"))
+    console.print(Text(f"Cards with data, samples and limits: {MODELS}/*/{CARD}\n"))
+    console.print(Text("Published models, which limelight import NAME fetches:", "bold"))
+    for model in report["known"]:
+        here = ", here" if model["here"] else ""
+        facts = f"  {model['about']} ({model['megabytes']} MB, {model['licence']}{here})"
+        console.print(Text(model["name"], "bold") + Text(facts, "not bold"))
+        console.print(Text(f"  {model['page']}", "dim"))

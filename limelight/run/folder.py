@@ -1,9 +1,10 @@
 """The run folder: everything about one training, as data and never as code.
 
-run.json           the format of this folder, and hashes of the next three files
+run.json           the format of this folder, and hashes of the next files
 recipe.toml        the recipe as it was used
 tokenizer.json     the tokenizer
 classes.json       the names of the classes, for a classifier of texts
+special_tokens.json, imported.json, chat_template.jinja, certificate.json: of an imported model
 environment.json   versions, seed, device, hashes of the data
 checkpoints/       the last ones, from which training resumes
 finished/          the weights to be used, when training has ended
@@ -28,11 +29,15 @@ from limelight.run.atomic import find_damage, latest_valid, list_checkpoints
 _FORMAT = 1
 PARTS = (  # all that a training writes
     *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
+    *("special_tokens.json", "imported.json", "chat_template.jinja", "certificate.json"),
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
 )
-_LARGEST_RECIPE, _LARGEST_TOKENIZER = 2**16, 6_000_000  # bytes
+_LARGEST_RECIPE, _LARGEST_TOKENIZER = 2**16, 2**25  # bytes
 _LONGEST_LINE = 2**12  # characters: "a.a.a. ..." in one line can keep tomllib busy for hours
-_HASHED = ("recipe.toml", "tokenizer.json", "classes.json")
+_HASHED = (
+    *("recipe.toml", "tokenizer.json", "classes.json"),
+    *("special_tokens.json", "imported.json", "chat_template.jinja"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,16 @@ class RunFolder:
     @property
     def exists(self) -> bool:
         return (self.path / "run.json").is_file()
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether its tokenizer is somebody else's: a published model, or one trained from it."""
+        return (self.path / "special_tokens.json").is_file()
+
+    def import_files(self) -> dict[str, str]:
+        """What is known of an imported model, by file; a run that starts from it keeps them."""
+        names = ("imported.json", "chat_template.jinja")
+        return {n: read_bounded(self.path / n) for n in names if (self.path / n).is_file()}
 
     def begin(self, recipe: str) -> None:
         """Make this a run folder; called last, when everything else is written."""

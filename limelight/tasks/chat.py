@@ -1,14 +1,39 @@
 """Chat: the turns so far in, the next one out."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from limelight.data.tokenizer import valid_unicode
 from limelight.decode.config import DecodeConfig
 from limelight.decode.detokenizer import IncrementalDetokenizer
 from limelight.decode.generate import TokenEvent
+from limelight.decode.request import Request
+from limelight.errors import UserError
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import longest_source, request_for
+
+_ROLES = ("user", "assistant")
+_ANSWER = 512  # tokens of an answer, where nobody says how many
+
+
+def request_for_messages(
+    trained: TextModel, messages: Sequence[Mapping[str, str]], config: DecodeConfig
+) -> tuple[Request, int]:
+    """The request for the next message, and how many old ones no longer fit before it.
+
+    A system message stays. What a person said is dropped together with what was answered.
+    """
+    if trained.chat_prompt is None:
+        raise UserError("this model has no chat template")
+    system = [message for message in messages[:1] if message["role"] not in _ROLES]
+    said, context = messages[len(system) :], trained.max_len
+    for dropped in range(0, len(said), 2):
+        prompt = trained.chat_prompt([*system, *said[dropped:]])
+        wanted = config.max_tokens or min(_ANSWER, context // 2)
+        if len(prompt) + wanted <= context or (dropped + 2 >= len(said) and len(prompt) < context):
+            limit = max(1, min(wanted, context - len(prompt)))
+            return Request(prompt, limit, seed=config.seed), dropped
+    raise UserError(f"{len(prompt)} tokens are too many: the model reads {context}: shorten it")
 
 
 @dataclass
@@ -31,6 +56,8 @@ class Conversation:
         An answer that is interrupted leaves the conversation as it was.
         """
         trained, config = self.trained, self.config or self.trained.decode
+        if trained.chat_prompt is not None:
+            return self.reply_to_messages(valid_unicode(text), show)
         turns = [*self.turns, " ".join(valid_unicode(text).split())]
         request = request_for(trained, self.source(turns), config)
         stream, pieces = IncrementalDetokenizer(trained.tokenizer), list[str]()
@@ -45,6 +72,28 @@ class Conversation:
         show(pieces[-1])
         answer = " ".join("".join(pieces).split())
         self.turns = [*turns, answer][-self.trained.history :]
+        return answer
+
+    def reply_to_messages(self, text: str, show: Callable[[str], object]) -> str:
+        """Answer as a published chat model does: it has its own layout of a conversation."""
+        trained, config = self.trained, self.config or self.trained.decode
+        turns = [*self.turns, text]
+        messages = [{"role": _ROLES[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        request, dropped = request_for_messages(trained, messages, config)
+        self.cut = dropped == len(turns)
+        stream, pieces = IncrementalDetokenizer(trained.tokenizer), list[str]()
+
+        def watch(event: TokenEvent) -> bool:
+            pieces.append(stream.feed(event.token))
+            show(pieces[-1])
+            return False
+
+        greedy = replace(config, beam=1, beam_groups=1)  # answers come token by token
+        trained.engine.generate([request], greedy, on_token=watch)
+        pieces.append(stream.finish())
+        show(pieces[-1])
+        answer = "".join(pieces).strip()
+        self.turns = [*turns, answer]
         return answer
 
     def source(self, turns: list[str]) -> list[int]:

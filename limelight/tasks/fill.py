@@ -45,12 +45,12 @@ def fill(trained: TextModel, text: str, count: int = 5, blank: str = BLANK) -> F
         )
     with torch.inference_mode():
         scores = trained.model(torch.tensor([tokens], device=trained.device))[0, masked]
-        first, end = trained.tokenizer.first_text_id, len(trained.tokenizer)
-        words = scores[:, first:end]  # no blank is a special token
-        probabilities, found = words.softmax(dim=-1).topk(min(count, words.size(-1)), dim=-1)
-        found += first
-    for i, best in zip(masked, found[:, 0].tolist(), strict=True):
-        tokens[i] = best
+        text_ids = torch.tensor(trained.tokenizer.text_ids, device=scores.device)
+        words = scores[:, text_ids]  # no blank is a special token
+        probabilities, best = words.softmax(dim=-1).topk(min(count, words.size(-1)), dim=-1)
+        found = text_ids[best]
+    for i, token in zip(masked, found[:, 0].tolist(), strict=True):
+        tokens[i] = token
     blanks = tuple(
         tuple(
             FillCandidate(piece.strip() or piece, probability)
@@ -59,8 +59,8 @@ def fill(trained: TextModel, text: str, count: int = 5, blank: str = BLANK) -> F
         for row, its in zip(found.tolist(), probabilities.tolist(), strict=True)
     )
     if trained.tokenizer.uncased:  # it did not read capitals and spaces, so they stay as given
-        best = (candidates[0].text for candidates in blanks)
-        return FilledText("".join(part + next(best, "") for part in text.split(blank)), blanks)
+        fillings = (candidates[0].text for candidates in blanks)
+        return FilledText("".join(part + next(fillings, "") for part in text.split(blank)), blanks)
     return FilledText(trained.tokenizer.decode(tokens).strip(), blanks)
 
 

@@ -69,12 +69,14 @@ def _encode(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _Readi
         needed = "a source and a target" if wanted == 2 else "one text"
         count = "1 text" if len(text) == 1 else f"{len(text)} texts"
         raise UserError(f"this model scores {needed}, and not {count} (a tab divides them)")
-    *source, target = (tokenizer.encode(side) for side in text)
-    ending = [*target, tokenizer.end]
-    if trained.kind == "texts":
-        given, decoded, first = list[int](), [tokenizer.end, *ending], 1
+    source = [tokenizer.source.encode(side) for side in text[:-1]]
+    ending = [*tokenizer.encode(text[-1]), tokenizer.end]
+    if trained.kind == "texts":  # the first token of all has nothing before it
+        decoded = [*tokenizer.text_start, *ending]
+        given, first = list[int](), max(1, len(tokenizer.text_start))
     elif trained.family == "encoder-decoder":
-        given, decoded, first = [*tag, *source[0], tokenizer.end], [tokenizer.start, *ending], 1
+        given = [*tag, *source[0], tokenizer.source.end]
+        decoded, first = [tokenizer.start, *ending], 1
     else:
         before = [tokenizer.start, *tag, *source[0], tokenizer.separator]
         given, decoded, first = [], [*before, *ending], len(before)
@@ -108,7 +110,7 @@ def nll_per_text(trained: TextModel, texts: Sequence[str]) -> list[float]:
     tokenizer, longest = trained.tokenizer, trained.max_len
     stretches, owners = [], []
     for owner, text in enumerate(texts):
-        tokens = [tokenizer.end, *tokenizer.encode(text), tokenizer.end]
+        tokens = [*tokenizer.text_start, *tokenizer.encode(text), tokenizer.end]
         for begin in range(0, len(tokens) - 1, longest):
             stretches.append(tokens[begin : begin + longest + 1])
             owners.append(owner)

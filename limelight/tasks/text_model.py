@@ -1,6 +1,6 @@
 """A trained model, its tokenizer, and what people can do with it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -29,6 +29,9 @@ class TextModel:
     classes: tuple[str, ...] = ()
     answer_share: float = 0.5  # of a GPT's context: what the answer to a long source may need
     learning_rate: float = 1e-3  # the highest in its training
+    pooling: str = ""  # how `embed` makes one vector of many: the mean, or "first" of all tokens
+    max_tokens: int = 0  # of a text that is embedded or classified, at most; 0: as many as fit
+    chat_prompt: Callable[[Sequence[Mapping[str, str]]], list[int]] | None = None  # of messages
     int8: bool = False  # decode with weights rounded to bytes
     ensemble: Sequence[Any] = ()  # models that decode together with it
     _engine: Any = field(default=None, init=False, repr=False, compare=False)
@@ -59,9 +62,10 @@ class TextModel:
     @property
     def tasks(self) -> tuple[str, ...]:
         if self.family == "encoder-only":
-            return ("classify", "embed") if self.classes else ("fill", "embed")
+            heads = ("classify",) if self.classes else ("fill",) * self.model.config.masked_head
+            return (*heads, "embed")
         if self.kind == "texts":
-            return ("write", "score", "embed")
+            return ("write", *(("chat",) if self.chat_prompt else ()), "score", "embed")
         return ("translate", "chat", "score", "embed")
 
     def require(self, ability: str) -> None:
@@ -116,9 +120,10 @@ def compute_each(
 
 def add_special_tokens(trained: TextModel, text: str) -> list[int]:
     """A text as the model reads it, cut to what it can read."""
-    tokenizer = trained.tokenizer
-    tokens = tokenizer.encode(text)[: trained.max_len - 2]
+    tokenizer = trained.tokenizer.source
+    longest = min(trained.max_len, trained.max_tokens or trained.max_len)
+    tokens = tokenizer.encode(text)[: longest - 2]
     if trained.family == "encoder-decoder":
         return [*tokens, tokenizer.end]
     texts = trained.family == "decoder-only" and trained.kind == "texts"
-    return [tokenizer.end if texts else tokenizer.start, *tokens, tokenizer.end]
+    return [*(tokenizer.text_start if texts else [tokenizer.start]), *tokens, tokenizer.end]

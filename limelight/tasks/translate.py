@@ -143,7 +143,7 @@ def requests_for(
     """The requests for a text: none if it is empty, one for each part if it is long."""
     if not text.strip():
         return []
-    tag, encode = trained.tag(constraints.tag), cache(trained.tokenizer.encode)
+    tag, encode = trained.tag(constraints.tag), cache(trained.tokenizer.source.encode)
     given = len(encode_prefix(trained.tokenizer, constraints.prefix)[0])
     longest = max(1, longest_source(trained, config, given) - len(tag))
     parts = in_parts(text, lambda part: len(encode(part)), longest)
@@ -194,7 +194,7 @@ def request_for(
     return Request(
         prompt=prompt,
         limit=max(1, min(most, trained.max_len - len(prompt), LARGEST_LIMIT)),
-        source=[*source, tokenizer.end] if two_sided else (),
+        source=[*source, tokenizer.source.end] if two_sided else (),
         seed=config.seed,
         include=constraints.include,
         exclude=constraints.exclude,

@@ -45,7 +45,7 @@ class Continuation:
     @property
     def ended(self) -> bool:
         """Whether the model itself wrote an end."""
-        return self.written[-1:] == [self.trained.tokenizer.end]
+        return bool(self.written) and self.written[-1] in self.trained.tokenizer.ends
 
     def request(self) -> Request | None:
         if len(self.written) >= self.most or self.ended or self.stream.stopped:
@@ -76,6 +76,7 @@ def refuse_beam(wanted: int | None) -> None:
 
 
 def encode_prompt(trained: TextModel, prompt: str) -> tuple[list[int], bool]:
-    """The tokens of a prompt, behind an end token, and whether a space follows them."""
+    """The tokens of a prompt, behind what begins a text, and whether a space follows them."""
     begun, spaced = encode_prefix(trained.tokenizer, prompt)
-    return [trained.tokenizer.end, *begun], spaced
+    tokens = [*trained.tokenizer.text_start, *begun]
+    return tokens or [trained.tokenizer.start], spaced

@@ -6,7 +6,7 @@ a few layers, or of short texts where a network loops over them, since the rest 
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import pairwise
 from math import comb
 from typing import Any, cast
@@ -32,6 +32,11 @@ from limelight.workflows.tables import print_table
 
 _FLOAT = 4  # bytes of a float32
 _ADAM = 4 * _FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
+_SELDOM = (  # settings that published models have; shown where they differ from the defaults
+    *("source_vocab", "decoder_layers", "head_dim", "embedding_scale", "tied"),
+    *("rotary_base", "rotary_scaling", "rotary_factor", "rotary_low", "rotary_high"),
+    "rotary_length",
+)
 _EXPERIMENTS = {  # what a setting takes away; but for `mask`, decoding then has no accelerator
     "positions": "nothing says where a token stands",
     "norm": "nothing keeps the numbers in a steady range",
@@ -220,13 +225,17 @@ def _count_bytes(value: object) -> int:
 def show(facts: dict[str, Any], console: Console) -> None:
     """Print the facts as tables that fit 80 columns."""
     console.print(Text(facts["name"], "bold") + Text(f"  {facts['about']}", "not bold"))
+    open_ones = {f.name: f.default for f in fields(ModelConfig) if f.name in _SELDOM}
     sizes = {k: v for k, v in facts["model"].items() if not isinstance(v, bool)}
+    sizes = {k: v for k, v in sizes.items() if k not in open_ones or v != open_ones[k]}
     sizes.pop("decoder_cell", None)  # an experiment, below
     shape = ", ".join(f"{k} {v}" for k, v in sizes.items())
     console.print(Text(shape, "dim"))
     for name, value in facts["experiments"].items():
         console.print(Text(f"experiment: {name} = {toml(value)}: {_EXPERIMENTS[name]}", "yellow"))
-    if facts.get("trained"):
+    if certificate := facts.get("certificate"):
+        show_certificate(certificate, console)
+    elif facts.get("trained"):
         _show_trained(facts["trained"], console)
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
     print_table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
@@ -248,6 +257,23 @@ def show(facts: dict[str, Any], console: Console) -> None:
     print_table(
         console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()]
     )
+
+
+def show_certificate(facts: dict[str, Any], console: Console) -> None:
+    """How far an imported model is from its origin; anybody may have edited the file."""
+    try:
+        if facts["compared"] == "nothing":
+            text = f"imported; its numbers were not compared: {facts['why']}"
+        else:
+            packages = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+            text = (
+                f"imported; at most {facts['largest_difference']:.1e} from {facts['compared']}, "
+                f"in numbers of up to {facts['largest_value']:.3g} at {facts['tokens']} positions; "
+                f"the ids of {facts['texts']} texts are equal ({packages})"
+            )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        text = "imported; its certificate.json cannot be read"
+    console.print(Text(text))
 
 
 def _show_trained(trained: dict[str, Any], console: Console) -> None:

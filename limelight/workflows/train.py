@@ -25,7 +25,8 @@ from limelight.data.registry import resolve
 from limelight.data.tokenizer import Tokenizer
 from limelight.device import choose_precision, describe
 from limelight.errors import UserError, path_from_option
-from limelight.loading import LoadedModel, load
+from limelight.files import atomic_write
+from limelight.loading import LoadedModel, load, load_tokenizer
 from limelight.model import build
 from limelight.recipe import Overrides, Recipe, load_recipe, with_overrides, write_recipe
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
@@ -211,9 +212,12 @@ def _find_tokenizer(
         else:
             report.say(f"training a tokenizer of {recipe.tokenizer.vocab} tokens")
             tokenizer = train_tokenizer(data, recipe.tokenizer)
-        run.write("tokenizer.json", tokenizer.core.to_str())
+        for name, content in tokenizer.files.items():
+            atomic_write(run.path / name, content)
+        for name, text in (origin.carried if origin else {}).items():
+            run.write(name, text)
     world.barrier()
-    tokenizer = Tokenizer.load(run.tokenizer)
+    tokenizer = load_tokenizer(run, recipe.model)
     if origin is not None and tokenizer.hash != origin.tokenizer.hash:
         raise UserError(f"{run.path} has another tokenizer than the model it should start from")
     return tokenizer

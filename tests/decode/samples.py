@@ -24,12 +24,20 @@ class Letters:
     """As much of a tokenizer as search needs: tokens 0 to 2 are special, 3 is a, 4 is b, ..."""
 
     pad, start, end, first_text_id = PAD, START, END, 3
+    special_ids, ends = frozenset((PAD, START, END)), frozenset((END,))
 
     def __init__(self, vocab):
         self.vocab = vocab
 
     def __len__(self):
         return self.vocab
+
+    def is_text(self, i):
+        return i >= 3
+
+    @property
+    def text_ids(self):
+        return [*range(3, self.vocab)]
 
     def token_bytes(self, i):
         return bytes([ord("a") + i - 3]) if i >= 3 else b""

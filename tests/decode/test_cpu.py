@@ -21,7 +21,7 @@ from limelight.decode.accel.cpu.linear import Int8Linear, PackedLinear
 from limelight.decode.accel.cpu.model import CpuModel, attention, for_cpu
 from limelight.errors import UserError
 from limelight.model.topk import fast_argmax, fast_topk
-from tests.model.samples import TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
+from tests.model.samples import PUBLISHED, TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
 
 ONEDNN_LINEAR = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
 VARIED = {
@@ -43,7 +43,9 @@ def _whatever_was_in_memory_before(monkeypatch):
 
 
 models = pytest.mark.parametrize(
-    ("family", "changes"), [(f, v) for f in TRANSFORMERS[:2] for v in VARIED.values()]
+    ("family", "changes"),
+    [(f, v) for f in TRANSFORMERS[:2] for v in VARIED.values()]
+    + [(f, v) for f, v in PUBLISHED if f != "encoder-only"],
 )
 precisions = pytest.mark.parametrize(
     ("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-5)]

@@ -74,7 +74,7 @@ class ByHand:
         c, put = self.c, self.values.__setitem__
         x = self.w[f"{embedding}.tokens.weight"][list(ids)]
         put(f"{side}.embedding", x)
-        if c.family == "encoder-decoder":
+        if {"auto": c.family == "encoder-decoder", "on": True, "off": False}[c.embedding_scale]:
             x = x * math.sqrt(c.d_model)
         if c.positions == "sinusoidal":
             put(f"{side}.positions", waves(len(ids), c.d_model))
@@ -88,7 +88,7 @@ class ByHand:
             x = self.norm(x + segments, f"{embedding}.norm")
         put(f"{side}.input", x)
         causal = side == "decoder"
-        for n in range(c.layers):
+        for n in range(self.layers(side)):
             path, name = f"{side}.layers.{n}", f"{side}.{n}"
             x = self.sublayer(x, f"{name}.self", f"{path}.self", None, causal)
             if memory is not None:
@@ -117,6 +117,15 @@ class ByHand:
         put(f"{name}.norm", self.norm(total, f"{path}_residual.norm"))
         return self.values[f"{name}.norm"]
 
+    def layers(self, side):
+        return (self.c.decoder_layers if side == "decoder" else 0) or self.c.layers
+
+    def unit(self, x, path):
+        if not self.c.qk_norm:
+            return x
+        size = np.sqrt((x**2).mean(axis=-1, keepdims=True) + self.c.norm_eps)
+        return x / size * self.w[f"{path}_norm.weight"]
+
     def heads(self, x):
         return x.reshape(len(x), -1, self.c.d_head).transpose(1, 0, 2)
 
@@ -124,7 +133,7 @@ class ByHand:
         out = np.zeros_like(x)
         for pos in range(x.shape[1]):
             for i in range(0, self.c.d_head, 2):
-                angle = pos / 10000 ** (i / self.c.d_head)
+                angle = pos / self.c.rotary_base ** (i / self.c.d_head)
                 a, b = x[:, pos, i], x[:, pos, i + 1]
                 out[:, pos, i] = a * math.cos(angle) - b * math.sin(angle)
                 out[:, pos, i + 1] = a * math.sin(angle) + b * math.cos(angle)
@@ -139,6 +148,7 @@ class ByHand:
         for part, value in flat.items():
             put(f"{name}.{part}", value)
         q, k, v = (self.heads(flat[p]) for p in ("query", "key", "value"))
+        q, k = self.unit(q, f"{path}.query"), self.unit(k, f"{path}.key")
         if self.c.positions == "rotary" and memory is None:
             q, k = self.turn(q), self.turn(k)
         for step, value in zip("qkv", (q, k, v), strict=True):
@@ -201,13 +211,15 @@ class ByHand:
         if self.c.classes:
             inner = np.tanh(self.linear(x[0], "text_head.inner"))
             return self.linear(inner, "text_head.classifier")
+        if not self.c.masked_head:  # a sentence encoder ends in its states
+            return x
         inner = ACTIVATE[self.c.activation](self.linear(x, "masked_head.inner"))
         return self.linear(self.norm(inner, "masked_head.norm"), "masked_head.classifier")
 
     def states(self, side):
         """Names of the states through the layers."""
         last = "norm" if self.c.norm_order == "post" else "add"
-        between = [f"{side}.{n}.feed_forward.{last}" for n in range(self.c.layers)]
+        between = [f"{side}.{n}.feed_forward.{last}" for n in range(self.layers(side))]
         return [f"{side}.input", *between, *([f"{side}.output"] if last == "add" else [])]
 
     def lengths(self, side):

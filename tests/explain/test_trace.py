@@ -150,7 +150,7 @@ def test_a_shown_question_times_a_shown_label_is_the_shown_score():
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_token_is_enough(kind):
     model = trained(kind)
-    text = "" if kind in ("gpt", "llama") else "Hi"
+    text = "" if kind in ("gpt", "llama", "qwen") else "Hi"
     trace = explain(model, text)
     assert all(check.passed for stop in trace.walk() for check in stop.checks)
     if kind == "gpt":
@@ -343,3 +343,13 @@ def test_a_model_that_looks_ahead_is_told(kind, monkeypatch):
     assert not all(check.passed for check in stop.checks)
     trace._observe("encoder.0.self.weights", torch.full((1, 2, 2), 0.6))
     assert trace.checks.row_error == pytest.approx(0.2)
+
+
+def test_a_layer_that_one_side_lacks_is_its_last_one():
+    trace = explain(trained("uneven"), "Hi how are you")
+    places = [stop.location for stop in trace.walk(3, None, None) if "layer" in stop.location]
+    assert any("encoder, layer 2" in place for place in places)
+    assert any("decoder, layer 3" in place for place in places)
+    assert all(check.passed for stop in trace.walk(3, None, None) for check in stop.checks)
+    with pytest.raises(UserError, match="no layer 4"):
+        trace.walk(4, None, None)

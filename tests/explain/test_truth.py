@@ -395,7 +395,7 @@ def check_beam(trace, hand, where, stop, listing):
 def check_follow(trace, hand, where, stop, listing):
     uses = ["cross", "self"] if len(trace.source) else ["self"]
     uses = [use for use in uses if f"decoder.0.{use}.weights" in hand.values]
-    layers = range(2) if where[0] is None else [where[0] - 1]
+    layers = range(hand.layers("decoder")) if where[0] is None else [where[0] - 1]
     heads = range(4) if where[1] is None else [where[1] - 1]
     rows = iter(listing.rows)
     for step in trace.steps:

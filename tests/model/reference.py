@@ -68,13 +68,36 @@ class Reference:
         """Rotary: each pair is a complex number, multiplied by e^(i angle)."""
         width = len(x)
         z = x[0::2] + 1j * x[1::2]
-        z = z * np.exp(1j * place * 10000.0 ** (-np.arange(0, width, 2) / width))
+        speeds = [self.speed(i / width) for i in range(0, width, 2)]
+        z = z * np.exp(1j * place * np.array(speeds))
         return np.stack([z.real, z.imag], axis=1).reshape(width)
+
+    def speed(self, share: float) -> float:
+        """The angle from one position to the next, slowed as Llama 3 does or all alike."""
+        c = self.config
+        speed = c.rotary_base**-share
+        if c.rotary_scaling == "none":
+            return speed
+        slow = speed / c.rotary_factor
+        wavelength = 2 * np.pi / speed
+        if c.rotary_scaling == "linear" or wavelength > c.rotary_length / c.rotary_low:
+            return slow
+        if wavelength < c.rotary_length / c.rotary_high:
+            return speed
+        smooth = c.rotary_length / wavelength - c.rotary_low
+        smooth /= c.rotary_high - c.rotary_low
+        return (1 - smooth) * slow + smooth * speed
+
+    def unit(self, name: str, x: np.ndarray) -> np.ndarray:
+        """QK-norm of one head of one token."""
+        if not self.config.qk_norm:
+            return x
+        return x / sqrt((x**2).mean() + self.config.norm_eps) * self.weights[f"{name}_norm.weight"]
 
     def attention(self, name: str, x: np.ndarray, others: np.ndarray, causal: bool) -> np.ndarray:
         config = self.config
         size, group = (
-            config.d_model // config.heads,
+            config.head_dim or config.d_model // config.heads,
             config.heads // (config.kv_heads or config.heads),
         )
         q, k, v = (
@@ -82,7 +105,7 @@ class Reference:
             for part, source in (("query", x), ("key", others), ("value", others))
         )
         rotary = config.positions == "rotary" and "self" in name
-        out = np.zeros_like(x)
+        out = np.zeros((len(x), config.heads * size))
         for head in range(config.heads):
             mine = slice(head * size, (head + 1) * size)
             theirs = slice(head // group * size, (head // group + 1) * size)
@@ -90,7 +113,8 @@ class Reference:
                 seen = range(i + 1) if causal else range(len(others))
                 scores = []
                 for j in seen:
-                    a, b = q[i, mine], k[j, theirs]
+                    a = self.unit(f"{name}.query", q[i, mine])
+                    b = self.unit(f"{name}.key", k[j, theirs])
                     if rotary:
                         a, b = self.turn(a, i), self.turn(b, j)
                     scores.append(a @ b / (sqrt(size) if config.scaling else 1))
@@ -122,7 +146,8 @@ class Reference:
         return kept + function(self.norm(f"{name}.norm", x))
 
     def stack(self, side: str, x: np.ndarray, causal: bool, memory=None) -> np.ndarray:
-        for i in range(self.config.layers):
+        deep = side == "decoder" and self.config.decoder_layers
+        for i in range(deep or self.config.layers):
             layer = f"{side}.layers.{i}"
             x = self.sublayer(
                 f"{layer}.self_residual",
@@ -144,18 +169,25 @@ class Reference:
             x = self.sublayer(f"{for_ff}_residual", x, lambda x, n=for_ff: self.feed_forward(n, x))
         return self.norm(f"{side}.norm", x) if self.config.norm_order == "pre" else x
 
+    @property
+    def scale(self) -> float:
+        said = self.config.embedding_scale
+        usual = self.config.family == "encoder-decoder"
+        return sqrt(self.config.d_model) if said == "on" or (said == "auto" and usual) else 1
+
     def encoder_decoder(self, source, target) -> np.ndarray:
-        scale = sqrt(self.config.d_model)
+        scale = self.scale
         memory = self.stack("encoder", self.embed("source", source, scale), causal=False)
         states = self.stack("decoder", self.embed("target", target, scale), self.causal, memory)
         return self.linear("classifier", states)
 
     def decoder_only(self, ids) -> np.ndarray:
-        states = self.stack("decoder", self.embed("target", ids, 1), self.causal)
+        states = self.stack("decoder", self.embed("target", ids, self.scale), self.causal)
         return self.linear("classifier", states)
 
     def encoder_only(self, ids, segments) -> np.ndarray:
-        states = self.stack("encoder", self.embed("source", ids, 1, segments), causal=False)
+        x = self.embed("source", ids, self.scale, segments)
+        states = self.stack("encoder", x, causal=False)
         inner = ACTIVATION[self.config.activation](self.linear("masked_head.inner", states))
         return self.linear("masked_head.classifier", self.norm("masked_head.norm", inner))
 

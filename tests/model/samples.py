@@ -39,6 +39,36 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {  # parts of the paper's model that ar
     },
     "recurrent": {"decoder_cell": "ssru"},
 }
+# What published models need, besides: by family.
+PUBLISHED: list[tuple[str, dict[str, Any]]] = [
+    (
+        "encoder-decoder",
+        {"source_vocab": 17, "decoder_layers": 1, "tied": "target", "embedding_scale": "off"},
+    ),
+    (
+        "encoder-decoder",
+        {"decoder_layers": 3, "tied": "none", "head_dim": 6, "positions": "rotary", "kv_heads": 2},
+    ),
+    ("encoder-only", {"embedding_scale": "on", "head_dim": 2, "bias": False, "qkv_bias": True}),
+    ("decoder-only", {**VARIANTS["llama"], "rotary_base": 500.0, "head_dim": 6, "qk_norm": True}),
+    ("decoder-only", {**VARIANTS["llama"], "qkv_bias": True, "tied": "none"}),
+    (
+        "decoder-only",
+        {"positions": "rotary", "rotary_scaling": "linear", "rotary_factor": 2.5, "qk_norm": True},
+    ),
+    (
+        "decoder-only",
+        {
+            "positions": "rotary",
+            "head_dim": 12,
+            "rotary_scaling": "llama3",
+            "rotary_factor": 8.0,
+            "rotary_length": 16,
+            "rotary_base": 20.0,
+            "embedding_scale": "on",
+        },
+    ),
+]
 TRANSFORMERS = ("encoder-decoder", "decoder-only", "encoder-only")
 RECURRENT: dict[str, dict[str, Any]] = {
     f"{cell}{' with attention' if attention else ''}": {"cell": cell, "attention": attention}
@@ -55,6 +85,7 @@ SWITCHED = [
 # Every model that writes token by token: its family and what is special about it.
 WRITERS = [(family, v) for family in TRANSFORMERS[:2] for v in VARIANTS.values()] + [
     ("encoder-decoder", EXPERIMENTS["recurrent"]),
+    *(pair for pair in PUBLISHED if pair[0] != "encoder-only"),
     *(
         (family, {**v, "layers": layers})
         for family in ("recurrent-encoder-decoder", "recurrent-decoder-only")

@@ -140,7 +140,7 @@ def test_dropout_acts_on_each_sublayers_output_and_on_nothing_else(norm_order):
 
 def test_dropout_acts_on_the_embeddings():
     config = ModelConfig(vocab=9, d_model=16, heads=4, dropout=ALL)
-    embedding = Embedding(config).train()
+    embedding = Embedding(config, config.vocab).train()
     assert embedding(torch.tensor([[1, 2, 3]]), torch.arange(3)).abs().max() == 0
 
 

@@ -9,6 +9,7 @@ from limelight.errors import UserError
 from limelight.model import ModelConfig, RecurrentConfig, model_config
 
 INTEGERS = ("vocab", "layers", "d_model", "d_ff", "heads", "kv_heads", "max_len", "classes")
+INTEGERS += ("source_vocab", "decoder_layers", "head_dim", "rotary_length")
 
 
 def test_defaults_are_the_papers_base_model():
@@ -56,7 +57,22 @@ def test_rates_are_fractions(name, value):
         ({"family": "encoder-only", "mask": False}, "mask=False is for decoders"),
         ({"family": "decoder-only", "decoder_cell": "ssru"}, "belongs to family='encoder-decoder'"),
         ({"decoder_cell": "ssru", "mask": False}, "nothing to mask"),
-        ({"tied": 1}, "tied=1 must be true or false"),
+        ({"tied": 1}, "tied=1 must be true or false or 'all', 'target' or 'none'"),
+        ({"source_vocab": 7}, "source_vocab=7 and vocab=10 cannot share one table"),
+        ({"family": "decoder-only", "source_vocab": 7}, "belongs to family='encoder-decoder'"),
+        ({"family": "encoder-only", "decoder_layers": 2}, "belongs to family='encoder-decoder'"),
+        ({"family": "decoder-only", "tied": "target"}, "choose 'all' or 'none'"),
+        ({"qkv_bias": True}, "qkv_bias=True is for bias=False"),
+        ({"qk_norm": True}, "qk_norm=True belongs to family='decoder-only'"),
+        ({"rotary_base": 500.0}, "rotary_base=500.0 is for positions='rotary'"),
+        ({"rotary_scaling": "linear"}, "rotary_scaling=linear is for positions='rotary'"),
+        ({"positions": "rotary", "rotary_factor": 2.0}, "scales nothing"),
+        (
+            {"positions": "rotary", "rotary_scaling": "llama3", "rotary_low": 4.0},
+            "rotary_low=4.0 must be below rotary_high=4.0",
+        ),
+        ({"positions": "rotary", "head_dim": 3}, "head_dim=3 gives 3 per head"),
+        ({"positions": "rotary", "rotary_base": 1.0}, "rotary_base=1.0 is out of range"),
     ],
 )
 def test_what_does_not_fit_together_is_said(changes, sentence):

@@ -48,6 +48,11 @@ def x(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
+def turning(size):
+    """Rotary positions of heads of this size."""
+    return config(positions="rotary", head_dim=size)
+
+
 @pytest.mark.parametrize("kv_heads", [2, 1])
 @pytest.mark.parametrize("explicit", [True, False])
 def test_attention(kv_heads, explicit):
@@ -58,7 +63,12 @@ def test_attention(kv_heads, explicit):
     check(attention, x(2, 3, 4), causal=True)
     check(attention, x(2, 3, 4), mask=attention_mask(REAL, causal=True))
     check(attention, x(2, 2, 4), x(2, 3, 4), mask=attention_mask(REAL))
-    check(attention, x(2, 3, 4), rope=rotation(torch.arange(3), 2, torch.float64), causal=True)
+    check(
+        attention,
+        x(2, 3, 4),
+        rope=rotation(torch.arange(3), turning(2), torch.float64),
+        causal=True,
+    )
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu-tanh", "silu", "swiglu"])
@@ -93,14 +103,14 @@ def test_residual_and_layer(norm_order, norm):
 def test_embedding_stack_and_classifier(positions):
     changes = config(positions=positions, activation="gelu", norm_order="pre", max_len=3)
     ids, places = tokens(2, 3) % 5, torch.arange(3)
-    check(randomised(Embedding(changes, scale=2.0, segments=2, norm=True)), ids, places, ids % 2)
+    check(randomised(Embedding(changes, 5, segments=2, norm=True)), ids, places, ids % 2)
     check(randomised(Stack(changes)), x(2, 3, 4), places, mask=attention_mask(REAL))
     check(randomised(Classifier(5, 4, bias=True)), x(2, 3, 4))
 
 
 def test_positions():
     check(randomised(LearnedPositions(3, 4)), torch.arange(3), dtype=torch.float64)
-    turn = rotation(torch.arange(3), 4, torch.float64)
+    turn = rotation(torch.arange(3), turning(4), torch.float64)
     assert gradcheck(turn, x(1, 2, 3, 4).requires_grad_())
     assert sinusoids(torch.arange(3), 4, torch.float64).requires_grad is False
 

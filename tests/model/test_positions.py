@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from limelight.errors import UserError
+from limelight.model import ModelConfig
 from limelight.model.positions import LearnedPositions, positions_of, rotation, sinusoids
+
+HEAD = ModelConfig(vocab=2, d_model=8, heads=1, positions="rotary")
 
 
 def test_sinusoids_follow_the_formula():
@@ -33,10 +36,10 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
     def score(i, j):
-        turn = [rotation(torch.tensor([at]), 8, torch.float64) for at in (i, j)]
+        turn = [rotation(torch.tensor([at]), HEAD, torch.float64) for at in (i, j)]
         return (turn[0](q) * turn[1](k)).sum()
 
-    turned = rotation(torch.tensor([17]), 8, torch.float64)(q)
+    turned = rotation(torch.tensor([17]), HEAD, torch.float64)(q)
     torch.testing.assert_close(turned.norm(), q.norm())
     for i, j in ((0, 3), (5, 8), (40, 43)):
         torch.testing.assert_close(score(i, j), score(100 + i, 100 + j))

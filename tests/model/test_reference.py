@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from tests.model.reference import RecurrentReference, Reference
-from tests.model.samples import EXPERIMENTS, RECURRENT, SWITCHED, TRANSFORMERS, small, tokens
+from tests.model.samples import (
+    EXPERIMENTS,
+    PUBLISHED,
+    RECURRENT,
+    SWITCHED,
+    TRANSFORMERS,
+    small,
+    tokens,
+)
 
 
 def random_variant(seed: int) -> dict:
@@ -34,6 +42,30 @@ def random_variant(seed: int) -> dict:
 @pytest.mark.parametrize("family", TRANSFORMERS)
 def test_logits_equal_the_numpy_reference(family, seed):
     assert_equals_reference(family, seed, random_variant(seed))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("family", "settings"), PUBLISHED)
+def test_settings_of_published_models_equal_the_numpy_reference(family, settings, seed):
+    assert_equals_reference(family, seed, settings)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"rotary_base": 100.0},
+        {"rotary_scaling": "linear", "rotary_factor": 2.0},
+        {"rotary_scaling": "llama3", "rotary_factor": 2.0, "rotary_length": 16},
+        {"embedding_scale": "on"},
+        {"qk_norm": True},
+    ],
+)
+def test_each_of_these_settings_changes_what_is_computed(setting):
+    model = small("decoder-only", positions="rotary")
+    other = small("decoder-only", positions="rotary", **setting)
+    other.load_state_dict(model.state_dict(), strict=False)
+    text = tokens(1, 7)
+    assert (model(text) - other(text)).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -76,6 +76,8 @@ def accelerate(model: Any, int8: bool = False) -> StepModel:
     if transformer and next(model.parameters()).device.type == "cuda":
         if int8:
             raise UserError("int8 is for CPUs: choose float32 or bfloat16 on a GPU")
+        if model.config.qk_norm or model.config.rotary_scaling != "none":  # no kernel has these
+            return CudaGraphModel(model)
         try:  # torch brings Triton on Linux with CUDA
             from limelight.decode.accel.cuda.fused_model import FusedModel, PagedSlot
         except ImportError:

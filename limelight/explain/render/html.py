@@ -20,7 +20,7 @@ from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import all_stages, stage_at, walk
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
-from limelight.model.taps import sides
+from limelight.model.taps import depth, sides
 from limelight.web.bundle import single_file
 
 MAX_BYTES = 3_000_000  # of a file
@@ -104,7 +104,8 @@ class _ExportPlan:
                 yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
             for row in range(len(self.focus.words(side))):
                 yield from self.word(side, row, *here)
-        elsewhere = list(product(range(config.layers), range(config.heads), self.sides))
+        most = max(depth(config, side) for side in self.sides)
+        elsewhere = list(product(range(most), range(config.heads), self.sides))
         for layer, head, side in elsewhere:
             yield from self.word(side, self.focus.word(side), layer, head)
         for layer, head, side in elsewhere:

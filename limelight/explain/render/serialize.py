@@ -26,6 +26,7 @@ from limelight.explain.stages import all_stages
 from limelight.explain.stages.layers import states_of
 from limelight.explain.tokens import Words
 from limelight.explain.trace import DecodingStep, Trace, in_range
+from limelight.model.config import ModelConfig
 from limelight.model.taps import dataflow, sides
 
 _Kind = Literal["f32", "f16", "u8"]  # for numbers; for colours; for thumbnails
@@ -34,7 +35,7 @@ _EQUATION = ("q", "k", "v", "scores", "masked", "weights", "mixed")
 _CONFIG_FIELDS = (
     *("family", "vocab", "layers", "heads", "kv_heads", "d_model", "max_len"),
     *("norm_order", "norm", "positions", "activation", "tied", "cell", "attention"),
-    *("scaling", "residual", "decoder_cell"),
+    *("scaling", "residual", "decoder_cell", "masked_head"),
 )
 
 
@@ -92,11 +93,21 @@ def _model_card(trace: Trace) -> dict[str, Any]:
     config, tokenizer = trace.config, trace.trained.tokenizer
     return {
         **{name: getattr(config, name) for name in _CONFIG_FIELDS if hasattr(config, name)},
-        **({} if trace.recurrent else {"d_ff": config.ffn_dim, "d_head": config.d_head}),
+        **({} if trace.recurrent else _sizes(config)),
         "parameters": sum(p.numel() for p in trace.model.parameters()),
         "abilities": list(trace.trained.tasks),
         "special": tokenizer.special,
         "classes": list(trace.trained.classes),
+    }
+
+
+def _sizes(config: ModelConfig) -> dict[str, Any]:
+    """Settings as they come out, where 0 or "auto" leaves them open."""
+    return {
+        "d_ff": config.ffn_dim,
+        "d_head": config.d_head,
+        "decoder_layers": config.num_decoder_layers,
+        "tied": config.tying != "none",
     }
 
 

@@ -25,6 +25,7 @@ from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.tokens import labels_of, pieces_of
 from limelight.explain.trace import Trace
+from limelight.model.taps import depth, sides
 
 WIDEST = 110  # columns: longer lines are hard to read
 _LONGEST = 24  # rows: of a longer table, a window is shown
@@ -114,7 +115,8 @@ def _summary(trace: Trace) -> str:
         norm = "no norms" if config.norm == "none" else f"{config.norm_order}-norm"
         positions = "no" if config.positions == "none" else config.positions
         kind = f", {config.heads} heads, d_model {config.d_model}, {norm}, {positions} positions"
-    return f"{config.family}, {config.layers} layers{kind}, {size:,} parameters"
+    counts = dict.fromkeys(str(depth(config, side)) for side in sides(config))
+    return f"{config.family}, {' + '.join(counts)} layers{kind}, {size:,} parameters"
 
 
 def _map_lines(trace: Trace, stage: Stage) -> Text:

@@ -12,6 +12,10 @@ _LARGE = 9.0  # exp of more is hard to read: subtract the largest score of the r
 _ROTATED = (
     " Rotary positions turn q and k: each pair of numbers (1, 2), (3, 4) ... by its own angle."
 )
+_NORMALIZED = (
+    " Each head's query and key is divided by its root mean square and multiplied by learned gains "
+    "(QK-norm)."
+)
 _CAUSAL = (
     "A token must not attend to later tokens: in training they are there, and it could copy the "
     "answer. So -inf is added to their scores, after scaling and before softmax."
@@ -30,7 +34,8 @@ _ROLES = {"q": "query (question)", "k": "key (label)", "v": "value (content)"}
 def queries(focus: Focus) -> Stage:
     """Three linear layers (section 3.2.2)."""
     block = focus.block(focus.side)
-    rotated = _ROTATED if focus.trace.config.positions == "rotary" else ""
+    rotated = _NORMALIZED if focus.trace.config.qk_norm else ""
+    rotated += _ROTATED if focus.trace.config.positions == "rotary" else ""
     values = torch.stack([block.get(step)[block.query_index] for step in _ROLES])
     names = tuple(f"{block.name}.{step}" for step in _ROLES)
     labels, at = (list(_ROLES.values()), numbered(values.size(1))), block.query_index
@@ -50,7 +55,7 @@ def queries(focus: Focus) -> Stage:
 
 
 def _first_number(focus: Focus, block: AttentionView) -> Formula:
-    """The first number of a query, before any rotation: x . w + b."""
+    """The first number of a query, before any norm and rotation: x . w + b."""
     x = block.read("query")[block.query_index]
     row = focus.head * focus.trace.config.d_head
     weights = focus.weight(f"{block.path}.query.weight")[row]
@@ -230,10 +235,13 @@ def heads(focus: Focus) -> Stage:
     block, config = focus.block(focus.side), focus.trace.config
     name, label = block.name, focus.label(block.side)
     concat = focus.tensor(f"{name}.concat")
-    sizes = f"{config.heads} x {config.d_head} = {config.d_model} numbers in, {config.d_model} out"
+    sizes = f"{config.heads} x {config.d_head} = {concat.size(1)} numbers in, {config.d_model} out"
     mixed = focus.tensor(f"{name}.mixed").transpose(0, 1).flatten(1)
     again = focus.linear(concat, f"{block.path}.output")
-    together = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
+    rows = {"concatenated": f"{name}.concat", "output": f"{name}.output"}
+    together = [focus.all_words(block.side, value, what) for what, value in rows.items()]
+    if concat.shape == again.shape:  # heads may have another size than d_model / heads
+        together = [focus.one_word(f"{label}, all heads", rows, block.side)]
     weights = focus.tensor(f"{name}.weights")[:, block.query_index]
     title, names = f"attention weights of {label}, head by head", (f"{name}.weights",)
     labels = [f"head {h + 1}" for h in range(len(weights))], block.key_tokens.labels
@@ -247,12 +255,12 @@ def heads(focus: Focus) -> Stage:
         "token can attend to several things at once. The results are concatenated, and one more "
         "linear layer combines them.",
         formulas=[Formula("output = (head 1, head 2, ...) W_o + b", sizes)],
-        figures=[each_head, focus.one_word(f"{label}, all heads", together, block.side)],
+        figures=[each_head, *together],
         checks=[
             focus.check("the outputs of the heads, concatenated", concat, mixed),
             focus.check("output = the linear layer of these", f"{name}.output", again),
         ],
-        location=f"{block.side}, layer {focus.layer + 1}",
+        location=f"{block.side}, layer {focus.layer_on(block.side) + 1}",
     )
 
 

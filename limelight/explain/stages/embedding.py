@@ -1,13 +1,12 @@
 """Text becomes pieces, pieces become vectors, and vectors get their positions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.data.tokenizer import readable
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number, vector
 from limelight.explain.tokens import labels_of, pieces_of, visible
@@ -52,8 +51,8 @@ def _merge_table(focus: Focus) -> TableFigure:
     parts = text.split(BLANK) if focus.trace.trained.family == "encoder-only" else [text]
     rows: dict[str, tuple[str, ...]] = {}
     for steps in (steps for part in parts for steps in tokenizer.show_work(part)):
-        merged = (" ".join(labels_of([*map(readable, pieces)])) for pieces in steps)
-        rows[visible(readable("".join(steps[0])))] = tuple(merged)
+        merged = (" ".join(labels_of([*map(tokenizer.spell, pieces)])) for pieces in steps)
+        rows[visible(tokenizer.spell("".join(steps[0])))] = tuple(merged)
     title = "how the pieces are found: the pair learned first is merged first"
     heads = ["word", "its bytes, merged step by step"]
     return TableFigure(title, heads, list(rows.items()), names=("merges",))
@@ -63,8 +62,9 @@ def embedding(focus: Focus) -> Stage:
     """A row of the embedding table for each piece (section 3.4)."""
     side, words = focus.side, focus.words(focus.side)
     name = "source" if side == "encoder" else "target"
-    table = focus.weight(f"{name}.weight" if focus.trace.recurrent else f"{name}.tokens.weight")
-    again = table[list(words.ids)]
+    path = f"{name}.weight" if focus.trace.recurrent else f"{name}.tokens.weight"
+    table = focus.trace.parameters[path].detach().cpu()
+    again = table[list(words.ids)].double()
     return Stage(
         title="Each piece is looked up in the embedding table",
         what=f"The embedding table has {table.size(0):,} rows of {table.size(1)} numbers, one row "
@@ -92,15 +92,15 @@ def _row_formulas(focus: Focus, found: Tensor) -> list[Formula]:
 
 
 def nearest_tokens(
-    table: Tensor, tokens: Sequence[int], count: int, first: int = 0
+    table: Tensor, tokens: Sequence[int], count: int, special: Collection[int] = ()
 ) -> list[list[tuple[int, float]]]:
     """For each token, the `count` other tokens with the largest cosine, from an embedding table.
 
-    Tokens with an id below `first` are left out: special tokens have no useful neighbours.
+    `special` tokens are left out: they have no useful neighbours.
     """
     unit = F.normalize(table, dim=1)
     cosine = unit[list(tokens)] @ unit.T  # T V
-    cosine[:, :first] = -math.inf
+    cosine[:, [i for i in special if i < len(table)]] = -math.inf
     cosine[range(len(tokens)), list(tokens)] = -math.inf
     best = cosine.nan_to_num(-1.0).topk(min(count, len(table) - 1)).indices
     pairs = zip(cosine, best.tolist(), strict=True)
@@ -165,7 +165,7 @@ def _sinusoid_checks(focus: Focus, sinusoids: Tensor) -> list[Check]:
 def _scale_of(focus: Focus) -> float:
     """The paper multiplies embeddings by sqrt(d_model); GPT and BERT do not."""
     config = focus.trace.config
-    scaled = config.family == "encoder-decoder" or focus.trace.recurrent
+    scaled = focus.trace.recurrent or config.scales_embedding
     return math.sqrt(config.d_model) if scaled else 1.0
 
 

@@ -66,6 +66,7 @@ def follow(focus: Focus) -> Stage:
     """The tokens that each generated token attended to most."""
     trace, rows, heads = focus.trace, list[list[Cell]](), ["reads → generates", "", ""]
     layer, head = (None if index is None else index + 1 for index in focus.asked)
+    layer = None if layer is None else focus.layer_on("decoder") + 1
     layers = "all layers" if layer is None else f"layer {layer}"
     heads_shown = "all heads" if head is None else f"head {head}"
     mean = "the mean of " if layer is None or head is None else ""

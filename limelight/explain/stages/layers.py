@@ -12,6 +12,7 @@ from limelight.explain.stage import Cell, Check, Formula, Heatmap, Stage, TableF
 from limelight.explain.tokens import pieces_of
 from limelight.model.config import ModelConfig
 from limelight.model.layers import ACTIVATIONS
+from limelight.model.taps import depth
 
 _STRONGEST = 5  # neurons that are shown
 
@@ -19,7 +20,8 @@ _STRONGEST = 5  # neurons that are shown
 def add_norm(focus: Focus) -> Stage:
     """The residual connection and the norm, in this model's order (section 3.1)."""
     side, i = focus.side, focus.word(focus.side)
-    name, path = f"{side}.{focus.layer}.self", f"{side}.layers.{focus.layer}.self_residual.norm"
+    layer = focus.layer_on(side)
+    name, path = f"{side}.{layer}.self", f"{side}.layers.{layer}.self_residual.norm"
     config, post = focus.trace.config, focus.trace.config.norm_order == "post"
     incoming = focus.origin(f"{name}.{'query' if post else 'norm'}")[0]
     total, added = focus.tensor(f"{name}.output"), {"attention(x)": f"{name}.output"}
@@ -41,7 +43,7 @@ def add_norm(focus: Focus) -> Stage:
             focus.check("the sum" if config.residual else "no sum", f"{name}.add", total),
             focus.check("the norm" if norm else "no norm", f"{name}.norm", focus.norm(read, path)),
         ],
-        location=f"{side}, layer {focus.layer + 1}",
+        location=f"{side}, layer {layer + 1}",
     )
 
 
@@ -89,7 +91,8 @@ def _norm_formula(focus: Focus, x: Tensor, result: Tensor, path: str) -> Formula
 def feed_forward(focus: Focus) -> Stage:
     """Two linear layers, for each token separately (section 3.3)."""
     side, i, config = focus.side, focus.word(focus.side), focus.trace.config
-    name, path = (f"{side}.{x}{focus.layer}.feed_forward" for x in ("", "layers."))
+    layer = focus.layer_on(side)
+    name, path = (f"{side}.{x}{layer}.feed_forward" for x in ("", "layers."))
     inner, active = (focus.tensor(f"{name}.{part}") for part in ("inner", "active"))
     read, kind = focus.origin(f"{name}.inner")[0], config.activation
     again = focus.linear(focus.tensor(read), f"{path}.inner")
@@ -112,7 +115,7 @@ def feed_forward(focus: Focus) -> Stage:
             focus.check(f"{kind} of them", active, activated),
             focus.check("the output, from the neurons", f"{name}.output", outer),
         ],
-        location=f"{side}, layer {focus.layer + 1}",
+        location=f"{side}, layer {layer + 1}",
     )
 
 
@@ -135,10 +138,10 @@ def stack(focus: Focus) -> Stage:
     """All layers, one after the other (section 3.1)."""
     side, config = focus.side, focus.trace.config
     names = [*states_of(config, side), *([f"{side}.output"] if config.norm_order == "pre" else [])]
-    layers, d_model = focus.trace.config.layers, focus.trace.config.d_model
+    layers, d_model = depth(config, side), config.d_model
     count = len(focus.words(side))
     sizes = f"{count} tokens x {d_model} numbers in, and as many out"
-    lensed = side == focus.last_side and not focus.trace.config.classes
+    lensed = side == focus.last_side and not (config.classes or focus.trace.is_headless)
     return Stage(
         title=f"{layers} layers, one after the other" if layers > 1 else "A single layer",
         what="The output of each layer is the input of the next; every layer has its own weights. "
@@ -155,7 +158,7 @@ def _through_layers(focus: Focus, names: list[str]) -> list[Heatmap]:
     states = [focus.tensor(name) for name in names]
     lengths = torch.stack([state.norm(dim=-1) for state in states])
     turns = torch.stack([F.cosine_similarity(a, b, dim=-1) for a, b in pairwise(states)])
-    layers = focus.trace.config.layers
+    layers = depth(focus.trace.config, focus.side)
     rows = ["input", *(f"layer {n + 1}" for n in range(layers)), "output"][: len(states)]
     words, axes = focus.words(focus.side).labels, ("after", "token")
     chosen = (None, focus.word(focus.side))
@@ -176,7 +179,7 @@ LENS_NOTE = (
 def states_of(config: ModelConfig, side: str) -> list[str]:
     """The names of the states: the input, and after each layer."""
     last = "norm" if config.norm_order == "post" else "add"
-    layers = [f"{side}.{n}.feed_forward.{last}" for n in range(config.layers)]
+    layers = [f"{side}.{n}.feed_forward.{last}" for n in range(depth(config, side))]
     return [f"{side}.input", *layers]
 
 
@@ -195,11 +198,10 @@ def lens(focus: Focus) -> TableFigure:
     i, tokenizer = focus.word(side), trace.trained.tokenizer
     final = int(trace.logits[i].nan_to_num(-math.inf).argmax())
     rows: list[list[Cell]] = []
-    for n, name in enumerate(states_of(trace.config, side)):
-        state = focus.tensor(name)[i]
-        if trace.config.norm_order == "pre":
-            state = focus.norm(state, f"{side}.norm")
-        probabilities = classify(focus, state).softmax(dim=-1)
+    states = torch.stack([focus.tensor(name)[i] for name in states_of(trace.config, side)])
+    if trace.config.norm_order == "pre":
+        states = focus.norm(states, f"{side}.norm")
+    for n, probabilities in enumerate(classify(focus, states).softmax(dim=-1)):
         best = probabilities.nan_to_num(-1.0).topk(min(3, len(probabilities))).indices.tolist()
         top_pieces = "  ".join(trace.label(i, piece) for piece in pieces_of(tokenizer, best))
         after = "input" if n == 0 else f"layer {n}"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.explain.focus import Focus
-from limelight.explain.gradient import GradientStep, gradient_step, labels_of
+from limelight.explain.gradient import GradientStep, gradient_step, labels_of, norm_of
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import Trace
@@ -222,11 +222,11 @@ def _matrix_table(step: GradientStep, rate: float) -> TableFigure:
     """A row for every matrix, and one for all biases and norms; the largest first."""
     rows, total, others = list[list[Cell]](), step.squared_norm or 1.0, 0.0
     for name, gradient in step.gradients.items():
-        squared = gradient.double().square().sum().item()
+        squared = step.squares[name]
         if gradient.dim() < 2:
             others += squared
             continue
-        size, weight = math.sqrt(squared), step.weights[name].double().norm().item()
+        size, weight = math.sqrt(squared), norm_of(step.weights[name])
         shape = "\u00a0x\u00a0".join(map(str, gradient.shape))
         moved = 100 * rate * size / (weight or 1.0)
         rows.append([size, moved, squared / total, shape, name])

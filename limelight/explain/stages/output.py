@@ -2,12 +2,15 @@
 
 import math
 
-from limelight.explain.focus import Focus
-from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number
+import torch
+
+from limelight.explain.focus import Focus, numbered
+from limelight.explain.stage import Cell, Check, Formula, Heatmap, Stage, TableFigure, number
 from limelight.explain.stages.embedding import recompute_input
 from limelight.explain.stages.layers import LENS_NOTE, classify, lens
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import DecodingStep, Trace
+from limelight.tasks.embed import embed
 
 _ENDINGS = {
     "greedy": "every step chose the most likely token (argmax)",
@@ -51,6 +54,8 @@ def classifier(focus: Focus) -> Stage:
     """A logit for every piece of the vocabulary, and the probabilities (section 3.4)."""
     if focus.trace.trained.classes:
         return _text_classifier(focus)
+    if focus.trace.is_headless:
+        return _pooling(focus)
     trace, side = focus.trace, focus.last_side
     row = focus.word(side)
     again = classify(focus, focus.tensor(focus.origin("logits")[0]))
@@ -116,6 +121,30 @@ def _text_classifier(focus: Focus) -> Stage:
             focus.check_sum(probabilities),
         ],
         location="encoder, at the first token",
+    )
+
+
+def _pooling(focus: Focus) -> Stage:
+    """A sentence encoder: one vector for the text, as `embed` gives it."""
+    trace, states = focus.trace, focus.tensor("encoder.output")
+    first = trace.trained.pooling == "first"
+    pooled = states[0] if first else states.mean(dim=0)
+    length = pooled.norm().item()
+    found = torch.tensor(next(embed(trace.trained, [trace.text])), dtype=torch.float64)
+    how = "the first token's vector" if first else f"the mean of {len(states)} vectors"
+    number_of = "x" if first else f"(x1 + ... + x{len(states)}) / {len(states)}"
+    divided = f"{number(pooled[0].item())} / {number(length)} = {number(found[0].item())}"
+    numbers = {"pooled": pooled[0].item(), "length": length, "unit": found[0].item()}
+    rows = torch.stack([pooled, found])
+    names, labels = ("pooled",), ["pooled", "of length 1"]
+    return Stage(
+        title="The text becomes one vector",
+        what=f"This model has no output layer: it embeds texts. The vector of a text is {how}, "
+        "divided by its length, so that a dot product of two says how similar their texts are.",
+        formulas=[Formula(f"first number: {number_of}, over the length", divided, numbers)],
+        figures=[Heatmap(how, names, rows, labels, numbered(rows.size(1)))],
+        checks=[focus.check("the vector that `embed` gives", found, pooled / length)],
+        location="encoder",
     )
 
 

@@ -205,7 +205,8 @@ def attention(focus: Focus) -> Stage:
 
 def ssru(focus: Focus) -> Stage:
     """The cell (Kim et al. 2019) in the place of a decoder's masked self-attention."""
-    name, path = f"decoder.{focus.layer}.self", f"decoder.layers.{focus.layer}.self_cell"
+    layer = focus.layer_on("decoder")
+    name, path = f"decoder.{layer}.self", f"decoder.layers.{layer}.self_cell"
     gate, value, state = (focus.tensor(f"{name}.{part}") for part in ("gate", "value", "state"))
     read = focus.tensor(focus.origin(f"{name}.value")[0])
     gates = focus.linear(read, f"{path}.gate").sigmoid()
@@ -229,7 +230,7 @@ def ssru(focus: Focus) -> Stage:
             focus.check("output = max(0, c)", f"{name}.output", state.clamp(min=0)),
         ],
         notes=[] if focus.target_word else ["The first token has no state before it: it is 0."],
-        location=f"decoder, layer {focus.layer + 1}",
+        location=f"decoder, layer {layer + 1}",
     )
 
 

@@ -65,7 +65,7 @@ async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
     """The next turn of a conversation."""
     model = registry.choose(request.model, "chat")
     turns = [turn.text for turn in request.messages if turn.role in ("user", "assistant")]
-    registry.check_texts(turns)
+    registry.check_texts([turn.text for turn in request.messages])
     if not turns:
         message = "the conversation has no turn of a user"
         raise RefusedError(400, "invalid_request", message, "send a user's turn", param="messages")
@@ -74,7 +74,8 @@ async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
         hint = "set logprobs to true"
         raise RefusedError(422, "invalid_field", message, hint, param="top_logprobs")
     limit = request.max_completion_tokens or request.max_tokens
-    fields = _common(registry, request, 1) | {"turns": turns}
+    said = [{"role": turn.role, "content": turn.text} for turn in request.messages]
+    fields = _common(registry, request, 1) | {"turns": turns, "messages": said}
     fields |= {"settings": registry.settings(request, limit)}
     fields |= {"logprobs": bool(request.logprobs), "top": request.top_logprobs or 0}
 

@@ -27,10 +27,16 @@ from limelight.loading import LoadedModel
 from limelight.model.taps import Recorder, taps
 from limelight.serve.ipc import Message
 from limelight.serve.worker import trace_cache
-from limelight.serve.worker.sequences import CompletionSequence, Sequence, TextSequence, finite
+from limelight.serve.worker.sequences import (
+    ChatSequence,
+    CompletionSequence,
+    Sequence,
+    TextSequence,
+    finite,
+)
 from limelight.serve.worker.trace_cache import TraceCache, Work
 from limelight.tasks import translate as translation
-from limelight.tasks.chat import Conversation
+from limelight.tasks.chat import Conversation, request_for_messages
 from limelight.tasks.classify import classify
 from limelight.tasks.embed import embed
 from limelight.tasks.fill import fill
@@ -115,11 +121,28 @@ def complete(loaded: LoadedModel, message: Message) -> Job:
 def chat(loaded: LoadedModel, message: Message) -> Job:
     """The next turn of a conversation."""
     config = _config_of(loaded, message)
+    if loaded.chat_prompt is not None:
+        return _chat_by_template(loaded, config, message)
     turns = [" ".join(turn.split()) for turn in message["turns"]]
     _check_fits(loaded, config, turns[-1], message["tag"], "last turn")
     source = Conversation(loaded, config, message["tag"]).source(turns)
     configs = [replace(config, seed=config.seed + i) for i in range(message["n"])]
     return _text_job(loaded, [_answer(loaded, source, own, message) for own in configs], message)
+
+
+def _chat_by_template(loaded: LoadedModel, config: DecodeConfig, message: Message) -> Job:
+    """A published chat model lays out a conversation in its own way, system messages included."""
+    loaded.refuse_tag(message["tag"])
+    refuse_beam(message.get("settings", {}).get("beam"))
+    config = replace(config, beam=1, beam_groups=1)
+    request, _ = request_for_messages(loaded, message["messages"], config)
+    sequences = []
+    for i in range(message["n"]):
+        own = replace(config, seed=config.seed + i)
+        asked = replace(request, seed=own.seed, top=message["top"])
+        detokenizer = IncrementalDetokenizer(loaded.tokenizer, message["stop"])
+        sequences.append(ChatSequence(asked, own, detokenizer))
+    return _text_job(loaded, sequences, message)
 
 
 def _check_fits(
@@ -287,7 +310,7 @@ def _neighbours(loaded: LoadedModel, message: Message) -> Message:
     tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
     side = getattr(loaded.model, "source", None) or loaded.model.target
     table: torch.Tensor = getattr(side, "tokens", side).weight.detach()[: len(tokenizer)]
-    nearest = nearest_tokens(table.float(), tokens, count, tokenizer.first_text_id)
+    nearest = nearest_tokens(table.float(), tokens, count, tokenizer.special_ids)
     found = []
     for piece, others in zip(tokenizer.pieces(tokens), nearest, strict=True):
         near = {other: cosine for other, cosine in others if math.isfinite(cosine)}

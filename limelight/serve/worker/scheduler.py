@@ -121,7 +121,9 @@ class Scheduler:
             new: list[TokenEvent] = []
             if member.job.logprobs:
                 new = [
-                    e for e in member.sequence.events[member.reported :] if e.token != tokenizer.end
+                    e
+                    for e in member.sequence.events[member.reported :]
+                    if e.token not in tokenizer.ends
                 ]
                 member.reported = len(member.sequence.events)
             if (piece := member.sequence.new_text()) or new:

@@ -117,7 +117,7 @@ class TextSequence(Sequence):
 
     def payload(self, tokenizer: Tokenizer, logprobs: bool) -> TextPayload:
         """The text and its tokens; the end token is not counted."""
-        events = [event for event in self.events if event.token != tokenizer.end]
+        events = [event for event in self.events if event.token not in tokenizer.ends]
         return {
             "text": self.text,
             "ended": self.stopped or len(events) < len(self.events),
@@ -125,6 +125,13 @@ class TextSequence(Sequence):
             "written": len(events),
             "tokens": token_payloads(tokenizer, events) if logprobs else [],
         }
+
+
+class ChatSequence(TextSequence):
+    """The answer of a published chat model, whose line breaks stay."""
+
+    def normalized(self, piece: str) -> str:
+        return piece
 
 
 class CompletionSequence(TextSequence):

@@ -10,6 +10,7 @@ the layout that the processor reads fastest, without a mask where nothing is mas
 copy of a source for all its beams. Tests hold the two equal.
 """
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ from limelight.decode.accel.cpu.huge_pages import alloc_huge_pages
 from limelight.decode.accel.cpu.kv_cache import CpuDecodeState
 from limelight.decode.accel.cpu.linear import PackedLinear, linear_class
 from limelight.errors import UserError
-from limelight.model.attention import attention_mask
+from limelight.model.attention import Attention, attention_mask
 from limelight.model.decoder_only import DecoderOnly
 from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.kv_cache import KVCache
@@ -90,7 +91,7 @@ class CpuModel:
         """A function that applies the rotary positions of M tokens to M H K, if there are any."""
         if self.config.positions != "rotary":
             return None
-        turn = rotation(positions[:, None], self.config.d_head, x.dtype)
+        turn = rotation(positions[:, None], self.config, x.dtype)
         return lambda x: turn(x[:, :, None])[:, :, 0]
 
 
@@ -118,7 +119,7 @@ class _CpuEncoderDecoder(CpuModel):
         for layer in self.encoder:
             x = layer.encode(x, sources, rotate)
         memory = self.keys_values(self.encoder_norm(x)).view(
-            len(x), self.config.layers, 2, self.config.num_kv_heads, self.config.d_head
+            len(x), -1, 2, self.config.num_kv_heads, self.config.d_head
         )
         cache = KVCache(self.config, 0, max_len or self.config.max_len, like=x)
         return CpuDecodeState(cache, len(source), sources.spread(memory), sources.hidden)
@@ -204,8 +205,10 @@ class _CpuLayer:
         self.d_head = attention.d_head
         self.heads = attention.query.out_features // self.d_head  # H
         self.groups = attention.key.out_features // self.d_head  # G
+        self.norms = _query_key_norms(attention)
+        scaled = 1 if self.norms else self.d_head  # norms undo a scale, so theirs has it
         self.query_key_value = product(
-            attention.query, attention.key, attention.value, query_scale_dim=self.d_head
+            attention.query, attention.key, attention.value, query_scale_dim=scaled
         )
         self.self_output = product(attention.output)
         self.self_residual = _residual_of(layer.self_residual)
@@ -230,10 +233,13 @@ class _CpuLayer:
     def project(self, x: Tensor, rotate: _Step | None) -> Tensor:
         """Queries, keys and values side by side: M H+2G K."""
         all_heads = self.query_key_value(x).view(x.size(0), -1, self.d_head)
-        if rotate is None:
+        if rotate is None and not self.norms:
             return all_heads
         turned, values = all_heads[:, : -self.groups], all_heads[:, -self.groups :]
-        return torch.cat([rotate(turned), values], dim=1)
+        if self.norms:
+            both = zip(self.norms, (turned[:, : self.heads], turned[:, self.heads :]), strict=True)
+            turned = torch.cat([norm(part) for norm, part in both], dim=1)
+        return torch.cat([turned if rotate is None else rotate(turned), values], dim=1)
 
     def encoder_attention(
         self, x: Tensor, y: Tensor, sources: _PackedSources, rotate: _Step | None
@@ -256,7 +262,7 @@ class _CpuLayer:
         transposed_keys, values = state.update(i, new)
         q = q.reshape(values.size(0), -1, self.d_head)  # BG H/G K
         mixed = attention(q, transposed_keys, values, state.hidden)
-        return self.self_output.add_into(x, mixed.view(x.shape))
+        return self.self_output.add_into(x, mixed.view(x.size(0), -1))
 
     def cross_attention(self, x: Tensor, y: Tensor, state: CpuDecodeState, i: int) -> Tensor:
         """Cross-attention; the rows of one source are its queries, like several positions."""
@@ -265,12 +271,12 @@ class _CpuLayer:
             if i not in state.folded:
                 state.folded[i] = fold(self.query, self.cross_output, keys, values)
             return state.folded[i].add_into(x, y)
-        q = self.query(y).view(-1, state.rows_per_source, self.groups, x.size(1) // self.groups)
-        q = q.transpose(1, 2)
+        width = self.heads // self.groups * self.d_head
+        q = self.query(y).view(-1, state.rows_per_source, self.groups, width).transpose(1, 2)
         transposed = state.transposed_keys(i) if state.rows_per_source > 1 else keys.mT
         q_rows = q.reshape(len(keys), -1, self.d_head)
         mixed = attention(q_rows, transposed, values, state.source_hidden)
-        mixed = mixed.view(q.shape).transpose(1, 2).reshape(x.shape)
+        mixed = mixed.view(q.shape).transpose(1, 2).reshape(x.size(0), -1)
         return self.cross_output.add_into(x, mixed)
 
 
@@ -296,6 +302,15 @@ def _norm_of(norm: nn.Module) -> _Step:
         return lambda x: torch.rms_norm(x, shape, weight, own_eps)
     bias, eps = norm.bias.detach(), norm.eps
     return lambda x: torch.native_layer_norm(x, shape, weight, bias, eps)[0]
+
+
+def _query_key_norms(attention: Attention) -> tuple[_Step, ...]:
+    """Norms of queries, which also divide them by sqrt(d_k), and of keys, if there are any."""
+    if attention.query_norm is None or attention.key_norm is None:
+        return ()
+    query, keys = copy.deepcopy(attention.query_norm), _norm_of(attention.key_norm)
+    query.weight.data /= math.sqrt(attention.d_head)
+    return _norm_of(query), keys
 
 
 def _residual_of(residual: Residual) -> Callable[[Tensor, _SubLayer], Tensor]:

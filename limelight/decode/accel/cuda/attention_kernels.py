@@ -20,10 +20,12 @@ _MANY_PROGRAMS = 256  # fill a GPU by themselves
 
 
 @triton.jit
-def _rotary(x, partner, position, d, d_head: tl.constexpr, precise: tl.constexpr):
+def _rotary(
+    x, partner, position, d, d_head: tl.constexpr, log_base: tl.constexpr, precise: tl.constexpr
+):
     """Rotary positions: a pair of numbers turned by its angle, as `model.positions` has it."""
     exponent = (d // 2).to(precise) * (-2.0 / d_head)
-    angle = position.to(precise) * tl.exp(exponent * 9.210340371976184)  # 10000 ** exponent
+    angle = position.to(precise) * tl.exp(exponent * log_base)  # base ** exponent
     sine = tl.where(d % 2 == 0, -tl.sin(angle), tl.sin(angle))
     return (x * tl.cos(angle) + partner * sine).to(x.dtype)
 
@@ -49,7 +51,7 @@ def _online_softmax(
 def _self_attention(
     heads, keys, values, table, next_slot, out, slots,
     scale: tl.constexpr, h: tl.constexpr, g: tl.constexpr, d_head: tl.constexpr,
-    power: tl.constexpr, block: tl.constexpr, rotary: tl.constexpr, precise: tl.constexpr,
+    power: tl.constexpr, block: tl.constexpr, log_base: tl.constexpr, precise: tl.constexpr,
 ):
     """Self-attention of one new token, whose key and value are written to the past first.
 
@@ -66,11 +68,11 @@ def _self_attention(
     q = tl.load(own + head * d_head + d, mask=inside, other=0.0).to(precise)
     k = tl.load(own_key + d, mask=inside, other=0.0).to(precise)
     v = tl.load(own_key + g * d_head + d, mask=inside, other=0.0)
-    if rotary:
+    if log_base > 0:
         beside = tl.load(own + head * d_head + (d ^ 1), mask=inside, other=0.0).to(precise)
-        q = _rotary(q, beside, position, d, d_head, precise)
+        q = _rotary(q, beside, position, d, d_head, log_base, precise)
         beside = tl.load(own_key + (d ^ 1), mask=inside, other=0.0).to(precise)
-        k = _rotary(k, beside, position, d, d_head, precise)
+        k = _rotary(k, beside, position, d, d_head, log_base, precise)
     slot = tl.load(next_slot)
     if head % (h // g) == 0:
         kept = ((row * slots + slot) * g + group) * d_head + d
@@ -121,16 +123,19 @@ def _cross_attention(
 
 
 def decode_self_attention(
-    heads: Tensor, keys: Tensor, values: Tensor, table: Tensor, next_slot: Tensor, rotary: bool
+    heads: Tensor, keys: Tensor, values: Tensor, table: Tensor, next_slot: Tensor, log_base: float
 ) -> Tensor:
-    """Self-attention of one new token in every row, B H*K, from its queries, keys and values."""
+    """Self-attention of one new token in every row, B H*K, from its queries, keys and values.
+
+    `log_base` is the logarithm of the base of rotary positions; 0 without any.
+    """
     rows, slots, groups, width = keys.shape
     count = heads.size(1) // width - 2 * groups
     out = heads.new_empty(rows, count * width)
     _self_attention[(rows, count)](
         heads, keys, values, table, next_slot, out, slots,
         scale=1 / math.sqrt(width), h=count, g=groups, d_head=width,
-        power=triton.next_power_of_2(width), rotary=rotary, precise=precision_of(heads),
+        power=triton.next_power_of_2(width), log_base=log_base, precise=precision_of(heads),
         **_launch_config(rows * count, slots),
     )
     return out

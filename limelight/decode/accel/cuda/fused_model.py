@@ -10,6 +10,7 @@ written, a new column of cache slots at every step. A row is a line of the block
 in which cache slots its past lies and which source it attends to; only such lines are moved.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -94,9 +95,10 @@ class FusedModel:
     def sublayers(self, slot: "PagedSlot") -> Iterator["_Sublayer"]:
         """The sub-layers of Figure 1, from the bottom to the top."""
         rotary, table = self.config.positions == "rotary", slot.block_table
+        log_base = math.log(self.config.rotary_base) if rotary else 0.0
         for i, layer in enumerate(cast(Iterable[Layer], self.model.decoder.layers)):
             past = {"keys": slot.keys[i], "values": slot.values[i], "next_slot": slot.next_slot}
-            attend = partial(decode_self_attention, **past, table=table, rotary=rotary)
+            attend = partial(decode_self_attention, **past, table=table, log_base=log_base)
             yield _Sublayer(self.products[i], self.products[i], attend, layer.self_attention.output)
             if slot.seen is not None:
                 keys, values = slot.memory[i]

@@ -1,6 +1,7 @@
 // The attention of the token before the caret, highlighted in the text.
 
 import { h, replace, visible } from "../core/dom.js";
+import { layersOn } from "../core/focus.js";
 import { largestOf } from "../core/numbers.js";
 import { characterOffsets, weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
 import { layerChooser, layerNow, attentionFrom } from "./attentionShares.js";
@@ -31,7 +32,7 @@ export async function highlightAttention(view, text, again) {
     replace(view.attention, h("p", { class: "small soft" }, "The text at the cursor is outside the context of the model."));
     return;
   }
-  const layer = layerNow(manifest.model.layers);
+  const layer = layerNow(layersOn(manifest, "decoder"));
   const shares = await page.busy(attentionFrom(view.traced.trace, { side: "decoder", part: "self" }, layer, row));
   if (editor.field.value !== text || editor.field.selectionStart !== caret) return; // it is about another word
   const here = spans[row];
@@ -69,7 +70,7 @@ function highlightWeights(view, manifest, { row, shares, layer, again }, word) {
   const some = shown.length < all.length ? ` Shown: the ${shown.length} largest of ${all.length} words.` : "";
   replace(
     view.attention,
-    h("div", { class: "card-head" }, h("h3", { class: "label" }, "What ", h("q", { dir: "auto" }, visible(word.trim() || word)), " attends to"), layerChooser(manifest.model.layers, again)),
+    h("div", { class: "card-head" }, h("h3", { class: "label" }, "What ", h("q", { dir: "auto" }, visible(word.trim() || word)), " attends to"), layerChooser(layersOn(manifest, "decoder"), again)),
     h("div", { class: "shares-scroll", tabindex: "0", role: "group", "aria-label": `${word.trim()} attends to ${weightsText(words, ofWords)}` }, line.element),
     h("p", { class: "small soft" }, `Attention of the token before the cursor, averaged over the heads of layer ${layer}; the highlight above shows the same weights. Future tokens are masked.${some}`),
   );

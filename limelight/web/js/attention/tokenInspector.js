@@ -2,6 +2,7 @@
 
 import { bars } from "../charts/bars.js";
 import { h, replace } from "../core/dom.js";
+import { layersOn } from "../core/focus.js";
 import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { isPartial, pieceLabelAt } from "../core/pieces.js";
@@ -36,7 +37,7 @@ export function stepsFor(manifest, from, to) {
  */
 export function tokenInspector(page, trace, steps) {
   const body = h("div", { class: "inspector-body" });
-  const layers = trace.manifest.model.layers;
+  const layers = layersOn(trace.manifest, "decoder");
   let step = steps[0];
   const pieces = steps.length < 2 ? null : h(
     "div",

@@ -78,7 +78,8 @@ const madeOf = {
 
   stack(config, attentions) {
     const parts = [...attentions.map((which) => madeOf.attention(config, which)), madeOf.feed(config)];
-    return { kind: "stack", times: config.layers, parts: parts.flatMap((part) => madeOf.around(config, part)) };
+    const times = (attentions.length > 1 ? config.decoder_layers : 0) || config.layers;
+    return { kind: "stack", times, parts: parts.flatMap((part) => madeOf.around(config, part)) };
   },
 
   /** A residual connection, if there is one, pre-norm or post-norm. */

@@ -12,6 +12,16 @@ const FOCUS_MAKERS = {
 };
 
 /**
+ * How many layers a side has: the decoder of an imported model may have more or fewer.
+ * @param {Object} m the manifest
+ * @param {string} side
+ * @returns {number}
+ */
+export function layersOn(m, side) {
+  return (side === "decoder" ? m.model.decoder_layers : null) ?? m.model.layers;
+}
+
+/**
  * The selection in terms of this trace.
  * @param {Object} trace
  * @param {Object} chosen the selection
@@ -19,7 +29,7 @@ const FOCUS_MAKERS = {
 export function focusOf(trace, chosen) {
   const m = trace.manifest;
   const { name: stage, side, scope, title, extra } = stageNamed(m, chosen.stage) ?? m.stages[0];
-  const layer = Math.min(Math.max(1, chosen.layer ?? 1), m.model.layers);
+  const layer = Math.min(Math.max(1, chosen.layer ?? 1), layersOn(m, side));
   const head = Math.min(Math.max(1, chosen.head ?? 1), m.model.heads);
   const rows = { encoder: focusRow(m, "encoder", chosen), decoder: focusRow(m, "decoder", chosen) };
   const use = stage === "cross" ? "cross" : "self";

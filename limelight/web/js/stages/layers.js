@@ -3,6 +3,7 @@
 import { calculation, formula, mfrac, mint, mnum, mo, mrow, mwords, msub } from "../charts/formula.js";
 import { matrix } from "../charts/matrix.js";
 import { h } from "../core/dom.js";
+import { layersOn } from "../core/focus.js";
 import { cosine, lengthOf, meanAndSpread, show } from "../core/numbers.js";
 import { compared, counted, figure, strips, tableNamed } from "./parts.js";
 
@@ -145,7 +146,7 @@ async function layerStack(focus, facts) {
 
 function layerStates(m, side) {
   const last = m.model.norm_order === "post" ? "norm" : "add";
-  return [`${side}.input`, ...Array.from({ length: m.model.layers }, (_, n) => `${side}.${n}.feed_forward.${last}`)];
+  return [`${side}.input`, ...Array.from({ length: layersOn(m, side) }, (_, n) => `${side}.${n}.feed_forward.${last}`)];
 }
 
 function layerTurns(focus, states) {

@@ -2,7 +2,7 @@
 // order of norms. Every part that has a stage links to it; the labels come with the manifest.
 
 import { h } from "../core/dom.js";
-import { stageNamed, twoSided } from "../core/focus.js";
+import { layersOn, stageNamed, twoSided } from "../core/focus.js";
 import { select } from "../core/state.js";
 
 /**
@@ -31,7 +31,7 @@ function mapStack(focus, side) {
   const { m } = focus;
   const first = stageNamed(m, "pieces").side === side;
   const last = stageNamed(m, "classifier").side === side;
-  const layers = Array.from({ length: m.model.layers }, (_, i) => mapLayer(focus, side, i + 1, first));
+  const layers = Array.from({ length: layersOn(m, side) }, (_, i) => mapLayer(focus, side, i + 1, first));
   const parts = [
     mapButton(focus, first ? "pieces" : "start"),
     mapButton(focus, first ? "embedding" : null, "embedding"),

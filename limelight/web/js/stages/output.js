@@ -13,6 +13,7 @@ const OUTPUT_SHOWN = 6; // last tokens shown at each step of the loop
 /** Probabilities of the vocabulary, or of the classes. */
 async function outputClassifier(focus, facts) {
   if (focus.m.classes.length) return outputClasses(focus);
+  if (focus.m.model.masked_head === false) return outputExtra(focus, facts); // it embeds texts
   const { values: logits } = await focus.trace.logits(focus.row);
   const top = tables(facts).find((table) => table.names.includes("top")).rows.map(([label, id]) => ({ label, id: Number(id) }));
   const chosen = focus.side === "decoder" ? focus.m.answers.ids[focus.row] : null;

@@ -2,7 +2,7 @@
 
 import { choice } from "../core/choice.js";
 import { button, h, replace } from "../core/dom.js";
-import { chooseRow, stageParameters, rowLabel, stepAt, focusOf } from "../core/focus.js";
+import { chooseRow, stageParameters, rowLabel, stepAt, focusOf, layersOn } from "../core/focus.js";
 import { onKeys } from "../core/keys.js";
 import { reading } from "../core/page.js";
 import { sentenceInput, sentenceWords } from "../core/sentenceInput.js";
@@ -252,7 +252,7 @@ function explainTools(focus) {
     "div",
     { class: "tools-line" },
     focus.scope.includes("words") ? words.element : null,
-    focus.scope.includes("layer") && m.model.layers > 1 ? chooser("layer", m.model.layers, focus.layer) : null,
+    focus.scope.includes("layer") && layersOn(m, focus.side) > 1 ? chooser("layer", layersOn(m, focus.side), focus.layer) : null,
     focus.scope.includes("head") && m.model.heads > 1 ? chooser("head", m.model.heads, focus.head) : null,
   );
 }

@@ -1,0 +1,28 @@
+"""Models that other people published: they come in as run folders. Read in this order:
+
+binary                 numbers and bytes of files, with every size checked
+coders                 how other people's files turn text into ids
+characters             a vocabulary of single characters
+charsmap               SentencePiece's rules for characters
+sentencepiece          SentencePiece's models
+subword_nmt            fairseq's dictionaries and subwords
+tokenizers             other people's tokenizers, with the ids that they give
+imported               what every reader returns: a configuration, weights by our names, a tokenizer
+chat_template          how a chat model wants its messages laid out
+names                  reversible tables of weight names, one for each family
+pickled                files of torch, without executing them
+huggingface_config     the options of a config.json of the Hugging Face hub
+huggingface_tokenizer  its tokenizers, special tokens and chat templates
+huggingface            folders of the hub
+marian                 the translators of Firefox
+fairseq                fairseq's Transformers
+gguf_file              the files of llama.cpp
+llama2c                the files of llama2.c
+nanogpt                the checkpoints of nanoGPT
+certificate            our numbers beside those of the origin's own library
+hub                    models of the hub by their names
+import_model           `limelight import`: a source becomes a run folder
+known_models           models known by name: where they are, how large, under which licence
+
+Everything is data: nothing that comes with a model is executed, and sizes are checked first.
+"""

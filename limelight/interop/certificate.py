@@ -1,0 +1,166 @@
+"""The certificate of an import: our numbers beside those of the origin's own library.
+
+Both read the same tokens, some of a text and some drawn at random. A model whose numbers differ is
+no import of it: nothing is written then.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from limelight.errors import FailedError
+from limelight.interop.huggingface import NEVER
+from limelight.interop.imported import ImportedModel
+from limelight.model import build
+
+_WITHIN = 1e-4  # of the largest number: float32 in two orders of summation, over 30 layers
+_TEXTS = (
+    "The cat sat on the mat.",
+    "  Straße, naïve café: 12,345.67 €\n\tx = [1, 2]  # ok?",
+    "日本語 العربية 🙂 don't <tag> </s> [MASK] ﬁ",
+)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was compared, and how far apart it is."""
+
+    compared: str  # "transformers", "golden numbers" or "nothing"
+    largest_difference: float | None = None  # of logits, or of states where there are none
+    largest_value: float | None = None
+    tokens: int = 0  # positions whose numbers were compared
+    texts: int = 0  # whose ids were compared
+    versions: dict[str, str] = field(default_factory=dict)
+    why: str = ""  # nothing was compared
+
+
+def certify(imported: ImportedModel, path: Path) -> Certificate:
+    """Compare a model with its origin, if the origin's library is installed."""
+    compare = COMPARISONS.get(imported.origin.format)
+    if compare is None:
+        why = f"no other reader of {imported.origin.format} is known"
+        return Certificate("nothing", why=why)
+    try:
+        versions = {name: version(name) for name in ("transformers", "torch")}
+    except PackageNotFoundError as error:
+        return Certificate("nothing", why=f"{error.name} is not installed")
+    theirs, texts = compare(imported, path)
+    return _verdict(imported, theirs, texts, versions)
+
+
+_Logits = Callable[[Tensor, Tensor], Tensor]  # of a source and a target; one side reads one of them
+
+
+def _verdict(
+    imported: ImportedModel, theirs: _Logits, texts: int, versions: dict[str, str]
+) -> Certificate:
+    source, target = _sample_tokens(imported)
+    ours = _our_logits(imported, source, target)
+    expected = theirs(source, target)
+    possible = ours > NEVER / 2  # what was made impossible
+    difference = (ours - expected)[possible].abs().max().item()
+    largest = expected[possible].abs().max().item()
+    if not difference <= _WITHIN * (1 + largest) or not math.isfinite(largest):
+        raise FailedError(
+            f"the imported model differs from {imported.origin.architecture}: by {difference:.2g} "
+            f"in numbers of up to {largest:.3g}; nothing was written"
+        )
+    tokens = math.prod(ours.shape[:-1])
+    return Certificate("transformers", difference, largest, tokens, texts, versions)
+
+
+def _sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
+    """Two rows of source and of target tokens: from a text, and drawn."""
+    config, tokenizer = imported.config, imported.tokenizer
+    draw = torch.Generator().manual_seed(1)
+    sides = []
+    for own, vocab in ((tokenizer.source, config.num_source_tokens), (tokenizer, config.vocab)):
+        text = own.encode(" ".join(_TEXTS))[: min(24, config.max_len)]
+        drawn = torch.randint(vocab, (len(text),), generator=draw)
+        sides.append(torch.stack([torch.tensor(text), drawn]))
+    return sides[0], sides[1]
+
+
+def _our_logits(imported: ImportedModel, source: Tensor, target: Tensor) -> Tensor:
+    """What our model says; states where it has no head."""
+    model: Any = build(imported.config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(imported.weights[name])
+        if imported.config.family == "encoder-decoder":
+            found: Tensor = model(source, target)
+        else:
+            found = model(source if imported.config.family == "encoder-only" else target)
+    return found
+
+
+def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
+    import transformers
+
+    # The classes of the library by name, never code of the folder.
+    kind = getattr(transformers, imported.origin.architecture, None)
+    if kind is None:
+        raise FailedError(f"transformers has no {imported.origin.architecture}")
+    model = kind.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval()
+    return _logits_of(model, imported), _compare_ids(imported, path)
+
+
+def _gguf(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
+    """transformers' own reading of the file; its tokenizer leaves out llama.cpp's rules."""
+    import transformers
+    from transformers import modeling_gguf_pytorch_utils
+
+    hf, reader = cast(Any, transformers), cast(Any, modeling_gguf_pytorch_utils)
+    config = hf.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    model = hf.LlamaForCausalLM(config).float().eval()
+    found = reader.load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict(found, strict=False)
+    model.tie_weights()
+    return _logits_of(model, imported), 0
+
+
+def _logits_of(model: Any, imported: ImportedModel) -> _Logits:
+    def logits(source: Tensor, target: Tensor) -> Tensor:
+        family = imported.config.family
+        with torch.no_grad():
+            if family == "encoder-decoder":
+                found = model(input_ids=source, decoder_input_ids=target)
+            else:
+                found = model(input_ids=source if family == "encoder-only" else target)
+        for name in ("logits", "prediction_logits", "last_hidden_state"):
+            if name in found:
+                return found[name]
+        raise FailedError(f"{imported.origin.architecture} gives no logits")
+
+    return logits
+
+
+def _compare_ids(imported: ImportedModel, path: Path) -> int:
+    """The ids of a few hard texts, against the origin's own tokenizer, if it can be read."""
+    from transformers import AutoTokenizer
+
+    try:
+        theirs = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (ValueError, OSError, KeyError, ImportError):  # of a kind that needs more packages
+        return 0
+    for text in _TEXTS:
+        plain = text.replace("</s>", "").replace("[MASK]", "")  # ours never reads a special token
+        expected = theirs(plain, add_special_tokens=False)["input_ids"]
+        if (got := imported.tokenizer.source.encode(plain)) != expected:
+            raise FailedError(
+                f"the imported tokenizer differs from the origin's on {plain!a:.60}: {got[:12]} "
+                f"and {expected[:12]}; nothing was written"
+            )
+    return len(_TEXTS)
+
+
+COMPARISONS: dict[str, Callable[[ImportedModel, Path], tuple[_Logits, int]]] = {
+    "huggingface": _huggingface,
+    "gguf": _gguf,
+}

@@ -1,0 +1,99 @@
+"""`limelight import`: a published model becomes a run folder, all of it or nothing."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from limelight.data.config import DataConfig
+from limelight.data.tokenizer import SMALLEST, TokenizerConfig
+from limelight.errors import UserError
+from limelight.files import atomic_folder
+from limelight.interop import fairseq, gguf_file, huggingface, llama2c, marian, nanogpt
+from limelight.interop.certificate import Certificate, certify
+from limelight.interop.chat_template import prompt_of
+from limelight.interop.imported import ImportedModel
+from limelight.recipe import Recipe, write_recipe
+from limelight.run.atomic import check_disk_space, commit, make_folder
+from limelight.run.folder import RunFolder
+from limelight.run.weights import WEIGHTS, name_of
+
+# By what a source looks like: the first reader that recognises it reads it.
+_Recognise = Callable[[Path], bool]
+READERS: dict[str, tuple[_Recognise, Callable[[Path], ImportedModel]]] = {
+    "huggingface": (lambda path: (path / "config.json").is_file(), huggingface.read),
+    "gguf": (gguf_file.recognise, gguf_file.read),
+    "marian": (marian.recognise, marian.read),
+    "nanogpt": (nanogpt.recognise, nanogpt.read),
+    "fairseq": (fairseq.recognise, fairseq.read),
+    "llama2.c": (llama2c.recognise, llama2c.read),
+}
+
+
+def import_model(source: str | Path, folder: str | Path, name: str = "") -> Certificate:
+    """Read a model, compare it with its origin, and write a run folder."""
+    target = Path(folder)
+    if target.exists():
+        raise UserError(f"{target} is there already: choose another folder, or delete it")
+    path = _local(source)
+    imported = read(path)
+    if imported.chat_template:  # refused now, and not at the first question
+        prompt_of(imported.chat_template, imported.tokenizer)([{"role": "user", "content": "Hi"}])
+    certificate = certify(imported, path)
+    make_folder(target.parent.resolve())
+    check_disk_space(target.parent.resolve(), sum(w.nbytes for w in imported.weights.values()))
+    with atomic_folder(target) as unfinished:
+        _write(imported, certificate, RunFolder(unfinished), name or target.name)
+    return certificate
+
+
+def _local(source: str | Path) -> Path:
+    """The folder or file of a source; one that is only a name on the hub is downloaded."""
+    path = Path(source)
+    if path.exists():
+        return path
+    from limelight.interop.hub import download_from_hub
+
+    return download_from_hub(str(source))
+
+
+def read(path: Path) -> ImportedModel:
+    """The model in a folder or file, whatever format it has."""
+    for recognise, reader in READERS.values():
+        if recognise(path):
+            return reader(path)
+    raise UserError(
+        f"{path} is no model of a format that can be imported: a folder with config.json, a .gguf, "
+        "Firefox's folder of model.*.bin and vocab.*.spm, fairseq's of checkpoint*.pt and "
+        "dict.*.txt, nanoGPT's ckpt.pt, and llama2.c's .bin with tok*.bin beside it"
+    )
+
+
+def _write(imported: ImportedModel, certificate: Certificate, run: RunFolder, name: str) -> None:
+    recipe = Recipe(
+        name,
+        imported.config,
+        DataConfig(kind=imported.kind),
+        TokenizerConfig(vocab=max(SMALLEST, len(imported.tokenizer))),
+        decode=imported.decode,
+        about=imported.about or f"{imported.origin.architecture}, imported",
+    )
+    run.write_recipe(write_recipe(recipe))
+    for file, data in imported.tokenizer.files.items():
+        (run.path / file).write_bytes(data)
+    facts: dict[str, Any] = {"origin": asdict(imported.origin), "pooling": imported.pooling}
+    run.write_json("imported.json", {**facts, "max_tokens": imported.max_tokens})
+    if imported.chat_template:
+        run.write("chat_template.jinja", imported.chat_template)
+    if imported.classes:
+        run.write_json("classes.json", list(imported.classes))
+    packages = ("limelight", "torch", "tokenizers", "numpy", "safetensors")
+    versions = {package: version(package) for package in packages}
+    run.write_json("environment.json", {"versions": versions})
+    run.write_json("certificate.json", asdict(certificate))
+    weights = {key: value.contiguous() for key, value in imported.weights.items()}
+    commit(run.finished / name_of(0), lambda folder: save_file(weights, folder / WEIGHTS))
+    run.begin(name)

