@@ -112,7 +112,7 @@ def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
 
 
 def _gguf(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
-    """transformers' own reading of the file; its tokenizer leaves out llama.cpp's rules."""
+    """transformers reading this file; not its tokenizer, which leaves out llama.cpp's rules."""
     import transformers
     from transformers import modeling_gguf_pytorch_utils
 

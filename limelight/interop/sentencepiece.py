@@ -21,7 +21,7 @@ _LARGEST = 2**25  # bytes of a model; one of 256,000 pieces has 6 million
 _MOST_PIECES = 2**20
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # SentencePiece.Type
-SPACE = "▁"
+_SPACE = "▁"
 _UNKNOWN_TEXT = " \u2047 ".encode()
 _EACH_BYTE = "limelight.each_byte"  # every byte that is no part of a character becomes U+FFFD
 
@@ -181,7 +181,7 @@ def to_bytes(model: SentencePieceModel) -> bytes:
 
 
 def with_start(data: bytes, name: str) -> bytes:
-    """The same model with one more piece at its end, which no text can spell."""
+    """A model with one more piece at its end, which no text can spell."""
     text = name.encode()
     piece = b"\x0a" + _as_varint(len(text)) + text + b"\x18" + _as_varint(CONTROL)
     return data + b"\x0a" + _as_varint(len(piece)) + piece
@@ -291,9 +291,9 @@ class SentencePieceCoder:
         if self.model.remove_extra_whitespaces:
             text = re.sub(" +", " ", text).lstrip(" ")
         if text and self.model.add_dummy_prefix:
-            text = SPACE + text
-        text = text.replace(" ", SPACE)
-        return text.rstrip(SPACE) if self.model.remove_extra_whitespaces else text
+            text = _SPACE + text
+        text = text.replace(" ", _SPACE)
+        return text.rstrip(_SPACE) if self.model.remove_extra_whitespaces else text
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         codes = [self._codes.match(text) if self._codes else None for text in texts]
@@ -331,7 +331,7 @@ class SentencePieceCoder:
         for i in ids:
             raw = self.token_bytes(i)
             # A space that `normalize` has added is left out.
-            if begins and (self.symbols[i] or "").startswith(SPACE):
+            if begins and (self.symbols[i] or "").startswith(_SPACE):
                 raw, begins = raw[1:], model.remove_extra_whitespaces
             begins &= not raw
             parts.append(raw)
@@ -339,20 +339,20 @@ class SentencePieceCoder:
 
     def token_bytes(self, i: int) -> bytes:
         if i not in self._piece_of:  # a piece of the other side
-            return (self.symbols[i] or "").replace(SPACE, " ").encode()
+            return (self.symbols[i] or "").replace(_SPACE, " ").encode()
         text, _, kind = self.model.pieces[self._piece_of[i]]
         if kind == BYTE:
             return bytes([int(text[3:5], 16)])
-        return _UNKNOWN_TEXT if kind == UNKNOWN else text.replace(SPACE, " ").encode()
+        return _UNKNOWN_TEXT if kind == UNKNOWN else text.replace(_SPACE, " ").encode()
 
     def spell(self, symbols: str) -> str:
-        return symbols.replace(SPACE, " ")
+        return symbols.replace(_SPACE, " ")
 
     def merge_steps(self, text: str) -> list[list[list[str]]]:
         """For each word its characters, then its pieces: a search, not a series of merges."""
         words: list[list[str]] = []
         for piece in self.core.encode(self.normalize(text), add_special_tokens=False).tokens:
-            if piece.startswith(SPACE) or not words:
+            if piece.startswith(_SPACE) or not words:
                 words.append([])
             words[-1].append(piece)
         return [[list("".join(pieces)), pieces] for pieces in words]

@@ -34,7 +34,7 @@ def parse_dictionary(text: str) -> list[str]:
     return symbols
 
 
-def parse_codes(text: str) -> list[tuple[str, str]]:
+def _parse_codes(text: str) -> list[tuple[str, str]]:
     """The merges of subword-nmt, of its version 0.2."""
     first, *lines = text.split("\n")
     if first.strip() != "#version: 0.2":
@@ -55,7 +55,7 @@ class SubwordCoder:
     def __init__(self, files: Files) -> None:
         self.files = files
         dictionary, codes = (_ending(files, ending) for ending in (DICTIONARY, CODES))
-        self.symbols, merges = parse_dictionary(dictionary), parse_codes(codes)
+        self.symbols, merges = parse_dictionary(dictionary), _parse_codes(codes)
         vocab = {_library_name(symbol, i): i for i, symbol in enumerate(self.symbols)}
         for piece in (piece for pair in merges for piece in (*pair, "".join(pair))):
             vocab.setdefault(piece, len(vocab))  # unknown to the dictionary, but needed on the way

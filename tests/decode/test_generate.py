@@ -214,8 +214,8 @@ def test_a_penalty_by_hand():
     logits = torch.tensor([[1.0, -1.0, 2.0, 0.5]])
     history = torch.tensor([[-1, 1, 2]])
     config = DecodeConfig(repetition_penalty=2.0)
-    assert apply_repetition_penalty(logits, history, config, 0).tolist() == [[1.0, -2.0, 1.0, 0.5]]
-    assert apply_repetition_penalty(logits, history, config, 2).tolist() == [[1.0, -1.0, 1.0, 0.5]]
+    for special, expected in (((), [1.0, -2.0, 1.0, 0.5]), ((0, 1), [1.0, -1.0, 1.0, 0.5])):
+        assert apply_repetition_penalty(logits, history, config, special).tolist() == [expected]
 
 
 @pytest.mark.parametrize("beam", [0, 1, 3])
