@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import limelight
+from limelight.decode import engine
 from limelight.errors import UserError
 from limelight.serve import server
 from limelight.serve.server import devices_of
-from limelight.serve.worker import scheduler
 from limelight.serve.worker.__main__ import load_for
 from limelight.serve.worker.scheduler import Scheduler, describe
 from limelight.serve.worker_client import _environment
@@ -179,8 +179,8 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
         started.append(given)
         return scheduler_search(*given)
 
-    scheduler_search = scheduler.new_search
-    monkeypatch.setattr(scheduler, "new_search", new_search)
+    scheduler_search = engine.new_search
+    monkeypatch.setattr(engine, "new_search", new_search)
     sent = []
     worker = Scheduler(model("reverse"), 8, 8, 64, sent.append)
     asked = {"texts": ["a b"], "nbest": 2, "alternatives": 0, "alignment": False, "tree": True}
