@@ -82,11 +82,10 @@ class Engine:
         config: DecodeConfig,
         nbest: int = 1,
         keep_tree: bool = False,
-        logprobs: bool = True,
     ) -> AnySearch:
         """A beam search; CTranslate2's may be greedy too."""
         if fast := self.in_ctranslate2(requests, config, keep_tree):
-            return CTranslate2Search(fast, requests, config, nbest, logprobs)
+            return CTranslate2Search(fast, requests, config, nbest)
         return new_search(self.model, requests, config, self.tokenizer, nbest, keep_tree)
 
     def generate(
@@ -102,12 +101,13 @@ class Engine:
         Beams and CTranslate2 call no `on_token`. Without `logprobs`, texts may come with the sum of
         their log-probabilities alone.
         """
-        searched = config.beam > 1 or nbest > 1 or self.in_ctranslate2(requests, config)
+        if fast := self.in_ctranslate2(requests, config):
+            return CTranslate2Search(fast, requests, config, nbest, logprobs).run()
         with torch.inference_mode():
-            if config.temperature or not searched:
+            if config.temperature or (config.beam == 1 and nbest == 1):
                 written = write(self.model, requests, config, self.tokenizer, on_token)
                 return [[text] for text in written]
-            return self.new_search(requests, config, nbest, logprobs=logprobs).run()
+            return new_search(self.model, requests, config, self.tokenizer, nbest).run()
 
     def stream(self, request: Request, config: DecodeConfig) -> Iterator[TokenEvent]:
         """The tokens of a text as they come, without a beam."""
