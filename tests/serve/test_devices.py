@@ -196,6 +196,37 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
 
 
 @pytest.mark.parametrize("beam", [1, 3])
+def test_a_worker_with_int8_answers_as_the_model_does(run, monkeypatch, beam):
+    """Greedily too, all that wait together; only a stream goes token by token, in float32."""
+    loaded, sent, searched = limelight.load(run("reverse"), precision="int8"), [], []
+    search = engine.CTranslate2Search
+    monkeypatch.setattr(
+        engine,
+        "CTranslate2Search",
+        lambda model, requests, *rest: (
+            searched.append(len(requests)) or search(model, requests, *rest)
+        ),
+    )
+    worker = Scheduler(loaded, 8, 8, 64, sent.append)
+    asked = {"nbest": 1, "alternatives": 0, "alignment": False, "tree": False, "prefix": ""}
+    asked |= {"include": [], "exclude": [], "tag": "", "settings": {"beam": beam}}
+    for number, texts in enumerate((["a b c"], ["c b", "b a"]), start=1):
+        worker.on_message({"id": number, "op": "translate", "texts": texts, **asked})
+    while worker.busy:
+        worker.step()
+    assert searched == [3]
+    said = b"".join(sent).decode("latin-1")
+    for number, texts in ((1, ["a b c"]), (2, ["c b", "b a"])):
+        found = said.partition(f'{{"id":{number},"done":')[2]
+        done = json.JSONDecoder().raw_decode(found)[0]["translations"]
+        expected = [loaded.translate(text, beam=beam) for text in texts]
+        assert [one["text"] for one in done] == [one.text for one in expected]
+        stated = [one["outputs"][0]["log_probability"] for one in done]
+        true = [one.outputs[0].log_probability for one in expected]
+        assert stated == pytest.approx(true, abs=0.02)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
 def test_a_worker_answers_with_the_model_as_it_is(run, beam):
     """Also where the batch of an earlier job is there already."""
     sent, loaded = [], limelight.load(run("reverse"), device="cpu")
