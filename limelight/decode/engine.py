@@ -54,9 +54,10 @@ class Engine:
     ) -> CTranslate2Model | None:
         """CTranslate2, if it is chosen and can do what is asked; `auto` chooses it for int8.
 
-        In float32 `auto` never does. Of torch's speed on one thread it has there (model S and
-        en-de, benchmarks/results/2026-11-17-cpu.md): @@F32@@; and a text would come from another
-        search when others are with it.
+        In float32 `auto` never does. There it has of torch's speed on one thread 0.8 to 0.9 x for
+        a sentence alone and 1.1 x for 64, with beam 5 1.1 to 1.2 x and 0.9 to 1.1 x
+        (benchmarks/results/2026-11-17-cpu.md). So only a beam alone would gain a tenth, and
+        its text would then depend on whether others are searched at the same time.
         """
         if config.engine == "torch" and self.int8:
             raise UserError("precision='int8' is computed by CTranslate2: set engine to 'auto'")
