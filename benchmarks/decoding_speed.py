@@ -6,7 +6,8 @@ One set of random weights (3 + 3 layers, 256, 1024, 4 heads, vocabulary 8,000) i
 64 sources of 10 to 30 tokens, 20 tokens for each: a bias keeps the end token away. Everybody's
 tokens are compared before anything is timed. They take turns; each one's median round is told, and
 of two of them the median of what the rounds say: a machine's speed wavers.
-Ours and CTranslate2's texts come with their log-probabilities.
+Ours and CTranslate2's texts come with their log-probabilities; with "engine ctranslate2", as with
+CTranslate2 itself, with the sum of them. Everybody reads and writes texts, whose words are numbers.
 """
 
 import argparse
@@ -19,10 +20,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch and CTranslate2 are loaded
@@ -43,9 +45,6 @@ except ImportError as missing:
 
 LAYERS, D, D_FF, HEADS, VOCAB = 3, 256, 1024, 4, 8000
 PAD, START, END, SENTENCES, LENGTH, BEAM = 0, 1, 2, 64, 20, 5
-SPECIAL: Any = SimpleNamespace(
-    end=END, pad=PAD, special_ids=frozenset(range(END + 1)), is_text=lambda i: i > END, decode=str
-)  # all that a search asks of a tokenizer here
 MARIAN_LAYER = {
     "self_attn.q_proj": "self_attention.query",
     "self_attn.k_proj": "self_attention.key",
@@ -64,10 +63,27 @@ MARIAN_LAYER = {
 BESIDE = [
     ("limelight, lean", "HF Marian generate"),
     ("limelight, lean", "CTranslate2 float32"),
-    ("limelight, lean int8", "CTranslate2 int8"),
+    ("limelight, engine ctranslate2 float32", "limelight, lean"),
+    ("limelight, engine ctranslate2 float32", "CTranslate2 float32"),
+    ("limelight, engine ctranslate2 int8", "CTranslate2 int8"),
 ]
-Rows = list[list[int]]
-Write = Callable[[Rows], Rows]  # sources in, texts out
+Texts = list[str]
+Write = Callable[[Texts], Texts]  # sources in, texts out
+
+
+class Numbers:
+    """All that a search asks of a tokenizer: the words of a text are its tokens' numbers."""
+
+    pad, start, end, first_text_id = PAD, START, END, END + 1
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens: list[int]) -> str:
+        return " ".join(map(str, tokens))
+
+
+NUMBERS: Any = Numbers()
 
 
 def make_marian() -> Any:
@@ -150,18 +166,15 @@ def ctranslate2_from(marian: Any, folder: str, precision: str) -> Any:
     )
 
 
-def requests_for(sources: Rows) -> list[Request]:
-    return [Request([START], LENGTH, source) for source in sources]
-
-
-def write_with_ours(engine: Engine, beam: int, sources: Rows) -> Rows:
+def write_with_ours(engine: Engine, config: DecodeConfig, sources: Texts) -> Texts:
     """As `limelight translate` does."""
-    found = engine.generate(requests_for(sources), DecodeConfig(beam=beam))
-    return [best.tokens for best, *_ in found]
+    requests = [Request([START], LENGTH, NUMBERS.encode(source)) for source in sources]
+    found = engine.generate(requests, config, logprobs=False)
+    return [NUMBERS.decode(best.tokens) for best, *_ in found]
 
 
-def write_with_marian(model: Any, beam: int, sources: Rows) -> Rows:
-    tokens, real = pad_batch(sources, PAD)
+def write_with_marian(model: Any, beam: int, sources: Texts) -> Texts:
+    tokens, real = pad_batch([NUMBERS.encode(source) for source in sources], PAD)
     written = model.generate(
         input_ids=tokens,
         attention_mask=real.long(),
@@ -169,41 +182,51 @@ def write_with_marian(model: Any, beam: int, sources: Rows) -> Rows:
         do_sample=False,
         max_new_tokens=LENGTH,
     )
-    return written[:, 1:].tolist()
+    return [NUMBERS.decode(row) for row in written[:, 1:].tolist()]
 
 
-def write_with_ctranslate2(model: Any, beam: int, sources: Rows) -> Rows:
+def write_with_ctranslate2(model: Any, beam: int, sources: Texts) -> Texts:
     results = model.translate_batch(
-        [[str(token) for token in row] for row in sources],
+        [source.split() for source in sources],
         beam_size=beam,
         max_decoding_length=LENGTH,
         return_scores=True,
     )
-    return [[int(token) for token in result.hypotheses[0]] for result in results]
+    return [" ".join(result.hypotheses[0]) for result in results]
+
+
+class PlainEngine(Engine):
+    """The model itself, without accelerators."""
+
+    model = property(lambda self: self.accelerated[0].original)
 
 
 def contestants(folder: str) -> dict[str, tuple[Write, Write]]:
     """How everybody writes, greedily and with beams."""
     marian = make_marian()
     ours = ours_from(marian)
+    lean, chosen = DecodeConfig(beam=1), DecodeConfig(beam=1, engine="ctranslate2")
+    forms = {
+        "the model itself": (PlainEngine([ours], NUMBERS), lean),
+        "lean": (Engine([ours], NUMBERS), lean),
+        "engine ctranslate2 float32": (Engine([ours], NUMBERS), chosen),
+        "engine ctranslate2 int8": (Engine([ours], NUMBERS, int8=True), chosen),
+    }
     everybody: dict[str, tuple[Write, Write]] = {}
-    forms = {name: Engine([ours], SPECIAL, name == "lean int8") for name in ("lean", "lean int8")}
-    itself = Engine([ours], SPECIAL)
-    itself.model = ours
-    for name, engine in {"the model itself": itself, **forms}.items():
+    for name, (engine, config) in forms.items():
         everybody[f"limelight, {name}"] = (
-            lambda rows, engine=engine: write_with_ours(engine, 1, rows),
-            lambda rows, engine=engine: write_with_ours(engine, BEAM, rows),
+            partial(write_with_ours, engine, config),
+            partial(write_with_ours, engine, replace(config, beam=BEAM)),
         )
     everybody["HF Marian generate"] = (
-        lambda rows: write_with_marian(marian, 1, rows),
-        lambda rows: write_with_marian(marian, BEAM, rows),
+        partial(write_with_marian, marian, 1),
+        partial(write_with_marian, marian, BEAM),
     )
     for precision in ("float32", "int8"):
         model = ctranslate2_from(marian, f"{folder}/{precision}", precision)
         everybody[f"CTranslate2 {precision}"] = (
-            lambda rows, model=model: write_with_ctranslate2(model, 1, rows),
-            lambda rows, model=model: write_with_ctranslate2(model, BEAM, rows),
+            partial(write_with_ctranslate2, model, 1),
+            partial(write_with_ctranslate2, model, BEAM),
         )
     return everybody
 
@@ -233,7 +256,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     lengths = torch.randint(10, 31, (SENTENCES,)).tolist()
-    sources = [torch.randint(3, VOCAB, (length,)).tolist() for length in lengths]
+    sources = [NUMBERS.decode(torch.randint(3, VOCAB, (length,)).tolist()) for length in lengths]
     names = ("torch", "transformers", "ctranslate2")
     facts = {"date": str(date.today()), "machine": platform.processor() or platform.machine()}
     facts |= {name: version(name) for name in names}
@@ -244,6 +267,7 @@ def main() -> None:
         everybody = {n: w for n, w in everybody.items() if any(part in n for part in options.only)}
         cases = {
             "batch 1, greedy": (0, sources[:8], 1),
+            f"batch 1, beam {BEAM}": (1, sources[:8], 1),
             "batch 64, greedy": (0, sources, SENTENCES),
             f"batch 64, beam {BEAM}": (1, sources, SENTENCES),
         }
@@ -261,7 +285,7 @@ def main() -> None:
 
 
 def report(
-    case: str, works: dict[str, Callable[[], Rows]], sentences: int, repeats: int
+    case: str, works: dict[str, Callable[[], Texts]], sentences: int, repeats: int
 ) -> dict[str, float]:
     """Say who wrote the same, and how fast."""
     texts = {name: work() for name, work in works.items()}
@@ -271,7 +295,7 @@ def report(
     print(case)
     for name, taken in seconds.items():
         same = sum(a == b for a, b in zip(texts[name], truth, strict=True))
-        print(f"  {name:30}{sentences / taken:9.1f} sentences/s", end="")
+        print(f"  {name:38}{sentences / taken:9.1f} sentences/s", end="")
         print(f"   {same} of {sentences} texts as the first")
     for ours, theirs in BESIDE:
         if ours in rounds and theirs in rounds:

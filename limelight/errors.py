@@ -43,6 +43,10 @@ class OlderWeightsWarning(UserWarning):
     """The newest weights of a run are damaged, and older ones are used."""
 
 
+class EngineWarning(UserWarning):
+    """What was asked for is computed in another way, which is slower and at least as exact."""
+
+
 END_SIGNALS = tuple(  # Ctrl-C, `kill`, and a terminal that is closed, which Windows does not signal
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )

@@ -17,6 +17,7 @@ from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel.changes import unknown_part
+from limelight.decode.accel.ctranslate2 import require_package
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
 from limelight.errors import OlderWeightsWarning, UserError, escape_controls, unknown_name
@@ -93,11 +94,13 @@ class LoadedModel(TextModel):
     def to(self, device: str = "auto", precision: Precision = "auto") -> "LoadedModel":
         """Move to a device; `auto` is a GPU in bfloat16 if there is one, else as it was trained.
 
-        With int8 it computes on the CPU, with weights rounded to bytes.
+        With int8 it computes on the CPU, with weights that CTranslate2 rounds to bytes.
         """
         if precision not in get_args(Precision):
             raise unknown_name("precision", precision, get_args(Precision))
         int8, before = precision == "int8", (self.device, self.precision)
+        if int8:
+            require_package()
         target = choose_device("cpu" if int8 else device)
         dtype = getattr(torch, choose_precision("float32" if int8 else precision, target))
         # Nothing has changed so far: a device or precision that is rejected leaves it as it was.
@@ -242,6 +245,8 @@ def load(
         from limelight.interop.chat_template import prompt_of
 
         loaded.chat_prompt = prompt_of(template, tokenizer)
+    if device == "auto" and recipe.decode.engine == "ctranslate2":
+        device = "cpu"
     return loaded.to(device, precision or recipe.decode.precision)
 
 

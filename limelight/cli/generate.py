@@ -29,6 +29,7 @@ def translate(
     exclude: arg.Phrases = (),
     tag: arg.Tag = "",
     ensemble: Annotated[tuple[str, ...], arg.Argument("RUN")] = (),
+    engine: arg.Engine = None,
     json: arg.JsonLines = False,
     set: arg.DecodeSettings = (),
 ) -> None:
@@ -45,7 +46,7 @@ def translate(
         exclude: a word, part of one, or several that must not appear; may be repeated
         ensemble: a run that decodes together with the first; may be repeated
     """
-    overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed)
+    overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed, engine=engine)
     loaded, config = io.load_for("translate", run, overrides, ensemble)
 
     from limelight.tasks import translate as task
@@ -54,7 +55,7 @@ def translate(
     constraints = task.Constraints(tag, prefix, include, exclude)
     lines = io.InputLines(text)
     for window in lines.windows():
-        for done in task.translate(loaded, window, config, nbest, constraints):
+        for done in task.translate(loaded, window, config, nbest, constraints, logprobs=json):
             lines.number += 1
             if done.problem:
                 lines.complain(done.problem)
@@ -108,6 +109,7 @@ def chat(
     temperature: arg.Temperature = None,
     seed: arg.Seed = None,
     tag: arg.Tag = "",
+    engine: arg.Engine = None,
     json: arg.JsonLines = False,
     set: arg.DecodeSettings = (),
 ) -> None:
@@ -118,7 +120,7 @@ def chat(
     Args:
         text: your side of the conversation, turn by turn
     """
-    overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed)
+    overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed, engine=engine)
     loaded, config = io.load_for("chat", run, overrides)
 
     from limelight.tasks.chat import Conversation
@@ -148,6 +150,7 @@ def write(
     top_p: arg.DecodeFloat = None,
     seed: arg.Seed = None,
     stop: arg.Phrases = (),
+    engine: arg.Engine = None,
     json: arg.JsonLines = False,
     set: arg.DecodeSettings = (),
 ) -> None:
@@ -162,7 +165,7 @@ def write(
         stop: stop where this text appears; may be repeated
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    overrides = arg.overrides(set, max_tokens=max_tokens, **sampling)
+    overrides = arg.overrides(set, max_tokens=max_tokens, engine=engine, **sampling)
     loaded, config = io.load_for("write", run, overrides)
 
     from limelight.tasks import write as task

@@ -54,7 +54,8 @@ def load_for(
     if task == "explain":
         return loaded, config
     loaded.require(task)
-    return loaded.to(precision=config.precision), config
+    device = "cpu" if config.engine == "ctranslate2" else "auto"
+    return loaded.to(device, config.precision), config
 
 
 def _offer_to_fetch(run: str) -> None:

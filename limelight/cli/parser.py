@@ -69,6 +69,7 @@ _RUN = "a run folder, or a bundled model by name (see `limelight models`)"
 _IN_RECIPE = "the recipe's"
 _SET = "change a setting; --train.steps 500 is short for --set train.steps=500"
 _SET_DECODE = "change the recipe's [decode] table; --decode.top-p 0.9 works as well"
+_ENGINE = "what decodes on a CPU: auto, torch or ctranslate2 (pip install limelight[fast])"
 _TEMPERATURE = "above 0, sample (without a beam), more varied with higher values"
 
 Recipe = Annotated[str, Argument("RECIPE", _RECIPE, positional=True)]
@@ -91,6 +92,7 @@ DecodeFloat = Annotated[float | None, Argument("X", fallback=_IN_RECIPE)]
 Beam = Annotated[int | None, Argument("N", "beam size; 1 is greedy decoding", fallback=_IN_RECIPE)]
 Temperature = Annotated[float | None, Argument("X", _TEMPERATURE, fallback=_IN_RECIPE)]
 Seed = Annotated[int | None, Argument("N", "random seed for sampling", fallback=_IN_RECIPE)]
+Engine = Annotated[str | None, Argument("NAME", _ENGINE, fallback=_IN_RECIPE)]
 Tag = Annotated[str, Argument("NAME", "what a model trained on several tasks should do")]
 Settings = Annotated[tuple[str, ...], Argument("TABLE.SETTING=VALUE", _SET)]
 DecodeSettings = Annotated[tuple[str, ...], Argument("TABLE.SETTING=VALUE", _SET_DECODE)]
@@ -357,7 +359,7 @@ def _check_bare(name: str) -> None:
         raise UserError(f"--{name} needs a value: write --{name} {value}")
 
 
-def overrides(settings: Iterable[str], **decode: float | None) -> dict[str, Any]:
+def overrides(settings: Iterable[str], **decode: float | str | None) -> dict[str, Any]:
     """The settings that were given and the options of [decode], by name and value."""
     from limelight.recipe import parse_overrides
 

@@ -10,6 +10,7 @@ from limelight.errors import UserError
 _BeamSize = Annotated[int, Field(ge=1, le=1000)]
 _Weight = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Precision = Literal["auto", "float32", "bfloat16", "float64", "int8"]
+_EngineName = Literal["auto", "torch", "ctranslate2"]
 
 
 @config_class
@@ -35,7 +36,8 @@ class DecodeConfig:
     min_p: Fraction = 0.0  # relative to the most likely token; less likely ones are dropped
     seed: Count = 1  # of sampling
 
-    precision: Precision = "auto"  # int8: CPU only, faster, not exact
+    precision: Precision = "auto"  # int8: CPU only, with CTranslate2: faster, not exact
+    engine: _EngineName = "auto"  # what decodes on a CPU; auto: CTranslate2 for int8, else torch
     repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0  # above 1
     no_repeat_ngram: Annotated[int, Field(ge=0, le=100)] = 0  # length; 0: off
 

@@ -97,6 +97,7 @@ class Hypothesis:
     logprobs: list[float]
     ended: bool  # with an end token; otherwise the limit or a stop string was reached
     score: float  # what a beam ranks by: the sum of `logprobs` over the length penalty, or the sum
+    total: float = 0.0  # the sum, known also where `logprobs` were not asked for
 
 
 def finalize(
@@ -104,7 +105,8 @@ def finalize(
 ) -> Hypothesis:
     """A hypothesis of these tokens, without the end token."""
     ended = tokens[-1:] == [end]
-    return Hypothesis(tokens[:-1] if ended else tokens, logprobs, ended, sum(logprobs) / penalty)
+    total = sum(logprobs)
+    return Hypothesis(tokens[:-1] if ended else tokens, logprobs, ended, total / penalty, total)
 
 
 def prefill(model: StepModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Any]:

@@ -80,8 +80,12 @@ def translate(
     config: DecodeConfig | None = None,
     nbest: int = 1,
     constraints: Constraints = NO_CONSTRAINTS,
+    logprobs: bool = True,
 ) -> Iterator[Translation]:
-    """The translations of texts, in order; a problem with one does not stop the others."""
+    """The translations of texts, in order; a problem with one does not stop the others.
+
+    Without `logprobs`, tokens may come without their log-probabilities, which saves some time.
+    """
     trained.require("translate")
     config = widen_beam(config or trained.decode, nbest)
     if not isinstance(constraints, Constraints):
@@ -91,7 +95,7 @@ def translate(
     if isinstance(texts, str):
         raise UserError(f"texts={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
     jobs = (_job_for(trained, text, config, constraints) for text in texts)
-    for text, found in trained.engine.generate_stream(jobs, config, nbest):
+    for text, found in trained.engine.generate_stream(jobs, config, nbest, logprobs):
         if isinstance(text, Translation):
             yield text
         else:
@@ -211,7 +215,7 @@ def _join(trained: TextModel, parts: Sequence[Hypothesis], prefix: str) -> Trans
         score=sum(part.score for part in parts),
         tokens=tuple(tokenizer.pieces(token for part in parts for token in part.tokens)),
         logprobs=tuple(logprobs),
-        log_probability=sum(logprobs),
+        log_probability=sum(part.total for part in parts),
     )
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import encode_prefix
 from limelight.decode.detokenizer import IncrementalDetokenizer
-from limelight.decode.generate import GenerationBatch
 from limelight.decode.request import Request
 from limelight.errors import UserError
 from limelight.tasks.text_model import TextModel
@@ -20,10 +19,10 @@ def write(
     """Continue a text, piece by piece; when the context is full, its last half is kept."""
     text = Continuation(trained, prompt, config or trained.decode, stops)
     while (request := text.request()) is not None:
-        batch = GenerationBatch(trained.engine.model, [request], text.config, trained.tokenizer)
-        while batch.active and not text.stream.stopped:
-            for event in batch.step():
-                yield text.add(event.token)
+        for event in trained.engine.stream(request, text.config):
+            yield text.add(event.token)
+            if text.stream.stopped:
+                break
     yield text.stream.finish()
 
 

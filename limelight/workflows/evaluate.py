@@ -200,12 +200,13 @@ def _score_task(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> l
 
 def _translations_of(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> list[str]:
     outputs, decode = [], lines.recipe.decode
-    loaded.to(precision=decode.precision)
+    loaded.to("cpu" if decode.engine == "ctranslate2" else "auto", decode.precision)
     sources = zip(lines.tags, lines.columns[0], strict=True)
     with counting("translating", Console(stderr=True, quiet=silent)) as progress:
         for tag, tagged in groupby(sources, key=itemgetter(0)):
             texts = (source for _, source in tagged)
-            for done in translate(loaded, texts, decode, constraints=Constraints(tag=tag)):
+            constraints = Constraints(tag=tag)
+            for done in translate(loaded, texts, decode, constraints=constraints, logprobs=False):
                 outputs.append(done.text)
                 progress(1)
     return outputs

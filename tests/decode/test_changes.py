@@ -19,7 +19,6 @@ from limelight.decode.accel.changes import Snapshot, unknown_part
 from limelight.decode.accel.cpu.model import CpuModel
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import Engine
-from limelight.errors import UserError
 from limelight.model.attention import Attention, explicit_attention
 from limelight.model.taps import Recorder
 from limelight.training.dropout import use_fast_cpu_dropout
@@ -471,27 +470,6 @@ def test_a_removed_hook_leaves_an_accelerated_model():
     assert engine.model is model
     hook.remove()
     assert isinstance(engine.model, CpuModel)
-
-
-def test_int8_says_what_it_does_not_know():
-    model = new_model("encoder-decoder").float()
-    linear(model).register_forward_hook(twice)
-    with pytest.raises(UserError, match=r"a hook in decoder\.layers\.0\.self_attention\.value"):
-        Accelerated(model, int8=True).model  # noqa: B018
-    model.decoder.layers.append(nn.Identity())
-    with pytest.raises(UserError, match=r"another module decoder\.layers\.1: use float32"):
-        Accelerated(model, int8=True).model  # noqa: B018
-
-
-def test_int8_sees_changes_too():
-    models = [new_model("encoder-decoder").float() for _ in range(2)]
-    requests = requests_for(models[0], 3, 8)
-    engines = [Engine([model], Letters(VOCAB), int8=True) for model in models]
-    before = answers(engines[0], requests, 1)
-    for model in models:
-        state_dict(model, None)
-    after = [answers(engine, requests, 1) for engine in engines]
-    assert after[0] == after[1] != before
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -17,7 +17,7 @@ from limelight.decode.accel.cpu.huge_pages import (
     new_pages,
 )
 from limelight.decode.accel.cpu.kv_cache import CpuDecodeState
-from limelight.decode.accel.cpu.linear import Int8Linear, PackedLinear
+from limelight.decode.accel.cpu.linear import PackedLinear
 from limelight.decode.accel.cpu.model import CpuModel, attention, for_cpu
 from limelight.errors import UserError
 from limelight.model.topk import fast_argmax, fast_topk
@@ -272,38 +272,6 @@ def test_a_source_of_padding_alone_is_read_as_the_model_reads_it():
     real = torch.arange(5) >= torch.tensor([[5], [2], [0]])  # padding comes first here
     expected = model.step(first, model.start(source, real))
     torch.testing.assert_close(fast.step(first, fast.start(source, real)), expected)
-
-
-def test_int8_is_near_and_is_refused_where_it_would_not_be_int8():
-    model = small("encoder-decoder", torch.float32)
-    fast, source, text = for_cpu(model, int8=True), tokens(3, 5), tokens(3, 4)
-    state, quick = model.start(source), fast.start(source)
-    for i in range(4):
-        expected, got = model.step(text[:, i, None], state), fast.step(text[:, i, None], quick)
-        assert not torch.equal(got, expected)
-        assert (got - expected).std() < 0.1 * expected.std()
-    with pytest.raises(UserError, match=r"this model is in torch\.float64"):
-        for_cpu(small("decoder-only"), int8=True)
-    with pytest.raises(UserError, match="for Transformers, and this model is recurrent-decoder"):
-        for_cpu(small("recurrent-decoder-only"), int8=True)
-
-
-@pytest.mark.parametrize("louder", [1, 100])
-def test_int8_rounds_every_row_by_itself(louder):
-    product = Int8Linear(nn.Linear(24, 40))
-    x = torch.randn(5, 24)
-    x[1:] *= louder
-    x[4] = 0  # nothing to round
-    for row, together in zip(x, product(x), strict=True):
-        torch.testing.assert_close(product(row[None])[0], together, rtol=1e-5, atol=1e-6)
-
-
-def test_a_processor_without_int8_is_told_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(
-        "limelight.decode.accel.cpu.linear.PROBE", "import os; os.kill(os.getpid(), 4)"
-    )
-    with pytest.raises(UserError, match="int8 does not work on this CPU"):
-        for_cpu(small("decoder-only", torch.float32), int8=True)
 
 
 @pytest.mark.parametrize("count", [0, 5, 2**20])

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import limelight
+from limelight.decode import engine
 from limelight.errors import UserError
 from limelight.serve import server
 from limelight.serve.server import devices_of
-from limelight.serve.worker import scheduler
 from limelight.serve.worker.__main__ import load_for
 from limelight.serve.worker.scheduler import Scheduler, describe
 from limelight.serve.worker_client import _environment
@@ -179,8 +179,8 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
         started.append(given)
         return scheduler_search(*given)
 
-    scheduler_search = scheduler.new_search
-    monkeypatch.setattr(scheduler, "new_search", new_search)
+    scheduler_search = engine.new_search
+    monkeypatch.setattr(engine, "new_search", new_search)
     sent = []
     worker = Scheduler(model("reverse"), 8, 8, 64, sent.append)
     asked = {"texts": ["a b"], "nbest": 2, "alternatives": 0, "alignment": False, "tree": True}
@@ -193,6 +193,37 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
     assert given[4:] == (2, True)  # nbest, and the tree
     message = b"".join(sent).decode("latin-1").partition('{"id":1,"done":')[2]
     assert json.JSONDecoder().raw_decode(message)[0]["translations"][0]["text"]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_worker_with_int8_answers_as_the_model_does(run, monkeypatch, beam):
+    """Greedily too, all that wait together; only a stream goes token by token, in float32."""
+    loaded, sent, searched = limelight.load(run("reverse"), precision="int8"), [], []
+    search = engine.CTranslate2Search
+    monkeypatch.setattr(
+        engine,
+        "CTranslate2Search",
+        lambda model, requests, *rest: (
+            searched.append(len(requests)) or search(model, requests, *rest)
+        ),
+    )
+    worker = Scheduler(loaded, 8, 8, 64, sent.append)
+    asked = {"nbest": 1, "alternatives": 0, "alignment": False, "tree": False, "prefix": ""}
+    asked |= {"include": [], "exclude": [], "tag": "", "settings": {"beam": beam}}
+    for number, texts in enumerate((["a b c"], ["c b", "b a"]), start=1):
+        worker.on_message({"id": number, "op": "translate", "texts": texts, **asked})
+    while worker.busy:
+        worker.step()
+    assert searched == [3]
+    said = b"".join(sent).decode("latin-1")
+    for number, texts in ((1, ["a b c"]), (2, ["c b", "b a"])):
+        found = said.partition(f'{{"id":{number},"done":')[2]
+        done = json.JSONDecoder().raw_decode(found)[0]["translations"]
+        expected = [loaded.translate(text, beam=beam) for text in texts]
+        assert [one["text"] for one in done] == [one.text for one in expected]
+        stated = [one["outputs"][0]["log_probability"] for one in done]
+        true = [one.outputs[0].log_probability for one in expected]
+        assert stated == pytest.approx(true, abs=0.02)
 
 
 @pytest.mark.parametrize("beam", [1, 3])

@@ -3,7 +3,8 @@
 New requests join the batch between two tokens, and those that are complete or cancelled leave it,
 whatever the settings of each. Beam searches are different: requests with the same settings that
 wait at the same time are searched together, and later ones form the next search. The batch and the
-searches take turns, a token each.
+searches take turns, a token each. CTranslate2 searches beams, and greedily what is not streamed, in
+a thread of its own.
 """
 
 import time
@@ -13,9 +14,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from limelight.decode.beam import BeamSearch
 from limelight.decode.config import DecodeConfig
-from limelight.decode.engine import MAX_BATCH_POSITIONS, new_search
+from limelight.decode.engine import MAX_BATCH_POSITIONS, AnySearch
 from limelight.decode.generate import GenerationBatch, TokenEvent
 from limelight.decode.request import DAMAGED, Request
 from limelight.errors import UserError
@@ -59,7 +59,7 @@ class _Member:
 
 @dataclass(eq=False)
 class _RunningSearch:
-    search: BeamSearch
+    search: AnySearch
     members: list[_Member]
 
 
@@ -143,8 +143,12 @@ class Scheduler:
         except Exception as error:
             self.fail(number, error)
             return
-        for index, sequence in enumerate(job.sequences):
-            self.advance(_Member(number, index, job, sequence))
+        try:
+            for index, sequence in enumerate(job.sequences):
+                self.advance(_Member(number, index, job, sequence))
+        except UserError as error:  # CTranslate2 cannot do it, and no other engine is allowed
+            self.fail(number, error)
+            return
         if not job.sequences:
             self.conclude(number)
 
@@ -153,8 +157,8 @@ class Scheduler:
         sequence, job = member.sequence, member.job
         member.request = sequence.next_request()
         if member.request is not None:
-            beam = uses_beam(sequence.config, job.nbest)
-            (self.to_search if beam else self.to_generate).append(member)
+            search = uses_beam(sequence.config, job.nbest) or self.writes_at_once(member)
+            (self.to_search if search else self.to_generate).append(member)
             return
         sequence.finish()
         if job.stream:
@@ -162,6 +166,13 @@ class Scheduler:
         job.left -= 1
         if not job.left:
             self.conclude(member.number)
+
+    def writes_at_once(self, member: _Member) -> bool:
+        """Whether CTranslate2 will write it, which gives a text and not its tokens one by one."""
+        if member.job.stream or member.sequence.needs_events or member.request is None:
+            return False
+        config = member.sequence.config
+        return self.loaded.engine.in_ctranslate2([member.request], config) is not None
 
     def conclude(self, number: int) -> None:
         """All sequences are complete: begin with the work that needs them."""
@@ -296,10 +307,9 @@ class Scheduler:
         """Start a search; if that fails, find out for whom."""
         first = chosen[0]
         requests = [member.request for member in chosen if member.request is not None]
-        model, tokenizer = self.loaded.engine.model, self.loaded.tokenizer
         config, (_, nbest, keep_tree) = first.sequence.config, first.kind
         try:
-            search = new_search(model, requests, config, tokenizer, nbest, keep_tree)
+            search = self.loaded.engine.new_search(requests, config, nbest, keep_tree)
         except Exception as error:
             if len(chosen) == 1:
                 self.fail(first.number, error)

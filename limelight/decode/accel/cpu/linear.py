@@ -1,7 +1,6 @@
-"""Linear layers for a few rows, as fast as this CPU computes them: in float32, or in int8."""
+"""Linear layers for a few rows, as fast as this CPU computes them."""
 
 import math
-import warnings
 from functools import cached_property
 from typing import Any
 
@@ -9,22 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from limelight.decode.accel.cpu.huge_pages import WEIGHTS
-from limelight.device import survives
-from limelight.errors import UserError
 from limelight.model.stack import Classifier
 
-_LARGEST, _ZERO_POINT = 63, 64  # of x in bytes: seven bits, as older processors overflow with 8
-_TINY = 1e-30  # the scale of a row of zeros
 MANY_OUTPUTS = 2**18  # numbers: from here on, copying a bias into each row first is slow
-PROBE = """
-import torch
-weight, scales = torch.ones(256, 256), torch.ones(256)
-rounded = torch.quantize_per_channel(weight, scales, torch.zeros(256).long(), 0, torch.qint8)
-kernel = torch.ops.quantized.linear_prepack(rounded, None)
-multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-for rows in (1, 64):
-    multiply(torch.ones(rows, 256), 1.0, 64, kernel).sum().item()
-"""
 
 
 def _best_kernel() -> Any:
@@ -101,45 +87,3 @@ class PackedLinear:
         if not self.narrowing:
             return self.transposed
         return WEIGHTS.empty(self.weight, *self.weight.shape).copy_(self.weight).t()
-
-
-class Int8Linear(PackedLinear):
-    """A linear layer with int8 weights and inputs: approximate.
-
-    Every row is scaled by its own largest number, so that no text depends on its batch.
-    """
-
-    def __init__(self, *parts: nn.Linear | Classifier, query_scale_dim: int = 1) -> None:
-        super().__init__(*parts, query_scale_dim=query_scale_dim)
-        scales = self.weight.abs().amax(dim=1).clamp(min=1e-8) / 127  # one for each output
-        zeros = torch.zeros(len(scales), dtype=torch.long)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch will rename this some day
-            rounded = torch.quantize_per_channel(self.weight, scales, zeros, 0, torch.qint8)
-        self.multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-        self.kernel = torch.ops.quantized.linear_prepack(rounded, None)
-        del self.weight
-
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if x.size(0) == 1:  # fewer operations
-            scale = max(x.abs().max().item(), _TINY) / _LARGEST
-            return self.multiply(x, scale, _ZERO_POINT, self.kernel).add_(self.bias)
-        scales = x.abs().amax(dim=-1, keepdim=True).clamp_(min=_TINY).div_(_LARGEST)
-        product = self.multiply(x * scales.reciprocal(), 1.0, _ZERO_POINT, self.kernel)
-        return torch.addcmul(self.bias, product, scales, out=product)
-
-    def add_into(self, x: Tensor, inner: Tensor) -> Tensor:
-        return x.add_(self(inner))
-
-
-def linear_class(int8: bool, dtype: torch.dtype) -> type[PackedLinear]:
-    """`PackedLinear`, or `Int8Linear` if this CPU survives it."""
-    if not int8:
-        return PackedLinear
-    if dtype != torch.float32:
-        raise UserError(
-            f"int8 is made from float32, and this model is in {dtype}: convert it first"
-        )
-    if not survives(PROBE):
-        raise UserError("int8 does not work on this CPU with this torch: choose float32")
-    return Int8Linear

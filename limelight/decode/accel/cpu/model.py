@@ -24,8 +24,7 @@ from torch.nn import functional as F
 from limelight.decode.accel.cpu.folded_cross_attention import fold
 from limelight.decode.accel.cpu.huge_pages import alloc_huge_pages
 from limelight.decode.accel.cpu.kv_cache import CpuDecodeState
-from limelight.decode.accel.cpu.linear import PackedLinear, linear_class
-from limelight.errors import UserError
+from limelight.decode.accel.cpu.linear import PackedLinear
 from limelight.model.attention import Attention, attention_mask
 from limelight.model.decoder_only import DecoderOnly
 from limelight.model.encoder_decoder import EncoderDecoder
@@ -38,36 +37,29 @@ _Step = Callable[[Tensor], Tensor]  # M D -> M D, for M tokens
 _SubLayer = Callable[[Tensor, Tensor], Tensor]  # x and its norm -> x plus the sub-layer
 
 
-def for_cpu(model: Any, int8: bool = False) -> Any:
-    """A snapshot of the model that decodes faster; or the model itself, if it is of another kind.
-
-    With `int8`, weights and states are rounded to one byte: faster still, and approximate.
-    """
+def for_cpu(model: Any) -> Any:
+    """A snapshot of the model that decodes faster; the model itself, if it is of another kind."""
     kinds = {EncoderDecoder: _CpuEncoderDecoder, DecoderOnly: _CpuDecoderOnly}
     kind = kinds.get(type(model))
     if kind is None:
-        if int8:
-            raise UserError(
-                f"int8 is for Transformers, and this model is {model.config.family}: use float32"
-            )
         return model
     weight = model.classifier.weight
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.float64):
         return model
     with torch.no_grad():
-        return kind(model, linear_class(int8, weight.dtype))
+        return kind(model)
 
 
 class CpuModel:
     """A snapshot of a model's weights for decoding."""
 
-    def __init__(self, model: EncoderDecoder | DecoderOnly, product: type[PackedLinear]) -> None:
+    def __init__(self, model: EncoderDecoder | DecoderOnly) -> None:
         self.model = model
         self.config = model.config
         self.target = _CpuEmbedding(model.target)
-        self.layers = _layers_of(model.decoder, product)
+        self.layers = _layers_of(model.decoder)
         self.norm = _norm_of(model.decoder.norm)
-        self.classifier = product(model.classifier)
+        self.classifier = PackedLinear(model.classifier)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.model.parameters()
@@ -101,13 +93,13 @@ class _CpuDecoderOnly(CpuModel):
 
 
 class _CpuEncoderDecoder(CpuModel):
-    def __init__(self, model: EncoderDecoder, product: type[PackedLinear]) -> None:
-        super().__init__(model, product)
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__(model)
         self.source = _CpuEmbedding(model.source)
-        self.encoder = _layers_of(model.encoder, product)
+        self.encoder = _layers_of(model.encoder)
         self.encoder_norm = _norm_of(model.encoder.norm)
         crosses = [layer.cross_attention for layer in cast(Iterable[Layer], model.decoder.layers)]
-        self.keys_values = product(*(part for a in crosses for part in (a.key, a.value)))
+        self.keys_values = PackedLinear(*(part for a in crosses for part in (a.key, a.value)))
 
     def start(
         self, source: Tensor, source_real: Tensor | None = None, max_len: int | None = None
@@ -200,24 +192,23 @@ class _CpuEmbedding:
 
 
 class _CpuLayer:
-    def __init__(self, layer: Layer, product: type[PackedLinear]) -> None:
+    def __init__(self, layer: Layer) -> None:
         attention = layer.self_attention
         self.d_head = attention.d_head
         self.heads = attention.query.out_features // self.d_head  # H
         self.groups = attention.key.out_features // self.d_head  # G
         self.norms = _query_key_norms(attention)
         scaled = 1 if self.norms else self.d_head  # norms undo a scale, so theirs has it
-        self.query_key_value = product(
+        self.query_key_value = PackedLinear(
             attention.query, attention.key, attention.value, query_scale_dim=scaled
         )
-        self.self_output = product(attention.output)
+        self.self_output = PackedLinear(attention.output)
         self.self_residual = _residual_of(layer.self_residual)
         if hasattr(layer, "cross_attention"):
-            self.query = product(layer.cross_attention.query, query_scale_dim=self.d_head)
-            self.cross_output = product(layer.cross_attention.output)
+            self.query = PackedLinear(layer.cross_attention.query, query_scale_dim=self.d_head)
+            self.cross_output = PackedLinear(layer.cross_attention.output)
             self.cross_residual = _residual_of(layer.cross_residual)
-        self.folds = product is PackedLinear  # int8 keeps no weights to fold
-        self.feed_forward = _feed_forward_of(layer.feed_forward, product)
+        self.feed_forward = _feed_forward_of(layer.feed_forward)
         self.feed_forward_residual = _residual_of(layer.feed_forward_residual)
 
     def encode(self, x: Tensor, sources: _PackedSources, rotate: _Step | None) -> Tensor:
@@ -267,7 +258,7 @@ class _CpuLayer:
     def cross_attention(self, x: Tensor, y: Tensor, state: CpuDecodeState, i: int) -> Tensor:
         """Cross-attention; the rows of one source are its queries, like several positions."""
         keys, values = state.memory[i]
-        if state.has_one_source and self.folds and self.heads * keys.size(1) <= 2 * x.size(1):
+        if state.has_one_source and self.heads * keys.size(1) <= 2 * x.size(1):
             if i not in state.folded:
                 state.folded[i] = fold(self.query, self.cross_output, keys, values)
             return state.folded[i].add_into(x, y)
@@ -288,8 +279,8 @@ def attention(q: Tensor, transposed_keys: Tensor, values: Tensor, hidden: Tensor
     return torch.bmm(scores.softmax(dim=-1), values)
 
 
-def _layers_of(stack: Stack, product: type[PackedLinear]) -> list[_CpuLayer]:
-    return [_CpuLayer(layer, product) for layer in cast(Iterable[Layer], stack.layers)]
+def _layers_of(stack: Stack) -> list[_CpuLayer]:
+    return [_CpuLayer(layer) for layer in cast(Iterable[Layer], stack.layers)]
 
 
 def _norm_of(norm: nn.Module) -> _Step:
@@ -320,15 +311,15 @@ def _residual_of(residual: Residual) -> Callable[[Tensor, _SubLayer], Tensor]:
     return lambda x, sublayer: sublayer(x, norm(x))
 
 
-def _feed_forward_of(feed_forward: FeedForward, product: type[PackedLinear]) -> _SubLayer:
+def _feed_forward_of(feed_forward: FeedForward) -> _SubLayer:
     """Section 3.3; a gate and the inner layer are one product."""
-    activate, outer = feed_forward.activate, product(feed_forward.outer)
+    activate, outer = feed_forward.activate, PackedLinear(feed_forward.outer)
     if activate is F.relu:
         activate = torch.relu_  # in place
     if feed_forward.gate is None:
-        inner = product(feed_forward.inner)
+        inner = PackedLinear(feed_forward.inner)
         return lambda x, y: outer.add_into(x, activate(inner(y)))
-    both = product(feed_forward.gate, feed_forward.inner)
+    both = PackedLinear(feed_forward.gate, feed_forward.inner)
 
     def gated(x: Tensor, y: Tensor) -> Tensor:
         gate, value = both(y).chunk(2, dim=1)
