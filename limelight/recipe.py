@@ -18,6 +18,7 @@ from pydantic import Field
 
 from limelight.config import allow_old_names, config_class, current_name, with_settings
 from limelight.data.config import DataConfig, lists_to_tuples
+from limelight.data.readers import kind_of
 from limelight.data.tokenizer import SMALLEST, TokenizerConfig
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError, unknown_name
@@ -79,6 +80,15 @@ def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not a text file in UTF-8 (byte {error.start})") from error
     return parse_recipe(name, text, overrides)
+
+
+def recipe_for_files(files: Iterable[str], overrides: Overrides = ()) -> Recipe:
+    """A recipe for files alone, to check them: their kind is guessed unless it is given."""
+    changes = {"data.train": tuple(files), **as_overrides(overrides)}
+    if "data.kind" not in changes:
+        how = {k: v for k, v in _by_table(changes)["data"].items() if k != "columns"}
+        changes["data.kind"] = kind_of(DataConfig(**how))
+    return parse_recipe("files", "[tokenizer]\n[model]\nmax_len = 4096\n", changes)
 
 
 def parse_recipe(name: str, text: str, overrides: Overrides = ()) -> Recipe:

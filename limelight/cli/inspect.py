@@ -79,17 +79,30 @@ def info(
 
 def data(
     action: Annotated[Literal["check"], arg.Argument("check", "what to do", positional=True)],
-    recipe: arg.Recipe,
+    recipe: Annotated[tuple[str, ...], arg.Argument("RECIPE|FILE", positional=True)],
     json: arg.Json = False,
     set: arg.Settings = (),
 ) -> None:
-    """Check the data of a recipe: counts, lengths, bad lines, duplicates, leaks, alignment.
+    """Check a recipe's data or a file: counts, lengths, bad lines, duplicates, leaks, alignment.
 
-    Exits with status 1 if a split has no usable examples. --data.train FILE ... checks your files.
+    Exits with status 1 if a split has no usable examples. --data.train FILE ... checks your files
+    with a recipe.
+
+    Args:
+        recipe: a recipe by name, a TOML file, or files of examples: .csv, .tsv, .txt, .json,
+            .jsonl, .parquet, packed or not; two parallel files; a folder
     """
-    from limelight.recipe import load_recipe
+    from limelight.recipe import load_recipe, recipe_for_files, recipe_names
 
-    loaded = load_recipe(recipe, arg.overrides(set))
+    changes, names = arg.overrides(set), recipe_names()
+    if len(recipe) == 1 and (recipe[0] in names or recipe[0].endswith(".toml")):
+        loaded = load_recipe(recipe[0], changes)
+    elif len(recipe) == 1 and not Path(recipe[0]).exists() and "*" not in recipe[0]:
+        if Path(recipe[0]).suffix:
+            raise UserError(f"cannot read {recipe[0]}: there is no such file in {Path.cwd()}")
+        raise unknown_name("recipe or file", recipe[0], names)
+    else:
+        loaded = recipe_for_files(recipe, changes)
 
     from limelight.data.check import check, show
     from limelight.data.registry import resolve

@@ -306,6 +306,9 @@ def _help_hint(name: str) -> str:
 
 
 _LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze")
+_SHORT = {  # what people type: the setting that it means
+    "--data.allow-bad": "train.max_unusable=1",
+}
 _CHANGE = re.compile(r"\w+\.[\w-]+=")
 
 
@@ -319,6 +322,9 @@ def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
     left = list(words)
     while left:
         word = left.pop(0)
+        if change := _SHORT.get(word.replace("_", "-")):
+            changes.append(change)
+            continue
         name, equals, value = word.removeprefix("--").partition("=")
         is_option = word.startswith("--") and _OPTION.fullmatch(word)
         if not is_option or ("." not in name and name != "set"):

@@ -13,7 +13,8 @@ import torch
 
 from limelight.data.config import DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split
-from limelight.data.readers import LineStats, raw_lines
+from limelight.data.input_files import find_files, raw_lines
+from limelight.data.readers import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
 from limelight.loading import LoadedModel
@@ -60,7 +61,7 @@ def check_data(data: DataConfig) -> None:
     corpora = data.corpora or (data,)
     elsewhere = any(part.name or part.hub or part.toy for part in corpora)
     train, valid = (
-        [Path(file) for part in (data, *data.corpora) for file in getattr(part, split)]
+        find_files(file for part in (data, *data.corpora) for file in getattr(part, split))
         for split in ("train", "valid")
     )
     if not train and not elsewhere:
@@ -115,11 +116,12 @@ def check_usable(tally: LineStats, too_long: int, recipe: Recipe) -> None:
     """
     used = tally.used - too_long
     rejected = tally.rejected + Counter({f"longer than max_len={recipe.model.max_len}": too_long})
-    found = LineStats(tally.read, used, rejected)
+    found = LineStats(tally.read, used, rejected, examples=tally.examples)
     if used < (1 - recipe.train.max_unusable) * (used + sum(found.faults.values())):
         raise UserError(
-            f"{found.unusable}, and {used:,} are left to train on. Run limelight data check, and "
-            "mend the files or the settings; or train on the rest with --train.max-unusable 1"
+            f"{found.unusable}, and {used:,} are left to train on. Run limelight data check to see "
+            f"them{found.first_fault}, and mend the files or the settings; or train on the rest "
+            "with --data.allow-bad"
         )
 
 
