@@ -27,6 +27,7 @@ from limelight.cli.lab import lab
 from limelight.cli.serve import serve
 from limelight.cli.train import compare, demo, evaluate, sweep, train
 from limelight.errors import (
+    AdjustedWarning,
     FailedError,
     OlderWeightsWarning,
     RenamedWarning,
@@ -144,7 +145,7 @@ def _install_warning_format() -> None:
     usual = warnings.formatwarning
 
     def formatwarning(message: Any, category: type[Warning], *where: Any, **line: Any) -> str:
-        ours = issubclass(category, OlderWeightsWarning | RenamedWarning)
+        ours = issubclass(category, AdjustedWarning | OlderWeightsWarning | RenamedWarning)
         text = f"limelight: {message}" if ours else usual(message, category, *where, **line)
         return escape_controls(text.rstrip(), keep="" if ours else "\n") + "\n"
 

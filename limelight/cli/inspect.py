@@ -25,19 +25,53 @@ def models(json: arg.Json = False) -> None:
     io.print_report({"models": [facts_of(name) for name in model_names()]}, show, json)
 
 
-def recipes(json: arg.Json = False) -> None:
-    """List the bundled recipes; their names work wherever a command takes a RECIPE."""
-    from limelight.recipe import load_recipe, recipe_names
+def recipes(
+    name: Annotated[str, arg.Argument("NAME", positional=True)] = "",
+    settings: arg.Switch = False,
+    json: arg.Json = False,
+) -> None:
+    """List the bundled recipes, print one, or list every setting of a recipe.
 
-    bundled = [load_recipe(name) for name in recipe_names()]
-    facts = [{"name": r.name, "about": r.about, "family": r.model.family} for r in bundled]
-    io.print_report({"recipes": facts}, _show_recipes, json)
+    Their names work wherever a command takes a RECIPE. A TOML file of yours may begin with
+    base = "NAME" and change a few settings of that recipe.
+
+    Args:
+        name: print this recipe, or a TOML file with its base filled in
+        settings: list every setting with its values and its default
+    """
+    from limelight.recipe import (
+        all_settings,
+        load_recipe,
+        read_recipe_text,
+        recipe_names,
+        write_recipe,
+    )
+
+    if settings:
+        io.print_report({"settings": all_settings()}, _show_settings, json)
+    elif name:
+        text = read_recipe_text(name) if name in recipe_names() else write_recipe(load_recipe(name))
+        io.print_report({"name": name, "toml": text}, lambda *_: io.print_text(text), json)
+    else:
+        bundled = [load_recipe(name) for name in recipe_names()]
+        facts = [{"name": r.name, "about": r.about, "family": r.model.family} for r in bundled]
+        io.print_report({"recipes": facts}, _show_recipes, json)
+
+
+def _show_settings(facts: dict[str, Any], console: "Console") -> None:
+    from rich.markup import escape
+
+    for table, settings in facts["settings"].items():
+        console.print(f"\n[bold]{escape(f'[{table}]')}[/]")
+        for one in settings:
+            values = f"{one['name']} = {one['default']}   ({one['values']})"
+            console.print(f"  {escape(values)}\n      {escape(one['meaning'])}")
 
 
 def _show_recipes(facts: dict[str, Any], console: "Console") -> None:
     io.print_columns({recipe["name"]: recipe["about"] for recipe in facts["recipes"]}, console)
     console.print(
-        "\nlimelight info NAME shows the size of the model, "
+        "\nlimelight recipes NAME prints one, limelight info NAME shows the size of the model, "
         "and limelight train NAME --run FOLDER trains it."
     )
 

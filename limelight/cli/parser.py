@@ -147,7 +147,25 @@ def help_text(name: str, command: Command) -> str:
         formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=26, width=width),
     )
     _add_arguments(parser, arguments_of(command))
-    return parser.format_help()
+    return parser.format_help() + (_settings_in_short(width) if name == "train" else "")
+
+
+def _settings_in_short(width: int) -> str:
+    """The names of all settings but the model's, whose module would import torch."""
+    from limelight.data.config import DataConfig
+    from limelight.data.tokenizer import TokenizerConfig
+    from limelight.decode.config import DecodeConfig
+    from limelight.training.config import TrainConfig
+
+    tables = {"train": TrainConfig, "data": DataConfig, "tokenizer": TokenizerConfig}
+    lines = ["\nsettings (limelight recipes --settings describes them, and those of [model]):"]
+    for table, owner in (tables | {"decode": DecodeConfig}).items():
+        names = " ".join(f.name.replace("_", "-") for f in fields(owner))
+        first, rest = f"  --{table}. ", " " * 6
+        lines += textwrap.wrap(
+            names, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+        )
+    return "\n".join(lines) + "\n"
 
 
 def completion_script(commands: Mapping[str, Command], shell: str) -> str:

@@ -547,6 +547,16 @@ def _fragments(stretch: Iterable[str]) -> Iterator[Example]:
     yield ("".join(buffer),)
 
 
+def merge_fragments(examples: Iterable[Example]) -> Iterator[Example]:
+    """Examples with the fragments of a text put together, for those who have the memory."""
+    parts: list[str] = []
+    for example in examples:
+        parts.append(example[0])
+        if not isinstance(example, Fragment):
+            yield ("".join(parts), *example[1:])
+            parts.clear()
+
+
 def _read_turns(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
     """One dialogue a line: turns in columns, or with __eou__ behind each, as in DailyDialog."""
     if ending_of(path) in (".csv", ".tsv"):

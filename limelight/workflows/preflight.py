@@ -180,15 +180,15 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
 
     Changes that would alter the model or the order of the data are rejected.
     """
+    if recipe.model.vocab == recipe.tokenizer.vocab:  # a small text gave fewer
+        vocab = len(tokenizer)
+        learned = replace(recipe.tokenizer, vocab=vocab)
+        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab), tokenizer=learned)
     if len(tokenizer) > recipe.model.vocab:
         raise UserError(
             f"the tokenizer has {len(tokenizer)} tokens, but the model knows only "
             f"{recipe.model.vocab}: set model.vocab"
         )
-    if recipe.model.vocab == recipe.tokenizer.vocab:  # a small text may have given fewer
-        vocab = len(tokenizer)
-        learned = replace(recipe.tokenizer, vocab=vocab)
-        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab), tokenizer=learned)
     if not run.exists:
         return recipe
     before = recipe_from_run(run)

@@ -41,7 +41,12 @@ from limelight.training.optimizer import freeze
 from limelight.training.trainer import Trainer
 from limelight.workflows import info, preflight
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
-from limelight.workflows.validation_decoding import exact_match, sample, validation_bleu
+from limelight.workflows.validation_decoding import (
+    exact_match,
+    sample,
+    sample_text,
+    validation_bleu,
+)
 
 _EXACT_MATCH_SOURCES = 200  # decoded in a validation; `evaluate` decodes all
 
@@ -136,6 +141,8 @@ def build_trainer(
     )
     if valid is not None and num_columns(data) == 2:
         _add_decoding_metrics(trainer, valid, tokenized)
+    elif valid is not None and recipe.model.family.endswith("decoder-only"):
+        trainer.samples = partial(sample_text, tokenized)
     return trainer
 
 
@@ -209,6 +216,8 @@ def _find_tokenizer(
         if origin is not None:
             preflight.check_same_tokenizer(recipe, origin)
             tokenizer = origin.tokenizer
+        elif recipe.tokenizer.file:
+            tokenizer = Tokenizer.load(Path(recipe.tokenizer.file))
         else:
             config, columns = recipe.tokenizer, num_columns(data)
             report.say(f"training a tokenizer of {config.vocab} tokens")
