@@ -46,6 +46,7 @@ GUIDES = {  # the page that describes each command at length
     "sweep": "training.md#many-runs",
     "models": "models.md",
     "recipes": "recipes.md",
+    "resume": "training.md",
     "score": "use.md",
     "serve": "serve.md",
     "train": "training.md",

@@ -6,6 +6,7 @@ recipe as it was finally used can be written down and read again.
 """
 
 import json
+import os
 import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -241,11 +242,37 @@ def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {key: lists_to_tuples(changed) for key, changed in tables.items()}
 
 
-def recipe_from_run(run: RunFolder) -> Recipe:
-    """The recipe as a run used it."""
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """A recipe that means the same files from any directory."""
+
+    def absolute(data: DataConfig) -> DataConfig:
+        names = {split: getattr(data, split) for split in ("train", "valid", "test")}
+        found: dict[str, Any] = {k: tuple(map(os.path.abspath, v)) for k, v in names.items()}
+        return with_settings(data, found | {"corpora": tuple(map(absolute, data.corpora))})
+
+    file = recipe.tokenizer.file and os.path.abspath(recipe.tokenizer.file)
+    tokenizer = replace(recipe.tokenizer, file=file)
+    return replace(recipe, data=absolute(recipe.data), tokenizer=tokenizer)
+
+
+def with_model_of(recipe: Recipe, origin: Recipe, overrides: Overrides = ()) -> Recipe:
+    """A recipe to go on with another's model: its [model] and tokenizer, unless overrides differ.
+
+    Dropout and the heads for a new task stay those of the recipe.
+    """
+    own = ("dropout", "attention_dropout", "classes", "sentence_pairs")
+    told = {name.partition(".")[2] for name in as_overrides(overrides) if name[:6] == "model."}
+    kept = [name for name in {*own, *told} if hasattr(recipe.model, name)]
+    kept = [name for name in kept if hasattr(origin.model, name)]
+    model = with_settings(origin.model, {name: getattr(recipe.model, name) for name in kept})
+    return _consistent(replace(recipe, model=model, tokenizer=origin.tokenizer))
+
+
+def recipe_from_run(run: RunFolder, overrides: Overrides = ()) -> Recipe:
+    """The recipe as a run used it, with these overrides."""
     name = run.check()
     with allow_old_names():
-        recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe())
+        recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe(), overrides)
     return replace(recipe, name=name)
 
 

@@ -3,7 +3,7 @@
 parser       arguments from types and docstrings: reading, errors, help, completion
 io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
-train        demo, train, sweep, compare, evaluate
+train        demo, train, resume, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score
 explain      explain
 lab          lab
@@ -25,7 +25,7 @@ from limelight.cli.generate import chat, classify, embed, fill, score, translate
 from limelight.cli.inspect import data, info, models, recipes
 from limelight.cli.lab import lab
 from limelight.cli.serve import serve
-from limelight.cli.train import compare, demo, evaluate, sweep, train
+from limelight.cli.train import compare, demo, evaluate, resume, sweep, train
 from limelight.errors import (
     AdjustedWarning,
     FailedError,
@@ -54,7 +54,7 @@ def completion(
     print(parser.completion_script(COMMANDS, shell))
 
 
-_BEFORE = (demo, models, recipes, info, data, train, sweep, compare, evaluate)
+_BEFORE = (demo, models, recipes, info, data, train, resume, sweep, compare, evaluate)
 _AFTER = (translate, chat, write, fill, classify, embed, score, explain, lab, serve, completion)
 COMMANDS: dict[str, parser.Command] = {one.__name__: one for one in (*_BEFORE, *_AFTER)}
 

@@ -211,6 +211,8 @@ def read_arguments(name: str, command: Command, words: list[str]) -> dict[str, A
     known = arguments_of(command)
     options = {argument.flag: argument for argument in known if argument.flag}
     words, texts = split_at_dashes(words)
+    if "--set" in options:
+        words = [_in_full(word, options) for word in words]
     words, changes = split_settings(words)
     if changes and "--set" not in options:
         change = _shortened(changes[0])
@@ -232,6 +234,15 @@ def split_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
     """The words before a bare `--`, and those from it on, which are texts."""
     end = words.index("--") if "--" in words else len(words)
     return words[:end], words[end:]
+
+
+def _in_full(word: str, options: Mapping[str, Argument]) -> str:
+    """A short or usual name of a setting as the setting; an option of the command comes first."""
+    flag, equals, value = word.partition("=")
+    flag = flag.replace("_", "-")
+    if flag in _ELSEWHERE and flag not in options:
+        raise UserError(f"there is no {flag}: {_ELSEWHERE[flag]}")
+    return f"{_SHORT[flag]}{equals}{value}" if flag in _SHORT and flag not in options else word
 
 
 def _marked(word: str, options: Mapping[str, Argument]) -> str:
@@ -325,7 +336,18 @@ def _help_hint(name: str) -> str:
 
 _LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze")
 _SHORT = {  # what people type: the setting that it means
-    "--data.allow-bad": "train.max_unusable=1",
+    "--data.allow-bad": "--train.max-unusable=1",
+    "--lr": "--train.learning-rate",
+    "--learning-rate": "--train.learning-rate",
+    "--steps": "--train.steps",
+    "--max-steps": "--train.steps",
+    "--warmup": "--train.warmup",
+}
+_EPOCHS = "training is counted in steps: use --train.steps N; limelight data check counts batches"
+_TOKENS = "batches are counted in tokens: use --train.batch-tokens N, 4096 or so"
+_ELSEWHERE = {  # what has no setting of the same meaning: the one to use
+    **dict.fromkeys(("--epochs", "--train.epochs", "--num-epochs"), _EPOCHS),
+    **dict.fromkeys(("--batch-size", "--train.batch-size", "--batch"), _TOKENS),
 }
 _CHANGE = re.compile(r"\w+\.[\w-]+=")
 
@@ -340,9 +362,6 @@ def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
     left = list(words)
     while left:
         word = left.pop(0)
-        if change := _SHORT.get(word.replace("_", "-")):
-            changes.append(change)
-            continue
         name, equals, value = word.removeprefix("--").partition("=")
         is_option = word.startswith("--") and _OPTION.fullmatch(word)
         if not is_option or ("." not in name and name != "set"):

@@ -18,7 +18,7 @@ from limelight.data.readers import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
 from limelight.loading import LoadedModel
-from limelight.recipe import Recipe, recipe_from_run
+from limelight.recipe import Recipe, recipe_from_run, with_absolute_paths
 from limelight.run.atomic import latest_valid, list_checkpoints, was_used_before
 from limelight.run.bundled_models import canonical_name, find_run
 from limelight.run.folder import PARTS, RunFolder
@@ -191,7 +191,7 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
         )
     if not run.exists:
         return recipe
-    before = recipe_from_run(run)
+    before = with_absolute_paths(recipe_from_run(run))
     if recipe.train.batch_tokens == "auto":
         train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
         recipe = replace(recipe, train=train)
