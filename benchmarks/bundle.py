@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from limelight.data import registry
-from limelight.data.readers import raw_lines
+from limelight.data.input_files import raw_lines
 from limelight.loading import LoadedModel, load
 from limelight.recipe import recipe_from_run
 from limelight.run.atomic import commit, sha256_of

@@ -22,7 +22,7 @@ from unicodedata import normalize
 import yaml
 
 from limelight.data import registry
-from limelight.data.readers import raw_lines
+from limelight.data.input_files import raw_lines
 
 SEED = 2017
 HELD = 2000  # English sentences for validation, and as many for the test

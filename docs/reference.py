@@ -11,26 +11,23 @@ its options. A test fails when a page is stale.
 
 import ast
 import inspect
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import torch
 
 from limelight.cli import COMMANDS
 from limelight.cli.parser import Command, arguments_of, describe, synopsis
+from limelight.config import settings_of_class
 from limelight.model import build
 from limelight.model.config import ModelConfig, RecurrentConfig
 from limelight.model.count import count_parameters
-from limelight.recipe import TABLES, load_recipe, recipe_names, toml
+from limelight.recipe import TABLES, load_recipe, recipe_names
 from limelight.workflows.info import short
 
 DOCS = Path(__file__).parent
@@ -49,6 +46,7 @@ GUIDES = {  # the page that describes each command at length
     "sweep": "training.md#many-runs",
     "models": "models.md",
     "recipes": "recipes.md",
+    "resume": "training.md",
     "score": "use.md",
     "serve": "serve.md",
     "train": "training.md",
@@ -64,7 +62,7 @@ EXAMPLES = {  # run by a test, like all of the docs
     "fill": ["limelight fill fill 'Once upon a ___ there was a king.' --count 3"],
     "info": ["limelight info gpt2-124m --model.layers 24"],
     "models": ["limelight models"],
-    "recipes": ["limelight recipes"],
+    "recipes": ["limelight recipes", "limelight recipes reverse"],
     "score": ["printf 'I am hungry.\\tIch habe Hunger.\\n' | limelight score en-de --tag de"],
     "translate": ["printf 'Good morning.\\nGood night.\\n' | limelight translate en-de --json"],
     "write": ["limelight write writer 'The door opened slowly, and' --seed 3 --max-tokens 30"],
@@ -85,7 +83,15 @@ RECIPES = """\
 A recipe is one experiment in a TOML file: data, tokenizer, model, training, decoding. A setting
 that the file leaves out has the default below. Every setting can be changed on the command line,
 `--train.steps 500`, and from Python, `limelight.train("reverse", "runs/toy", ["train.steps=500"])`.
-A misspelt setting is rejected with the nearest valid name.
+A misspelt setting is rejected with the nearest valid name. `limelight recipes NAME` prints a
+recipe, and `limelight recipes --settings` the settings below.
+
+A file may begin with `base = "reverse"`, a recipe or another file, and change a few settings:
+
+    base = "reverse"
+
+    [train]
+    steps = 200
 
 ## Bundled recipes
 
@@ -148,54 +154,10 @@ def settings_of(name: str, owner: type[Any]) -> Iterator[str]:
     yield f"{owner.__doc__} Described in {guide}; in the source `{where}::{owner.__name__}`.\n"
     yield row("setting", "value", "default", "")
     yield "|---|---|---|---|"
-    comments = comments_of(owner)
-    for setting in fields(owner):
-        comment = comments.get(setting.name, "")
-        yield row(f"`{setting.name}`", kind_of(setting.type), default_of(setting), comment)
-
-
-def comments_of(owner: type[Any]) -> dict[str, str]:
-    """The comment behind each field in the source."""
-    said: dict[str, str] = {}
-    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(owner)).readline):
-        if token.type == tokenize.COMMENT and (name := re.match(r"\s*(\w+): ", token.line)):
-            said[name[1]] = token.string.removeprefix("#").strip()
-    return said
-
-
-def kind_of(kind: Any) -> str:
-    """The values that a setting accepts, in words."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        rules = [rule for part in parts[1:] for rule in getattr(part, "metadata", ())]
-        return " ".join([kind_of(parts[0]), *bounds_of(rules)])
-    if origin is Literal:
-        return ", ".join(f"`{choice}`" if choice else "nothing" for choice in parts)
-    if origin in (Union, UnionType):
-        return " or ".join(map(kind_of, parts))
-    if origin is tuple:
-        return "a list of texts" if parts[0] is str else "tables like this one"
-    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]
-
-
-def bounds_of(rules: list[Any]) -> Iterator[str]:
-    """The bounds of a number, in words."""
-    words = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
-    for name, word in words.items():
-        for rule in rules:
-            if hasattr(rule, name):
-                yield f"{word} {shortly(getattr(rule, name))}"
-
-
-def shortly(number: float) -> str:
-    """A bound, as a power where that is shorter."""
-    powers = {2**n: f"2^{n}" for n in range(14, 64)} | {10**n: f"10^{n}" for n in range(6, 20)}
-    return powers.get(int(number), f"{number:,}")
-
-
-def default_of(setting: Field[Any]) -> str:
-    """The default in TOML."""
-    return "required" if setting.default is MISSING else f"`{toml(setting.default)}`"
+    for setting in settings_of_class(owner):
+        default = setting.default if setting.default == "required" else f"`{setting.default}`"
+        values = re.sub(r"'([^']*)'", r"`\1`", setting.values)
+        yield row(f"`{setting.name}`", values, default, setting.meaning)
 
 
 def commands_page() -> str:

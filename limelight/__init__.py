@@ -27,3 +27,7 @@ def __getattr__(name: str) -> Any:
 
         return Constraints
     raise AttributeError(f"module 'limelight' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

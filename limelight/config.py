@@ -5,13 +5,30 @@ one sentence with the value and the nearest right choice. The sentences about py
 made here for the service too.
 """
 
+import inspect
+import io
+import json
+import re
+import tokenize
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from functools import wraps
-from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import pydantic
 from pydantic.dataclasses import dataclass
@@ -171,3 +188,54 @@ def _shown(value: object) -> str:
     except ValueError:  # Python refuses to write out thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class Setting(NamedTuple):
+    """A setting for people to read: its name, the values it accepts, its default, its meaning."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+def settings_of_class(cls: type) -> list[Setting]:
+    """The settings of a config class; the comment behind a field says what it means."""
+    said: dict[str, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(cls)).readline):
+        if token.type == tokenize.COMMENT and (name := re.match(r"\s*(\w+): ", token.line)):
+            said[name[1]] = token.string.removeprefix("#").strip()
+    return [
+        Setting(f.name, _values_of(f.type), _default_of(f.default), said.get(f.name, ""))
+        for f in fields(cls)
+    ]
+
+
+def _default_of(value: Any) -> str:
+    if value is MISSING:
+        return "required"
+    plain = {True: "true", False: "false"}
+    return plain[value] if isinstance(value, bool) else json.dumps(value) if value != () else "[]"
+
+
+def _values_of(kind: Any) -> str:
+    """The values that a setting accepts, in words."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        rules = [rule for part in parts[1:] for rule in getattr(part, "metadata", ())]
+        return " ".join([_values_of(parts[0]), *_bounds_of(rules)])
+    if origin is Literal:
+        return ", ".join(f"'{choice}'" if choice else "nothing" for choice in parts)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_values_of, parts))
+    if origin is tuple:
+        return "a list of texts" if parts[0] is str else "tables like this one"
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]
+
+
+def _bounds_of(rules: list[Any]) -> Iterator[str]:
+    powers = {2**n: f"2^{n}" for n in range(14, 64)} | {10**n: f"10^{n}" for n in range(6, 20)}
+    for name, word in {"ge": "from", "gt": "above", "le": "to", "lt": "below"}.items():
+        for rule in rules:
+            if (bound := getattr(rule, name, None)) is not None:
+                yield f"{word} {powers.get(int(bound), f'{bound:,}')}"

@@ -39,6 +39,10 @@ class RenamedWarning(FutureWarning):
     """A setting, an option or a name is still accepted under its old spelling."""
 
 
+class AdjustedWarning(FutureWarning):
+    """A setting was fitted to another one that the user has changed."""
+
+
 class OlderWeightsWarning(UserWarning):
     """The newest weights of a run are damaged, and older ones are used."""
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from limelight.explain.explanation import Explanation
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class LoadedModel(TextModel):
     """A trained model with its tokenizer and recipe.
 
@@ -54,6 +54,11 @@ class LoadedModel(TextModel):
     _full_precision: "LoadedModel | None" = field(
         default=None, init=False, repr=False, compare=False
     )
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.model.parameters())
+        where = f"step {self.step}, {self.precision} on {self.device}"
+        return f"<{self.recipe.name}: {self.family}, {size:,} parameters, {where}>"
 
     @property
     def precision(self) -> str:
@@ -118,11 +123,34 @@ class LoadedModel(TextModel):
             self._engine = self._full_precision = None
         return self
 
+    @overload
     def translate(
         self, text: str, nbest: int = 1, constraints: Constraints | None = None, **settings: Any
-    ) -> Translation:
-        """Translate a text; with a larger `nbest`, `outputs` has the next best translations too."""
-        return _raise_if_problem(next(self.translate_all([text], nbest, constraints, **settings)))
+    ) -> Translation: ...
+
+    @overload
+    def translate(
+        self,
+        text: Sequence[str],
+        nbest: int = 1,
+        constraints: Constraints | None = None,
+        **settings: Any,
+    ) -> list[Translation]: ...
+
+    def translate(
+        self,
+        text: str | Sequence[str],
+        nbest: int = 1,
+        constraints: Constraints | None = None,
+        **settings: Any,
+    ) -> Translation | list[Translation]:
+        """Translate a text, or each of a list; with a larger `nbest`, `outputs` has more.
+
+        `tag`, `prefix`, `include` and `exclude` constrain it, as a `Constraints` does.
+        """
+        texts = [text] if isinstance(text, str) else text
+        done = map(_raise_if_problem, self.translate_all(texts, nbest, constraints, **settings))
+        return next(done) if isinstance(text, str) else list(done)
 
     def translate_all(
         self,
@@ -132,6 +160,10 @@ class LoadedModel(TextModel):
         **settings: Any,
     ) -> Iterator[Translation]:
         """Translate any number of texts, in order, as they are read."""
+        named = Constraints.__dataclass_fields__.keys() & settings.keys()
+        if named:
+            given = {name: settings.pop(name) for name in named}
+            constraints = replace(constraints or NO_CONSTRAINTS, **given)
         config = self.settings(**settings)
         return translate(self, texts, config, nbest, constraints or NO_CONSTRAINTS)
 

@@ -6,7 +6,9 @@ recipe as it was finally used can be written down and read again.
 """
 
 import json
+import os
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -16,12 +18,22 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import Field
 
-from limelight.config import allow_old_names, config_class, current_name, with_settings
+from limelight.config import (
+    allow_old_names,
+    config_class,
+    current_name,
+    settings_of_class,
+    with_settings,
+)
 from limelight.data.config import DataConfig, lists_to_tuples
+from limelight.data.input_files import ending_of
+from limelight.data.readers import kind_of
+from limelight.data.registry import NAMED
 from limelight.data.tokenizer import SMALLEST, TokenizerConfig
 from limelight.decode.config import DecodeConfig
-from limelight.errors import UserError, unknown_name
+from limelight.errors import AdjustedWarning, UserError, unknown_name
 from limelight.model import AnyConfig, model_config
+from limelight.model.config import ModelConfig, RecurrentConfig
 from limelight.run.folder import RunFolder
 from limelight.training.config import TrainConfig
 
@@ -61,6 +73,16 @@ TABLES: dict[str, type[Any]] = {
 }
 
 
+def all_settings() -> dict[str, list[dict[str, str]]]:
+    """Every setting of every table, with its values, default and meaning."""
+    owners = {"data": DataConfig, "tokenizer": TokenizerConfig, "model": ModelConfig}
+    owners |= {"model, recurrent": RecurrentConfig, "train": TrainConfig, "decode": DecodeConfig}
+    return {
+        table: [one._asdict() for one in settings_of_class(owner)]
+        for table, owner in owners.items()
+    }
+
+
 def recipe_names() -> list[str]:
     """The bundled recipes."""
     return sorted(item.name.removesuffix(".toml") for item in _SHIPPED.iterdir())
@@ -68,41 +90,106 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
     """Read a recipe and change it; an error names the file and the key."""
+    return parse_recipe(name, read_recipe_text(name), overrides)
+
+
+def read_recipe_text(name: str) -> str:
+    """The TOML of a recipe, as it stands in its file."""
     bundled = name in recipe_names()
     path = _SHIPPED / f"{name}.toml" if bundled else Path(name)
     try:
         if not (bundled or name.endswith(".toml") or path.is_file()):
             raise unknown_name("recipe", name, recipe_names())
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read the recipe {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not a text file in UTF-8 (byte {error.start})") from error
-    return parse_recipe(name, text, overrides)
+
+
+def recipe_for_files(files: Iterable[str], overrides: Overrides = ()) -> Recipe:
+    """A recipe for files alone, to check them: their kind is guessed unless it is given."""
+    changes = {"data.train": tuple(files), **as_overrides(overrides)}
+    if "data.kind" not in changes:
+        how = {k: v for k, v in _by_table(changes)["data"].items() if k != "columns"}
+        changes["data.kind"] = kind_of(DataConfig(**how))
+    return parse_recipe("files", "[tokenizer]\n[model]\nmax_len = 4096\n", changes)
 
 
 def parse_recipe(name: str, text: str, overrides: Overrides = ()) -> Recipe:
     """The recipe that this TOML describes, with these overrides."""
     with _errors_in(f"{name}:"):
-        try:
-            values = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:  # a hostile file may have endless digits
-            raise UserError(str(error) or "nested too deeply") from error
-        for key in values:
-            if key not in ("about", "model", *TABLES):
-                raise unknown_name("key", key, ("about", "model", *TABLES))
-            if key != "about" and not isinstance(values[key], dict):
-                raise UserError(f"{key} must be a table, [{key}], and not {values[key]!r}")
+        values = _read_tables(name, text, ())
         if "model" not in values:
             raise UserError("there is no [model] table: a recipe says at least what the model is")
-        for key, changed in _by_table(as_overrides(overrides)).items():
-            owner = TABLES.get(key, object)
-            new = {current_name(owner, setting) for setting in changed}
-            kept = {
-                k: v for k, v in values.get(key, {}).items() if current_name(owner, k) not in new
-            }
-            values[key] = kept | changed
+        values = _changed(values, _by_table(as_overrides(overrides)))
         return _assemble(Path(name).name.removesuffix(".toml"), values)
+
+
+def _read_tables(name: str, text: str, above: tuple[str, ...]) -> dict[str, Any]:
+    """The tables of a TOML file, put into those of its `base`, a recipe by name or path."""
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a hostile file may have endless digits
+        raise UserError(str(error) or "nested too deeply") from error
+    words = ("about", "base")
+    for key in values:
+        if key not in (*words, "model", *TABLES):
+            raise unknown_name("key", key, (*words, "model", *TABLES))
+        if key in words and not isinstance(values[key], str):
+            raise UserError(f"{key}={values[key]!r} must be text")
+        if key not in words and not isinstance(values[key], dict):
+            raise UserError(f"{key} must be a table, [{key}], and not {values[key]!r}")
+    if not (base := values.pop("base", "")):
+        return values
+    path = base if base in recipe_names() else str(Path(name).parent / base)
+    if path in above or Path(path).resolve() == Path(name).resolve():
+        raise UserError(f"base={base!r} leads back to this recipe: a recipe cannot be its own base")
+    if path != base and not Path(path).is_file():
+        raise unknown_name("base", base, recipe_names())
+    with _errors_in(f"in its base {base}:"):
+        inherited = _read_tables(path, read_recipe_text(path), (*above, path))
+    inherited.pop("published", None)  # the size of another model
+    return _changed(inherited, values)
+
+
+def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with some settings changed, under their old names too."""
+    values = dict(values)
+    for key, changed in changes.items():
+        if not isinstance(changed, dict):
+            values[key] = changed
+            continue
+        owner, before = TABLES.get(key, object), values.get(key, {})
+        new = {current_name(owner, setting) for setting in changed}
+        if key == "data" and changed.get("train"):
+            before = _without_origin(before, new)
+        values[key] = {k: v for k, v in before.items() if current_name(owner, k) not in new}
+        values[key] |= changed
+        if key == "train" and "steps" in new and "warmup" not in new:
+            values[key] |= _shorter_warmup(values[key])
+    return values
+
+
+def _shorter_warmup(train: dict[str, Any]) -> dict[str, int]:
+    """A warm-up that ends within a training that was made shorter: a tenth of it."""
+    steps, warmup = train["steps"], train.get("warmup", TrainConfig.warmup)
+    if not (isinstance(steps, int) and isinstance(warmup, int) and 1 <= steps <= warmup):
+        return {}
+    shorter = min(steps - 1, max(1, steps // 10))
+    change = f"warmup is {shorter} instead of {warmup}, for a training of {steps} steps"
+    warnings.warn(f"{change}: --train.warmup changes it", AdjustedWarning, stacklevel=2)
+    return {"warmup": shorter}
+
+
+def _without_origin(data: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """[data] without a named corpus, a toy or several corpora, for files instead of them."""
+    origins = {"name", "hub", "toy", "toy_examples", "toy_length", "corpora"} - given
+    kinds = [data, *data.get("corpora", ())]
+    names = [NAMED[one["name"]].settings for one in kinds if one.get("name") in NAMED]
+    known = [str(one["kind"]) for one in [*kinds, *names] if "kind" in one]
+    kind = {"kind": known[0]} if known else {}
+    return kind | {key: value for key, value in data.items() if key not in origins}
 
 
 def with_overrides(recipe: Recipe, overrides: Overrides) -> Recipe:
@@ -155,17 +242,45 @@ def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {key: lists_to_tuples(changed) for key, changed in tables.items()}
 
 
-def recipe_from_run(run: RunFolder) -> Recipe:
-    """The recipe as a run used it."""
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """A recipe that means the same files from any directory."""
+
+    def absolute(data: DataConfig) -> DataConfig:
+        names = {split: getattr(data, split) for split in ("train", "valid", "test")}
+        found: dict[str, Any] = {k: tuple(map(os.path.abspath, v)) for k, v in names.items()}
+        return with_settings(data, found | {"corpora": tuple(map(absolute, data.corpora))})
+
+    file = recipe.tokenizer.file and os.path.abspath(recipe.tokenizer.file)
+    tokenizer = replace(recipe.tokenizer, file=file)
+    return replace(recipe, data=absolute(recipe.data), tokenizer=tokenizer)
+
+
+def with_model_of(recipe: Recipe, origin: Recipe, overrides: Overrides = ()) -> Recipe:
+    """A recipe to go on with another's model: its [model] and tokenizer, unless overrides differ.
+
+    Dropout and the heads for a new task stay those of the recipe.
+    """
+    own = ("dropout", "attention_dropout", "classes", "sentence_pairs")
+    told = {name.partition(".")[2] for name in as_overrides(overrides) if name[:6] == "model."}
+    kept = [name for name in {*own, *told} if hasattr(recipe.model, name)]
+    kept = [name for name in kept if hasattr(origin.model, name)]
+    model = with_settings(origin.model, {name: getattr(recipe.model, name) for name in kept})
+    return _consistent(replace(recipe, model=model, tokenizer=origin.tokenizer))
+
+
+def recipe_from_run(run: RunFolder, overrides: Overrides = ()) -> Recipe:
+    """The recipe as a run used it, with these overrides."""
     name = run.check()
     with allow_old_names():
-        recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe())
+        recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe(), overrides)
     return replace(recipe, name=name)
 
 
 def _assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     """A recipe from its tables, each checked by the part that owns it."""
     parts: dict[str, Any] = {}
+    family = str(values["model"].get("family", ""))
+    values = {**values, "data": _as_stream(values.get("data", {}), family)}
     for key, owner in TABLES.items():
         if key in values:
             with _errors_in(f"[{key}]"):
@@ -174,13 +289,24 @@ def _assemble(name: str, values: Mapping[str, Any]) -> Recipe:
     if "tokenizer" in values:  # the tokenizer decides how many tokens there are
         model.setdefault("vocab", parts["tokenizer"].vocab)
     about = values.get("about", "")
-    if not isinstance(about, str):
-        raise UserError(f"about={about!r} must be text")
     with _errors_in("[model]"):
         config = model_config(**model)
     if "tokenizer" not in values and config.vocab < TokenizerConfig().vocab:
         parts["tokenizer"] = TokenizerConfig(vocab=max(SMALLEST, config.vocab))
     return _consistent(Recipe(name, config, about=about, **parts))
+
+
+def _as_stream(data: dict[str, Any], family: str) -> dict[str, Any]:
+    """[data] where a GPT reads a .txt as one text, and validates with its end, unless it says else.
+
+    The recipe in a run folder says it all, so nothing is added there.
+    """
+    said = {"stream", "separator", "valid_tail", "tail", "hold_out", "corpora"} & data.keys()
+    texts = data.get("kind") == "texts" and family.endswith("decoder-only")
+    files = data.get("train", ())
+    if said or not texts or not files or any(ending_of(Path(str(f))) != ".txt" for f in files):
+        return data
+    return {**data, "stream": True, **({} if data.get("valid") else {"valid_tail": 0.1})}
 
 
 def _consistent(recipe: Recipe) -> Recipe:

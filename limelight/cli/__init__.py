@@ -3,7 +3,7 @@
 parser       arguments from types and docstrings: reading, errors, help, completion
 io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
-train        demo, train, sweep, compare, evaluate
+train        demo, train, resume, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score
 explain      explain
 lab          lab
@@ -25,8 +25,9 @@ from limelight.cli.generate import chat, classify, embed, fill, score, translate
 from limelight.cli.inspect import data, import_, info, models, recipes
 from limelight.cli.lab import lab
 from limelight.cli.serve import serve
-from limelight.cli.train import compare, demo, evaluate, sweep, train
+from limelight.cli.train import compare, demo, evaluate, resume, sweep, train
 from limelight.errors import (
+    AdjustedWarning,
     EngineWarning,
     FailedError,
     OlderWeightsWarning,
@@ -54,7 +55,7 @@ def completion(
     print(parser.completion_script(COMMANDS, shell))
 
 
-_BEFORE = (demo, models, import_, recipes, info, data, train, sweep, compare, evaluate)
+_BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
 _AFTER = (translate, chat, write, fill, classify, embed, score, explain, lab, serve, completion)
 COMMANDS: dict[str, parser.Command] = {one.__name__.rstrip("_"): one for one in (*_BEFORE, *_AFTER)}
 
@@ -145,7 +146,9 @@ def _install_warning_format() -> None:
     usual = warnings.formatwarning
 
     def formatwarning(message: Any, category: type[Warning], *where: Any, **line: Any) -> str:
-        ours = issubclass(category, EngineWarning | OlderWeightsWarning | RenamedWarning)
+        ours = issubclass(
+            category, AdjustedWarning | EngineWarning | OlderWeightsWarning | RenamedWarning
+        )
         text = f"limelight: {message}" if ours else usual(message, category, *where, **line)
         return escape_controls(text.rstrip(), keep="" if ours else "\n") + "\n"
 

@@ -51,19 +51,53 @@ def import_(
     io.print_report(asdict(import_by_name(source, folder)), show_certificate, json)
 
 
-def recipes(json: arg.Json = False) -> None:
-    """List the bundled recipes; their names work wherever a command takes a RECIPE."""
-    from limelight.recipe import load_recipe, recipe_names
+def recipes(
+    name: Annotated[str, arg.Argument("NAME", positional=True)] = "",
+    settings: arg.Switch = False,
+    json: arg.Json = False,
+) -> None:
+    """List the bundled recipes, print one, or list every setting of a recipe.
 
-    bundled = [load_recipe(name) for name in recipe_names()]
-    facts = [{"name": r.name, "about": r.about, "family": r.model.family} for r in bundled]
-    io.print_report({"recipes": facts}, _show_recipes, json)
+    Their names work wherever a command takes a RECIPE. A TOML file of yours may begin with
+    base = "NAME" and change a few settings of that recipe.
+
+    Args:
+        name: print this recipe, or a TOML file with its base filled in
+        settings: list every setting with its values and its default
+    """
+    from limelight.recipe import (
+        all_settings,
+        load_recipe,
+        read_recipe_text,
+        recipe_names,
+        write_recipe,
+    )
+
+    if settings:
+        io.print_report({"settings": all_settings()}, _show_settings, json)
+    elif name:
+        text = read_recipe_text(name) if name in recipe_names() else write_recipe(load_recipe(name))
+        io.print_report({"name": name, "toml": text}, lambda *_: io.print_text(text), json)
+    else:
+        bundled = [load_recipe(name) for name in recipe_names()]
+        facts = [{"name": r.name, "about": r.about, "family": r.model.family} for r in bundled]
+        io.print_report({"recipes": facts}, _show_recipes, json)
+
+
+def _show_settings(facts: dict[str, Any], console: "Console") -> None:
+    from rich.markup import escape
+
+    for table, settings in facts["settings"].items():
+        console.print(f"\n[bold]{escape(f'[{table}]')}[/]")
+        for one in settings:
+            values = f"{one['name']} = {one['default']}   ({one['values']})"
+            console.print(f"  {escape(values)}\n      {escape(one['meaning'])}")
 
 
 def _show_recipes(facts: dict[str, Any], console: "Console") -> None:
     io.print_columns({recipe["name"]: recipe["about"] for recipe in facts["recipes"]}, console)
     console.print(
-        "\nlimelight info NAME shows the size of the model, "
+        "\nlimelight recipes NAME prints one, limelight info NAME shows the size of the model, "
         "and limelight train NAME --run FOLDER trains it."
     )
 
@@ -107,17 +141,30 @@ def info(
 
 def data(
     action: Annotated[Literal["check"], arg.Argument("check", "what to do", positional=True)],
-    recipe: arg.Recipe,
+    recipe: Annotated[tuple[str, ...], arg.Argument("RECIPE|FILE", positional=True)],
     json: arg.Json = False,
     set: arg.Settings = (),
 ) -> None:
-    """Check the data of a recipe: counts, lengths, bad lines, duplicates, leaks, alignment.
+    """Check a recipe's data or a file: counts, lengths, bad lines, duplicates, leaks, alignment.
 
-    Exits with status 1 if a split has no usable examples. --data.train FILE ... checks your files.
+    Exits with status 1 if a split has no usable examples. --data.train FILE ... checks your files
+    with a recipe.
+
+    Args:
+        recipe: a recipe by name, a TOML file, or files of examples: .csv, .tsv, .txt, .json,
+            .jsonl, .parquet, packed or not; two parallel files; a folder
     """
-    from limelight.recipe import load_recipe
+    from limelight.recipe import load_recipe, recipe_for_files, recipe_names
 
-    loaded = load_recipe(recipe, arg.overrides(set))
+    changes, names = arg.overrides(set), recipe_names()
+    if len(recipe) == 1 and (recipe[0] in names or recipe[0].endswith(".toml")):
+        loaded = load_recipe(recipe[0], changes)
+    elif len(recipe) == 1 and not Path(recipe[0]).exists() and "*" not in recipe[0]:
+        if Path(recipe[0]).suffix:
+            raise UserError(f"cannot read {recipe[0]}: there is no such file in {Path.cwd()}")
+        raise unknown_name("recipe or file", recipe[0], names)
+    else:
+        loaded = recipe_for_files(recipe, changes)
 
     from limelight.data.check import check, show
     from limelight.data.registry import resolve

@@ -149,7 +149,25 @@ def help_text(name: str, command: Command) -> str:
         formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=26, width=width),
     )
     _add_arguments(parser, arguments_of(command))
-    return parser.format_help()
+    return parser.format_help() + (_settings_in_short(width) if name == "train" else "")
+
+
+def _settings_in_short(width: int) -> str:
+    """The names of all settings but the model's, whose module would import torch."""
+    from limelight.data.config import DataConfig
+    from limelight.data.tokenizer import TokenizerConfig
+    from limelight.decode.config import DecodeConfig
+    from limelight.training.config import TrainConfig
+
+    tables = {"train": TrainConfig, "data": DataConfig, "tokenizer": TokenizerConfig}
+    lines = ["\nsettings (limelight recipes --settings describes them, and those of [model]):"]
+    for table, owner in (tables | {"decode": DecodeConfig}).items():
+        names = " ".join(f.name.replace("_", "-") for f in fields(owner))
+        first, rest = f"  --{table}. ", " " * 6
+        lines += textwrap.wrap(
+            names, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+        )
+    return "\n".join(lines) + "\n"
 
 
 def completion_script(commands: Mapping[str, Command], shell: str) -> str:
@@ -195,6 +213,8 @@ def read_arguments(name: str, command: Command, words: list[str]) -> dict[str, A
     known = arguments_of(command)
     options = {argument.flag: argument for argument in known if argument.flag}
     words, texts = split_at_dashes(words)
+    if "--set" in options:
+        words = [_in_full(word, options) for word in words]
     words, changes = split_settings(words)
     if changes and "--set" not in options:
         change = _shortened(changes[0])
@@ -216,6 +236,15 @@ def split_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
     """The words before a bare `--`, and those from it on, which are texts."""
     end = words.index("--") if "--" in words else len(words)
     return words[:end], words[end:]
+
+
+def _in_full(word: str, options: Mapping[str, Argument]) -> str:
+    """A short or usual name of a setting as the setting; an option of the command comes first."""
+    flag, equals, value = word.partition("=")
+    flag = flag.replace("_", "-")
+    if flag in _ELSEWHERE and flag not in options:
+        raise UserError(f"there is no {flag}: {_ELSEWHERE[flag]}")
+    return f"{_SHORT[flag]}{equals}{value}" if flag in _SHORT and flag not in options else word
 
 
 def _marked(word: str, options: Mapping[str, Argument]) -> str:
@@ -308,6 +337,20 @@ def _help_hint(name: str) -> str:
 
 
 _LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze")
+_SHORT = {  # what people type: the setting that it means
+    "--data.allow-bad": "--train.max-unusable=1",
+    "--lr": "--train.learning-rate",
+    "--learning-rate": "--train.learning-rate",
+    "--steps": "--train.steps",
+    "--max-steps": "--train.steps",
+    "--warmup": "--train.warmup",
+}
+_EPOCHS = "training is counted in steps: use --train.steps N; limelight data check counts batches"
+_TOKENS = "batches are counted in tokens: use --train.batch-tokens N, 4096 or so"
+_ELSEWHERE = {  # what has no setting of the same meaning: the one to use
+    **dict.fromkeys(("--epochs", "--train.epochs", "--num-epochs"), _EPOCHS),
+    **dict.fromkeys(("--batch-size", "--train.batch-size", "--batch"), _TOKENS),
+}
 _CHANGE = re.compile(r"\w+\.[\w-]+=")
 
 

@@ -25,17 +25,21 @@ def train(
     run the same command again, or leave the recipe out.
 
     Args:
-        recipe: a recipe by name (see `limelight recipes`), or a TOML file; without it, resume
+        recipe: a recipe by name (see `limelight recipes`), a TOML file, or a bundled model or run
+            to fine-tune on --data.train FILE ...; without it, resume
         run: the folder for everything that training writes
-        from_: start with the weights and the tokenizer of this run or bundled model
+        from_: start with the weights, [model] and tokenizer of this run or bundled model
         verify_resume: prove with a few steps that a resumed run equals an uninterrupted one
     """
     _interrupt_on_signals()
 
-    from limelight.recipe import load_recipe, recipe_from_run, with_overrides
+    from limelight.recipe import recipe_from_run, with_overrides
 
+    start: str | Path | None = from_ or None
     if recipe:
-        loaded = load_recipe(recipe, arg.overrides(set))
+        from limelight.workflows.train import plan
+
+        loaded, start = plan(recipe, arg.overrides(set), start)
     else:
         from limelight.run.folder import RunFolder
 
@@ -48,13 +52,24 @@ def train(
     from limelight.workflows.verify_resume import verify_resume as verify
 
     if verify_resume:
-        stopped_by = verify(loaded, run, from_ or None)
+        stopped_by = verify(loaded, run, start)
     else:
-        stopped_by = train(loaded, run, start_from=from_ or None)
+        stopped_by = train(loaded, run, start_from=start)
     if stopped_by:
         state = "nothing is verified yet" if verify_resume else "saved"
         io.note(f"{state}; run the same command again to continue ({run})")
         sys.exit(128 + stopped_by)
+
+
+def resume(
+    run: Annotated[str, arg.Argument("RUN", "a run folder", positional=True)],
+    set: arg.Settings = (),
+) -> None:
+    """Resume an interrupted run, from any directory: limelight train --run RUN.
+
+    --train.steps N makes the training longer.
+    """
+    train(run=run, set=set)
 
 
 def _interrupt_on_signals() -> None:

@@ -5,7 +5,7 @@ import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from limelight.data.config import DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, read_split, train_tokenizer
 from limelight.data.datasets import lengths_of
 from limelight.data.progress import counting
-from limelight.data.readers import LineStats
+from limelight.data.readers import Fragment, LineStats
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import TokenizerConfig, valid_unicode
 from limelight.errors import UserError
@@ -34,6 +34,7 @@ _MIXED_UP = {
 }
 _NEARLY = "case, accents, digits, punctuation and spaces"  # what `plain` leaves out
 _BLOCK = 400  # lines in which an offset between two files is looked for
+_SHOWN = 5  # examples of each finding
 _AT_ONCE = 2**16  # characters of a long text
 _BUCKETS = 2**16  # that the trigrams are counted in; a few share one
 _ENOUGH = 12  # trigrams: shorter lines (names, numbers) can be anything
@@ -53,38 +54,105 @@ def check(
     `joined` is for decoder-only models: source and target are one sequence.
     """
     there = [split for split in ("train", "valid", "test") if corpora_for_split(data, split)]
-    splits = {split: _examine(data, split) for split in there}
-    if not splits:
+    examined = {split: _examine(data, split) for split in there}
+    if not examined:
         raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
-    seen = {split: report.pop("sources") for split, report in splits.items()}
-    report: dict[str, Any] = {"splits": splits, "leaks": _leaks(seen)}
+    splits = {split: report for split, (report, _) in examined.items()}
+    seen = {split: digests for split, (_, digests) in examined.items()}
+    report: dict[str, Any] = {"kind": data.kind, "splits": splits, "leaks": _leaks(seen)}
+    for split, facts in splits.items():
+        facts["examples"] |= _located(data, split, seen, facts.pop("rows"))
     if "train" in splits and splits["train"]["tally"]["used"]:
         report["tokens"] = _tokens(data, tokenizer, batch_tokens, max_len, joined)
     report["warnings"] = list(_warnings(report))
     return report
 
 
-def _examine(data: DataConfig, split: str) -> dict[str, Any]:
-    tally = LineStats()
-    lengths, exact, near, sources = (array("Q") for _ in range(4))  # eight bytes an example each
+class _Digests:
+    """What the examples of a split are equal to, and where each stands: 40 bytes an example."""
+
+    def __init__(self) -> None:
+        self.exact, self.near, self.sources, self.lines = (array("Q") for _ in range(4))
+        self.files, self.names = array("L"), dict[str, int]()
+
+    def add(self, example: tuple[str, ...], tally: LineStats) -> None:
+        self.exact.append(_digest(example))
+        self.near.append(_digest(map(plain, example)))
+        self.sources.append(_digest([plain(example[0])]))
+        self.lines.append(tally.line)
+        self.files.append(self.names.setdefault(tally.file, len(self.names)))
+
+    def where(self, row: int) -> dict[str, Any]:
+        return {"file": [*self.names][self.files[row]], "line": self.lines[row]}
+
+
+def _examine(data: DataConfig, split: str) -> tuple[dict[str, Any], _Digests]:
+    tally, digests, before = LineStats(), _Digests(), 0
+    lengths, labels = array("Q"), Counter[str]()
     for example in read_split(data, split, tally):
-        lengths.extend(len(text) for text in example[: num_columns(data)])
-        exact.append(_digest(example))
-        near.append(_digest(map(plain, example)))
-        sources.append(_digest([plain(example[0])]))
+        if isinstance(example, Fragment):
+            before += len(example[0])
+            continue
+        lengths.extend(before + len(text) for text in example[: num_columns(data)])
+        digests.add(example, tally)
+        before = 0
+        if data.kind == "labelled":
+            labels[example[1]] += 1
     sizes = np.array(lengths, np.int64).reshape(-1, num_columns(data))
-    repeated = len(exact) - len(np.unique(exact))
+    exact, near = _repeated(digests.exact), _repeated(digests.near)
+    only_near = near[~np.isin(near[:, 0], exact[:, 0])]
+    rows = {"duplicate": exact[:_SHOWN].tolist(), "near duplicate": only_near[:_SHOWN].tolist()}
     report: dict[str, Any] = {
-        "tally": {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(tally).items()},
+        "tally": tally.counts,
         "characters": dict(zip(("source", "target"), map(_percentiles, sizes.T), strict=False)),
-        "duplicates": repeated,
-        "near_duplicates": len(near) - len(np.unique(near)) - repeated,
-        "sources": np.unique(sources),
+        "duplicates": len(exact),
+        "near_duplicates": len(near) - len(exact),
+        "examples": tally.examples,
+        "rows": rows,
     }
+    if labels:
+        report["labels"] = dict(labels.most_common())
     if data.kind == "pairs" and not data.toy:
         report["shifted"] = misaligned_blocks(sizes)
-        report["mixups"] = asdict(find_mixups(lambda: read_split(data, split, LineStats())))
-    return report
+        mixups = find_mixups(lambda: read_split(data, split, LineStats()))
+        report["mixups"] = {kind: getattr(mixups, kind) for kind in _MIXED_UP}
+        rows |= {kind: [(row, None) for row in some] for kind, some in mixups.rows.items()}
+    return report, digests
+
+
+def _repeated(digests: "array[int]") -> NDArray[np.int64]:
+    """The examples that occurred before, each with the first of its kind: n x 2."""
+    _, first, kind = np.unique(np.array(digests), return_index=True, return_inverse=True)
+    pairs = np.stack([np.arange(len(digests)), first[kind]], axis=1)
+    return pairs[pairs[:, 0] != pairs[:, 1]]
+
+
+def _located(
+    data: DataConfig, split: str, seen: dict[str, _Digests], rows: dict[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
+    """Examples of what is suspected, duplicated or leaked: file, line, text, and what it equals."""
+    ours, equal = seen[split], dict.fromkeys(rows, seen[split])
+    for other in seen if split != "train" else ():
+        if other == "train" or (split, other) == ("test", "valid"):
+            common = np.intersect1d(seen[other].sources, ours.sources)[: 4 * _SHOWN]
+            found = np.flatnonzero(np.isin(ours.sources, common))[:_SHOWN].tolist()
+            theirs = [seen[other].sources.index(ours.sources[row]) for row in found]
+            rows[f"also in {other}"] = list(zip(found, theirs, strict=True))
+            equal[f"also in {other}"] = seen[other]
+    wanted = {row for some in rows.values() for row, _ in some}
+    texts = dict[int, str]()
+    read = (e for e in read_split(data, split, LineStats()) if not isinstance(e, Fragment))
+    for row, example in enumerate(read if wanted else ()):
+        if row in wanted:
+            texts[row] = " | ".join(example)[:80]
+        if len(texts) == len(wanted):
+            break
+
+    def entry(name: str, row: int, other: int | None) -> dict[str, Any]:
+        same = {} if other is None else {"same_as": equal[name].where(other)}
+        return {**ours.where(row), "text": texts[row], **same}
+
+    return {name: [entry(name, *pair) for pair in some] for name, some in rows.items() if some}
 
 
 def _digest(texts: Iterable[str]) -> int:
@@ -134,6 +202,7 @@ class LanguageMixups:
     swapped: int  # each side looks like the other's language
     source: int  # only the source looks like the target's language
     target: int  # only the target looks like the source's
+    rows: dict[str, list[int]] = field(default_factory=dict, compare=False)  # the first of each
 
 
 def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> LanguageMixups:
@@ -148,20 +217,21 @@ def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> LanguageMixups
         for side in (0, 1):
             np.add.at(counts[side], _trigrams(pair[side]), 1)
     odds = np.diff(np.log(counts / counts.sum(axis=1, keepdims=True)), axis=0)[0]
-    found = {"copied": 0, "swapped": 0, "source": 0, "target": 0}
+    found: dict[str, list[int]] = {kind: [] for kind in _MIXED_UP}
     typical, judged = np.zeros(2), np.zeros(2)
-    for source, target in read():
+    for row, (source, target) in enumerate(read()):
         # Above 0: typical of its own side.
         lean = np.array([-_language_score(source, odds), _language_score(target, odds)])
         typical, judged = typical + (lean > _SURE), judged + (lean != 0)
         wrong = lean < -_SURE
         if source == target and len(source.split()) > 2:
-            found["copied"] += 1
+            found["copied"].append(row)
         elif any(wrong):
-            found["swapped" if all(wrong) else "source" if wrong[0] else "target"] += 1
+            found["swapped" if all(wrong) else "source" if wrong[0] else "target"].append(row)
     if any(typical < _TWO_LANGUAGES * judged):
-        return LanguageMixups(found["copied"], 0, 0, 0)
-    return LanguageMixups(**found)
+        found |= {"swapped": [], "source": [], "target": []}
+    numbers = {kind: len(rows) for kind, rows in found.items()}
+    return LanguageMixups(**numbers, rows={kind: rows[:_SHOWN] for kind, rows in found.items()})
 
 
 def _language_score(text: str, odds: NDArray[np.float64]) -> float:
@@ -175,10 +245,10 @@ def _trigrams(text: str) -> NDArray[np.int64]:
     return (codes[:-2] * 1_000_003 + codes[1:-1] * 10_007 + codes[2:] * 101) % _BUCKETS
 
 
-def _leaks(seen: dict[str, NDArray[np.uint64]]) -> dict[str, int]:
+def _leaks(seen: dict[str, _Digests]) -> dict[str, int]:
     pairs = [("train", "valid"), ("train", "test"), ("valid", "test")]
     both = [(a, b) for a, b in pairs if a in seen and b in seen]
-    return {f"{b} in {a}": len(np.intersect1d(seen[a], seen[b])) for a, b in both}
+    return {f"{b} in {a}": len(np.intersect1d(seen[a].sources, seen[b].sources)) for a, b in both}
 
 
 def _tokens(
@@ -191,10 +261,12 @@ def _tokens(
         total = sum(len(column.tokens) for column in store.columns)
         report: dict[str, Any] = {"vocabulary": len(tokenizer), "tokens": total}
         words, lost = 0, 0
+        stream = data.stream or data.valid_tail  # whose examples are parts of one text
         for i, example in enumerate(read_split(data, "train", LineStats())):
             for column, text in zip(store.columns, example, strict=False):  # a label is no column
                 words += len(text.split())
-                lost += tokenizer.decode(column[i].tolist()) != tokenizer.normalize(text)
+                ids = tokenizer.encode(text) if stream else column[i].tolist()
+                lost += tokenizer.decode(ids) != tokenizer.normalize(text)
         report |= {"tokens_per_word": round(total / max(1, words), 3), "not_round_trip": lost}
         lengths = lengths_of(store)
         if joined:
@@ -214,14 +286,22 @@ def _tokens(
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print a report for people."""
+    console.print(f"read as {report['kind']}; --data.kind changes that")
     for split, facts in report["splits"].items():
-        tally = facts["tally"]
+        tally, examples = facts["tally"], dict(facts["examples"])
         console.print(f"[bold]{split}[/]  {tally['read']:,} read, {tally['used']:,} used")
         for kind in ("rejected", "repaired"):
             for reason, count in sorted(tally[kind].items()):
                 console.print(Text(f"  {count:>12,} {kind}: {reason}"))
+                _show_examples(examples.pop(reason, ()), console)
         console.print(f"  {facts['duplicates']:>12,} duplicates")
+        _show_examples(examples.pop("duplicate", ()), console)
         console.print(f"  {facts['near_duplicates']:>12,} more, ignoring {_NEARLY}")
+        _show_examples(examples.pop("near duplicate", ()), console)
+        for finding, some in examples.items():
+            console.print(Text(f"{'':15}{finding}:"))
+            _show_examples(some, console)
+        _show_labels(facts.get("labels", {}), console)
         _show_lengths(facts["characters"], console)
     if "tokens" in report:
         facts = report["tokens"]
@@ -235,6 +315,27 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print(Text("warning: ", "yellow") + Text(warning, "default"))
     if not report["warnings"]:
         console.print("[green]no warnings[/]")
+
+
+def _show_examples(examples: Iterable[dict[str, Any]], console: Console) -> None:
+    for one in examples:
+        same = f", as {_position(one['same_as'])}" if "same_as" in one else ""
+        line = Text(f"{'':17}{_position(one)}{same}: {one['text']}", "dim")
+        console.print(line, no_wrap=True, overflow="ellipsis")
+
+
+def _position(found: dict[str, Any]) -> str:
+    file = Path(found["file"])
+    what = "row" if file.suffix in ("", ".json", ".parquet") else "line"
+    return f"{what} {found['line']}" + (f" of {file.name}" if file.name else "")
+
+
+def _show_labels(labels: dict[str, int], console: Console) -> None:
+    total = sum(labels.values())
+    for label, count in list(labels.items())[:20]:
+        console.print(Text(f"  {count:>12,} {count / total:6.1%} {label[:50]}"))
+    if len(labels) > 20:
+        console.print(f"  {'':12} and {len(labels) - 20:,} other labels")
 
 
 def _show_lengths(characters: dict[str, dict[str, int]], console: Console) -> None:
@@ -254,6 +355,7 @@ def _warnings(report: dict[str, Any]) -> Iterable[str]:
         elif rejected > 0.05 * tally["read"]:
             share = math.ceil(100 * rejected / tally["read"])
             yield f"{share}% of {split} is rejected: see the reasons"
+        yield from _column_warnings(split, facts)
         for kind, count in facts.get("mixups", {}).items():
             if count:
                 yield f"{count} pairs of {split} {_MIXED_UP[kind]}"
@@ -273,3 +375,13 @@ def _warnings(report: dict[str, Any]) -> Iterable[str]:
     if long := tokens.get("over_max_len"):
         fate = "cut to it" if tokens["truncated"] else "left out"
         yield f"{long} examples are longer than the model's max_len in tokens, and are {fate}"
+
+
+def _column_warnings(split: str, facts: dict[str, Any]) -> Iterable[str]:
+    for one in facts["examples"].get("looks like a header", ()):
+        yield f"{_position(one)} looks like a header ({one['text']}): if it is, add --data.header"
+    labels = facts.get("labels", {})
+    if len(labels) > 100 and 2 * len(labels) > facts["tally"]["used"]:
+        yield f"{split} has {len(labels):,} different labels: is the column right?"
+    elif rare := [label for label, count in labels.items() if count < 5]:
+        yield f"{split} has fewer than 5 examples of {', '.join(rare[:5])}"

@@ -1,14 +1,16 @@
 """Where examples come from, as data: the [data] table of a recipe."""
 
+import codecs
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
 from limelight.config import Count, Fraction, Positive, Size, config_class
 from limelight.data.tokenizer import SPECIAL
-from limelight.errors import UserError
+from limelight.errors import UserError, unknown_name
 
 _Kind = Literal["pairs", "texts", "labelled", "dialogues"]
+_ENCODINGS = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030", "big5")
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
@@ -45,16 +47,19 @@ class DataConfig:
     kind: _Kind = "pairs"  # source and target; texts; texts with a label; conversations
     name: str = ""  # a public corpus that `limelight.data.registry` knows, instead of files
     hub: str = ""  # a dataset of the Hugging Face hub, "name" or "name:configuration", instead
-    train: tuple[str, ...] = ()  # pairs: two parallel files, or one .tsv or .jsonl; else one file
+    train: tuple[str, ...] = ()  # files, folders or globs; pairs: two parallel texts, or tables
     valid: tuple[str, ...] = ()  # for validation during training
     test: tuple[str, ...] = ()  # for `limelight evaluate`
     toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
     hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
+    stream: bool = False  # texts: each file is one text, of any size; else each line is one
     valid_tail: Fraction = 0.0  # texts: the file is one text, and this share of its end is valid
-    header: bool = False  # .tsv: the first line names the columns
-    columns: tuple[str, ...] = ()  # which to take: JSON keys ("a.b" for b inside a), or 1, 2, ...
+    encoding: str = ""  # of the files, as "latin-1" or "utf-16"; without one UTF-8
+    delimiter: str = ""  # between columns; without one "," in .csv and a tab elsewhere
+    header: bool = False  # .csv, .tsv: the first line names the columns, whatever the names
+    columns: tuple[str, ...] = ()  # which to use, by name ("a.b" for b inside a) or as 1, 2, ...
     separator: str = ""  # texts: the line between two documents; without one each line is a text
     context_turns: Size = 3  # dialogues: how many turns before an answer are its source
     max_chars: Size = 100_000  # characters; longer ones are rejected
@@ -66,6 +71,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         self.check_where()
         self.check_splits()
+        self.check_files()
         if self.reverse and self.kind != "pairs":
             raise UserError(f"reverse=true turns pairs around, not kind={self.kind!r}")
         if self.tag in SPECIAL or not all(c.isalnum() or c in "-_" for c in self.tag):
@@ -98,6 +104,18 @@ class DataConfig:
             )
         if self.hold_out and (self.valid or self.test):
             raise UserError(f"hold_out={self.hold_out} makes valid and test: name no such files")
+
+    def check_files(self) -> None:
+        if self.stream and (self.kind != "texts" or self.separator or self.hold_out):
+            raise UserError(
+                "stream=true is for texts, each file one, with no separator or hold_out"
+            )
+        if len(self.delimiter.replace("\\t", "\t")) > 1:
+            raise UserError(f"delimiter={self.delimiter!r} must be one character, as ';'")
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except (LookupError, ValueError) as error:
+            raise unknown_name("encoding", self.encoding, _ENCODINGS) from error
 
     def check_corpora(self) -> None:
         if not self.corpora:

@@ -15,7 +15,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from limelight.data.config import DataConfig, files_of, num_columns, tags_of
-from limelight.data.readers import Example, LineStats, read_entries, read_files
+from limelight.data.readers import Example, Fragment, LineStats, read_entries, read_files
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
 
@@ -62,13 +62,16 @@ def _read_part(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
     if data.toy:
         yield from _make_toys(data, split, tally)
         return
-    rows = iter(hub_rows(data, split)) if data.hub else None
+    rows = enumerate(hub_rows(data, split), 1) if data.hub else None
+    longest = 2**62 if data.stream or data.valid_tail else data.max_chars  # a stream has any size
     found = read_files(data, split, tally) if rows is None else read_entries(data, rows, tally)
     for origin, example in found:
-        if data.hold_out and held_in(origin, data.hold_out) != split:
+        if isinstance(example, Fragment):
+            yield example
+        elif data.hold_out and held_in(origin, data.hold_out) != split:
             tally.rejected["in another split"] += 1
-        elif reason := _why_rejected(example, data.max_chars):
-            tally.rejected[reason] += 1
+        elif reason := _why_rejected(example, longest):
+            tally.reject(reason, " | ".join(example))
         else:
             tally.used += 1
             yield (example[1], example[0]) if data.reverse else example
@@ -99,6 +102,7 @@ def _make_toys(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
     for letters in islice(ours, wanted):
         tally.read += 1
         tally.used += 1
+        tally.line = tally.read
         yield " ".join(letters), " ".join(TOYS[data.toy](letters))
 
 

@@ -1,27 +1,46 @@
-"""Text, .tsv and .jsonl files, packed or not, become examples; rejected lines are counted."""
+"""Files become examples: text, .csv, .tsv, .json, .jsonl, .parquet; rejected lines are counted."""
 
-import gzip
+import csv
 import json
-import lzma
-import zlib
+import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
+from io import TextIOWrapper
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from limelight.data.config import KEYS, DataConfig, files_of, num_columns
-from limelight.data.tokenizer import valid_unicode
+from limelight.data.input_files import (
+    LONGEST_LINE,
+    archive_of,
+    check_utf8,
+    ending_of,
+    find_files,
+    opened,
+    raw_lines,
+)
+from limelight.data.tokenizer import in_parts, valid_unicode
 from limelight.errors import UserError
-from limelight.files import atomic_write, bounded_lines, cache_folder
 
 Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
 _Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
-PACKED = (".gz", ".xz")
-_LONGEST_LINE = 4 * 2**24 + 2  # bytes; no text may have more than 2**24 characters
+_Numbered = Iterator[tuple[int, Any]]  # rows or entries with their lines
 _NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+_SHOWN = 5  # examples of each fault
+_FIRST = 100  # rows that decide what columns a file has
+_PIECE = 2**16  # characters of a long text that are tokenised together
+_NAMES = re.compile(  # of columns, in the wild
+    r"(?i)id|idx|index|text|label|class|category|sentiment|sentence\d?|source|target|src|tgt|trg|"
+    r"input|output|question|answer|prompt|response|title|summary|document|score|lang|[a-z]{2}"
+)
+
+
+class Fragment(Example):
+    """A part of a text that is too large for memory: the next example continues it."""
 
 
 @dataclass
@@ -32,6 +51,21 @@ class LineStats:
     used: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     repaired: Counter[str] = field(default_factory=Counter)  # used, after a harmless repair
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict, compare=False)
+    file: str = field(default="", compare=False)  # where the last example was read
+    line: int = field(default=0, compare=False)
+
+    def reject(self, reason: str, text: str = "") -> None:
+        """Count a line that is not used, and keep the first few of every reason."""
+        self.rejected[reason] += 1
+        if reason not in _NO_FAULT:
+            self.keep(reason, text)
+
+    def keep(self, reason: str, text: str) -> None:
+        """Keep a line as an example of what is wrong."""
+        kept = self.examples.setdefault(reason, [])
+        if len(kept) < _SHOWN:
+            kept.append({"file": self.file, "line": self.line, "text": text[:80]})
 
     @property
     def unusable(self) -> str:
@@ -41,9 +75,21 @@ class LineStats:
         return f"{bad:,} of {self.used + bad:,} lines cannot be used ({reasons})" if bad else ""
 
     @property
+    def first_fault(self) -> str:
+        """`: line 7 of a.tsv` for the first line that cannot be used, if it is known."""
+        kept = [one for why in self.faults for one in self.examples.get(why, ())]
+        return f": line {kept[0]['line']} of {Path(kept[0]['file']).name}" if kept else ""
+
+    @property
     def faults(self) -> dict[str, int]:
         """The reasons why lines are rejected although they were meant to be used."""
         return {why: n for why, n in self.rejected.items() if n and why not in _NO_FAULT}
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The numbers alone, as plain data."""
+        many = {"rejected": dict(self.rejected), "repaired": dict(self.repaired)}
+        return {"read": self.read, "used": self.used, **many}
 
     def check(self) -> None:
         """Every line that was read was used or rejected."""
@@ -51,142 +97,221 @@ class LineStats:
             raise RuntimeError(f"{self.read} lines read, but {self.used} used and {self.rejected}")
 
 
+def sides_of(data: DataConfig, split: str) -> list[list[Path]]:
+    """The files of a split: one list, or for parallel texts two with as many files each."""
+    named = [find_files([name]) for name in files_of(data, split)]
+    files = list(chain.from_iterable(named))
+    tables = [file for file in files if ending_of(file) in _TABLES]
+    if num_columns(data) == 1 or tables == files:
+        return [files]
+    if tables:
+        other = next(file for file in files if file not in tables)
+        raise UserError(f"{tables[0]} holds both sides alone: {other} cannot stand beside it")
+    ordered = sorted(files, key=ending_of)  # as a.en b.en a.de b.de, or all of them in a folder
+    groups = {end: [*some] for end, some in groupby(ordered, ending_of)}
+    ends = dict.fromkeys(map(ending_of, files))
+    sides = named if len(named) == 2 else [groups[end] for end in ends]
+    if len(sides) == 1 and (len(files) == 1 or (sides[0] == files and ".txt" in groups)):
+        return [files]
+    if len(sides) == 2 and len(sides[0]) == len(sides[1]):
+        return sides
+    found = " and ".join(f"{len(side)} in {ending_of(side[0]) or side[0].name}" for side in sides)
+    raise UserError(
+        f"{data.kind} come from two parallel files or one, or from as many files on each side, but "
+        f"{len(files)} are named ({found})"
+    )
+
+
 def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
     """Examples before they are judged; lines that give none are counted as rejected here."""
-    files = [Path(name) for name in files_of(data, split)]
-    if num_columns(data) == 2 and len(files) == 2:
-        if any({".tsv", ".jsonl"} & set(path.suffixes) for path in files):
-            raise UserError(f"{files[0]} and {files[1]}: a .tsv or .jsonl holds both sides alone")
-        return _read_parallel(files[0], files[1], tally)
-    if len(files) != 1:
-        wanted = "two parallel files, or one" if num_columns(data) == 2 else "one file"
-        raise UserError(f"{data.kind} come from {wanted}, but {len(files)} are named")
-    ending = [suffix for suffix in files[0].suffixes if suffix not in PACKED][-1:]
-    if ending == [".jsonl"]:
-        return read_entries(data, _json_lines(files[0], tally), tally)
-    if ending == [".tsv"] and data.kind in ("pairs", "labelled"):
-        return _read_tsv(files[0], data, tally)
-    if data.kind == "texts" and data.valid_tail:
-        return _read_cut(files[0], data, split, tally)
-    if data.kind == "texts":
-        return _read_documents(files[0], data.separator, tally)
+    sides = sides_of(data, split)
+    if len(sides) == 2:
+        for source, target in zip(*sides, strict=True):
+            yield from _read_parallel(source, target, data, tally)
+        return
+    for path in sides[0]:
+        tally.file, tally.line = str(path), 0
+        yield from _read_file(path, data, split, tally)
+
+
+def _read_file(path: Path, data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
+    ending = ending_of(path)
+    if ending in (".json", ".jsonl"):
+        return read_entries(data, _json_entries(path, data, tally), tally)
+    if ending == ".parquet":
+        return read_entries(data, _parquet_rows(path, data), tally)
     if data.kind == "dialogues":
-        between = "\t" if ending == [".tsv"] else "__eou__"  # as in DailyDialog, one a line
-        return _read_turn_lines(files[0], between, data.context_turns, tally)
-    raise UserError(f"{files[0]} must end in .tsv or .jsonl to hold {data.kind}")
+        return _read_turns(path, data, tally)
+    if ending in (".csv", ".tsv") or data.kind != "texts":
+        return _read_table(path, data, tally)
+    if data.stream or data.valid_tail:
+        return _read_stream(path, data, split, tally)
+    return _read_documents(path, data, tally)
 
 
-def _lines(path: Path, tally: LineStats) -> Iterator[str | None]:
+def kind_of(data: DataConfig) -> str:
+    """What training files seem to hold: by their number, names of columns, or repeated labels."""
+    sides, rows = sides_of(data, "train"), list[list[str]]()
+    if len(sides) == 2:
+        return "pairs"
+    path = sides[0][0]
+    if ending_of(path) == ".parquet":
+        with _parquet(path) as file:
+            names = list(file.schema_arrow.names)
+    elif ending_of(path) in (".json", ".jsonl"):
+        entries = (entry for _, entry in _json_entries(path, data, LineStats()))
+        names = next((list(entry) for entry in entries if isinstance(entry, dict)), [])
+    else:
+        rows = [cells for _, cells in islice(_rows(path, data, LineStats()), _FIRST)]
+        names = [cell.strip() for cell in rows[0]] if rows else []
+    for kind in ("labelled", "pairs", "dialogues", "texts"):
+        if {*KEYS[kind]} <= {*names}:
+            return kind
+    width = Counter(map(len, rows)).most_common(1)[0][0] if rows else len(names)
+    if width < 2 and not (ending_of(path) == ".csv" and _delimiters_in(rows)):
+        return "texts"
+    labels = {cells[-1] for cells in rows}
+    return "labelled" if 0 < len(labels) <= min(10, len(rows) // 4) else "pairs"
+
+
+def _lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str | None]:
     """The lines of a file, without byte-order mark and carriage returns; None: it is rejected."""
-    for number, raw in enumerate(raw_lines(path)):
-        if len(raw) > _LONGEST_LINE:
-            tally.rejected["too long"] += 1
+    if not data.encoding:
+        check_utf8(path)
+    recoded = "" if data.encoding.lower() in ("utf-8", "utf8") else data.encoding
+    for number, raw in enumerate(raw_lines(path, recoded), 1):
+        tally.line = number
+        if len(raw) > LONGEST_LINE:
+            tally.reject("too long")
             yield None
             continue
         line = raw.removesuffix(b"\n")
-        if number == 0 and line.startswith(b"\xef\xbb\xbf"):
+        if number == 1 and line.startswith(b"\xef\xbb\xbf"):
             line = line[3:]
             tally.repaired["byte-order mark"] += 1
         if line.endswith(b"\r"):
             line = line[:-1]
             tally.repaired["carriage return"] += 1
         try:
-            yield line.decode()
+            text = line.decode()
         except UnicodeDecodeError:
-            tally.rejected["invalid UTF-8"] += 1
+            tally.reject("invalid UTF-8", line.decode("utf-8", "backslashreplace"))
             yield None
+            continue
+        if recoded and "\ufffd" in text:
+            tally.reject(f"invalid {recoded}", text)
+            yield None
+        else:
+            yield text
 
 
-def raw_lines(path: Path) -> Iterator[bytes]:
-    """The bytes of a file line by line, unpacked if need be; of a huge line, the beginning."""
-    with _opened(path) as file:
-        yield from bounded_lines(file, _LONGEST_LINE)
-
-
-def cached_sha256(path: Path, unpack: bool = True) -> tuple[str, int]:
-    """SHA-256 and lines of a file, unpacked or as it is; unchanged files are not read again."""
-    try:
-        stat = path.stat()
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
-    times = f"{stat.st_mtime_ns} {stat.st_ctime_ns}"  # anybody can set the first
-    seen = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {times} {unpack and path.suffix}"
-    note = cache_folder() / "hashes" / sha256(seen.encode()).hexdigest()
-    with suppress(OSError, ValueError):
-        known, count = note.read_text("ascii").split()
-        return known, int(count)
-    digest, lines = sha256(), 0
-    with _opened(path, unpack) as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-            lines += chunk.count(b"\n")
-    with suppress(OSError):  # a folder that cannot be written to only costs the reading
-        note.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(note, f"{digest.hexdigest()} {lines}".encode())
-    return digest.hexdigest(), lines
-
-
-@contextmanager
-def _opened(path: Path, unpack: bool = True) -> Iterator[IO[bytes]]:
-    try:
-        with open_packed(path, unpack) as file:
-            yield file
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
-
-
-def open_packed(path: Path, unpack: bool = True) -> IO[bytes]:
-    """A file's bytes, unpacked by its ending; a pipe is rejected: data is read more than once."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path} is a pipe or a device, and is read twice: write it into a file")
-    unpackers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open} if unpack else {}
-    return cast(IO[bytes], unpackers.get(path.suffix, open)(path, "rb"))
-
-
-def _read_parallel(source: Path, target: Path, tally: LineStats) -> Iterator[_Found]:
-    m, n = (sum(1 for _ in raw_lines(path)) for path in (source, target))
+def _read_parallel(
+    source: Path, target: Path, data: DataConfig, tally: LineStats
+) -> Iterator[_Found]:
+    m, n = (sum(1 for _ in raw_lines(path, data.encoding)) for path in (source, target))
     if m != n:
         raise UserError(f"{source} has {m} lines and {target} has {n}: they cannot be parallel")
-    sides = LineStats(), LineStats()
-    for left, right in zip(_lines(source, sides[0]), _lines(target, sides[1]), strict=True):
+    sides = LineStats(file=str(source)), LineStats(file=str(target))
+    lines = (_lines(path, data, side) for path, side in zip((source, target), sides, strict=True))
+    for number, (left, right) in enumerate(zip(*lines, strict=True), 1):
         tally.read += 1
+        tally.file, tally.line = str(source), number
         if left is not None and right is not None:
             yield left, (left, right)
         else:  # one pair, one reason: the first that was met
-            tally.rejected[next(iter(sides[0].rejected + sides[1].rejected))] += 1
+            wrong = next(side for side in sides if side.rejected)
+            reason, tally.file = next(iter(wrong.rejected)), wrong.file
+            tally.reject(reason, wrong.examples[reason][0]["text"])
             for side in sides:
                 side.rejected.clear()
+                side.examples.clear()
     tally.repaired += sides[0].repaired + sides[1].repaired
 
 
-def _read_tsv(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
-    names: list[str] = []
-    for number, line in enumerate(_lines(path, tally)):
-        tally.read += 1
+# Tables
+
+
+def _rows(path: Path, data: DataConfig, tally: LineStats) -> Iterator[tuple[int, list[str]]]:
+    """The cells of every row, with the line where it begins; only a .csv has quotes."""
+    lines, delimiter = _lines(path, data, tally), data.delimiter.replace("\\t", "\t")
+    if ending_of(path) == ".csv":
+        yield from _csv_rows(lines, delimiter or ",", tally)
+        return
+    for line in lines:
         if line is None:
-            continue
-        cells = line.split("\t")
-        if data.header and number == 0:
-            names = cells
-            tally.rejected["header"] += 1
-        elif data.columns:
-            first, second = (_column_index(path, column, names) for column in data.columns)
-            if max(first, second) < len(cells):
-                yield cells[first], (cells[first], cells[second])
-            else:
-                tally.rejected["too few columns"] += 1
-        elif len(cells) == 2:
-            yield cells[0], (cells[0], cells[1])
+            tally.read += 1
         else:
-            tally.rejected["not two columns"] += 1
+            yield tally.line, line.split(delimiter or "\t")
+
+
+def _csv_rows(
+    lines: Iterator[str | None], delimiter: str, tally: LineStats
+) -> Iterator[tuple[int, list[str]]]:
+    def physical() -> Iterator[str]:
+        for line in lines:
+            if line is None:
+                tally.read += 1
+            else:
+                yield f"{line}\n"  # which a cell in quotes may contain
+
+    csv.field_size_limit(2**24)
+    reader = csv.reader(physical(), delimiter=delimiter)
+    while True:
+        begin = tally.line + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:  # a quote that nothing closes, for millions of characters
+            tally.read += 1
+            tally.reject(str(error))
+            continue
+        if cells:
+            yield begin, cells
+        else:
+            tally.read += 1
+            tally.reject("empty")
+
+
+def _read_table(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
+    rows = _rows(path, data, tally)
+    first = list(islice(rows, _FIRST))
+    columns, header = _choose_columns(path, data, [cells for _, cells in first], tally)
+    widest, exact = max(columns, default=0), 0 if data.columns or header else len(columns)
+    for number, cells in chain(first, rows):
+        tally.read += 1
+        tally.line = number
+        if header:
+            header = False
+            tally.reject("header")
+        elif exact and len(cells) != exact:
+            tally.reject("not two columns" if exact == 2 else "not one column", " | ".join(cells))
+        elif widest >= len(cells):
+            tally.reject("too few columns", " | ".join(cells))
+        else:
+            example = tuple(cells[i] for i in columns)
+            yield example[0], example
+
+
+def _choose_columns(
+    path: Path, data: DataConfig, rows: list[list[str]], tally: LineStats
+) -> tuple[list[int], bool]:
+    """Which cells of a row are the example, and whether the first row is a header."""
+    keys, top = KEYS[data.kind], rows[0] if rows else []
+    wanted = data.columns or keys
+    names = [name.strip() for name in top]
+    header = data.header or (bool(top) and {*wanted} <= {*names})
+    if data.columns:
+        return [_column_index(path, column, names if header else []) for column in wanted], header
+    if header and {*keys} <= {*names}:
+        return [names.index(key) for key in keys], header
+    widths = Counter(map(len, rows))
+    if not rows or len(keys) in widths:  # others are rejected one by one
+        if not header and len(top) == len(keys) > 1 and all(map(_NAMES.fullmatch, names)):
+            tally.line = 1
+            tally.keep("looks like a header", " | ".join(top))
+        return list(range(len(keys))), header
+    raise _unfit(path, data, rows, widths.most_common(1)[0][0])
 
 
 def _column_index(path: Path, column: str, names: list[str]) -> int:
@@ -198,33 +323,146 @@ def _column_index(path: Path, column: str, names: list[str]) -> int:
     raise UserError(f"{path} has no column {column!r}: {hint}")
 
 
-def _json_lines(path: Path, tally: LineStats) -> Iterator[object]:
-    for line in _lines(path, tally):
+def _unfit(path: Path, data: DataConfig, rows: list[list[str]], width: int) -> UserError:
+    """The error for a table of other columns, with the option that would fit."""
+    keys = KEYS[data.kind]
+    needs = f"and {data.kind} need {len(keys)} ({' and '.join(keys)})"
+    if width < len(keys):
+        other = _delimiters_in(rows)
+        fits = f"say --data.delimiter {other[0]!r}" if other else "separate them with a tab"
+        return UserError(f"{path} has one column, as in {rows[0][0][:60]!r}, {needs}: {fits}")
+    named = data.header or all(map(_NAMES.fullmatch, map(str.strip, rows[0])))
+    same = [cells for cells in rows[named:] if len(cells) == width] or rows
+    best = _suggest([[cells[i] for cells in same] for i in range(min(width, len(same[0])))], data)
+    choice = " ".join(rows[0][i] if named else str(i + 1) for i in best)
+    shown = ", ".join(repr(cell[:30]) for cell in rows[0])
+    return UserError(
+        f"{path} has {width} columns ({shown}), {needs}: choose them, as with "
+        f"--data.columns {choice}"
+    )
+
+
+def _delimiters_in(rows: list[list[str]]) -> list[str]:
+    """What may separate the columns of lines that were read as one."""
+    lines = [" ".join(cells) for cells in rows]
+    return [d for d in ",;\t|" if sum(d in line for line in lines) > 0.9 * len(lines)]
+
+
+def _suggest(columns: list[list[str]], data: DataConfig) -> list[int]:
+    """The columns with the longest texts; a label has few different values instead."""
+    sizes = [sum(map(len, column)) for column in columns]
+    longest = sorted(range(len(columns)), key=lambda i: -sizes[i])
+    if data.kind != "labelled":
+        return sorted(longest[: len(KEYS[data.kind])])
+    return [longest[0], min(longest[1:], key=lambda i: len({*columns[i]}))]
+
+
+# JSON and Parquet
+
+
+def _json_entries(path: Path, data: DataConfig, tally: LineStats) -> _Numbered:
+    if ending_of(path) == ".json":
+        yield from _json_values(path, data)
+        return
+    for line in _lines(path, data, tally):
         if line is None:
             tally.read += 1
             continue
         try:
-            yield json.loads(line)
+            yield tally.line, json.loads(line)
         except (ValueError, RecursionError):
-            yield None
+            yield tally.line, None
 
 
-def read_entries(data: DataConfig, entries: Iterator[object], tally: LineStats) -> Iterator[_Found]:
+def _json_values(path: Path, data: DataConfig) -> _Numbered:
+    """The entries of a list, or one value after the other, from a file of any size."""
+    if not data.encoding:
+        check_utf8(path)
+    decode, text, at, number, size = json.JSONDecoder().raw_decode, "", 0, 0, _PIECE
+    with opened(path) as raw, TextIOWrapper(raw, data.encoding or "utf-8-sig") as file:
+        while True:
+            at = _JSON_GAP.match(text, at).end()  # type: ignore[union-attr]
+            try:
+                value, end = decode(text, at)
+                if end == len(text) and not isinstance(value, dict | list | str):
+                    raise ValueError  # a number may go on
+            except (ValueError, RecursionError) as error:
+                more = file.read(size)
+                text, at, size = text[at:] + more, 0, 2 * size
+                if not more and not text.strip("] \t\r\n"):
+                    return
+                if not more:
+                    raise UserError(f"{path} is not JSON after entry {number}: {error}") from error
+            else:
+                number += 1
+                yield number, value
+                at, size = end, _PIECE
+
+
+_JSON_GAP = re.compile(r"[\s\[,\]]*")  # between entries; a list of lists has no examples anyway
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(f"{path} needs pyarrow: pip install 'limelight[parquet]'") from error
+    if archive_of(path) or path.suffix.lower() != ".parquet":
+        raise UserError(f"{path}: unpack it first, a .parquet file is compressed inside")
+    with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=2**20) as file:
+        yield file
+
+
+def _parquet_rows(path: Path, data: DataConfig) -> _Numbered:
+    wanted = {key.split(".")[0] for key in data.columns or KEYS[data.kind]}
+    with _parquet(path) as file:
+        names = [name for name in file.schema_arrow.names if name in wanted]
+        if len(names) < len(wanted):
+            first = next(file.iter_batches(1), None)
+            known = dict.fromkeys(file.schema_arrow.names, "")
+            raise _other_keys(str(path), data, first.to_pylist()[0] if first else known)
+        number = 0
+        for batch in file.iter_batches(1024, columns=names, use_threads=False):
+            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                number += 1
+                yield number, dict(zip(names, values, strict=True))
+
+
+def read_entries(data: DataConfig, entries: _Numbered, tally: LineStats) -> Iterator[_Found]:
     """JSON objects, or rows of a hub's dataset, with the keys of their kind."""
     keys = data.columns or KEYS[data.kind]
-    for entry in entries:
+    first = list(islice(entries, _FIRST))
+    objects = [entry for _, entry in first if isinstance(entry, dict)]
+    if objects and all(_value_at(o, key) is None for o in objects for key in keys):
+        raise _other_keys(tally.file or data.hub, data, objects[0])
+    for number, entry in chain(first, entries):
+        tally.line = number
         found = [_value_at(entry, key) for key in keys]
         if data.kind == "dialogues":
             yield from _answers(found[0], data.context_turns, tally)
             continue
         tally.read += 1
         if not isinstance(entry, dict):
-            tally.rejected["not a JSON object"] += 1
+            tally.reject("not a JSON object", str(entry))
         elif all(type(value) in (str, int) for value in found):
             example = tuple(valid_unicode(str(value)) for value in found)
             yield example[0], example
         else:
-            tally.rejected["without " + " and ".join(keys)] += 1
+            tally.reject("without " + " and ".join(keys), str(entry))
+
+
+def _other_keys(where: str, data: DataConfig, entry: dict[str, Any]) -> UserError:
+    """The error for entries that have none of the keys, with the option that would fit."""
+    inside = {f"{k}.{i}": str(v[i]) for k, v in entry.items() if isinstance(v, dict) for i in v}
+    flat = {k: str(v) for k, v in entry.items() if not isinstance(v, dict)} | inside
+    keys, best = data.columns or KEYS[data.kind], list(flat)
+    if len(flat) >= len(keys) and data.kind != "dialogues":
+        best = [best[i] for i in _suggest([[value] for value in flat.values()], data)]
+    return UserError(
+        f"{where} has no {' and '.join(keys)} but {', '.join(flat) or 'nothing'}: say where to "
+        f"find {' and '.join(KEYS[data.kind])}, as with --data.columns {' '.join(best)}"
+    )
 
 
 def _value_at(entry: object, key: str) -> object:
@@ -236,36 +474,22 @@ def _value_at(entry: object, key: str) -> object:
     return _value_at(entry.get(first), rest)
 
 
-def _read_documents(path: Path, separator: str, tally: LineStats) -> Iterator[_Found]:
+# Texts and dialogues
+
+
+def _read_documents(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
     document: list[str] = []
-    for line in _lines(path, tally):
+    for line in _lines(path, data, tally):
         if line is None:
             tally.read += 1
-        elif not separator:
+        elif not data.separator:
             tally.read += 1
             yield line, (line,)
-        elif line == separator:
+        elif line == data.separator:
             yield from _finish(document, tally)
         else:
             document.append(line)
     yield from _finish(document, tally)
-
-
-def _read_cut(path: Path, data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
-    """One part of a text, from a file that may be far larger: it is read twice, line by line."""
-    lines = (line for line in _lines(path, LineStats()) if line is not None)
-    total = sum(len(line) + 1 for line in lines) - 1  # without the last line break
-    cut = round(max(0, total) * (1 - data.valid_tail))
-    begin, end = (cut, total) if split == "valid" else (0, cut)
-    end = min(end, begin + data.max_chars + 1)  # all of a longer one is rejected anyway
-    part, at = [], 0
-    for line in _lines(path, tally):
-        if line is not None:
-            if at < end and at + len(line) >= begin:
-                part.append(f"{line}\n"[max(0, begin - at) : end - at])
-            at += len(line) + 1
-    tally.read += tally.rejected.total()
-    yield from _finish(["".join(part)], tally)
 
 
 def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
@@ -276,20 +500,87 @@ def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
         document.clear()
 
 
-def _read_turn_lines(path: Path, between: str, history: int, tally: LineStats) -> Iterator[_Found]:
-    for line in _lines(path, tally):
+def _read_stream(path: Path, data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
+    """A file as one text, or the part before or after the cut, in fragments: of any size."""
+    begin, end = 0, 2**62
+    if data.valid_tail:
+        lines = _clean_lines(path, data, LineStats())
+        total = sum(len(line) + 1 for line in lines) - 1  # without the last line break
+        cut = round(max(0, total) * (1 - data.valid_tail))
+        begin, end = (cut, total) if split == "valid" else (0, cut)
+
+    def stretch() -> Iterator[str]:
+        at = 0
+        for number, line in enumerate(_clean_lines(path, data, tally)):
+            text = f"\n{line}" if number else line
+            yield text[max(0, begin - at) : max(0, end - at)]
+            at += len(text)
+
+    for text in _fragments(stretch()):
+        tally.read += not isinstance(text, Fragment)
+        yield "", text
+
+
+def _clean_lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str]:
+    """Lines that can be part of a text; the others are counted."""
+    for line in _lines(path, data, tally):
+        if line is None or "\0" in line:
+            tally.read += 1
+            if line is not None:
+                tally.reject("NUL", line)
+        else:
+            yield line
+
+
+def _fragments(stretch: Iterable[str]) -> Iterator[Example]:
+    """Parts that are tokenised like the whole text: no word reaches over a cut."""
+    buffer: list[str] = []
+    size = 0
+    for text in stretch:
+        buffer.append(text)
+        size += len(text)
+        if size > 2 * _PIECE:
+            *parts, rest = in_parts("".join(buffer), _PIECE)
+            if rest.strip():  # else the last example would count as empty
+                yield from (Fragment((part,)) for part in parts)
+                buffer, size = [rest], len(rest)
+    yield ("".join(buffer),)
+
+
+def merge_fragments(examples: Iterable[Example]) -> Iterator[Example]:
+    """Examples with the fragments of a text put together, for those who have the memory."""
+    parts: list[str] = []
+    for example in examples:
+        parts.append(example[0])
+        if not isinstance(example, Fragment):
+            yield ("".join(parts), *example[1:])
+            parts.clear()
+
+
+def _read_turns(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
+    """One dialogue a line: turns in columns, or with __eou__ behind each, as in DailyDialog."""
+    if ending_of(path) in (".csv", ".tsv"):
+        rows = (cells for _, cells in _rows(path, data, tally))
+    else:
+        rows = (line.split("__eou__") for line in _turn_lines(path, data, tally))
+    for cells in rows:
+        turns = [turn.strip() for turn in cells]
+        yield from _answers([turn for turn in turns if turn], data.context_turns, tally)
+
+
+def _turn_lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str]:
+    for line in _lines(path, data, tally):
         if line is None:
             tally.read += 1
         else:
-            turns = [turn.strip() for turn in line.split(between)]
-            yield from _answers([turn for turn in turns if turn], history, tally)
+            yield line
 
 
 def _answers(turns: object, history: int, tally: LineStats) -> Iterator[_Found]:
     """Each turn but the first is an answer; its source is the turns before it, one a line."""
     if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(t, str) for t in turns):
         tally.read += 1
-        tally.rejected["no dialogue of two turns"] += 1
+        tally.reject("no dialogue of two turns", str(turns))
         return
     turns = [valid_unicode(turn) for turn in turns]
     for i in range(1, len(turns)):

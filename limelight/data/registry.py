@@ -14,7 +14,7 @@ from typing import Any
 
 from limelight.data.config import DataConfig, lists_to_tuples
 from limelight.data.download import extract, fetch
-from limelight.data.readers import PACKED, cached_sha256
+from limelight.data.input_files import PACKED, cached_sha256
 from limelight.errors import UserError, unknown_name
 from limelight.files import atomic_write, cache_folder
 

@@ -15,14 +15,16 @@ from dataclasses import asdict
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
+from sys import intern
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from limelight.data.config import DataConfig, files_of, num_columns
+from limelight.data.config import DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, hub_rows, read_split
-from limelight.data.readers import Example, LineStats, cached_sha256
+from limelight.data.input_files import cached_sha256
+from limelight.data.readers import Example, Fragment, LineStats, sides_of
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_folder, sync
@@ -74,8 +76,9 @@ class TokenStore:
     @property
     def tally(self) -> LineStats:
         tally = self.meta["tally"]
-        counters = {name: Counter(tally[name]) for name in ("rejected", "repaired")}
-        return LineStats(tally["read"], tally["used"], **counters)
+        rejected, repaired = Counter(tally["rejected"]), Counter(tally["repaired"])
+        examples = tally.get("examples", {})  # 0.1.0 kept none
+        return LineStats(tally["read"], tally["used"], rejected, repaired, examples)
 
 
 def open_or_build(
@@ -136,11 +139,12 @@ def _write(
     for part in corpora_for_split(data, split) or (data,):  # read_split rejects the last
         before = tally.used
         for chunk in chunks(read_split(part, split, tally)):
+            ends = [not isinstance(example, Fragment) for example in chunk]
             for i, (writer, own) in enumerate(zip(writers, sides, strict=False)):
                 tag = [own.tag(part.tag)] if part.tag and i == 0 else []
-                writer.add(own.encode_many([example[i] for example in chunk]), tag)
+                writer.add(own.encode_many([example[i] for example in chunk]), tag, ends)
             if data.kind == "labelled":
-                labels += [example[1] for example in chunk]
+                labels += [intern(example[1]) for example in chunk]  # one string for each class
             progress(len(chunk))
         counts.append(tally.used - before)
     for writer in writers:
@@ -152,7 +156,7 @@ def _write(
         "dtype": dtype,
         "sizes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "labels": labels,
-        "tally": vars(tally),
+        "tally": {**tally.counts, "examples": tally.examples},
     }
     (folder / "facts.json").write_text(json.dumps(meta), "utf-8")
     for path in folder.iterdir():
@@ -165,17 +169,21 @@ class _ColumnWriter:
         self.offsets: BinaryIO = (folder / f"{name}.offsets").open("wb")
         self.dtype = dtype
         self.end = 0
+        self.ended = True  # whether the last sequence is complete
         self.offsets.write(np.zeros(1, "<i8").tobytes())
 
-    def add(self, sequences: list[list[int]], tag: list[int]) -> None:
+    def add(self, sequences: list[list[int]], tag: list[int], ends: list[bool]) -> None:
+        """Write sequences; one that does not end is continued by the next."""
         if tag:
-            sequences = [tag + sequence for sequence in sequences]
+            begins = [self.ended, *ends[:-1]]
+            sequences = [tag + s if new else s for new, s in zip(begins, sequences, strict=True)]
+        self.ended = ends[-1]
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-        ends = self.end + np.cumsum(lengths)
-        self.offsets.write(ends.astype("<i8").tobytes())
+        offsets = self.end + np.cumsum(lengths)
+        self.offsets.write(offsets[np.array(ends)].astype("<i8").tobytes())
         flat = np.fromiter(chain.from_iterable(sequences), self.dtype, int(lengths.sum()))
         self.tokens.write(flat.tobytes())
-        self.end = int(ends[-1])
+        self.end = int(offsets[-1])
 
     def close(self) -> None:
         self.tokens.close()
@@ -199,7 +207,10 @@ def _content_of(data: DataConfig, split: str) -> list[Any]:
     elsewhere = ("train", "valid", "test", "corpora", "weight")
     first = {new: old for old, new in DataConfig.RENAMED.items()}  # settings by their first names
     settings = {first.get(k, k): v for k, v in asdict(data).items() if k not in elsewhere}
-    names = [Path(name) for name in files_of(data, split)]
+    for added in ("stream", "encoding", "delimiter"):  # since 0.1.0, whose runs had the defaults
+        if not settings[added]:
+            del settings[added]
+    names = [file for side in sides_of(data, split) for file in side]
     files: list[Any] = [[name.suffixes, cached_sha256(name, unpack=False)[0]] for name in names]
     if data.hub:
         files = [hub_rows(data, split)._fingerprint]  # the library's own hash of the content

@@ -50,6 +50,7 @@ class TokenizerConfig:
 
     kind: _Kind = "bpe"  # subwords, words, characters; lowercased subwords
     vocab: Annotated[int, Field(ge=SMALLEST, le=2**24)] = 8000  # tokens, at most
+    file: str = ""  # a tokenizer.json of Limelight's to use, instead of training one
 
 
 class Tokenizer:

@@ -8,7 +8,7 @@ import torch
 
 from limelight.data.config import DataConfig
 from limelight.data.datasets import Rows
-from limelight.data.readers import cached_sha256
+from limelight.data.input_files import cached_sha256
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
 from limelight.recipe import Recipe, load_recipe, recipe_from_run, write_recipe

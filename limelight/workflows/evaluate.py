@@ -18,7 +18,7 @@ from rich.console import Console
 from limelight.data.config import DataConfig
 from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.progress import counting
-from limelight.data.readers import LineStats
+from limelight.data.readers import LineStats, merge_fragments
 from limelight.data.registry import resolve, with_registry_defaults
 from limelight.device import choose_precision
 from limelight.errors import UserError, unknown_name
@@ -166,7 +166,7 @@ def _data_of(recipe: Recipe, split: str) -> DataConfig:
 def _read_lines(recipe: Recipe, split: str) -> _EvaluationLines:
     examples, tags, tally = [], [], LineStats()
     for part in corpora_for_split(_data_of(recipe, split), split):
-        read = list(read_split(part, split, tally))
+        read = list(merge_fragments(read_split(part, split, tally)))
         examples += read
         tags += [part.tag] * len(read)
     if not examples:

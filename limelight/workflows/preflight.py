@@ -13,11 +13,12 @@ import torch
 
 from limelight.data.config import DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split
-from limelight.data.readers import LineStats, raw_lines
+from limelight.data.input_files import find_files, raw_lines
+from limelight.data.readers import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
 from limelight.loading import LoadedModel
-from limelight.recipe import Recipe, recipe_from_run
+from limelight.recipe import Recipe, recipe_from_run, with_absolute_paths
 from limelight.run.atomic import latest_valid, list_checkpoints, was_used_before
 from limelight.run.bundled_models import canonical_name, find_run
 from limelight.run.folder import PARTS, RunFolder
@@ -60,7 +61,7 @@ def check_data(data: DataConfig) -> None:
     corpora = data.corpora or (data,)
     elsewhere = any(part.name or part.hub or part.toy for part in corpora)
     train, valid = (
-        [Path(file) for part in (data, *data.corpora) for file in getattr(part, split)]
+        find_files(file for part in (data, *data.corpora) for file in getattr(part, split))
         for split in ("train", "valid")
     )
     if not train and not elsewhere:
@@ -115,11 +116,12 @@ def check_usable(tally: LineStats, too_long: int, recipe: Recipe) -> None:
     """
     used = tally.used - too_long
     rejected = tally.rejected + Counter({f"longer than max_len={recipe.model.max_len}": too_long})
-    found = LineStats(tally.read, used, rejected)
+    found = LineStats(tally.read, used, rejected, examples=tally.examples)
     if used < (1 - recipe.train.max_unusable) * (used + sum(found.faults.values())):
         raise UserError(
-            f"{found.unusable}, and {used:,} are left to train on. Run limelight data check, and "
-            "mend the files or the settings; or train on the rest with --train.max-unusable 1"
+            f"{found.unusable}, and {used:,} are left to train on. Run limelight data check to see "
+            f"them{found.first_fault}, and mend the files or the settings; or train on the rest "
+            "with --data.allow-bad"
         )
 
 
@@ -178,18 +180,18 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
 
     Changes that would alter the model or the order of the data are rejected.
     """
+    if recipe.model.vocab == recipe.tokenizer.vocab:  # a small text gave fewer
+        vocab = len(tokenizer)
+        learned = replace(recipe.tokenizer, vocab=vocab)
+        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab), tokenizer=learned)
     if len(tokenizer) > recipe.model.vocab:
         raise UserError(
             f"the tokenizer has {len(tokenizer)} tokens, but the model knows only "
             f"{recipe.model.vocab}: set model.vocab"
         )
-    if recipe.model.vocab == recipe.tokenizer.vocab:  # a small text may have given fewer
-        vocab = len(tokenizer)
-        learned = replace(recipe.tokenizer, vocab=vocab)
-        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab), tokenizer=learned)
     if not run.exists:
         return recipe
-    before = recipe_from_run(run)
+    before = with_absolute_paths(recipe_from_run(run))
     if recipe.train.batch_tokens == "auto":
         train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
         recipe = replace(recipe, train=train)

@@ -4,6 +4,7 @@
 """
 
 import platform
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,16 +22,28 @@ from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, train_tokenizer
 from limelight.data.datasets import Batch
-from limelight.data.registry import resolve
+from limelight.data.registry import resolve, with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
 from limelight.device import choose_precision, describe
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_write
 from limelight.loading import LoadedModel, load, load_tokenizer
 from limelight.model import build
-from limelight.recipe import Overrides, Recipe, load_recipe, with_overrides, write_recipe
+from limelight.recipe import (
+    Overrides,
+    Recipe,
+    load_recipe,
+    recipe_from_run,
+    recipe_names,
+    with_absolute_paths,
+    with_model_of,
+    with_overrides,
+    write_recipe,
+)
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
+from limelight.run.bundled_models import find_run, is_run
 from limelight.run.folder import RunFolder
+from limelight.run.log import summary
 from limelight.run.plots import draw_curves
 from limelight.training import batch_size
 from limelight.training.console import Report
@@ -41,7 +54,12 @@ from limelight.training.optimizer import freeze
 from limelight.training.trainer import Trainer
 from limelight.workflows import info, preflight
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
-from limelight.workflows.validation_decoding import exact_match, sample, validation_bleu
+from limelight.workflows.validation_decoding import (
+    exact_match,
+    sample,
+    sample_text,
+    validation_bleu,
+)
 
 _EXACT_MATCH_SOURCES = 200  # decoded in a validation; `evaluate` decodes all
 
@@ -58,9 +76,11 @@ def train(
     Returns 0 when done. Otherwise a signal stopped it: its number, after everything was saved.
     """
     folder = preflight.named_folder(run)
-    recipe = (
-        load_recipe(recipe, changes) if isinstance(recipe, str) else with_overrides(recipe, changes)
-    )
+    if isinstance(recipe, str):
+        recipe, start_from = plan(recipe, changes, start_from)
+    else:
+        recipe = with_overrides(recipe, changes)
+    recipe = with_absolute_paths(recipe)
     preflight.check_data(recipe.data)
     with init_distributed(recipe.train) as world, lock_run(folder, world):
         report = Report(silent or not world.is_main)
@@ -68,7 +88,39 @@ def train(
         signal = fit(trainer)
         if world.is_main:
             draw_curves(folder.log, folder.curves)
+            if not signal:
+                _say_result(trainer, recipe, run)
     return signal
+
+
+def plan(
+    name: str, changes: Overrides = (), start_from: str | Path | None = None
+) -> tuple[Recipe, str | Path | None]:
+    """The recipe of this name, and what it starts from; the name of a model fine-tunes that."""
+    if name not in recipe_names() and not name.endswith(".toml") and is_run(name):
+        return recipe_from_run(find_run(name), changes), start_from or name
+    recipe = load_recipe(name, changes)
+    if start_from:
+        recipe = with_model_of(recipe, recipe_from_run(find_run(start_from)), changes)
+    return recipe, start_from
+
+
+def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
+    """What a training has reached, where it is, and what to do with it."""
+    best, config = summary(trainer.run.log)["best_validation"], trainer.config
+    reached = f"done: step {trainer.state.step}"
+    if best:
+        metric = config.metric if config.metric in best else "loss"
+        reached += f", best validation {metric} {best[metric]:.4f} at step {best['step']}"
+    trainer.report.say(f"{reached}; see {trainer.run.curves}")
+    kind, name = with_registry_defaults(recipe.data).kind, shlex.quote(str(run))
+    read = "classify" if getattr(recipe.model, "classes", 0) else "fill"
+    written = {"texts": "write", "dialogues": "chat"}.get(kind, "translate")
+    task = read if recipe.model.family == "encoder-only" else written
+    text = "'A text with a ___.'" if task == "fill" else "'A text.'"
+    split = "" if trainer.valid is None else " --split valid"
+    for command in (f"{task} {name} {text}", f"evaluate {name}{split}", f"serve {name}"):
+        trainer.report.say(f"  limelight {command}")
 
 
 @contextmanager
@@ -136,6 +188,8 @@ def build_trainer(
     )
     if valid is not None and num_columns(data) == 2:
         _add_decoding_metrics(trainer, valid, tokenized)
+    elif valid is not None and recipe.model.family.endswith("decoder-only"):
+        trainer.samples = partial(sample_text, tokenized)
     return trainer
 
 
@@ -209,6 +263,8 @@ def _find_tokenizer(
         if origin is not None:
             preflight.check_same_tokenizer(recipe, origin)
             tokenizer = origin.tokenizer
+        elif recipe.tokenizer.file:
+            tokenizer = Tokenizer.load(Path(recipe.tokenizer.file))
         else:
             report.say(f"training a tokenizer of {recipe.tokenizer.vocab} tokens")
             tokenizer = train_tokenizer(data, recipe.tokenizer)

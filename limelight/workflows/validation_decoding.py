@@ -14,9 +14,11 @@ from limelight.decode.generate import write
 from limelight.evaluate.bleu import score_translations
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import request_for, translate
+from limelight.tasks.write import write as continue_text
 from limelight.workflows.datasets import TokenizedData
 
 _BATCH = 100  # sources decoded at a time
+_PROMPT, _CONTINUED = 16, 64  # tokens of a text that is continued, and of what is written
 
 
 def sample(tokenized: TokenizedData, rows: Rows, model: nn.Module) -> list[str]:
@@ -29,6 +31,15 @@ def sample(tokenized: TokenizedData, rows: Rows, model: nn.Module) -> list[str]:
         " -> ".join(_shorten(tokenizer.decode(tokens)) for tokens in (source, output))
         for source, output in zip(sources, outputs, strict=True)
     ]
+
+
+def sample_text(tokenized: TokenizedData, model: nn.Module) -> list[str]:
+    """The beginning of the validation text, and how the model goes on."""
+    tokenizer, recipe = tokenized.tokenizer, tokenized.recipe
+    begin = tokenizer.decode(tokenized.stores["valid"].columns[0][0][:_PROMPT].tolist())
+    config = replace(recipe.decode, max_tokens=_CONTINUED)
+    trained = TextModel(model, tokenizer, config, "texts")
+    return [f"{_shorten(begin)} -> {_shorten(''.join(continue_text(trained, begin)))}"]
 
 
 def _shorten(text: str) -> str:

@@ -158,7 +158,7 @@ def test_the_command(run):
 
 def test_a_part_of_which_nothing_can_be_used_is_told_and_leaves_with_1(run, tmp_path):
     (tmp_path / "good.tsv").write_text("a\tb\n" * 20)
-    (tmp_path / "bad.tsv").write_text("no columns\n")
+    (tmp_path / "bad.tsv").write_text("\tno source\n")
     files = ["--data.train", str(tmp_path / "good.tsv"), "--data.valid", str(tmp_path / "bad.tsv")]
     told = run("text-to-text", *files)
     assert told.returncode == 1, told.stderr

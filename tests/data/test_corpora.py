@@ -11,10 +11,12 @@ from itertools import cycle, islice
 import datasets
 import pytest
 
-from limelight.data import readers
+from limelight.data import input_files, readers
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import LineStats
+from limelight.data.readers import Fragment, LineStats
+from limelight.data.token_store import open_or_build
+from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
 
 
@@ -138,11 +140,7 @@ def test_a_text_is_cut_as_if_it_were_in_memory(tmp_path, tail, count, end):
         assert examples == ([(part,)] if part.strip() else [])
         bad = raw.count(b"\xff")
         assert (tally.read, tally.rejected["invalid UTF-8"]) == (bad + 1, bad)
-        for most in (len(part), len(part) - 1):
-            shorter = replace(data, max_chars=max(1, most))
-            examples, tally = read(shorter, split)
-            too_long = len(part) > max(1, most) and part[: max(1, most) + 1].strip()
-            assert tally.rejected["too long"] == bool(too_long)
+        assert read(replace(data, max_chars=1), split)[0] == examples  # a text has any size
 
 
 def peak_of(work):
@@ -154,20 +152,30 @@ def peak_of(work):
         tracemalloc.stop()
 
 
-def test_the_memory_for_a_text_depends_on_the_longest_allowed_and_not_on_the_file(tmp_path):
-    file = write(tmp_path / "t.txt", "a line of a long text\n" * 75_000)
-    data = DataConfig(kind="texts", train=(file,), valid_tail=0.1, max_chars=25_000)
-    for split in ("train", "valid"):
-        assert peak_of(lambda split=split: read(data, split)) < 750_000
-    all_of_it = replace(data, max_chars=2**24)
-    assert peak_of(lambda: read(all_of_it)) > 1_500_000  # the control
+def test_a_text_of_any_size_is_read_in_fragments(tmp_path):
+    """They are the text, hold little memory, and are tokenised like it."""
+    text = "\n\n".join(f"  Line {i}, it's  one of many: \t{i * i}!\n" for i in range(40_000))
+    data = DataConfig(kind="texts", train=(write(tmp_path / "t.txt", text),), stream=True)
+
+    def parts():
+        return read_split(data, "train", LineStats())
+
+    assert "".join(part for (part,) in parts()) == text.removesuffix("\n")
+    assert sum(isinstance(part, Fragment) for part in parts()) > 5
+    assert peak_of(lambda: [None for _ in parts()]) < 1_500_000
+    assert peak_of(lambda: list(parts())) > 2_000_000  # the control
+    tokenizer = Tokenizer.train("bpe", [text[:50_000]], 400)
+    store = open_or_build(data, "train", tokenizer, tmp_path / "stores")
+    assert len(store) == 1
+    assert store.columns[0][0].tolist() == tokenizer.encode(text.removesuffix("\n"))
 
 
 @pytest.mark.parametrize("kind", ["texts", "pairs", "dialogues"])
 @pytest.mark.parametrize("tail", [0.0, 0.5])
 def test_a_huge_line_is_rejected_without_being_held(tmp_path, monkeypatch, kind, tail):
     """Of all kinds of files; no text of such a line could be used anyway."""
-    monkeypatch.setattr(readers, "_LONGEST_LINE", 1000)
+    for module in (readers, input_files):
+        monkeypatch.setattr(module, "LONGEST_LINE", 1000)
     good = {"texts": "a text", "pairs": "a\tb", "dialogues": "a\tb"}[kind]
     ending = "txt" if kind == "texts" else "tsv"
     file = write(tmp_path / f"t.{ending}", f"{good}\n{good * 500_000}\n{good}\n")
@@ -245,10 +253,13 @@ def test_toys_are_right_repeatable_and_apart(toy):
     ("changes", "sentence"),
     [
         ({"train": ()}, "data.train names no file"),
-        ({"train": ("a", "b", "c")}, "pairs come from two parallel files, or one, but 3 are named"),
+        (
+            {"train": ("a.x", "b.y", "c.z")},
+            r"as many files on each side, but 3 are named \(1 in .x",
+        ),
+        ({"train": ("a.x", "b.x", "c.y")}, r"but 3 are named \(2 in .x and 1 in .y\)"),
         ({"train": ("nowhere.tsv",)}, "cannot read nowhere.tsv: No such file"),
-        ({"train": ("a.txt",)}, "a.txt must end in .tsv or .jsonl to hold pairs"),
-        ({"kind": "texts", "train": ("a", "b")}, "texts come from one file, but 2 are named"),
+        ({"train": ("no/*.tsv",)}, r"no file matches no/\*.tsv \(from /"),
         ({"toy": "reverse", "train": ("a",)}, "makes its own examples"),
         ({"toy": "reverse", "kind": "texts"}, "makes pairs, not kind='texts'"),
         ({"toy": "revers"}, "did you mean 'reverse'"),
@@ -256,7 +267,7 @@ def test_toys_are_right_repeatable_and_apart(toy):
         ({"kind": "pair"}, "did you mean 'pairs'"),
         ({"context_turns": 0}, "context_turns=0 is out of range"),
         ({"toy_length": 1, "toy": "copy"}, "toy_length=1 is out of range"),
-        ({"train": ("a.tsv", "b.tsv")}, "holds both sides alone"),
+        ({"train": ("a.tsv", "b.de")}, "a.tsv holds both sides alone: b.de cannot"),
         ({"train": ("a\0b.tsv",)}, "cannot read a"),
     ],
 )
@@ -294,7 +305,8 @@ def test_columns_are_chosen_by_number_or_by_name(tmp_path):
         assert tally.rejected == Counter({"header": 1, "too few columns": 1})
     said = complaint(DataConfig(train=(tsv,), header=True, columns=("en", "fr")))
     assert "has no column 'fr': its header names id, en, de" in said
-    assert "say header = true" in complaint(DataConfig(train=(tsv,), columns=("en", "de")))
+    assert read(DataConfig(train=(tsv,), columns=("en", "de")))[0] == [("hi", "hallo")]
+    assert "say header = true" in complaint(DataConfig(train=(tsv,), columns=("en", "fr")))
 
 
 def test_json_keys_are_chosen_and_looked_up_inside(tmp_path):

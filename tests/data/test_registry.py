@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from limelight.data import download, readers, registry
+from limelight.data import download, input_files, registry
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
 from limelight.data.readers import LineStats
@@ -204,8 +204,8 @@ def test_what_has_no_address_says_where_it_comes_from(tmp_path, monkeypatch):
 
 def test_a_file_is_read_again_only_when_it_has_changed(own, monkeypatch):
     read = []
-    open_packed = readers.open_packed
-    monkeypatch.setattr(readers, "open_packed", lambda *a: read.append(a[0]) or open_packed(*a))
+    open_packed = input_files.open_packed
+    monkeypatch.setattr(input_files, "open_packed", lambda *a: read.append(a[0]) or open_packed(*a))
     resolve(DataConfig(name="multi30k-en-de"))
     assert len(read) == 6
     resolve(DataConfig(name="multi30k-en-de"))

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from limelight.data import readers
+from limelight.data import input_files
 from limelight.data import token_store as store_module
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
@@ -54,7 +54,7 @@ def test_a_second_start_reads_nothing_and_changes_get_a_store_of_their_own(tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "read_split", never)
-        patch.setattr(readers, "open_packed", never)
+        patch.setattr(input_files, "open_packed", never)
         assert open_or_build(data, "train", TOKENIZER, tmp_path / "stores").folder == first.folder
 
     other = Tokenizer.train("bpe", ["a b"], 270)
@@ -164,11 +164,11 @@ def test_labels_are_kept(tmp_path):
 
 
 def test_an_empty_corpus_is_an_empty_store(tmp_path):
-    (tmp_path / "e.tsv").write_text("no columns\n")
+    (tmp_path / "e.tsv").write_text("\tno source\n")
     data = DataConfig(train=(str(tmp_path / "e.tsv"),))
     store = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
     assert len(store) == 0
-    assert store.tally.rejected == {"not two columns": 1}
+    assert store.tally.rejected == {"empty": 1}
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

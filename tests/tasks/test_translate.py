@@ -247,10 +247,17 @@ def test_a_beginning_that_leaves_no_room_is_refused(model):
 def test_unknown_settings_are_refused_with_the_nearest(model):
     with pytest.raises(UserError, match="no setting 'beem': did you mean 'beam'"):
         model("reverse").translate("a", beem=3)
-    with pytest.raises(
-        UserError, match=r"tag is not a setting: write constraints=Constraints\(tag='en'\)"
-    ):
+    with pytest.raises(UserError, match="tag"):  # as with Constraints(tag="en")
         model("reverse").translate("a", tag="en")
+
+
+def test_constraints_can_be_given_by_name_and_texts_as_a_list(model):
+    tagged = model("tagged")
+    both = tagged.translate(["a", "c d"], tag="same")
+    assert both == [tagged.translate(t, constraints=Constraints(tag="same")) for t in ("a", "c d")]
+    assert tagged.translate([], tag="same") == []
+    mixed = tagged.translate("a", constraints=Constraints(tag="same"), prefix="z")
+    assert mixed.text.startswith("z")
 
 
 def test_a_model_with_tags_is_told_what_to_do(model):

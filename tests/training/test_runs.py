@@ -245,8 +245,8 @@ def test_nothing_that_fits_is_nothing_to_train_on(tmp_path):
 
 UNUSABLE = {
     "empty": (b"", "data.train holds none"),
-    "one column": (b"a\nb\n", r"2 of 2 lines cannot be used \(2 not two columns\)"),
-    "three columns": (b"a\tb\tc\n", "1 not two columns"),
+    "one column": (b"a\nb\n", r"one column, as in 'a', and pairs need 2"),
+    "three columns": (b"a\tb\tc\n", "choose them, as with --data.columns 1 2"),
     "no UTF-8": (b"\xff\xfe\n", "1 invalid UTF-8"),
 }
 
@@ -257,7 +257,7 @@ def test_data_without_one_usable_line_is_refused_and_can_be_mended(tmp_path, nam
     file = tmp_path / "pairs.tsv"
     file.write_bytes(content)
     recipe = tiny(data=DataConfig(train=(str(file),)))
-    with pytest.raises(UserError, match=f"there is no example to train on: .*{sentence}"):
+    with pytest.raises(UserError, match=sentence):
         train_in(tmp_path / "run", recipe)
     file.write_text("a b\tb a\nc\tc\n")
     assert train_in(tmp_path / "run", recipe).state.step == 10
@@ -340,10 +340,13 @@ def test_data_of_which_most_is_unusable_is_refused_unless_that_is_meant(tmp_path
             assert "train: 1 of 5 examples are longer than max_len=32, and left out" in told
             continue
         reasons = r"4 of 7 lines cannot be used \(3 not two columns, 1 longer than max_len=32\)"
-        with pytest.raises(UserError, match=f"{reasons}, and 3 are left .*--train.max-unusable 1"):
+        with pytest.raises(
+            UserError,
+            match=f"{reasons}, and 3 are left .*: line 4 of pairs.tsv, .*--data.allow-bad",
+        ):
             train(recipe, tmp_path / "refused", silent=True)
         train(change(recipe, max_unusable=1.0), tmp_path / "refused", silent=True)
-    file.write_text("alone\n")
+    file.write_text("\talone\n")
     with pytest.raises(UserError, match="there is no example to train on"):
         train(change(recipe, max_unusable=1.0), tmp_path / "none", silent=True)
 
