@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
 import torch
 from torch import nn
@@ -148,9 +148,10 @@ class LoadedModel(TextModel):
 
         `tag`, `prefix`, `include` and `exclude` constrain it, as a `Constraints` does.
         """
-        texts = [text] if isinstance(text, str) else text
+        several = isinstance(text, Iterable) and not isinstance(text, str | bytes)
+        texts = cast(Iterable[str], text if several else [text])
         done = map(_raise_if_problem, self.translate_all(texts, nbest, constraints, **settings))
-        return next(done) if isinstance(text, str) else list(done)
+        return list(done) if several else next(done)
 
     def translate_all(
         self,
