@@ -5,6 +5,8 @@ recipe.toml        the recipe as it was used
 tokenizer.json     the tokenizer
 classes.json       the names of the classes, for a classifier of texts
 environment.json   versions, seed, device, hashes of the data
+image_tokenizer/   for a model that draws: the training of its image tokenizer, and its weights
+reconstructions.png, samples.png    what the tokenizer rebuilds, and what the model draws
 checkpoints/       the last ones, from which training resumes
 finished/          the weights to be used, when training has ended
 log.jsonl          what happened, line by line
@@ -29,6 +31,7 @@ _FORMAT = 1
 PARTS = (  # all that a training writes
     *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
+    *("image_tokenizer", "reconstructions.png", "samples.png"),
 )
 _LARGEST_RECIPE, _LARGEST_TOKENIZER = 2**16, 6_000_000  # bytes
 _LONGEST_LINE = 2**12  # characters: "a.a.a. ..." in one line can keep tomllib busy for hours

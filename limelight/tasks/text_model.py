@@ -60,6 +60,8 @@ class TextModel:
     def tasks(self) -> tuple[str, ...]:
         if self.family == "encoder-only":
             return ("classify", "embed") if self.classes else ("fill", "embed")
+        if self.kind == "images":
+            return ("draw",)
         if self.kind == "texts":
             return ("write", "score", "embed")
         return ("translate", "chat", "score", "embed")

@@ -5,7 +5,7 @@
 
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -64,11 +64,41 @@ def train(
     preflight.check_data(recipe.data)
     with init_distributed(recipe.train) as world, lock_run(folder, world):
         report = Report(silent or not world.is_main)
-        trainer = build_trainer(recipe, folder, world, report, start_from)
-        signal = fit(trainer)
+        if recipe.data.kind == "images":
+            signal = _train_to_draw(recipe, folder, world, report, start_from)
+        else:
+            signal = fit(build_trainer(recipe, folder, world, report, start_from))
         if world.is_main:
             draw_curves(folder.log, folder.curves)
     return signal
+
+
+def _train_to_draw(
+    recipe: Recipe, run: RunFolder, world: World, report: Report, start_from: str | Path | None
+) -> int:
+    """Train an image tokenizer and a model that draws; both are in `limelight.draw`."""
+    from limelight.draw.examples import open_pictures
+    from limelight.draw.train import PictureTraining
+
+    if start_from:
+        raise UserError("--from is for models of texts: leave it out to train one that draws")
+    announce(recipe, world, report)
+    preflight.check_steps(recipe, run)
+    preflight.check_compiler(recipe.train, world.device)
+    pictures = open_pictures(recipe, world.device, report)
+    tokenizer = _find_tokenizer(recipe, pictures.texts(), (), run, world, None, report)
+    recipe = with_overrides(recipe, {"tokenizer.vocab": len(tokenizer)})
+    recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
+    made_of = {"data": {"train": pictures.fingerprint}}
+    _write_run_metadata(recipe, tokenizer, made_of, world, run)
+    return PictureTraining(recipe, run, world, report, pictures, tokenizer).fit()
+
+
+def announce(recipe: Recipe, world: World, report: Report) -> None:
+    """Say what is trained, where, and how precisely."""
+    precision = choose_precision(recipe.train.precision, world.device)
+    many = f", {world.world_size} processes" if world.world_size > 1 else ""
+    report.say(f"training {recipe.name} on {describe(world.device)}, {precision}{many}")
 
 
 @contextmanager
@@ -94,16 +124,15 @@ def build_trainer(
     start_from: str | Path | None = None,
 ) -> Trainer:
     """Check the recipe, prepare data and model, write the run's metadata."""
-    precision = choose_precision(recipe.train.precision, world.device)
-    many = f", {world.world_size} processes" if world.world_size > 1 else ""
-    report.say(f"training {recipe.name} on {describe(world.device)}, {precision}{many}")
+    announce(recipe, world, report)
     begun_from = preflight.check_init_from(run, start_from)
     origin = load(start_from, device="cpu", precision="auto") if start_from else None
     data = resolve(recipe.data)
     preflight.check_plan(recipe, data)
     preflight.check_steps(recipe, run)
     preflight.check_compiler(recipe.train, world.device)
-    tokenizer = _find_tokenizer(recipe, data, run, world, origin, report)
+    texts = _training_texts(data)
+    tokenizer = _find_tokenizer(recipe, texts, tags_of(data), run, world, origin, report)
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
     torch.manual_seed(recipe.train.seed)
@@ -112,6 +141,7 @@ def build_trainer(
         _init_from_run(model, origin, report)
     freeze(model, recipe.train.freeze)
     if recipe.train.batch_tokens == "auto":
+        precision = choose_precision(recipe.train.precision, world.device)
         size = fit_batch(recipe, model, tokenized.batches("train"), world, precision)
         report.say(f"batches of {size:,} tokens fit")
         recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
@@ -120,7 +150,12 @@ def build_trainer(
     valid = tokenized.batches("valid") if "valid" in tokenized.stores else None
     _check_examples(recipe, batches, valid, report)
     preflight.check_usable(tokenized.stores["train"].tally, batches.too_long, recipe)
-    _write_run_metadata(tokenized, run, begun_from)
+    made_of = {
+        "answer_share": tokenized.answer_share,
+        "data": {split: store.folder.name for split, store in tokenized.stores.items()},
+        "from": begun_from,
+    }
+    _write_run_metadata(recipe, tokenizer, made_of, world, run, tokenized.classes)
     config, lengths = recipe.train, batches.examples.lengths
     trainer = Trainer(
         loss_module=LossModule(model, config.label_smoothing, config.compile, config.rdrop_alpha),
@@ -132,7 +167,7 @@ def build_trainer(
         valid=valid,
         d_model=recipe.model.d_model,
         length_range=(int(lengths.min()), int(lengths.max())),
-        precision=precision,
+        precision=choose_precision(config.precision, world.device),
     )
     if valid is not None and num_columns(data) == 2:
         _add_decoding_metrics(trainer, valid, tokenized)
@@ -196,9 +231,16 @@ def _add_decoding_metrics(trainer: Trainer, valid: BatchPlan, tokenized: Tokeniz
         trainer.metrics = partial(validation_bleu, tokenized)
 
 
+def _training_texts(data: DataConfig) -> Iterator[str]:
+    columns = num_columns(data)
+    for example in read_split(data, "train", LineStats()):
+        yield from example[:columns]
+
+
 def _find_tokenizer(
     recipe: Recipe,
-    data: DataConfig,
+    texts: Iterable[str],
+    tags: Sequence[str],
     run: RunFolder,
     world: World,
     origin: LoadedModel | None,
@@ -210,11 +252,9 @@ def _find_tokenizer(
             preflight.check_same_tokenizer(recipe, origin)
             tokenizer = origin.tokenizer
         else:
-            config, columns = recipe.tokenizer, num_columns(data)
+            config = recipe.tokenizer
             report.say(f"training a tokenizer of {config.vocab} tokens")
-            examples = read_split(data, "train", LineStats())
-            texts = (text for example in examples for text in example[:columns])
-            tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
+            tokenizer = Tokenizer.train(config.kind, texts, config.vocab, tags)
         run.write("tokenizer.json", tokenizer.core.to_str())
     world.barrier()
     tokenizer = Tokenizer.load(run.tokenizer)
@@ -292,7 +332,14 @@ def memory_of(recipe: Recipe, tokens: int) -> int:
     return int(described["training_bytes"]["total"])
 
 
-def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: str) -> None:
+def _write_run_metadata(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    made_of: Mapping[str, Any],
+    world: World,
+    run: RunFolder,
+    classes: Sequence[str] = (),
+) -> None:
     """Write down what a result may depend on; when resuming, check that the data is the same."""
     environment = {
         "versions": {
@@ -301,27 +348,25 @@ def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: st
             **{name: version(name) for name in ("torch", "tokenizers", "numpy", "safetensors")},
         },
         "commit": _git_commit(),
-        "seed": tokenized.recipe.train.seed,
-        "device": describe(tokenized.world.device),
+        "seed": recipe.train.seed,
+        "device": describe(world.device),
         "threads": torch.get_num_threads(),
-        "processes": tokenized.world.world_size,
-        "tokenizer": tokenized.tokenizer.hash,
-        "answer_share": tokenized.answer_share,
-        "data": {split: store.folder.name for split, store in tokenized.stores.items()},
-        "from": begun_from,
+        "processes": world.world_size,
+        "tokenizer": tokenizer.hash,
+        **made_of,
     }
     if run.exists and run.environment().get("data") != environment["data"]:
         raise UserError(
             f"the data of {run.path} has changed since it was begun: its files have another "
             "content now. Bring them back, or choose another folder"
         )
-    if tokenized.world.is_main:
-        if tokenized.classes:
-            run.write_json("classes.json", list(tokenized.classes))
-        run.write_recipe(write_recipe(tokenized.recipe))
+    if world.is_main:
+        if classes:
+            run.write_json("classes.json", list(classes))
+        run.write_recipe(write_recipe(recipe))
         run.write_json("environment.json", environment)
-        run.begin(tokenized.recipe.name)
-    tokenized.world.barrier()
+        run.begin(recipe.name)
+    world.barrier()
 
 
 def _git_commit() -> str:
