@@ -36,6 +36,7 @@ from limelight.tasks.write import refuse_beam, write
 from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
+    from limelight.draw.drawing import Drawing
     from limelight.explain.explanation import Explanation
 
 
@@ -48,6 +49,7 @@ class LoadedModel(TextModel):
 
     recipe: Recipe
     step: int = 0
+    image_tokenizer: Any = field(default=None, repr=False)  # of a model that draws
     originals: Sequence[nn.Module] = field(default=(), repr=False)  # if `to` has rounded weights
     _full_precision: "LoadedModel | None" = field(
         default=None, init=False, repr=False, compare=False
@@ -144,6 +146,14 @@ class LoadedModel(TextModel):
         refuse_beam(settings.get("beam"))
         return write(self, prompt, self.settings(**settings), stops)
 
+    def draw(self, caption: str, n: int = 1, best_of: int = 1, **settings: Any) -> "Drawing":
+        """Pictures for a caption: `.save("out.png")`. See `limelight.draw`."""
+        from limelight.draw.drawing import Drawer
+
+        self.require("draw")
+        parts = (self.model, self.tokenizer, self.image_tokenizer, self.recipe.images)
+        return Drawer(*parts, self.device).draw(caption, n, best_of, self.settings(**settings))
+
     def fill(self, text: str, count: int = 5) -> FilledText:
         """Fill in the blanks (___) of a text, with `count` candidates for each."""
         return fill(self, text, count)
@@ -234,8 +244,17 @@ def load(
         ensemble=[other.model for other in companions],
         recipe=recipe,
         step=loaded_step,
+        image_tokenizer=_image_tokenizer_of(run, recipe),
     )
     return loaded.to(device, precision or recipe.decode.precision)
+
+
+def _image_tokenizer_of(run: RunFolder, recipe: Recipe) -> nn.Module | None:
+    if recipe.images is None:
+        return None
+    from limelight.draw.image_tokenizer import load_image_tokenizer
+
+    return load_image_tokenizer(run, recipe.images)
 
 
 def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.Module, int]:

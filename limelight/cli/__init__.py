@@ -5,6 +5,7 @@ io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
 train        demo, train, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score
+draw         draw
 explain      explain
 lab          lab
 serve        serve
@@ -21,6 +22,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from limelight import __version__
 from limelight.cli import io, parser
 from limelight.cli.explain import explain
+from limelight.cli.draw import draw
 from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
 from limelight.cli.inspect import data, info, models, recipes
 from limelight.cli.lab import lab
@@ -54,7 +56,20 @@ def completion(
 
 
 _BEFORE = (demo, models, recipes, info, data, train, sweep, compare, evaluate)
-_AFTER = (translate, chat, write, fill, classify, embed, score, explain, lab, serve, completion)
+_AFTER = (
+    translate,
+    chat,
+    write,
+    fill,
+    classify,
+    embed,
+    score,
+    draw,
+    explain,
+    lab,
+    serve,
+    completion,
+)
 COMMANDS: dict[str, parser.Command] = {one.__name__: one for one in (*_BEFORE, *_AFTER)}
 
 

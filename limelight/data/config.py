@@ -88,7 +88,9 @@ class DataConfig:
         if self.scenes and self.kind != "images":
             raise UserError(f"scenes={self.scenes!r} are kind='images', not kind={self.kind!r}")
         if self.scenes and (self.valid or self.test or (self.train and self.scenes == "shapes")):
-            raise UserError(f"scenes={self.scenes!r} makes its own pictures: drop train, valid, test")
+            raise UserError(
+                f"scenes={self.scenes!r} makes its own pictures: drop train, valid, test"
+            )
         origins = ("name", "hub", "toy", "train", "valid", "test")
         for own in ("name", "hub"):
             others = [other for other in origins if other != own and getattr(self, other)]
@@ -126,10 +128,10 @@ class ImageConfig:
 
     size: Literal[32, 64] = 32  # pixels on a side
     levels: Annotated[tuple[_Level, ...], Field(min_length=1, max_length=8)] = (8, 5, 5, 5)  # FSQ
-    channels: Annotated[int, Field(ge=4, le=1024)] = 64  # of the image tokenizer's convolutions
+    channels: Annotated[int, Field(ge=4, le=1024)] = 128  # of the image tokenizer's convolutions
     steps: Count = 0  # of the image tokenizer's training; 0: a quarter of train.steps
     batch: Size = 256  # pictures in a batch of it
-    learning_rate: Positive = 1e-3  # its peak
+    learning_rate: Positive = 4e-3  # its peak
     caption_tokens: Annotated[int, Field(ge=1, le=1024)] = 24  # longest caption; shorter are padded
     caption_dropout: Fraction = 0.1  # share of captions left empty, for classifier-free guidance
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from limelight.draw.scenes import GROUPS, RELATIONS, SPOTS, Scenes
 
-LONGEST = 24  # words of a caption
 _SIZES = (("small", "little", "tiny"), ("large", "big", "huge"))
 _NUMBERS = ("a", "an", "one", "two", "three")
 _OPENINGS = ("", "", "", "", "a picture of", "an image of", "draw", "please draw")
@@ -43,7 +42,7 @@ def normalize(caption: str) -> str:
 class Captions:
     """Captions of a batch as numbers of words, and what they leave open."""
 
-    words: Tensor  # B LONGEST, 0 behind the last
+    words: Tensor  # B W, 0 behind the last
     sized: Tensor  # B 3: whether the size of a group is said
 
 
@@ -53,6 +52,7 @@ class Wording:
     def __init__(
         self,
         names: Sequence[Sequence[tuple[str, str]]],
+        groups: int,
         device: torch.device,
         backgrounds: Sequence[str] = ("",),
     ) -> None:
@@ -60,7 +60,12 @@ class Wording:
         plural = [[many for _, many in each] for each in names]
         on = [f"on a {name} background" if name else "" for name in backgrounds]
         fixed = [*_SIZES, _NUMBERS, _OPENINGS, *_WAYS.values(), *_AT.values(), on, ["is are and"]]
-        used = {word for table in (*fixed, *singular, *plural) for text in table for word in text.split()}
+        used = {
+            word
+            for table in (*fixed, *singular, *plural)
+            for text in table
+            for word in text.split()
+        }
         self.words = ["", *sorted(used)]
         self.number = {word: i for i, word in enumerate(self.words)}
         self.device = device
@@ -68,6 +73,10 @@ class Wording:
         self.sizes, self.ways = self.table(_SIZES), self.table([_WAYS[name] for name in RELATIONS])
         self.at = self.table([_AT[name] for name in SPOTS])
         self.openings, self.on = (self.table([each])[0] for each in (_OPENINGS, on))
+        related, phrase = self.ways.size(2), 2 + self.nouns.size(3)
+        relations = [0, related + phrase, 2 * (related + phrase) + 1][groups - 1]
+        most = self.openings.size(1) + phrase + max(self.at.size(2), relations)
+        self.longest = most + (self.on.size(1) if len(on) > 1 else 0)  # words of a caption
         self.vowel = torch.tensor([w[:1] in {*"aeiou"} for w in self.words], device=device)
 
     def table(self, texts: Iterable[Sequence[str]]) -> Tensor:
@@ -109,9 +118,11 @@ class Wording:
         inverse = [way, phrases[1], verb, phrases[0], on]
         words = torch.where(turned, *_same_width(torch.cat(inverse, 1), torch.cat(straight, 1)))
         order = (words == 0).long().argsort(dim=1, stable=True)
-        return Captions(words.gather(1, order)[:, :LONGEST], sized)
+        return Captions(words.gather(1, order)[:, : self.longest], sized)
 
-    def _phrase(self, scenes: Scenes, group: int, sized: Tensor, below: Callable[[int], Tensor]) -> Tensor:
+    def _phrase(
+        self, scenes: Scenes, group: int, sized: Tensor, below: Callable[[int], Tensor]
+    ) -> Tensor:
         """Number, size and name of a group, B W; no words if it is not there."""
         count, kind = scenes.count[:, group], scenes.kind[:, group]
         name = self.nouns[(count > 1).long(), kind, below(self.nouns.size(2))]

@@ -44,7 +44,12 @@ def connected_regions(mask: Tensor) -> Tensor:
     labels = torch.arange(1, count + 1, device=mask.device).view(mask.shape[1:]) * mask
     while True:
         padded = F.pad(labels, (1, 1, 1, 1))
-        sides = (padded[:, 1:-1, :-2], padded[:, 1:-1, 2:], padded[:, :-2, 1:-1], padded[:, 2:, 1:-1])
+        sides = (
+            padded[:, 1:-1, :-2],
+            padded[:, 1:-1, 2:],
+            padded[:, :-2, 1:-1],
+            padded[:, 2:, 1:-1],
+        )
         grown = torch.stack([labels, *sides]).amax(dim=0) * mask
         if torch.equal(grown, labels):
             return labels
@@ -78,7 +83,9 @@ def _measure(picture: Tensor, regions: Tensor, number: int, scale: float) -> Fou
     width, height = float(columns.sum()), float(rows.sum())
     at = torch.arange(len(rows)) + 0.5
     x, y = (float((cover.sum(dim=d) * at).sum() / area) for d in (0, 1))
-    low = (y - float((rows * at).sum()) / height) / height  # a triangle's centre lies below its middle
+    low = (
+        y - float((rows * at).sum()) / height
+    ) / height  # a triangle's centre lies below its middle
     shape = 2 if low > 0.06 else 1 if area / (width * height) > 0.865 else 0
     large = max(width, height) / scale > _LARGE
     return FoundObject(nearest, shape, large, x / scale, y / scale)
@@ -121,7 +128,11 @@ def _judge_one(scenes: Scenes, sized: Tensor, row: int, found: list[FoundObject]
         fitting = [b for b in (big, not big) if b == big or not matters]
         right += min(count, sum(there[kind, b] for b in fitting))
         members.append([one for one in found if one.kind == kind])
-    relations = [(r, members[0], members[i + 1]) for i, r in enumerate(scenes.relation[row].tolist()) if r >= 0]
+    relations = [
+        (r, members[0], members[i + 1])
+        for i, r in enumerate(scenes.relation[row].tolist())
+        if r >= 0
+    ]
     held = sum(_holds(*one) for one in relations)
     several = max(counts) > 1
     form = f"{sum(c > 0 for c in counts)} groups" if several else f"{sum(counts)} objects"

@@ -7,6 +7,7 @@ learned positions know both, and the model itself needs to know nothing of pictu
 
 from collections.abc import Iterable
 from hashlib import sha256
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from limelight.data.config import ImageConfig
 from limelight.data.datasets import LMBatch, PictureBatch, Rows
 from limelight.data.tokenizer import Tokenizer
 from limelight.draw.captions import Wording, normalize
+from limelight.draw.emoji import EmojiWorld
 from limelight.draw.image_tokenizer import ImageTokenizer
 from limelight.draw.scenes import Scenes, SceneSampler
 from limelight.draw.shapes import ShapeWorld
@@ -60,6 +62,11 @@ class GeneratedPictures:
 
     def __init__(self, world: World, config: ImageConfig, seed: int, device: torch.device) -> None:
         self.world, self.config, self.seed, self.device = world, config, seed, device
+        if world.wording.longest > config.caption_tokens:
+            raise UserError(
+                f"images.caption_tokens={config.caption_tokens} is too few: these captions have "
+                f"up to {world.wording.longest} words"
+            )
         self.token_of: Tensor | None = None  # of each word
         self.fingerprint = world.fingerprint
 
@@ -140,7 +147,9 @@ class SequenceExamples:
             captions = captions.masked_fill(empty, self.tokenizer.pad)
         tokens = join(captions, ids, self.tokenizer)
         loss_mask = torch.arange(tokens.size(1), device=tokens.device) > self.config.caption_tokens
-        return LMBatch(position, torch.from_numpy(rows), tokens, None, loss_mask.expand(tokens.shape))
+        return LMBatch(
+            position, torch.from_numpy(rows), tokens, None, loss_mask.expand(tokens.shape)
+        )
 
 
 def join(captions: Tensor, ids: Tensor, tokenizer: Tokenizer) -> Tensor:
@@ -171,5 +180,13 @@ def open_pictures(recipe: Recipe, device: torch.device, report: Report) -> Pictu
     data, images = recipe.data, recipe.images or ImageConfig()
     if data.scenes == "shapes":
         world = ShapeWorld(images.size, device, data.scene_objects)
+        return GeneratedPictures(world, images, recipe.train.seed, device)
+    if data.scenes == "emoji":
+        if len(data.train) != 1:
+            raise UserError(
+                "scenes='emoji' needs the pictures to compose: --data.train FOLDER, or the archive "
+                "that `npm pack emoji-datasource-twitter@16.0.0` writes"
+            )
+        world = EmojiWorld(images.size, device, Path(data.train[0]), report)
         return GeneratedPictures(world, images, recipe.train.seed, device)
     raise UserError("not yet")

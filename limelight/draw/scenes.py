@@ -17,7 +17,17 @@ from torch import Tensor
 from limelight.errors import UserError
 
 RELATIONS = ("left of", "right of", "above", "below")
-SPOTS = ("top left", "top", "top right", "left", "middle", "right", "bottom left", "bottom", "bottom right")
+SPOTS = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "middle",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
 SPLITS = ("train", "valid", "test")
 GROUPS = 3
 _DIRECTIONS = ((-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))  # where the first stands
@@ -37,6 +47,7 @@ class Layout:
     triple: float  # three objects
     spacing: float = 10.6  # of the members of a group
     members: tuple[int, int, int] = (3, 3, 1)  # objects of each group, at most
+    forward: float = 1.5  # how far groups move towards each other, at most
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -153,23 +164,51 @@ class SceneSampler:
         two, three = (relation[:, :1] >= 0), (relation[:, 1:] >= 0)
         to_second = self.directions[relation[:, 0]] * two  # B 2
         to_third = self.directions[relation[:, 1]] * three
-        line = three & ((to_second * to_third).sum(dim=1, keepdim=True) != 0)  # all three in one line
+        line = three & (
+            (to_second * to_third).sum(dim=1, keepdim=True) != 0
+        )  # all three in one line
         corner = three & ~line
         apart = torch.where(line, _CLOSE, _APART)
-        first = to_second * torch.where(line, 0.0, _APART) + to_third * torch.where(corner, _APART, 0.0)
+        first = to_second * torch.where(line, 0.0, _APART) + to_third * torch.where(
+            corner, _APART, 0.0
+        )
         second = first - to_second * torch.where(line, apart, 2 * apart)
         third = first - to_third * torch.where(line, apart, 2 * apart)
         centres = _CENTRE + torch.stack([first, second, third], dim=1)  # B 3 2
         # A line of objects goes across the relation, or anywhere if there is none.
-        across = torch.where(two, to_second.abs().flip(1), self.directions[draw.below(4)].abs())  # B 2
-        centres = centres + _jitter(across, count, two, line, corner, draw)
+        across = torch.where(
+            two, to_second.abs().flip(1), self.directions[draw.below(4)].abs()
+        )  # B 2
+        centres = centres + self._jitter(across, count, two, line, corner, draw)
         if_single = torch.stack([spot % 3, spot // 3], dim=1) * 10.0 + 6.0 + draw.within(1.0, 2)
-        anywhere = _CENTRE + draw.within(1.0, 2) * torch.where(count[:, :1] > 1, _free(across, count), 9.0)
+        free = torch.where(count[:, :1] > 1, self._free(across, count), 9.0)
+        anywhere = _CENTRE + draw.within(free, 2)
         alone = torch.where(spot[:, None] >= 0, if_single, anywhere)
         centres[:, 0] = torch.where(two, centres[:, 0], alone)
         along = (self.member - (count[:, self.group_of] - 1) / 2) * self.layout.spacing  # B M
         at = centres[:, self.group_of] + along[..., None] * across[:, None]
         return at[..., 0], at[..., 1]
+
+    def _free(self, across: Tensor, count: Tensor) -> Tensor:
+        """How far a group without relations may move, B 2: less in the direction of its line."""
+        along = torch.where(count[:, :1] == 2, max(0.3, 8.5 - self.layout.spacing / 2), 0.3)
+        return torch.where(across > 0, along, 9.0)
+
+    def _jitter(
+        self,
+        across: Tensor,
+        count: Tensor,
+        two: Tensor,
+        line: Tensor,
+        corner: Tensor,
+        draw: "_Draw",
+    ) -> Tensor:
+        """How far each group is moved from its exact position, B 3 2."""
+        sideways = torch.where(count == 1, 5.0, torch.where(count == 2, 3.0, 0.3))  # B 3
+        sideways = torch.where(line, 3.5, torch.where(corner, 1.5, sideways))
+        forward = torch.where(line, 0.3, self.layout.forward)
+        most = across[:, None] * sideways[..., None] + (1 - across[:, None]) * forward[..., None]
+        return draw.within(most, GROUPS, 2) * two[..., None]
 
 
 class _Draw:
@@ -195,20 +234,3 @@ def _share(a: str, b: str) -> float:
     """A number from 0 to 1 for an unordered pair of names, the same on every machine."""
     text = "+".join(sorted((a, b)))
     return int.from_bytes(sha256(text.encode()).digest()[:6]) / 2**48
-
-
-def _free(across: Tensor, count: Tensor) -> Tensor:
-    """How far a group without relations may move, B 2: less in the direction of its line."""
-    along = torch.where(count[:, :1] == 2, 3.5, 0.3)
-    return torch.where(across > 0, along, 9.0)
-
-
-def _jitter(
-    across: Tensor, count: Tensor, two: Tensor, line: Tensor, corner: Tensor, draw: _Draw
-) -> Tensor:
-    """How far each group is moved from its exact position, B 3 2."""
-    sideways = torch.where(count == 1, 5.0, torch.where(count == 2, 3.0, 0.3))  # B 3
-    sideways = torch.where(line, 3.5, torch.where(corner, 1.5, sideways))
-    forward = torch.where(line, 0.3, 1.5)
-    most = across[:, None] * sideways[..., None] + (1 - across[:, None]) * forward[..., None]
-    return draw.within(most, GROUPS, 2) * two[..., None]

@@ -178,11 +178,14 @@ class PictureTraining:
             )
         plans = {
             split: self.plan(
-                SequenceExamples(self.pictures, split, self.tokenizer, image_tokenizer, images), size
+                SequenceExamples(self.pictures, split, self.tokenizer, image_tokenizer, images),
+                size,
             )
             for split in self.splits
         }
-        trainer = self.trainer(LossModule(model, config.label_smoothing, config.compile), config, self.run, plans)
+        trainer = self.trainer(
+            LossModule(model, config.label_smoothing, config.compile), config, self.run, plans
+        )
         judged = Judged(self.pictures, self.tokenizer, image_tokenizer, images, recipe.decode)
 
         def measure(model: nn.Module) -> dict[str, float]:
@@ -190,7 +193,10 @@ class PictureTraining:
 
         def show(model: nn.Module) -> list[str]:
             captions, drawn = judged.samples(model, self.splits[-1], _SHOWN)
-            return [*self.write_sheet(SAMPLES, drawn, "samples for captions that are held out"), *captions[:3]]
+            return [
+                *self.write_sheet(SAMPLES, drawn, "samples for captions that are held out"),
+                *captions[:3],
+            ]
 
         trainer.metrics, trainer.samples = measure, show
         return trainer

@@ -72,6 +72,10 @@ def score_run(
     """All scores of a run on a split, as the JSON document of `limelight evaluate`."""
     changes = as_overrides(changes)
     recipe = _evaluation_recipe(path, split, changes)
+    if recipe.data.kind == "images":
+        from limelight.draw.evaluate import score_drawing
+
+        return score_drawing(load(path), recipe, split)
     loaded = load(path, device="cpu", precision="auto")  # or fails before a corpus is downloaded
     lines = _read_lines(recipe, split)
     lines.warn_of_unusable(silent)
@@ -275,6 +279,10 @@ def _compare_task(
 
 def show(scores: dict[str, Any], console: Console) -> None:
     """Scores, or a comparison, for people."""
+    if "pictures" in scores:
+        from limelight.draw.evaluate import show as show_drawing
+
+        return show_drawing(scores, console)
     if "loss" in scores:
         console.print(f"[bold]{scores['split']}[/]  {scores['examples']:,} examples, ", end="")
         console.print(f"step {scores['step']:,}")
