@@ -151,8 +151,9 @@ class LoadedModel(TextModel):
         from limelight.draw.drawing import Drawer
 
         self.require("draw")
-        parts = (self.model, self.tokenizer, self.image_tokenizer, self.recipe.images)
-        return Drawer(*parts, self.device).draw(caption, n, best_of, self.settings(**settings))
+        images: Any = self.recipe.images
+        drawer = Drawer(self.model, self.tokenizer, self.image_tokenizer, images, self.device)
+        return drawer.draw(caption, n, best_of, self.settings(**settings))
 
     def fill(self, text: str, count: int = 5) -> FilledText:
         """Fill in the blanks (___) of a text, with `count` candidates for each."""

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from limelight import __version__
 from limelight.cli import io, parser
-from limelight.cli.explain import explain
 from limelight.cli.draw import draw
+from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
 from limelight.cli.inspect import data, info, models, recipes
 from limelight.cli.lab import lab

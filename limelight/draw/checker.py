@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from limelight.draw.scenes import Scenes
 from limelight.draw.shapes import PALETTE, RADIUS, SHAPES
 
-_FOREGROUND = 0.22  # a channel this far below white
+_FOREGROUND = 0.27  # a channel this far below white
 _SPECK = 4.0  # pixels of a 32 x 32 picture: smaller regions are noise
 _FAR = 0.26  # from the nearest colour of the palette, in RGB
 _LARGE = 0.96 * (RADIUS[0] + RADIUS[1])  # width or height: between 5.6 and 7.6
@@ -92,7 +92,7 @@ def _measure(picture: Tensor, regions: Tensor, number: int, scale: float) -> Fou
 
 
 def _core_colour(pixels: Tensor) -> tuple[Tensor, int]:
-    """The mean of the third of a region's pixels (3 N) that is farthest from white, and its name."""
+    """The palette's colour nearest to the third of the pixels (3 N) farthest from white, or -1."""
     distance = (1 - pixels).square().sum(dim=0)
     keep = distance.topk(max(1, len(distance) // 3)).indices
     colour = pixels[:, keep].median(dim=1).values

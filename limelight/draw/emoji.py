@@ -1,6 +1,5 @@
 """Composites of emoji: any captioned pictures as objects of scenes, on coloured backgrounds."""
 
-from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,7 +20,7 @@ BACKGROUNDS = {
     "green": (186, 232, 186),
     "pink": (255, 205, 222),
 }
-SIDES = (10, 14)  # small and large, in a picture 32 wide
+SIDES = (10, 13)  # small and large, in a picture 32 wide
 _SPRITE = 64  # pixels that a picture is read with
 _MOST, _FEWEST = 256, 8  # kinds
 _ALIKE = 0.045  # mean squared difference on white below which two pictures look the same

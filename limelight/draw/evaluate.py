@@ -11,21 +11,27 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from limelight.data.batching import BatchPlan
 from limelight.data.config import ImageConfig
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.draw.captions import Captions
 from limelight.draw.checker import Verdict, judge, read_objects
-from limelight.draw.examples import Pictures, open_pictures, seeded
+from limelight.draw.emoji_checker import EmojiChecker
+from limelight.draw.examples import Pictures, SequenceExamples, open_pictures, seeded
 from limelight.draw.image_tokenizer import ImageTokenizer, token_entropy
 from limelight.draw.sampling import sample_pictures
 from limelight.draw.scenes import Scenes
 from limelight.draw.shapes import ShapeWorld
+from limelight.errors import UserError
 from limelight.loading import LoadedModel
 from limelight.recipe import Recipe
 from limelight.training.console import Report
+from limelight.training.distributed import World
+from limelight.training.evaluate import loss_on
+from limelight.training.objectives import LossModule
 
-_CAPTIONS = 1000  # that are drawn for
+_CAPTIONS, _QUICK = 1000, 48  # that are drawn for
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,21 @@ class Scores:
         return {form: {"count": counts[form], **self.means(form)} for form in forms}
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What is needed to draw for held-out captions, and to judge the result."""
+@dataclass
+class Referee:
+    """Draws for held-out captions, and judges the result."""
 
     pictures: Pictures
     tokenizer: Tokenizer
     image_tokenizer: ImageTokenizer
     images: ImageConfig
     decode: DecodeConfig
+    emoji: EmojiChecker | None = None  # trained when it is first needed
+
+    @property
+    def world(self) -> Any:
+        """What generates the scenes, or None: only these can be judged."""
+        return getattr(self.pictures, "world", None)
 
     def draw(self, model: Any, captions: Tensor) -> Tensor:
         """A picture for each caption, B 3 S S; the seeds count up from that of the recipe."""
@@ -69,73 +81,72 @@ class Judged:
         drawn = sample_pictures(model, rows, seeds, self.tokenizer, self.images, self.decode)
         return self.image_tokenizer.decode(drawn.ids)
 
-    @property
-    def world(self) -> ShapeWorld | None:
-        """The shapes that the checker can read, if the pictures are of that kind."""
-        world = getattr(self.pictures, "world", None)
-        return world if isinstance(world, ShapeWorld) else None
-
     def scenes(self, count: int, split: str) -> tuple[Scenes, Captions]:
         """Scenes of a split and their captions, always the same ones."""
-        world: Any = self.world
-        generator = seeded(world.device, "judged", split)
-        scenes = world.sampler.sample(split, count, generator)
-        return scenes, world.wording.describe(scenes, generator)
+        generator = seeded(self.world.device, "judged", split)
+        scenes = self.world.sampler.sample(split, count, generator)
+        return scenes, self.world.wording.describe(scenes, generator)
 
-    def tokens(self, words: Tensor) -> Tensor:
+    def judge(self, scenes: Scenes, captions: Captions, pictures: Tensor) -> Scores:
+        if isinstance(self.world, ShapeWorld):
+            return Scores(judge(scenes, captions.sized, read_objects(pictures)))
+        self.emoji = self.emoji or EmojiChecker(self.world)
+        return Scores(self.emoji.judge(scenes, pictures))
+
+    def score(self, model: Any, count: int, split: str) -> Scores:
+        """Draw for this many captions of generated scenes, and judge."""
+        scenes, captions = self.scenes(count, split)
         source: Any = self.pictures
-        found: Tensor = source.tokens(words, self.tokenizer)
-        return found
+        drawn = self.draw(model, source.tokens(captions.words, self.tokenizer))
+        return self.judge(scenes, captions, drawn)
 
     def samples(self, model: Any, split: str, count: int) -> tuple[list[str], Tensor]:
         """Captions, and pictures drawn for them."""
-        rows = torch.arange(count).numpy()
-        _, captions, _ = self.pictures.batch(split, 0, 1, rows, self.tokenizer)
+        _, captions, _ = self.pictures.batch(split, 0, 1, np.arange(count), self.tokenizer)
         texts = [self.tokenizer.decode(row).strip() for row in captions.tolist()]
         return texts, self.draw(model, captions)
 
+    def measure(self, model: Any) -> dict[str, float]:
+        """A few scores in the middle of a training, if they are quick to get."""
+        quick = isinstance(self.world, ShapeWorld)
+        return self.score(model, _QUICK, "valid").means() if quick else {}
 
-def score_pictures(judged: Judged, model: Any, count: int, split: str = "test") -> Scores:
-    """Draw for this many captions of generated scenes, and judge."""
-    if judged.world is None:
-        return Scores([])
-    scenes, described = judged.scenes(count, split)
-    drawn = judged.draw(model, judged.tokens(described.words))
-    return Scores(judge(scenes, described.sized, read_objects(drawn)))
+    @torch.no_grad()
+    def rebuild(self, split: str) -> dict[str, Any]:
+        """What the image tokenizer loses: errors, tokens in use, and what the checker says."""
+        rows = np.arange(min(_CAPTIONS, self.pictures.count(split)))
+        true, _, _ = self.pictures.batch(split, 0, 0, rows, self.tokenizer)
+        rebuilt, ids = self.image_tokenizer(true)
+        found: dict[str, Any] = {
+            "mse": float((rebuilt.clamp(0, 1) - true).square().mean()),
+            "tokens_used": ids.unique().numel(),
+            "token_perplexity": float(token_entropy(ids, self.images.codes).exp()),
+        }
+        if self.world is not None:
+            scenes, captions = self.scenes(_CAPTIONS, split)
+            true = self.world.render(scenes)
+            shown = {"truth": true, "reconstructions": self.image_tokenizer(true)[0].clamp(0, 1)}
+            found |= {k: self.judge(scenes, captions, each).means() for k, each in shown.items()}
+        return found
 
 
 def score_drawing(loaded: LoadedModel, recipe: Recipe, split: str) -> dict[str, Any]:
     """All scores of a run on captions of a split, as the JSON document of `limelight evaluate`."""
-    images, report = recipe.images or ImageConfig(), Report(silent=True)
-    pictures = open_pictures(recipe, loaded.device, report)
+    images, decode = recipe.images or ImageConfig(), recipe.decode
+    pictures = open_pictures(recipe, loaded.device, Report(silent=True))
+    if not pictures.count(split):
+        raise UserError(f"there is no {split} split: use --data.{split} FOLDER, or --split")
     image_tokenizer = loaded.image_tokenizer.to(loaded.device)
-    judged = Judged(pictures, loaded.tokenizer, image_tokenizer, images, recipe.decode)
-    settings = {k: getattr(recipe.decode, k) for k in ("temperature", "top_k", "guidance", "seed")}
-    found: dict[str, Any] = {"step": loaded.step, "split": split, "settings": settings}
-    found |= rebuild(judged, split)
-    scores = score_pictures(judged, loaded.model, _CAPTIONS, split)
-    if scores.verdicts:
-        found |= {"captions": _CAPTIONS, "pictures": scores.means(), "forms": scores.by_form()}
-    return found
-
-
-@torch.no_grad()
-def rebuild(judged: Judged, split: str) -> dict[str, Any]:
-    """What the image tokenizer loses: errors, tokens in use, and what the checker says."""
-    rows = np.arange(min(_CAPTIONS, judged.pictures.count(split)))
-    true, _, _ = judged.pictures.batch(split, 0, 0, rows, judged.tokenizer)
-    rebuilt, ids = judged.image_tokenizer(true)
-    found: dict[str, Any] = {
-        "mse": float((rebuilt.clamp(0, 1) - true).square().mean()),
-        "tokens_used": ids.unique().numel(),
-        "token_perplexity": float(token_entropy(ids, judged.images.codes).exp()),
-    }
-    if judged.world is not None:
-        scenes, described = judged.scenes(_CAPTIONS, split)
-        true = judged.world.render(scenes)
-        both = {"truth": true, "reconstructions": judged.image_tokenizer(true)[0]}
-        for name, shown in both.items():
-            found[name] = Scores(judge(scenes, described.sized, read_objects(shown))).means()
+    referee = Referee(pictures, loaded.tokenizer, image_tokenizer, images, decode)
+    examples = SequenceExamples(pictures, split, loaded.tokenizer, image_tokenizer, images)
+    plan = BatchPlan(examples, batch_tokens=64 * images.positions, seed=1)
+    losses = loss_on(LossModule(loaded.model), plan, World(loaded.device), "float32")
+    settings = {k: getattr(decode, k) for k in ("temperature", "top_k", "guidance", "seed")}
+    found = {"step": loaded.step, "split": split, **losses, "settings": settings}
+    found |= referee.rebuild(split)
+    if referee.world is not None:
+        scores = referee.score(loaded.model, _CAPTIONS, split)
+        found |= {"captions": _CAPTIONS, "drawn": scores.means(), "forms": scores.by_form()}
     return found
 
 
@@ -149,7 +160,7 @@ def show(scores: dict[str, Any], console: Console) -> None:
     for head in ("share that is right", "captions", "objects", "relations", "pictures"):
         table.add_column(head, justify="left" if head.startswith("share") else "right")
     lines = {"true pictures": scores.get("truth"), "reconstructions": scores.get("reconstructions")}
-    lines |= {"drawn": scores.get("pictures"), **scores.get("forms", {})}
+    lines |= {"drawn": scores.get("drawn"), **scores.get("forms", {})}
     for name, values in lines.items():
         if values:
             shares = [f"{values[key]:.1%}" for key in ("objects", "relations", "pictures")]

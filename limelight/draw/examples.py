@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from limelight.data.config import ImageConfig
@@ -106,7 +107,7 @@ def seeded(device: torch.device, *parts: object) -> torch.Generator:
 class PictureExamples:
     """Pictures alone, for the image tokenizer."""
 
-    weights = None
+    weights: NDArray[np.float64] | None = None
 
     def __init__(self, pictures: Pictures, split: str) -> None:
         self.pictures, self.split = pictures, split
@@ -120,7 +121,7 @@ class PictureExamples:
 class SequenceExamples:
     """Captions continued with the tokens of their pictures, for the model."""
 
-    weights = None
+    weights: NDArray[np.float64] | None = None
 
     def __init__(
         self,
@@ -187,6 +188,6 @@ def open_pictures(recipe: Recipe, device: torch.device, report: Report) -> Pictu
                 "scenes='emoji' needs the pictures to compose: --data.train FOLDER, or the archive "
                 "that `npm pack emoji-datasource-twitter@16.0.0` writes"
             )
-        world = EmojiWorld(images.size, device, Path(data.train[0]), report)
-        return GeneratedPictures(world, images, recipe.train.seed, device)
+        emoji = EmojiWorld(images.size, device, Path(data.train[0]), report)
+        return GeneratedPictures(emoji, images, recipe.train.seed, device)
     raise UserError("not yet")

@@ -10,6 +10,7 @@ import tarfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -86,7 +87,7 @@ def _from_jsonl(path: Path, stats: ImageStats) -> Iterator[Found]:
             elif not caption.strip():
                 stats.reject("with an empty caption", name)
             else:
-                yield name, caption, lambda picture=picture: open_plain(picture)
+                yield name, caption, partial(open_plain, picture)
 
 
 def _from_texts(path: Path, stats: ImageStats) -> Iterator[Found]:
@@ -101,7 +102,7 @@ def _from_texts(path: Path, stats: ImageStats) -> Iterator[Found]:
         elif not (caption := read_bounded(texts[stem], _LONGEST_LINE).strip()):
             stats.reject("with an empty caption", pictures[stem].name)
         else:
-            yield pictures[stem].name, caption, lambda file=pictures[stem]: open_plain(file)
+            yield pictures[stem].name, caption, partial(open_plain, pictures[stem])
 
 
 def _from_package(path: Path) -> Iterator[Found]:
@@ -112,7 +113,7 @@ def _from_package(path: Path) -> Iterator[Found]:
             entries: list[dict[str, Any]] = json.load(listed) if listed else []
             members = {m.name: m for m in archive.getmembers() if m.name.endswith(".png")}
             for entry in entries:
-                name = entry["name"].lower().replace("’", "'")
+                name = entry["name"].lower()
                 member = members.get(f"package/img/twitter/64/{entry['image']}")
                 known = entry["category"] in _EMOJI and entry["subcategory"] not in _NO_SCENE
                 if (
@@ -124,7 +125,7 @@ def _from_package(path: Path) -> Iterator[Found]:
                     continue
                 data = archive.extractfile(member)
                 content = data.read(_LARGEST_FILE) if data else b""
-                yield name, name, lambda content=content: BytesIO(content)
+                yield name, name, partial(BytesIO, content)
     except (tarfile.TarError, KeyError, ValueError, OSError, EOFError) as error:
         raise UserError(
             f"{path} is not the archive of emoji-datasource-twitter: {error!s:.100}"

@@ -55,7 +55,7 @@ def _inside(shape: Tensor, dx: Tensor, dy: Tensor, r: Tensor) -> Tensor:
     """How far a point lies inside a shape, negative outside: a signed distance."""
     circle = r - torch.sqrt(dx**2 + dy**2)
     square = 0.886 * r - torch.maximum(dx.abs(), dy.abs())  # of equal area
-    triangle = torch.minimum(0.95 * r - dy, (dy + r - 1.85 * dx.abs()) / 2.1)
+    triangle = torch.minimum(0.95 * r - dy, (dy + r - 2 * dx.abs()) / 2.24)
     return torch.where(shape == 0, circle, torch.where(shape == 1, square, triangle))
 
 

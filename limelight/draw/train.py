@@ -14,7 +14,7 @@ from limelight.data.config import ImageConfig
 from limelight.data.datasets import Examples, PictureBatch
 from limelight.data.tokenizer import Tokenizer
 from limelight.device import choose_precision
-from limelight.draw.evaluate import Judged, score_pictures
+from limelight.draw.evaluate import Referee
 from limelight.draw.examples import PictureExamples, Pictures, SequenceExamples
 from limelight.draw.image_tokenizer import (
     FOLDER,
@@ -186,19 +186,14 @@ class PictureTraining:
         trainer = self.trainer(
             LossModule(model, config.label_smoothing, config.compile), config, self.run, plans
         )
-        judged = Judged(self.pictures, self.tokenizer, image_tokenizer, images, recipe.decode)
-
-        def measure(model: nn.Module) -> dict[str, float]:
-            return score_pictures(judged, model, 48, "valid").means()
+        referee = Referee(self.pictures, self.tokenizer, image_tokenizer, images, recipe.decode)
 
         def show(model: nn.Module) -> list[str]:
-            captions, drawn = judged.samples(model, self.splits[-1], _SHOWN)
-            return [
-                *self.write_sheet(SAMPLES, drawn, "samples for captions that are held out"),
-                *captions[:3],
-            ]
+            captions, drawn = referee.samples(model, self.splits[-1], _SHOWN)
+            sheet = self.write_sheet(SAMPLES, drawn, "drawn for captions that are held out")
+            return [*sheet, *captions[:3]]
 
-        trainer.metrics, trainer.samples = measure, show
+        trainer.metrics, trainer.samples = referee.measure, show
         return trainer
 
 

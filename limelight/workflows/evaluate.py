@@ -75,7 +75,7 @@ def score_run(
     if recipe.data.kind == "images":
         from limelight.draw.evaluate import score_drawing
 
-        return score_drawing(load(path), recipe, split)
+        return {"run": str(path), **score_drawing(load(path), recipe, split)}
     loaded = load(path, device="cpu", precision="auto")  # or fails before a corpus is downloaded
     lines = _read_lines(recipe, split)
     lines.warn_of_unusable(silent)
@@ -279,10 +279,11 @@ def _compare_task(
 
 def show(scores: dict[str, Any], console: Console) -> None:
     """Scores, or a comparison, for people."""
-    if "pictures" in scores:
+    if "tokens_used" in scores:
         from limelight.draw.evaluate import show as show_drawing
 
-        return show_drawing(scores, console)
+        show_drawing(scores, console)
+        return
     if "loss" in scores:
         console.print(f"[bold]{scores['split']}[/]  {scores['examples']:,} examples, ", end="")
         console.print(f"step {scores['step']:,}")
