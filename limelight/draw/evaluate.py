@@ -17,7 +17,6 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.draw.captions import Captions
 from limelight.draw.checker import Verdict, judge, read_objects
-from limelight.draw.emoji_checker import EmojiChecker
 from limelight.draw.examples import Pictures, SequenceExamples, open_pictures, seeded
 from limelight.draw.image_tokenizer import ImageTokenizer, token_entropy
 from limelight.draw.sampling import sample_pictures
@@ -58,7 +57,7 @@ class Scores:
         return {form: {"count": counts[form], **self.means(form)} for form in forms}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Referee:
     """Draws for held-out captions, and judges the result."""
 
@@ -67,12 +66,16 @@ class Referee:
     image_tokenizer: ImageTokenizer
     images: ImageConfig
     decode: DecodeConfig
-    emoji: EmojiChecker | None = None  # trained when it is first needed
 
     @property
     def world(self) -> Any:
-        """What generates the scenes, or None: only these can be judged."""
+        """What generates the scenes, if something does."""
         return getattr(self.pictures, "world", None)
+
+    @property
+    def readable(self) -> bool:
+        """Whether the checker can read the pictures."""
+        return isinstance(self.world, ShapeWorld)
 
     def draw(self, model: Any, captions: Tensor) -> Tensor:
         """A picture for each caption, B 3 S S; the seeds count up from that of the recipe."""
@@ -87,18 +90,12 @@ class Referee:
         scenes = self.world.sampler.sample(split, count, generator)
         return scenes, self.world.wording.describe(scenes, generator)
 
-    def judge(self, scenes: Scenes, captions: Captions, pictures: Tensor) -> Scores:
-        if isinstance(self.world, ShapeWorld):
-            return Scores(judge(scenes, captions.sized, read_objects(pictures)))
-        self.emoji = self.emoji or EmojiChecker(self.world)
-        return Scores(self.emoji.judge(scenes, pictures))
-
     def score(self, model: Any, count: int, split: str) -> Scores:
-        """Draw for this many captions of generated scenes, and judge."""
+        """Draw for this many captions of shapes, and judge."""
         scenes, captions = self.scenes(count, split)
         source: Any = self.pictures
         drawn = self.draw(model, source.tokens(captions.words, self.tokenizer))
-        return self.judge(scenes, captions, drawn)
+        return Scores(judge(scenes, captions.sized, read_objects(drawn)))
 
     def samples(self, model: Any, split: str, count: int) -> tuple[list[str], Tensor]:
         """Captions, and pictures drawn for them."""
@@ -107,9 +104,8 @@ class Referee:
         return texts, self.draw(model, captions)
 
     def measure(self, model: Any) -> dict[str, float]:
-        """A few scores in the middle of a training, if they are quick to get."""
-        quick = isinstance(self.world, ShapeWorld)
-        return self.score(model, _QUICK, "valid").means() if quick else {}
+        """A few scores in the middle of a training, of what the checker can read."""
+        return self.score(model, _QUICK, "valid").means() if self.readable else {}
 
     @torch.no_grad()
     def rebuild(self, split: str) -> dict[str, Any]:
@@ -122,11 +118,14 @@ class Referee:
             "tokens_used": ids.unique().numel(),
             "token_perplexity": float(token_entropy(ids, self.images.codes).exp()),
         }
-        if self.world is not None:
+        if self.readable:
             scenes, captions = self.scenes(_CAPTIONS, split)
             true = self.world.render(scenes)
-            shown = {"truth": true, "reconstructions": self.image_tokenizer(true)[0].clamp(0, 1)}
-            found |= {k: self.judge(scenes, captions, each).means() for k, each in shown.items()}
+            for name, shown in {
+                "truth": true,
+                "reconstructions": self.image_tokenizer(true)[0],
+            }.items():
+                found[name] = Scores(judge(scenes, captions.sized, read_objects(shown))).means()
         return found
 
 
@@ -144,7 +143,7 @@ def score_drawing(loaded: LoadedModel, recipe: Recipe, split: str) -> dict[str, 
     settings = {k: getattr(decode, k) for k in ("temperature", "top_k", "guidance", "seed")}
     found = {"step": loaded.step, "split": split, **losses, "settings": settings}
     found |= referee.rebuild(split)
-    if referee.world is not None:
+    if referee.readable:
         scores = referee.score(loaded.model, _CAPTIONS, split)
         found |= {"captions": _CAPTIONS, "drawn": scores.means(), "forms": scores.by_form()}
     return found

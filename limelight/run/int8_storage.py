@@ -1,9 +1,10 @@
 """Weights in bytes: a quarter of the size on the disk, and float32 again when they are read.
 
 A row w of a matrix becomes whole numbers q from -127 to 127 and a scale s of its own, with w about
-s q: no weight moves by more than s / 2, which is 1/254 of the largest in its row. Vectors (biases,
-norms) are few and stay as they are; a row of a convolution is one output channel. Packed a second time, what was unpacked stays the same to the
-last bit: the scales have 12 bits, so that s q is exact in float32.
+s q: no weight moves by more than s / 2, which is 1/254 of the largest in its row. A row of a
+convolution is all that makes one output channel. Vectors (biases, norms) are few and stay as they
+are. Packed a second time, what was unpacked stays the same to the last bit: the scales have 12
+bits, so that s q is exact in float32.
 """
 
 from collections.abc import Mapping

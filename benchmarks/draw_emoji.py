@@ -1,9 +1,13 @@
-"""Emoji in a picture recognised by a classifier of their own, which knows nothing of the model.
+"""Draw held-out pairs of emoji, and recognise them by a classifier that knows nothing of the model.
+
+    python benchmarks/draw_emoji.py RUN [RUN ...] [--captions 500] [--guidance 2]
 
 It is trained on the pictures that scenes are made of, in all sizes, on all backgrounds, noisy and
 blurred. The widest empty strip of a picture parts its two objects.
 """
 
+import argparse
+import json
 from dataclasses import replace
 
 import torch
@@ -12,8 +16,11 @@ from torch.nn import functional as F
 
 from limelight.draw.checker import Verdict
 from limelight.draw.emoji import EmojiWorld
-from limelight.draw.examples import seeded
+from limelight.draw.evaluate import Referee, Scores
+from limelight.draw.examples import open_pictures, seeded
 from limelight.draw.scenes import Scenes
+from limelight.loading import load
+from limelight.training.console import Report
 
 _CROP = 16  # pixels of what the classifier sees
 _DIFFERS = 0.12  # from the background
@@ -133,3 +140,33 @@ def crops(pictures: Tensor, mask: Tensor) -> Tensor:
     background = torch.cat(frame, dim=2).median(dim=2).values[..., None, None]
     inside = torch.where(mask[:, None], pictures - background, 0.0)
     return F.grid_sample(inside, grid, align_corners=False)
+
+
+def main() -> None:
+    wanted = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    wanted.add_argument("run", nargs="+")
+    wanted.add_argument("--captions", type=int, default=500)
+    wanted.add_argument("--guidance", type=float)
+    wanted.add_argument("--temperature", type=float)
+    given = wanted.parse_args()
+    changes = {k: v for k in ("guidance", "temperature") if (v := getattr(given, k)) is not None}
+    checker: EmojiChecker | None = None
+    for run in given.run:
+        loaded = load(run)
+        pictures = open_pictures(loaded.recipe, loaded.device, Report())
+        checker = checker or EmojiChecker(pictures.world)
+        tokenizer = loaded.image_tokenizer.to(loaded.device)
+        decode = loaded.settings(**changes)
+        referee = Referee(pictures, loaded.tokenizer, tokenizer, loaded.recipe.images, decode)
+        scenes, captions = referee.scenes(given.captions, "test")
+        true = referee.world.render(scenes)
+        drawn = referee.draw(loaded.model, pictures.tokens(captions.words, loaded.tokenizer))
+        with torch.no_grad():
+            rebuilt = tokenizer(true)[0].clamp(0, 1)
+        shown = {"truth": true, "reconstructions": rebuilt, "drawn": drawn}
+        scores = {k: Scores(checker.judge(scenes, each)).means() for k, each in shown.items()}
+        print(json.dumps({"run": run, "emoji": len(checker.world.names), **changes, **scores}))
+
+
+if __name__ == "__main__":
+    main()
