@@ -148,9 +148,8 @@ class SequenceExamples:
             captions = captions.masked_fill(empty, self.tokenizer.pad)
         tokens = join(captions, ids, self.tokenizer)
         loss_mask = torch.arange(tokens.size(1), device=tokens.device) > self.config.caption_tokens
-        return LMBatch(
-            position, torch.from_numpy(rows), tokens, None, loss_mask.expand(tokens.shape)
-        )
+        loss_mask = loss_mask.expand(tokens.shape).contiguous()
+        return LMBatch(position, torch.from_numpy(rows), tokens, None, loss_mask)
 
 
 def join(captions: Tensor, ids: Tensor, tokenizer: Tokenizer) -> Tensor:

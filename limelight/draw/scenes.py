@@ -110,17 +110,17 @@ class SceneSampler:
         for split, pairs in self.first_two.items():
             if not len(pairs):
                 raise UserError(f"{len(names)} kinds leave no combination for {split}: use more")
-        shares = self.layout.shares
-        grouped = (0.0, 0.0, *shares[2:])  # alone, a kind is in every split
-        self.forms = {
-            split: torch.tensor(shares if split == "train" else grouped, device=device)
-            for split in splits
-        }
+        shares = torch.tensor(self.layout.shares, device=device)
+        self.forms = {}  # by split: a uniform number that reaches the nth of these is of form n + 1
+        for split in splits:
+            alone = 0 if split == "train" else 2  # alone, a kind is in every split
+            reached = shares * (torch.arange(len(shares), device=device) >= alone)
+            self.forms[split] = reached.cumsum(dim=0)[:-1] / reached.sum()
 
     def sample(self, split: str, rows: int, generator: torch.Generator) -> Scenes:
         """Scenes of a split. Those of valid and test have two groups or more."""
         draw = _Draw(rows, generator)
-        form = torch.multinomial(self.forms[split].expand(rows, -1), 1, generator=generator)[:, 0]
+        form = (draw.uniform(1) >= self.forms[split]).sum(dim=1)
         kind = self._kinds(split, draw)
         count = self._counts(form, draw)
         first = draw.below(len(RELATIONS))
@@ -145,7 +145,8 @@ class SceneSampler:
         """Three kinds for each row, B 3; both orders of a combination are equally likely."""
         two = self.first_two[split][draw.below(len(self.first_two[split]))]
         fits = self.third[split][two[:, 0]] & self.third[split][two[:, 1]]
-        third = torch.multinomial(fits.float() + 1e-9, 1, generator=draw.generator)
+        # Not torch.multinomial, which waits for the GPU to check its weights.
+        third = (draw.uniform(fits.size(1)) + fits).argmax(dim=1, keepdim=True)
         return torch.cat([two, third], dim=1)
 
     def _counts(self, form: Tensor, draw: "_Draw") -> Tensor:

@@ -75,7 +75,9 @@ def score_run(
     if recipe.data.kind == "images":
         from limelight.draw.evaluate import score_drawing
 
-        return {"run": str(path), **score_drawing(load(path), recipe, split)}
+        wanted = recipe.decode.precision
+        drawer = load(path, precision="float32" if wanted == "auto" else wanted)
+        return {"run": str(path), **score_drawing(drawer, recipe, split)}
     loaded = load(path, device="cpu", precision="auto")  # or fails before a corpus is downloaded
     lines = _read_lines(recipe, split)
     lines.warn_of_unusable(silent)
