@@ -15,6 +15,7 @@ def known():
 
 ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), and why
     **{key: "errors: type and param, as OpenAI's" for key in known() if key[0] == "routes"},
+    ("run folder", "all"): "draw: the image tokenizer's training, and sheets of pictures",
     ("routes", "GET /healthz"): "devices: where the workers of each model run",
     ("routes", "GET /readyz"): "devices, as /healthz",
     ("routes", "GET /api/model"): "device and precision of the model",

@@ -24,7 +24,7 @@ _COLOURS = torch.tensor(list(PALETTE.values())) / 255
 
 
 @dataclass(frozen=True)
-class FoundObject:
+class _FoundObject:
     """A region of a picture."""
 
     colour: int  # of the palette, or -1
@@ -56,7 +56,7 @@ def connected_regions(mask: Tensor) -> Tensor:
         labels = grown
 
 
-def read_objects(pictures: Tensor) -> list[list[FoundObject]]:
+def read_objects(pictures: Tensor) -> list[list[_FoundObject]]:
     """The objects in each picture (B 3 S S, values from 0 to 1)."""
     pictures = pictures.detach().float().cpu().clamp(0, 1)
     scale = pictures.size(-1) / 32
@@ -69,7 +69,7 @@ def read_objects(pictures: Tensor) -> list[list[FoundObject]]:
     return found
 
 
-def _measure(picture: Tensor, regions: Tensor, number: int, scale: float) -> FoundObject | None:
+def _measure(picture: Tensor, regions: Tensor, number: int, scale: float) -> _FoundObject | None:
     core = regions == number
     if core.sum() < _SPECK * scale**2:
         return None
@@ -88,7 +88,7 @@ def _measure(picture: Tensor, regions: Tensor, number: int, scale: float) -> Fou
     ) / height  # a triangle's centre lies below its middle
     shape = 2 if low > 0.06 else 1 if area / (width * height) > 0.865 else 0
     large = max(width, height) / scale > _LARGE
-    return FoundObject(nearest, shape, large, x / scale, y / scale)
+    return _FoundObject(nearest, shape, large, x / scale, y / scale)
 
 
 def _core_colour(pixels: Tensor) -> tuple[Tensor, int]:
@@ -113,17 +113,17 @@ class Verdict:
     form: str  # of the scene, for scores by category
 
 
-def judge(scenes: Scenes, sized: Tensor, found: list[list[FoundObject]]) -> list[Verdict]:
+def judge(scenes: Scenes, sized: Tensor, found: list[list[_FoundObject]]) -> list[Verdict]:
     """Compare what was read with the scenes; a size that the caption does not say is free."""
     return [_judge_one(scenes, sized, i, objects) for i, objects in enumerate(found)]
 
 
-def _judge_one(scenes: Scenes, sized: Tensor, row: int, found: list[FoundObject]) -> Verdict:
+def _judge_one(scenes: Scenes, sized: Tensor, row: int, found: list[_FoundObject]) -> Verdict:
     counts, kinds = scenes.count[row].tolist(), scenes.kind[row].tolist()
     large, said = scenes.large[row].tolist(), sized[row].tolist()
     there = Counter((one.kind, one.large) for one in found)
     right = 0
-    members: list[list[FoundObject]] = []
+    members: list[list[_FoundObject]] = []
     for count, kind, big, matters in zip(counts, kinds, large, said, strict=True):
         fitting = [b for b in (big, not big) if b == big or not matters]
         right += min(count, sum(there[kind, b] for b in fitting))
@@ -140,7 +140,7 @@ def _judge_one(scenes: Scenes, sized: Tensor, row: int, found: list[FoundObject]
     return Verdict(sum(counts), right, len(relations), held, exact, form)
 
 
-def _holds(relation: int, first: list[FoundObject], second: list[FoundObject]) -> bool:
+def _holds(relation: int, first: list[_FoundObject], second: list[_FoundObject]) -> bool:
     """Whether all of the first are on that side of all of the second, by more than sideways."""
     if not first or not second:
         return False

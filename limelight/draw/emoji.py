@@ -14,13 +14,13 @@ from limelight.draw.scenes import Layout, Scenes, SceneSampler
 from limelight.errors import UserError
 from limelight.training.console import Report
 
-BACKGROUNDS = {
+_BACKGROUNDS = {
     "": (255, 255, 255),
     "blue": (176, 214, 255),
     "green": (186, 232, 186),
     "pink": (255, 205, 222),
 }
-SIDES = (10, 13)  # small and large, in a picture 32 wide
+_SIDES = (10, 13)  # small and large, in a picture 32 wide
 _SPRITE = 64  # pixels that a picture is read with
 _MOST, _FEWEST = 256, 8  # kinds
 _ALIKE = 0.045  # mean squared difference on white below which two pictures look the same
@@ -42,13 +42,13 @@ class EmojiWorld:
 
     def __init__(self, size: int, device: torch.device, source: Path, report: Report) -> None:
         self.size, self.device = size, device
-        names, sprites = read_sprites(source, report)
+        names, sprites = _read_sprites(source, report)
         self.names = names
-        self.sampler = SceneSampler(names, _LAYOUT, device, len(BACKGROUNDS))
+        self.sampler = SceneSampler(names, _LAYOUT, device, len(_BACKGROUNDS))
         nouns = [[(name, plural(name))] for name in names]
-        self.wording = Wording(nouns, 2, device, list(BACKGROUNDS))
-        self.backgrounds = torch.tensor(list(BACKGROUNDS.values()), device=device) / 255
-        self.sides = [side * size // 32 for side in SIDES]
+        self.wording = Wording(nouns, 2, device, list(_BACKGROUNDS))
+        self.backgrounds = torch.tensor(list(_BACKGROUNDS.values()), device=device) / 255
+        self.sides = [side * size // 32 for side in _SIDES]
         self.sprites = [shrink(sprites, side, max(self.sides)).to(device) for side in self.sides]
         self.fingerprint = sha256(sprites.numpy().tobytes() + " ".join(names).encode()).hexdigest()[
             :16
@@ -81,7 +81,7 @@ class EmojiWorld:
         return picture
 
 
-def read_sprites(source: Path, report: Report) -> tuple[list[str], Tensor]:
+def _read_sprites(source: Path, report: Report) -> tuple[list[str], Tensor]:
     """Names, and pictures N 4 P P from 0 to 1: of those that look alike only the first."""
     stats, names, found = ImageStats(), list[str](), list[Tensor]()
     for one in captioned(source, stats):
@@ -106,7 +106,7 @@ def read_sprites(source: Path, report: Report) -> tuple[list[str], Tensor]:
 
 def distinct(sprites: Tensor) -> list[int]:
     """Which pictures differ from all that come before them, seen small and on white."""
-    small = on_white(F.adaptive_avg_pool2d(sprites, 12)).flatten(1)
+    small = _on_white(F.adaptive_avg_pool2d(sprites, 12)).flatten(1)
     kept: list[int] = []
     for i, one in enumerate(small):
         if not kept or (small[kept] - one).square().mean(dim=1).min() > _ALIKE:
@@ -114,7 +114,7 @@ def distinct(sprites: Tensor) -> list[int]:
     return kept
 
 
-def on_white(sprites: Tensor) -> Tensor:
+def _on_white(sprites: Tensor) -> Tensor:
     """RGBA becomes RGB."""
     return sprites[:, :3] * sprites[:, 3:] + 1 - sprites[:, 3:]
 

@@ -45,7 +45,7 @@ class Pictures(Protocol):
         """Pictures, B 3 S S, the tokens of their captions, B L, and what else may be random."""
 
 
-class World(Protocol):
+class _SceneWorld(Protocol):
     """A kind of scenes that can be sampled, described and drawn."""
 
     fingerprint: str
@@ -61,7 +61,9 @@ class GeneratedPictures:
 
     EPOCH = 2**20  # pictures; the next epoch has others
 
-    def __init__(self, world: World, config: ImageConfig, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, world: _SceneWorld, config: ImageConfig, seed: int, device: torch.device
+    ) -> None:
         self.world, self.config, self.seed, self.device = world, config, seed, device
         if world.wording.longest > config.caption_tokens:
             raise UserError(

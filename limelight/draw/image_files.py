@@ -29,7 +29,7 @@ _NAMED = 3  # files of each fault
 _EMOJI = ("Animals & Nature", "Food & Drink", "Travel & Places", "Activities", "Objects")
 _NO_SCENE = ("sky & weather", "time", "place-map", "hotel")  # no things, or all alike
 
-Found = tuple[str, str, Callable[[], IO[bytes]]]  # name, caption, and how to open the picture
+_Found = tuple[str, str, Callable[[], IO[bytes]]]  # name, caption, and how to open the picture
 
 
 @dataclass
@@ -55,7 +55,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def captioned(path: Path, stats: ImageStats) -> Iterator[Found]:
+def captioned(path: Path, stats: ImageStats) -> Iterator[_Found]:
     """All pictures that have a caption; what lacks one, or its picture, is counted."""
     if not path.exists():
         raise UserError(f"there is no {path}: name a folder of pictures with captions, or a .jsonl")
@@ -69,7 +69,7 @@ def captioned(path: Path, stats: ImageStats) -> Iterator[Found]:
     return _from_jsonl(listed, stats) if listed.is_file() else _from_texts(path, stats)
 
 
-def _from_jsonl(path: Path, stats: ImageStats) -> Iterator[Found]:
+def _from_jsonl(path: Path, stats: ImageStats) -> Iterator[_Found]:
     with open_plain(path) as file:
         for number, line in enumerate(bounded_lines(file, _LONGEST_LINE), start=1):
             where = f"{path.name}:{number}"
@@ -90,7 +90,7 @@ def _from_jsonl(path: Path, stats: ImageStats) -> Iterator[Found]:
                 yield name, caption, partial(open_plain, picture)
 
 
-def _from_texts(path: Path, stats: ImageStats) -> Iterator[Found]:
+def _from_texts(path: Path, stats: ImageStats) -> Iterator[_Found]:
     files = sorted(path.iterdir())
     pictures = {file.stem: file for file in files if file.suffix.lower() in _ENDINGS}
     texts = {file.stem: file for file in files if file.suffix == ".txt"}
@@ -105,7 +105,7 @@ def _from_texts(path: Path, stats: ImageStats) -> Iterator[Found]:
             yield pictures[stem].name, caption, partial(open_plain, pictures[stem])
 
 
-def _from_package(path: Path) -> Iterator[Found]:
+def _from_package(path: Path) -> Iterator[_Found]:
     """Animals, food, things and vehicles of emoji-datasource-twitter, by their short names."""
     try:
         with tarfile.open(path) as archive:
@@ -133,7 +133,7 @@ def _from_package(path: Path) -> Iterator[Found]:
 
 
 def read_picture(
-    found: Found, size: int, stats: ImageStats, crop: bool = True
+    found: _Found, size: int, stats: ImageStats, crop: bool = True
 ) -> NDArray[np.uint8] | None:
     """RGBA, size x size, or None. The declared size is checked before anything is decoded.
 

@@ -23,7 +23,7 @@ _AT_ONCE = 64  # pictures
 
 
 @dataclass(frozen=True)
-class SampledPictures:
+class _SampledPictures:
     """Image tokens, B N, and how much more likely each picture is with its caption, B."""
 
     ids: Tensor
@@ -37,7 +37,7 @@ def sample_pictures(
     tokenizer: Tokenizer,
     images: ImageConfig,
     decode: DecodeConfig,
-) -> SampledPictures:
+) -> _SampledPictures:
     """A picture for each caption and its seed, whatever the others are."""
     device = model.target.tokens.weight.device
     parts = []
@@ -45,7 +45,7 @@ def sample_pictures(
         some = torch.tensor(captions[begin : begin + _AT_ONCE], device=device)
         draws = [uniform_draws(seed, images.tokens) for seed in seeds[begin : begin + _AT_ONCE]]
         parts.append(_sample(model, some, torch.stack(draws).to(device), tokenizer, decode))
-    return SampledPictures(
+    return _SampledPictures(
         torch.cat([part.ids for part in parts]), torch.cat([part.scores for part in parts])
     )
 
@@ -53,7 +53,7 @@ def sample_pictures(
 @torch.no_grad()
 def _sample(
     model: Any, captions: Tensor, draws: Tensor, tokenizer: Tokenizer, decode: DecodeConfig
-) -> SampledPictures:
+) -> _SampledPictures:
     rows, (first, steps) = len(captions), (len(tokenizer), draws.size(1))
     both = torch.cat([captions, torch.full_like(captions, tokenizer.pad)])  # with and without
     separator = both.new_full((2 * rows, 1), tokenizer.separator)
@@ -67,7 +67,7 @@ def _sample(
         ids.append(chosen)
         if k < steps - 1:
             logits = model.step((chosen + first).repeat(2)[:, None], state)
-    return SampledPictures(torch.stack(ids, dim=1), scores)
+    return _SampledPictures(torch.stack(ids, dim=1), scores)
 
 
 def _choose(logits: Tensor, uniforms: Tensor, decode: DecodeConfig) -> Tensor:

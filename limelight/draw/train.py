@@ -41,7 +41,7 @@ _SHOWN = 12  # pictures in a row of a sheet
 _CLOSE = 8 / 255  # a value of a pixel this near to the true one counts as right
 
 
-class ReconstructionLoss(LossModule):
+class _ReconstructionLoss(LossModule):
     """How far reconstructed pictures are from the true ones.
 
     In training the second sum is the entropy of the tokens, so that the log's perplexity says how
@@ -128,9 +128,9 @@ class PictureTraining:
         """The training of the image tokenizer."""
         images = self.images
         torch.manual_seed(self.recipe.train.seed)
-        module = ReconstructionLoss(ImageTokenizer(images.levels, images.channels))
+        module = _ReconstructionLoss(ImageTokenizer(images.levels, images.channels))
         plans = {s: self.plan(PictureExamples(self.pictures, s), images.batch) for s in self.splits}
-        trainer = self.trainer(module, tokenizer_config(self.recipe), run, plans)
+        trainer = self.trainer(module, _tokenizer_config(self.recipe), run, plans)
         trainer.metrics = self.token_usage
         trainer.samples = self.write_reconstructions
         return trainer
@@ -197,7 +197,7 @@ class PictureTraining:
         return trainer
 
 
-def tokenizer_config(recipe: Recipe) -> TrainConfig:
+def _tokenizer_config(recipe: Recipe) -> TrainConfig:
     """How the image tokenizer is trained: by [images], and on the device that [train] names."""
     images = recipe.images or ImageConfig()
     steps = images.steps or max(1, recipe.train.steps // 4)

@@ -1,5 +1,6 @@
 """A model that draws: trained, resumed exactly, sampled with and without a cache."""
 
+import io
 import json
 import shutil
 
@@ -9,15 +10,20 @@ import torch
 
 import limelight
 from limelight.data.config import ImageConfig
-from limelight.draw.examples import caption_tokens, join
-from limelight.draw.image_tokenizer import FSQ, ImageTokenizer
+from limelight.draw.examples import GeneratedPictures, caption_tokens, join
+from limelight.draw.image_tokenizer import FSQ, ImageTokenizer, RunningNorm
+from limelight.draw.png import png_bytes
 from limelight.draw.sampling import sample_pictures
+from limelight.draw.shapes import ShapeWorld
+from limelight.draw.train import init_rows_and_columns
 from limelight.errors import UserError
+from limelight.model import ModelConfig, build
 from limelight.run.weights import WEIGHTS, read_tensors
 from limelight.training import loop
 from limelight.workflows.evaluate import score_run
 from limelight.workflows.train import train
-from tests.draw.conftest import TINY
+from tests.draw.test_scenes import scenes_of
+from tests.tasks.conftest import DRAWS
 
 CAPTION = "a small red circle above a large blue square"
 
@@ -25,6 +31,57 @@ CAPTION = "a small red circle above a large blue square"
 @pytest.fixture(scope="module")
 def loaded(tiny_run):
     return limelight.load(tiny_run, device="cpu")
+
+
+def test_numbers_reach_the_levels_with_mean_0_and_variance_1():
+    """Else all patches of an untrained encoder round to one token, and never leave it."""
+    norm, values = RunningNorm(3), 5 + 0.5 * torch.randn(400, 3)
+    for _ in range(400):
+        made = norm(values)
+    torch.testing.assert_close(made.mean(dim=0), torch.zeros(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(made.var(dim=0), torch.ones(3), atol=0.2, rtol=0)
+    torch.testing.assert_close(norm.eval()(values), made, atol=0.2, rtol=0)
+    untrained = ImageTokenizer((8, 5, 5, 5), 16).train()
+    assert (
+        untrained(ShapeWorld(32, torch.device("cpu")).render(scenes_of("train", 64)[0]))[1]
+        .unique()
+        .numel()
+        > 20
+    )
+
+
+def test_positions_begin_as_rows_and_columns():
+    images = ImageConfig()
+    config = ModelConfig(
+        family="decoder-only",
+        vocab=9,
+        layers=1,
+        d_model=8,
+        heads=2,
+        max_len=images.positions,
+        positions="learned",
+    )
+    model = build(config)
+    init_rows_and_columns(model, images)
+    grid = model.target.positions.weight[images.caption_tokens :].view(8, 8, 8)
+    row_step, column_step = grid[1:] - grid[:-1], grid[:, 1:] - grid[:, :-1]
+    torch.testing.assert_close(row_step, row_step[:, :1].expand_as(row_step))
+    torch.testing.assert_close(column_step, column_step[:1].expand_as(column_step))
+
+
+def test_batches_depend_on_their_position_alone(loaded):
+    world = ShapeWorld(32, torch.device("cpu"))
+    made = GeneratedPictures(world, ImageConfig(), 1, torch.device("cpu"))
+    same, again, later = (
+        made.batch("train", 0, p, np.arange(4), loaded.tokenizer) for p in (3, 3, 4)
+    )
+    assert torch.equal(same[0], again[0])
+    assert torch.equal(same[1], again[1])
+    assert not torch.equal(same[0], later[0])
+    with pytest.raises(
+        UserError, match="caption_tokens=8 is too few: these captions have up to 24"
+    ):
+        GeneratedPictures(world, ImageConfig(caption_tokens=8), 1, torch.device("cpu"))
 
 
 def test_every_level_has_its_token_and_comes_back():
@@ -129,6 +186,9 @@ def test_pictures_are_saved_as_a_grid(loaded, tmp_path):
     with Image.open(tmp_path / "out.png") as image:
         assert image.size == (8 * 65, 8 * 65)
         assert image.mode == "RGB"
+    pixels = loaded.draw(CAPTION).pixels[0]
+    with Image.open(io.BytesIO(png_bytes(pixels, 2))) as image:
+        assert np.array_equal(np.asarray(image)[::2, 1::2], pixels)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +250,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(tiny_run, tmp_path, monke
     with monkeypatch.context() as patched:
         patched.setattr(loop, "train_step", step)
         with pytest.raises(KeyboardInterrupt):
-            train("shapes-small", run, TINY, silent=True)
-    assert train("shapes-small", run, TINY, silent=True) == 0
+            train("shapes-small", run, DRAWS, silent=True)
+    assert train("shapes-small", run, DRAWS, silent=True) == 0
     ours, theirs = weights_of(run), weights_of(tiny_run)
     assert ours.keys() == theirs.keys()
     assert len(ours) == 2
@@ -200,8 +260,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(tiny_run, tmp_path, monke
 
 
 def test_a_changed_image_setting_is_not_resumed(tiny_run):
-    with pytest.raises(UserError, match="was begun with images.channels = 8, and this is 16"):
-        train("shapes-small", tiny_run, TINY | {"images.channels": 16}, silent=True)
+    with pytest.raises(UserError, match=r"was begun with images\.channels = 8, and this is 16"):
+        train("shapes-small", tiny_run, DRAWS | {"images.channels": 16}, silent=True)
 
 
 def test_a_damaged_image_tokenizer_is_refused(tiny_run, tmp_path):
