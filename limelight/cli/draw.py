@@ -23,7 +23,7 @@ def draw(
 ) -> None:
     """Draw a picture from a caption, and write it as a PNG file.
 
-    A terminal with colours shows a preview. Words that the model does not know are named.
+    Prints the name of the file. A terminal with colours shows a preview. Words that the model does not know are named.
 
     Args:
         output: the file to write
@@ -47,6 +47,8 @@ def draw(
         io.print_json_line(
             {**facts, "seeds": drawing.seeds, "scores": drawing.scores, "tokens": drawing.tokens}
         )
+    else:
+        io.print_line(output)
     _show_preview(drawing.pixels)
 
 
