@@ -23,7 +23,8 @@ def draw(
 ) -> None:
     """Draw a picture from a caption, and write it as a PNG file.
 
-    Prints the name of the file. A terminal with colours shows a preview. Words that the model does not know are named.
+    Prints the name of the file. A terminal with colours shows a preview. Words that the model does
+    not know are named.
 
     Args:
         output: the file to write
