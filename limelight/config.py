@@ -47,7 +47,6 @@ _RULES = {  # its other errors: the rule that the value breaks
     "missing": "this is missing",
     "extra_forbidden": "there is no such field",
     "greater_than": "should be above {gt}",
-    "multiple_of": "should be a multiple of {multiple_of}",
     "greater_than_equal": "should be {ge} or more",
     "less_than": "should be below {lt}",
     "less_than_equal": "should be {le} at most",

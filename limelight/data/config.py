@@ -128,12 +128,10 @@ class ImageConfig:
 
     size: Literal[32, 64] = 32  # pixels on a side
     levels: Annotated[tuple[_Level, ...], Field(min_length=1, max_length=8)] = (8, 5, 5, 5)  # FSQ
-    channels: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = (
-        128  # of the image tokenizer's convolutions
-    )
+    channels: Annotated[int, Field(ge=4, le=1024)] = 128  # of the image tokenizer's convolutions
     steps: Count = 0  # of the image tokenizer's training; 0: a quarter of train.steps
     batch: Size = 256  # pictures in a batch of it
-    learning_rate: Positive = 5e-3  # its peak
+    learning_rate: Positive = 4e-3  # its peak
     caption_tokens: Annotated[int, Field(ge=1, le=1024)] = 24  # longest caption; shorter are padded
     caption_dropout: Fraction = 0.1  # share of captions left empty, for classifier-free guidance
 

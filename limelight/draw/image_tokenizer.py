@@ -19,7 +19,7 @@ from limelight.errors import UserError
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS, read_weights, shapes_in
 
-_PATCH, _GROUPS = 4, 8  # pixels on a side of a patch; groups of channels that share a norm
+_PATCH = 4  # pixels on a side
 FOLDER = "image_tokenizer"  # in a run folder: checkpoints and weights, as the run itself has
 
 
@@ -84,21 +84,16 @@ class RunningNorm(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two convolutions added to their input; at first they add nothing.
-
-    Without the norms a high learning rate, which is what learns fast here, diverges.
-    """
+    """Two convolutions added to their input; at first they add nothing."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first_norm, self.second_norm = (nn.GroupNorm(_GROUPS, channels) for _ in range(2))
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = self.first(F.silu(self.first_norm(x)))
-        return x + self.second(F.silu(self.second_norm(inner)))
+        return x + self.second(F.silu(self.first(F.silu(x))))
 
 
 class ImageTokenizer(nn.Module):
