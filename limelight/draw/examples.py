@@ -8,7 +8,6 @@ learned positions know both, and the model itself needs to know nothing of pictu
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -76,10 +75,6 @@ class GeneratedPictures:
         missing = self.config.caption_tokens - words.size(1)
         return nn.functional.pad(self.token_of[words], (0, missing), value=tokenizer.pad)
 
-    def facts(self) -> dict[str, Any]:
-        """Combinations of two kinds, for `limelight data check`."""
-        return {split: len(pairs) // 2 for split, pairs in self.world.sampler.first_two.items()}
-
 
 class PictureFiles:
     """Pictures of files with their captions, in memory: 3 KB for one of 32 x 32."""
@@ -138,10 +133,6 @@ class PictureFiles:
         if long.rejected:
             self.report.warn(f"{long}: --images.caption-tokens sets how many are read")
         return found
-
-    def facts(self) -> dict[str, Any]:
-        """Pictures by split, for `limelight data check`."""
-        return {split: self.count(split) for split in SPLITS}
 
 
 def _read_files(
@@ -202,11 +193,10 @@ class SequenceExamples:
         split: str,
         tokenizer: Tokenizer,
         image_tokenizer: ImageTokenizer,
-        config: ImageConfig,
     ) -> None:
         self.pictures, self.split, self.tokenizer = pictures, split, tokenizer
-        self.image_tokenizer, self.config = image_tokenizer, config
-        self.lengths = np.full((pictures.count(split), 1), config.positions)
+        self.image_tokenizer, self.config = image_tokenizer, pictures.config
+        self.lengths = np.full((pictures.count(split), 1), self.config.positions)
 
     @torch.no_grad()
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> LMBatch:
