@@ -185,7 +185,7 @@ def ask(monkeypatch, capsys, *arguments):
         (["embed", "fill", "a ship"], "["),
         (["explain", "en-de", "I am hungry.", "--stop", "softmax"], "hungry"),
         (["info", "en-de"], "11.2M"),
-        (["info", "draw"], "3.95M"),
+        (["info", "draw"], "d_model 224"),
     ],
 )
 def test_every_command_takes_their_names(monkeypatch, capsys, arguments, words):
