@@ -37,6 +37,7 @@ from limelight.tasks.write import refuse_beam, write
 from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
+    from limelight.draw.drawing import Drawing
     from limelight.explain.explanation import Explanation
 
 
@@ -50,6 +51,7 @@ class LoadedModel(TextModel):
     recipe: Recipe
     step: int = 0
     carried: Mapping[str, str] = field(default_factory=dict)  # files of an import, for runs from it
+    image_tokenizer: Any = field(default=None, repr=False)  # of a model that draws
     originals: Sequence[nn.Module] = field(default=(), repr=False)  # if `to` has rounded weights
     _full_precision: "LoadedModel | None" = field(
         default=None, init=False, repr=False, compare=False
@@ -181,6 +183,15 @@ class LoadedModel(TextModel):
         refuse_beam(settings.get("beam"))
         return write(self, prompt, self.settings(**settings), stops)
 
+    def draw(self, caption: str, n: int = 1, best_of: int = 1, **settings: Any) -> "Drawing":
+        """Pictures for a caption: `.save("out.png")`. See `limelight.draw`."""
+        from limelight.draw.drawing import Drawer
+
+        self.require("draw")
+        images: Any = self.recipe.images
+        drawer = Drawer(self.model, self.tokenizer, self.image_tokenizer, images, self.device)
+        return drawer.draw(caption, n, best_of, self.settings(**settings))
+
     def fill(self, text: str, count: int = 5) -> FilledText:
         """Fill in the blanks (___) of a text, with `count` candidates for each."""
         return fill(self, text, count)
@@ -273,6 +284,7 @@ def load(
         step=loaded_step,
         carried=carried,
         **_import_facts(run, carried),
+        image_tokenizer=_image_tokenizer_of(run, recipe),
     )
     if template := carried.get("chat_template.jinja"):
         from limelight.interop.chat_template import prompt_of
@@ -304,6 +316,14 @@ def _import_facts(run: RunFolder, carried: Mapping[str, str]) -> dict[str, Any]:
     if not good:
         raise UserError(f"{run.path / 'imported.json'} is not what an import writes")
     return found
+
+
+def _image_tokenizer_of(run: RunFolder, recipe: Recipe) -> nn.Module | None:
+    if recipe.images is None:
+        return None
+    from limelight.draw.image_tokenizer import load_image_tokenizer
+
+    return load_image_tokenizer(run, recipe.images)
 
 
 def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.Module, int]:

@@ -25,7 +25,7 @@ from limelight.config import (
     settings_of_class,
     with_settings,
 )
-from limelight.data.config import DataConfig, lists_to_tuples
+from limelight.data.config import DataConfig, ImageConfig, lists_to_tuples
 from limelight.data.input_files import ending_of
 from limelight.data.readers import kind_of
 from limelight.data.registry import NAMED
@@ -60,6 +60,7 @@ class Recipe:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    images: ImageConfig | None = None  # for data.kind = "images" alone
     about: str = ""
     published: _Published | None = None
 
@@ -69,6 +70,7 @@ TABLES: dict[str, type[Any]] = {
     "tokenizer": TokenizerConfig,
     "train": TrainConfig,
     "decode": DecodeConfig,
+    "images": ImageConfig,
     "published": _Published,
 }
 
@@ -322,7 +324,24 @@ def _consistent(recipe: Recipe) -> Recipe:
             f"the tokenizer may learn {recipe.tokenizer.vocab} tokens, but the model knows only "
             f"{recipe.model.vocab}: change model.vocab with tokenizer.vocab, or leave it out"
         )
+    if recipe.data.kind == "images":
+        return _with_image_tokens(recipe)
+    if recipe.images is not None:
+        raise UserError(f"[images] belongs to data.kind='images', not to {recipe.data.kind!r}")
     return recipe
+
+
+def _with_image_tokens(recipe: Recipe) -> Recipe:
+    """The model reads captions and pictures: their vocabulary and length follow from the rest."""
+    images, model = recipe.images or ImageConfig(), recipe.model
+    if model.family != "decoder-only":
+        raise UserError(
+            f"family={model.family!r} cannot draw: a caption is continued with the tokens of its "
+            "picture by family='decoder-only'"
+        )
+    vocab = recipe.tokenizer.vocab + images.codes
+    sized = replace(model, vocab=vocab, max_len=images.positions)
+    return replace(recipe, images=images, model=sized)
 
 
 @contextmanager
@@ -352,7 +371,7 @@ def _parse_value(raw: str) -> Any:
 def write_recipe(recipe: Recipe) -> str:
     """The recipe as TOML; read again it is the same."""
     lines = [f"about = {toml(recipe.about)}"]
-    for key in ("data", "tokenizer", "model", "train", "decode", "published"):
+    for key in ("data", "images", "tokenizer", "model", "train", "decode", "published"):
         part = getattr(recipe, key)
         if part is not None:
             lines += ["", f"[{key}]", *(f"{k} = {toml(v)}" for k, v in asdict(part).items())]

@@ -5,6 +5,7 @@ io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
 train        demo, train, resume, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score
+draw         draw
 explain      explain
 lab          lab
 serve        serve
@@ -20,6 +21,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from limelight import __version__
 from limelight.cli import io, parser
+from limelight.cli.draw import draw
 from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
 from limelight.cli.inspect import data, import_, info, models, recipes
@@ -56,8 +58,11 @@ def completion(
 
 
 _BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
-_AFTER = (translate, chat, write, fill, classify, embed, score, explain, lab, serve, completion)
-COMMANDS: dict[str, parser.Command] = {one.__name__.rstrip("_"): one for one in (*_BEFORE, *_AFTER)}
+_USE = (translate, chat, write, fill, classify, embed, score, draw)
+_AFTER = (explain, lab, serve, completion)
+COMMANDS: dict[str, parser.Command] = {
+    one.__name__.rstrip("_"): one for one in (*_BEFORE, *_USE, *_AFTER)
+}
 
 
 def run_command(words: list[str]) -> None:

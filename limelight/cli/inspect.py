@@ -165,6 +165,11 @@ def data(
         raise unknown_name("recipe or file", recipe[0], names)
     else:
         loaded = recipe_for_files(recipe, changes)
+    if loaded.data.kind == "images":
+        from limelight.draw.check import check_pictures, show_pictures
+
+        io.print_report(check_pictures(loaded), show_pictures, json)
+        return
 
     from limelight.data.check import check, show
     from limelight.data.registry import resolve

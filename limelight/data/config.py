@@ -1,6 +1,7 @@
-"""Where examples come from, as data: the [data] table of a recipe."""
+"""Where examples come from, as data: the [data] and [images] tables of a recipe."""
 
 import codecs
+import math
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
@@ -9,13 +10,14 @@ from limelight.config import Count, Fraction, Positive, Size, config_class
 from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError, unknown_name
 
-_Kind = Literal["pairs", "texts", "labelled", "dialogues"]
+_Kind = Literal["pairs", "texts", "labelled", "dialogues", "images"]
 _ENCODINGS = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030", "big5")
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
     "labelled": ("text", "label"),
     "dialogues": ("turns",),
+    "images": ("image", "caption"),
 }
 
 
@@ -30,6 +32,7 @@ def lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
 
 
+_Level = Annotated[int, Field(ge=2, le=256)]  # values that a number of the code can have
 _Corpora = Annotated[tuple["DataConfig", ...], BeforeValidator(_from_tables)]
 
 
@@ -44,7 +47,7 @@ class DataConfig:
         "swap": "reverse",
     }
 
-    kind: _Kind = "pairs"  # source and target; texts; texts with a label; conversations
+    kind: _Kind = "pairs"  # sources and targets; texts; labelled texts; conversations; images
     name: str = ""  # a public corpus that `limelight.data.registry` knows, instead of files
     hub: str = ""  # a dataset of the Hugging Face hub, "name" or "name:configuration", instead
     train: tuple[str, ...] = ()  # files, folders or globs; pairs: two parallel texts, or tables
@@ -53,6 +56,8 @@ class DataConfig:
     toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
     toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
+    scenes: Literal["", "shapes", "emoji"] = ""  # images: made without end, instead of files
+    scene_objects: Literal[2, 3] = 3  # shapes: different objects in a scene, at most
     hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test
     stream: bool = False  # texts: each file is one text, of any size; else each line is one
     valid_tail: Fraction = 0.0  # texts: the file is one text, and this share of its end is valid
@@ -86,6 +91,12 @@ class DataConfig:
             raise UserError(f"toy={self.toy!r} makes its own examples: drop train, valid, test")
         if self.toy and self.kind != "pairs":
             raise UserError(f"toy={self.toy!r} makes pairs, not kind={self.kind!r}")
+        if self.scenes and self.kind != "images":
+            raise UserError(f"scenes={self.scenes!r} are kind='images', not kind={self.kind!r}")
+        if self.scenes and (self.valid or self.test or (self.train and self.scenes == "shapes")):
+            raise UserError(
+                f"scenes={self.scenes!r} makes its own pictures: drop train, valid, test"
+            )
         origins = ("name", "hub", "toy", "train", "valid", "test")
         for own in ("name", "hub"):
             others = [other for other in origins if other != own and getattr(self, other)]
@@ -127,6 +138,35 @@ class DataConfig:
                 raise UserError("a corpus among corpora has none of its own")
             if corpus.kind != self.kind:
                 raise UserError(f"corpora are of one kind, not of {corpus.kind} and {self.kind}")
+
+
+@config_class
+class ImageConfig:
+    """How pictures become tokens that follow their caption, and how that is learned."""
+
+    size: Literal[32, 64] = 32  # pixels on a side
+    levels: Annotated[tuple[_Level, ...], Field(min_length=1, max_length=8)] = (8, 5, 5, 5)  # FSQ
+    channels: Annotated[int, Field(ge=4, le=1024)] = 128  # of the image tokenizer's convolutions
+    steps: Count = 0  # of the image tokenizer's training; 0: a quarter of train.steps
+    batch: Size = 256  # pictures in a batch of it
+    learning_rate: Positive = 4e-3  # its peak
+    caption_tokens: Annotated[int, Field(ge=1, le=1024)] = 24  # longest caption; shorter are padded
+    caption_dropout: Fraction = 0.1  # share of captions left empty, for classifier-free guidance
+
+    @property
+    def codes(self) -> int:
+        """Different image tokens."""
+        return math.prod(self.levels)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a picture, one for each patch of 4 x 4 pixels."""
+        return (self.size // 4) ** 2
+
+    @property
+    def positions(self) -> int:
+        """Tokens that are read: caption, separator, and all of the picture but the last."""
+        return self.caption_tokens + self.tokens
 
 
 def tags_of(data: DataConfig) -> tuple[str, ...]:

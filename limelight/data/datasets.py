@@ -59,7 +59,15 @@ class ClassificationBatch(NamedTuple):
     labels: Tensor  # B, -1 for an empty row
 
 
-Batch = Seq2SeqBatch | LMBatch | MaskedLMBatch | ClassificationBatch
+class PictureBatch(NamedTuple):
+    """Pictures for an image tokenizer."""
+
+    position: int
+    examples: Tensor  # B
+    pictures: Tensor  # B 3 S S, from 0 to 1
+
+
+Batch = Seq2SeqBatch | LMBatch | MaskedLMBatch | ClassificationBatch | PictureBatch
 
 
 class Examples(Protocol):

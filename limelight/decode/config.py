@@ -35,6 +35,7 @@ class DecodeConfig:
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0  # nucleus
     min_p: Fraction = 0.0  # relative to the most likely token; less likely ones are dropped
     seed: Count = 1  # of sampling
+    guidance: _Weight = 1.0  # draw: how far to lean towards the caption; 1: not beyond it
 
     precision: Precision = "auto"  # int8: CPU only, with CTranslate2: faster, not exact
     engine: _EngineName = "auto"  # what decodes on a CPU; auto: CTranslate2 for int8, else torch

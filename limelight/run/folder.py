@@ -6,6 +6,8 @@ tokenizer.json     the tokenizer
 classes.json       the names of the classes, for a classifier of texts
 special_tokens.json, imported.json, chat_template.jinja, certificate.json: of an imported model
 environment.json   versions, seed, device, hashes of the data
+image_tokenizer/   for a model that draws: the training of its image tokenizer, and its weights
+reconstructions.png, samples.png    what the tokenizer rebuilds, and what the model draws
 checkpoints/       the last ones, from which training resumes
 finished/          the weights to be used, when training has ended
 log.jsonl          what happened, line by line
@@ -31,6 +33,7 @@ PARTS = (  # all that a training writes
     *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
     *("special_tokens.json", "imported.json", "chat_template.jinja", "certificate.json"),
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
+    *("image_tokenizer", "reconstructions.png", "samples.png"),
 )
 _LARGEST_RECIPE, _LARGEST_TOKENIZER = 2**16, 2**25  # bytes
 _LONGEST_LINE = 2**12  # characters: "a.a.a. ..." in one line can keep tomllib busy for hours

@@ -1,9 +1,10 @@
 """Weights in bytes: a quarter of the size on the disk, and float32 again when they are read.
 
 A row w of a matrix becomes whole numbers q from -127 to 127 and a scale s of its own, with w about
-s q: no weight moves by more than s / 2, which is 1/254 of the largest in its row. Vectors (biases,
-norms) are few and stay as they are. Packed a second time, what was unpacked stays the same to the
-last bit: the scales have 12 bits, so that s q is exact in float32.
+s q: no weight moves by more than s / 2, which is 1/254 of the largest in its row. A row of a
+convolution is all that makes one output channel. Vectors (biases, norms) are few and stay as they
+are. Packed a second time, what was unpacked stays the same to the last bit: the scales have 12
+bits, so that s q is exact in float32.
 """
 
 from collections.abc import Mapping
@@ -23,10 +24,10 @@ def quantize_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     packed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         tensor = tensor.detach().float()  # noqa: PLW2901
-        if tensor.dim() == 2:
-            scales = _scales_of(tensor)
+        if tensor.dim() >= 2:
+            scales = _scales_of(tensor.flatten(1))
             packed[name + SCALES] = scales
-            packed[name] = (tensor / scales[:, None]).round().to(torch.int8)
+            packed[name] = (tensor / _per_row(scales, tensor)).round().to(torch.int8)
         else:
             packed[name] = tensor.contiguous()
     return packed
@@ -43,10 +44,16 @@ def _scales_of(matrix: Tensor) -> Tensor:
 def dequantize_rows(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights in float32; a file without quantized matrices is returned as it is."""
     return {
-        name: tensor * packed[name + SCALES][:, None] if tensor.dtype == torch.int8 else tensor
+        name: tensor * _per_row(packed[name + SCALES], tensor)
+        if tensor.dtype == torch.int8
+        else tensor
         for name, tensor in packed.items()
         if not is_scales(name, packed)
     }
+
+
+def _per_row(scales: Tensor, tensor: Tensor) -> Tensor:
+    return scales.view(-1, *[1] * (tensor.dim() - 1))
 
 
 def is_scales(name: str, tensors: Mapping[str, object]) -> bool:
@@ -59,7 +66,7 @@ def check_packed(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, str]
     for name, shape in shapes.items():
         if kinds[name] == "I8":
             scales = name + SCALES
-            if len(shape) != 2 or shapes.get(scales) != shape[:1] or kinds[scales] != "F32":
+            if len(shape) < 2 or shapes.get(scales) != shape[:1] or kinds[scales] != "F32":
                 raise UserError(
                     f"{name:.80} is in bytes, but there is no scale for each of its rows"
                 )

@@ -64,6 +64,8 @@ class TextModel:
         if self.family == "encoder-only":
             heads = ("classify",) if self.classes else ("fill",) * self.model.config.masked_head
             return (*heads, "embed")
+        if self.kind == "images":
+            return ("draw",)
         if self.kind == "texts":
             return ("write", *(("chat",) if self.chat_prompt else ()), "score", "embed")
         return ("translate", "chat", "score", "embed")

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from limelight.data.datasets import Batch, ClassificationBatch, LMBatch, MaskedLMBatch, Seq2SeqBatch
+from limelight.data.datasets import (
+    Batch,
+    ClassificationBatch,
+    LMBatch,
+    MaskedLMBatch,
+    PictureBatch,
+    Seq2SeqBatch,
+)
 from limelight.device import COMPILING
 from limelight.model.attention import Attention, explicit_attention
 from limelight.training import loss as losses
@@ -115,7 +122,9 @@ def _map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def count_tokens(batch: Batch) -> int:
-    """Tokens of a batch without padding, on both sides."""
+    """Tokens of a batch without padding, on both sides; of a picture its values."""
+    if isinstance(batch, PictureBatch):
+        return batch.pictures.numel()
     named = batch._asdict()
     masks = [named[name] for name in ("real", "source_real", "target_real") if name in named]
     if not masks or masks[0] is None:

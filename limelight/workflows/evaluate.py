@@ -72,6 +72,12 @@ def score_run(
     """All scores of a run on a split, as the JSON document of `limelight evaluate`."""
     changes = as_overrides(changes)
     recipe = _evaluation_recipe(path, split, changes)
+    if recipe.data.kind == "images":
+        from limelight.draw.evaluate import score_drawing
+
+        wanted = recipe.decode.precision
+        drawer = load(path, precision="float32" if wanted == "auto" else wanted)
+        return {"run": str(path), **score_drawing(drawer, recipe, split)}
     loaded = load(path, device="cpu", precision="auto")  # or fails before a corpus is downloaded
     lines = _read_lines(recipe, split)
     lines.warn_of_unusable(silent)
@@ -276,6 +282,11 @@ def _compare_task(
 
 def show(scores: dict[str, Any], console: Console) -> None:
     """Scores, or a comparison, for people."""
+    if "tokens_used" in scores:
+        from limelight.draw.evaluate import show as show_drawing
+
+        show_drawing(scores, console)
+        return
     if "loss" in scores:
         console.print(f"[bold]{scores['split']}[/]  {scores['examples']:,} examples, ", end="")
         console.print(f"step {scores['step']:,}")

@@ -58,6 +58,8 @@ def check_run_folder(run: RunFolder) -> None:
 
 def check_data(data: DataConfig) -> None:
     """Reject missing or empty data before the run folder is created."""
+    if data.kind == "images":
+        return  # it is opened, and checked, before anything is written
     corpora = data.corpora or (data,)
     elsewhere = any(part.name or part.hub or part.toy for part in corpora)
     train, valid = (
@@ -195,7 +197,8 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
     if recipe.train.batch_tokens == "auto":
         train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
         recipe = replace(recipe, train=train)
-    for table in ("model", "data", "tokenizer", "train"):
+    tables = ("model", "data", "tokenizer", "train", *(["images"] if recipe.images else []))
+    for table in tables:
         old, new = (asdict(getattr(r, table)) for r in (before, recipe))
         for key in old | new:
             if (table != "train" or key not in _RESUMABLE_CHANGES) and old.get(key) != new.get(key):

@@ -6,7 +6,7 @@
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -84,11 +84,15 @@ def train(
     preflight.check_data(recipe.data)
     with init_distributed(recipe.train) as world, lock_run(folder, world):
         report = Report(silent or not world.is_main)
-        trainer = build_trainer(recipe, folder, world, report, start_from)
-        signal = fit(trainer)
+        trainer = None
+        if recipe.data.kind == "images":
+            signal = _train_to_draw(recipe, folder, world, report, start_from)
+        else:
+            trainer = build_trainer(recipe, folder, world, report, start_from)
+            signal = fit(trainer)
         if world.is_main:
             draw_curves(folder.log, folder.curves)
-            if not signal:
+            if trainer and not signal:
                 _say_result(trainer, recipe, run)
     return signal
 
@@ -123,6 +127,36 @@ def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
         trainer.report.say(f"  limelight {command}")
 
 
+def _train_to_draw(
+    recipe: Recipe, run: RunFolder, world: World, report: Report, start_from: str | Path | None
+) -> int:
+    """Train an image tokenizer and a model that draws; both are in `limelight.draw`."""
+    from limelight.draw.examples import open_pictures
+    from limelight.draw.train import PictureTraining
+
+    if start_from:
+        raise UserError("--from is for models of texts: leave it out to train one that draws")
+    announce(recipe, world, report)
+    preflight.check_steps(recipe, run)
+    preflight.check_compiler(recipe.train, world.device)
+    pictures = open_pictures(recipe, world.device, report)
+    kind, vocab = recipe.tokenizer.kind, recipe.tokenizer.vocab
+    learn = partial(Tokenizer.train, kind, pictures.texts(), vocab)
+    tokenizer = _find_tokenizer(recipe, learn, run, world, None, report)
+    recipe = with_overrides(recipe, {"tokenizer.vocab": len(tokenizer)})
+    recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
+    made_of = {"data": {"train": pictures.fingerprint}}
+    _write_run_metadata(recipe, tokenizer, made_of, world, run)
+    return PictureTraining(recipe, run, world, report, pictures, tokenizer).fit()
+
+
+def announce(recipe: Recipe, world: World, report: Report) -> None:
+    """Say what is trained, where, and how precisely."""
+    precision = choose_precision(recipe.train.precision, world.device)
+    many = f", {world.world_size} processes" if world.world_size > 1 else ""
+    report.say(f"training {recipe.name} on {describe(world.device)}, {precision}{many}")
+
+
 @contextmanager
 def lock_run(run: RunFolder, world: World) -> Iterator[None]:
     """The main process locks the folder, and removes temporary files of dead processes."""
@@ -146,16 +180,15 @@ def build_trainer(
     start_from: str | Path | None = None,
 ) -> Trainer:
     """Check the recipe, prepare data and model, write the run's metadata."""
-    precision = choose_precision(recipe.train.precision, world.device)
-    many = f", {world.world_size} processes" if world.world_size > 1 else ""
-    report.say(f"training {recipe.name} on {describe(world.device)}, {precision}{many}")
+    announce(recipe, world, report)
     begun_from = preflight.check_init_from(run, start_from)
     origin = load(start_from, device="cpu", precision="auto") if start_from else None
     data = resolve(recipe.data)
     preflight.check_plan(recipe, data)
     preflight.check_steps(recipe, run)
     preflight.check_compiler(recipe.train, world.device)
-    tokenizer = _find_tokenizer(recipe, data, run, world, origin, report)
+    learn = partial(train_tokenizer, data, recipe.tokenizer)
+    tokenizer = _find_tokenizer(recipe, learn, run, world, origin, report)
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
     torch.manual_seed(recipe.train.seed)
@@ -164,6 +197,7 @@ def build_trainer(
         _init_from_run(model, origin, report)
     freeze(model, recipe.train.freeze)
     if recipe.train.batch_tokens == "auto":
+        precision = choose_precision(recipe.train.precision, world.device)
         size = fit_batch(recipe, model, tokenized.batches("train"), world, precision)
         report.say(f"batches of {size:,} tokens fit")
         recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
@@ -172,7 +206,12 @@ def build_trainer(
     valid = tokenized.batches("valid") if "valid" in tokenized.stores else None
     _check_examples(recipe, batches, valid, report)
     preflight.check_usable(tokenized.stores["train"].tally, batches.too_long, recipe)
-    _write_run_metadata(tokenized, run, begun_from)
+    made_of = {
+        "answer_share": tokenized.answer_share,
+        "data": {split: store.folder.name for split, store in tokenized.stores.items()},
+        "from": begun_from,
+    }
+    _write_run_metadata(recipe, tokenizer, made_of, world, run, tokenized.classes)
     config, lengths = recipe.train, batches.examples.lengths
     trainer = Trainer(
         loss_module=LossModule(model, config.label_smoothing, config.compile, config.rdrop_alpha),
@@ -184,7 +223,7 @@ def build_trainer(
         valid=valid,
         d_model=recipe.model.d_model,
         length_range=(int(lengths.min()), int(lengths.max())),
-        precision=precision,
+        precision=choose_precision(config.precision, world.device),
     )
     if valid is not None and num_columns(data) == 2:
         _add_decoding_metrics(trainer, valid, tokenized)
@@ -252,7 +291,7 @@ def _add_decoding_metrics(trainer: Trainer, valid: BatchPlan, tokenized: Tokeniz
 
 def _find_tokenizer(
     recipe: Recipe,
-    data: DataConfig,
+    learn: Callable[[], Tokenizer],
     run: RunFolder,
     world: World,
     origin: LoadedModel | None,
@@ -267,7 +306,7 @@ def _find_tokenizer(
             tokenizer = Tokenizer.load(Path(recipe.tokenizer.file))
         else:
             report.say(f"training a tokenizer of {recipe.tokenizer.vocab} tokens")
-            tokenizer = train_tokenizer(data, recipe.tokenizer)
+            tokenizer = learn()
         for name, content in tokenizer.files.items():
             atomic_write(run.path / name, content)
         for name, text in (origin.carried if origin else {}).items():
@@ -347,7 +386,14 @@ def memory_of(recipe: Recipe, tokens: int) -> int:
     return info.training_memory(recipe.model, max(tokens, recipe.model.max_len))["total"]
 
 
-def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: str) -> None:
+def _write_run_metadata(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    made_of: Mapping[str, Any],
+    world: World,
+    run: RunFolder,
+    classes: Sequence[str] = (),
+) -> None:
     """Write down what a result may depend on; when resuming, check that the data is the same."""
     environment = {
         "versions": {
@@ -356,27 +402,25 @@ def _write_run_metadata(tokenized: TokenizedData, run: RunFolder, begun_from: st
             **{name: version(name) for name in ("torch", "tokenizers", "numpy", "safetensors")},
         },
         "commit": _git_commit(),
-        "seed": tokenized.recipe.train.seed,
-        "device": describe(tokenized.world.device),
+        "seed": recipe.train.seed,
+        "device": describe(world.device),
         "threads": torch.get_num_threads(),
-        "processes": tokenized.world.world_size,
-        "tokenizer": tokenized.tokenizer.hash,
-        "answer_share": tokenized.answer_share,
-        "data": {split: store.folder.name for split, store in tokenized.stores.items()},
-        "from": begun_from,
+        "processes": world.world_size,
+        "tokenizer": tokenizer.hash,
+        **made_of,
     }
     if run.exists and run.environment().get("data") != environment["data"]:
         raise UserError(
             f"the data of {run.path} has changed since it was begun: its files have another "
             "content now. Bring them back, or choose another folder"
         )
-    if tokenized.world.is_main:
-        if tokenized.classes:
-            run.write_json("classes.json", list(tokenized.classes))
-        run.write_recipe(write_recipe(tokenized.recipe))
+    if world.is_main:
+        if classes:
+            run.write_json("classes.json", list(classes))
+        run.write_recipe(write_recipe(recipe))
         run.write_json("environment.json", environment)
-        run.begin(tokenized.recipe.name)
-    tokenized.world.barrier()
+        run.begin(recipe.name)
+    world.barrier()
 
 
 def _git_commit() -> str:

@@ -45,7 +45,7 @@ def ways(argument):
         for flag in (argument.flag, *argument.aliases):
             yield [f"{flag}={typed}"], value
             yield [flag, typed], value
-            yield [flag.replace("-", "_").replace("__", "--"), typed], value
+            yield ["-" * flag.count("-", 0, 2) + flag.lstrip("-").replace("-", "_"), typed], value
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -24,6 +24,7 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
     "completion": ["bash"],
     "data": ["check", "greetings"],
     "demo": ["--quick", "--run={new}"],
+    "draw": ["{draw}", "a red box", "-o={new}.png"],
     "embed": ["{bert}", "the cat"],
     "evaluate": ["{reverse}"],
     "explain": ["{reverse}", "abc"],
@@ -43,6 +44,7 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
 COMPUTE = [
     "chat",
     "classify",
+    "draw",
     "embed",
     "evaluate",
     "explain",
@@ -79,7 +81,7 @@ def limelight(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*arguments):
-        names = {name: run(name) for name in ("reverse", "writer", "bert", "classifier")}
+        names = {name: run(name) for name in ("reverse", "writer", "bert", "classifier", "draw")}
         names |= {"new": tmp_path / "new", "busy": 0}
         monkeypatch.setattr(sys, "argv", ["limelight", *(a.format(**names) for a in arguments)])
         capsys.readouterr()

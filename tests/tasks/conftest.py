@@ -57,6 +57,22 @@ def file_of(folder, name, lines):
     return {"train": (str(path),), "valid": (str(path),)}
 
 
+DRAWS = {  # a model that draws, after a few steps
+    "images.steps": 6,
+    "images.batch": 8,
+    "images.channels": 8,
+    "model.layers": 2,
+    "model.d_model": 32,
+    "model.heads": 2,
+    "train.steps": 6,
+    "train.warmup": 2,
+    "train.batch_tokens": 640,
+    "train.checkpoint_every": 2,
+    "train.validate_every": 6,
+    "train.log_every": 1,
+}
+
+
 def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
     """What each of the models is."""
     texts = DataConfig(kind="texts", **file_of(folder, f"{name}.txt", LINES))
@@ -102,6 +118,8 @@ def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
             files = file_of(folder, "talk.txt", [" __eou__ ".join(TALK)])
             data = DataConfig(kind="dialogues", context_turns=3, **files)
             return small(name, data, "encoder-decoder", "bpe")
+        case "draw":
+            return load_recipe("shapes-small", DRAWS)
     raise ValueError(name)
 
 
@@ -121,7 +139,10 @@ def run(tmp_path_factory):
             if not (path / "finished").is_dir():
                 recipe = recipe_for(name, folder)
                 quiet = replace(recipe.train, validate_every=10_000, checkpoint_every=10_000)
-                train_in(path, replace(recipe, train=quiet))
+                if recipe.data.kind == "images":
+                    assert limelight.train(recipe, path, silent=True) == 0
+                else:
+                    train_in(path, replace(recipe, train=quiet))
         return path
 
     return trained
