@@ -34,6 +34,7 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
     "lab": [],
     "models": [],
     "recipes": [],
+    "resume": ["{new}"],
     "score": ["{writer}", "the cat sleeps"],
     "serve": ["{reverse}", "--port={busy}"],
     "sweep": ["reverse", "--run={new}", *TINY, "--train.steps=2", "--train.seed=1..2"],
@@ -53,8 +54,8 @@ COMPUTE = [
     "translate",
     "write",
 ]
-MANY_TEXTS = {"chat", "classify", "compare", "embed", "score", "serve", "translate", "write"}
-ELSEWHERE = {"serve", "sweep"}  # used rightly in tests of their own, as processes
+MANY_TEXTS = {"chat", "classify", "compare", "data", "embed", "score", "serve", "translate", "write"}
+ELSEWHERE = {"resume", "serve", "sweep"}  # used rightly in tests of their own
 
 
 class Outcome:
