@@ -1,9 +1,9 @@
 """`limelight.load(RUN).draw("a small red circle above a large blue square")`."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from limelight.decode.config import DecodeConfig
 from limelight.decode.sampling import ranked_probabilities
 from limelight.draw.examples import caption_tokens, unknown_words
 from limelight.draw.image_tokenizer import PATCH, ImageTokenizer
-from limelight.draw.png import Pixels, to_pixels, write_png
-from limelight.draw.sampling import guide, last_of, sample_in_steps, with_and_without
+from limelight.draw.png import Pixels, base64_pngs, to_pixels, write_png
+from limelight.draw.sampling import guide, sample_in_steps, with_and_without
 from limelight.errors import UserError, check_count
 from limelight.model.taps import Recorder
 
@@ -40,6 +40,11 @@ class Drawing:
             return ""
         words = ", ".join(map(repr, self.unknown))
         return f"the model has not learned {words}: the picture may ignore what it cannot read"
+
+    @property
+    def base64_pngs(self) -> list[str]:
+        """Each picture, for JSON."""
+        return base64_pngs(self.pixels)
 
     def save(self, path: str | Path) -> None:
         """Write a PNG; several pictures are a grid."""
@@ -68,6 +73,11 @@ class PatchView:
     words: list[str]  # of the caption, as tokens
     attention: list[PatchAttention]  # of each layer
 
+    @property
+    def base64_pngs(self) -> list[str]:
+        """Each picture, for JSON."""
+        return base64_pngs(self.pixels)
+
 
 @dataclass(frozen=True)
 class Drawer:
@@ -84,7 +94,8 @@ class Drawer:
 
         Picture i of a seed is the same whatever n is: its random numbers are its own.
         """
-        return last_of(self.draw_in_steps(caption, n, best_of, config))
+        *_, drawing = self.draw_in_steps(caption, n, best_of, config)
+        return cast(Drawing, drawing)
 
     def draw_in_steps(
         self,
@@ -94,8 +105,8 @@ class Drawer:
         config: DecodeConfig,
         given: Sequence[int] = (),
         at_once: int = 64,
-    ) -> Generator[Tensor, None, Drawing]:
-        """Yield tokens so far after each patch, of `at_once` pictures at a time.
+    ) -> Iterator[Tensor | Drawing]:
+        """After each patch the tokens so far, of `at_once` pictures at a time; then the drawing.
 
         The first patches are those that are `given`, if there are any.
         """
@@ -111,7 +122,7 @@ class Drawer:
         )
         best = made.scores.view(n, best_of).argmax(dim=1).cpu() + torch.arange(n) * best_of
         ids = made.ids[best.to(made.ids.device)]
-        return Drawing(
+        yield Drawing(
             caption=caption,
             pixels=self.pixels(ids),
             tokens=ids.tolist(),
@@ -124,6 +135,10 @@ class Drawer:
         """Pictures of tokens; patches that are missing are as beyond the edge."""
         tokenizer = self.image_tokenizer.to(self.device)
         return to_pixels(tokenizer.decode(ids, self.images.tokens))
+
+    def base64_pngs(self, ids: Tensor) -> list[str]:
+        """Pictures of tokens, for JSON."""
+        return base64_pngs(self.pixels(ids))
 
     def check_patches(self, tokens: Sequence[int], fewest: int = 0) -> None:
         """Refuse tokens that cannot be those of a picture."""

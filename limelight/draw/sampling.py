@@ -9,7 +9,7 @@ best of several pictures is the one with the largest.
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from limelight.data.config import ImageConfig
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.decode.sampling import sample, uniform_draws
-
-
-_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -40,16 +37,12 @@ def sample_pictures(
     decode: DecodeConfig,
 ) -> SampledPictures:
     """A picture for each caption and its seed, whatever the others are."""
-    return last_of(sample_in_steps(model, captions, seeds, tokenizer, images, decode))
-
-
-def last_of(steps: Generator[Tensor, None, _Found]) -> _Found:
-    """What drawing in steps returns in the end."""
+    steps = sample_in_steps(model, captions, seeds, tokenizer, images, decode)
     while True:
         try:
             next(steps)
         except StopIteration as done:
-            return cast(_Found, done.value)
+            return cast(SampledPictures, done.value)
 
 
 def sample_in_steps(

@@ -89,7 +89,8 @@ def main() -> None:
     facts = describe(loaded)
     scheduler.post({"ready": facts})
     scheduler.flush()
-    if not loaded.model.config.family.startswith("recurrent"):  # the page will ask for it first
+    recurrent = loaded.model.config.family.startswith("recurrent")
+    if not recurrent and "draw" not in loaded.tasks:  # the page will ask for it first
         trace: Message = {"target": None, "settings": {}, "print": "", "what": "manifest"}
         scheduler.on_message({"id": 0, "op": "trace", **facts["example"], **trace})
     inbox: _Inbox = SimpleQueue()
