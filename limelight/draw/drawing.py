@@ -174,7 +174,7 @@ class Drawer:
             tokens=best.tolist(),
             probabilities=shares.tolist(),
             pixels=_around(self.pixels(others), patch),
-            words=[word.strip() for word in words],
+            words=[word.strip() or word for word in words],
             attention=[_attention(w, len(words), len(row)) for w in weights],
         )
 
