@@ -37,7 +37,7 @@ from limelight.tasks.write import refuse_beam, write
 from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
-    from limelight.draw.drawing import Drawing
+    from limelight.draw.drawing import Drawer, Drawing
     from limelight.explain.explanation import Explanation
 
 
@@ -185,12 +185,15 @@ class LoadedModel(TextModel):
 
     def draw(self, caption: str, n: int = 1, best_of: int = 1, **settings: Any) -> "Drawing":
         """Pictures for a caption: `.save("out.png")`. See `limelight.draw`."""
+        return self.drawer().draw(caption, n, best_of, self.settings(**settings))
+
+    def drawer(self) -> "Drawer":
+        """What draws: also patch by patch, and with a view of each."""
         from limelight.draw.drawing import Drawer
 
         self.require("draw")
         images: Any = self.recipe.images
-        drawer = Drawer(self.model, self.tokenizer, self.image_tokenizer, images, self.device)
-        return drawer.draw(caption, n, best_of, self.settings(**settings))
+        return Drawer(self.model, self.tokenizer, self.image_tokenizer, images, self.device)
 
     def fill(self, text: str, count: int = 5) -> FilledText:
         """Fill in the blanks (___) of a text, with `count` candidates for each."""

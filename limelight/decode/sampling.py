@@ -47,14 +47,19 @@ def sample(logits: Tensor, uniforms: Tensor, config: DecodeConfig) -> Tensor:
 
     So a row's choice depends on nothing but its own logits and its own random number.
     """
-    ranked, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    # In this order a tiny temperature gives 0 and -inf, and never inf - inf.
-    probs = ((ranked - ranked[:, :1]).double() / config.temperature).softmax(dim=-1)
-    probs = probs * top_k_top_p_mask(probs, config)
+    probs, tokens = ranked_probabilities(logits, config)
     reached = probs.cumsum(dim=-1)
     rank = (reached <= uniforms[:, None] * reached[:, -1:]).sum(dim=-1)
     rank = torch.minimum(rank, (probs > 0).sum(dim=-1) - 1)  # just below 1 may round up
     return tokens.gather(1, rank[:, None])[:, 0]
+
+
+def ranked_probabilities(logits: Tensor, config: DecodeConfig) -> tuple[Tensor, Tensor]:
+    """What tokens are sampled with, up to a factor, and the tokens, B V: most likely first."""
+    ranked, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    # In this order a tiny temperature gives 0 and -inf, and never inf - inf.
+    probs = ((ranked - ranked[:, :1]).double() / config.temperature).softmax(dim=-1)
+    return probs * top_k_top_p_mask(probs, config), tokens
 
 
 def top_k_top_p_mask(probs: Tensor, config: DecodeConfig) -> Tensor:

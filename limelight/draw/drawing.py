@@ -1,19 +1,23 @@
 """`limelight.load(RUN).draw("a small red circle above a large blue square")`."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from limelight.data.config import ImageConfig
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
+from limelight.decode.sampling import ranked_probabilities
 from limelight.draw.examples import caption_tokens, unknown_words
-from limelight.draw.image_tokenizer import ImageTokenizer
-from limelight.draw.png import Pixels, to_pixels, write_png
-from limelight.draw.sampling import sample_pictures
+from limelight.draw.image_tokenizer import PATCH, ImageTokenizer
+from limelight.draw.png import Pixels, base64_pngs, to_pixels, write_png
+from limelight.draw.sampling import guide, sample_in_steps, with_and_without
 from limelight.errors import UserError, check_count
+from limelight.model.taps import Recorder
 
 _MOST = 256  # pictures in one request
 
@@ -37,11 +41,42 @@ class Drawing:
         words = ", ".join(map(repr, self.unknown))
         return f"the model has not learned {words}: the picture may ignore what it cannot read"
 
+    @property
+    def base64_pngs(self) -> list[str]:
+        """Each picture, for JSON."""
+        return base64_pngs(self.pixels)
+
     def save(self, path: str | Path) -> None:
         """Write a PNG; several pictures are a grid."""
         if Path(path).suffix.lower() != ".png":
             raise UserError(f"{path} must end in .png: that is the format that is written")
         write_png(Path(path), self.pixels)
+
+
+@dataclass(frozen=True)
+class PatchAttention:
+    """Weights of one layer, the mean of its heads, where a patch was chosen."""
+
+    words: list[float]  # of the caption
+    padding: float  # behind the caption
+    separator: float
+    patches: list[float]  # those drawn before
+
+
+@dataclass(frozen=True)
+class PatchView:
+    """One patch of a picture: what the model could choose from, most likely first."""
+
+    tokens: list[int]
+    probabilities: list[float]
+    pixels: Pixels  # the picture with that token, around the patch
+    words: list[str]  # of the caption, as tokens
+    attention: list[PatchAttention]  # of each layer
+
+    @property
+    def base64_pngs(self) -> list[str]:
+        """Each picture, for JSON."""
+        return base64_pngs(self.pixels)
 
 
 @dataclass(frozen=True)
@@ -59,21 +94,104 @@ class Drawer:
 
         Picture i of a seed is the same whatever n is: its random numbers are its own.
         """
+        *_, drawing = self.draw_in_steps(caption, n, best_of, config)
+        return cast(Drawing, drawing)
+
+    def draw_in_steps(
+        self,
+        caption: str,
+        n: int,
+        best_of: int,
+        config: DecodeConfig,
+        given: Sequence[int] = (),
+        at_once: int = 64,
+    ) -> Iterator[Tensor | Drawing]:
+        """After each patch the tokens so far, of `at_once` pictures at a time; then the drawing.
+
+        The first patches are those that are `given`, if there are any.
+        """
         check_count("n", n, _MOST)
         check_count("best_of", best_of, _MOST // n)
+        self.check_patches(given)
         row = caption_tokens(caption, self.tokenizer, self.images)
         seeds = [config.seed + i for i in range(n * best_of)]
-        made = sample_pictures(
-            self.model, [row] * len(seeds), seeds, self.tokenizer, self.images, config
+        made = yield from sample_in_steps(
+            *(self.model, [row] * len(seeds), seeds, self.tokenizer, self.images, config),
+            given,
+            at_once,
         )
         best = made.scores.view(n, best_of).argmax(dim=1).cpu() + torch.arange(n) * best_of
         ids = made.ids[best.to(made.ids.device)]
-        pictures = self.image_tokenizer.to(self.device).decode(ids)
-        return Drawing(
+        yield Drawing(
             caption=caption,
-            pixels=to_pixels(pictures),
+            pixels=self.pixels(ids),
             tokens=ids.tolist(),
             scores=[round(float(made.scores[i]), 4) for i in best],
             seeds=[seeds[int(i)] for i in best],
             unknown=tuple(unknown_words(caption, self.tokenizer)),
         )
+
+    def pixels(self, ids: Tensor) -> Pixels:
+        """Pictures of tokens; patches that are missing are as beyond the edge."""
+        tokenizer = self.image_tokenizer.to(self.device)
+        return to_pixels(tokenizer.decode(ids, self.images.tokens))
+
+    def base64_pngs(self, ids: Tensor) -> list[str]:
+        """Pictures of tokens, for JSON."""
+        return base64_pngs(self.pixels(ids))
+
+    def check_patches(self, tokens: Sequence[int], fewest: int = 0) -> None:
+        """Refuse tokens that cannot be those of a picture."""
+        images = self.images
+        if not fewest <= len(tokens) <= images.tokens:
+            raise UserError(f"there are {len(tokens)} patches: a picture has {images.tokens}")
+        if wrong := [token for token in tokens if not 0 <= token < images.codes]:
+            raise UserError(f"{wrong[0]} is no image token: there are 0 to {images.codes - 1}")
+
+    @torch.no_grad()
+    def inspect(
+        self, caption: str, tokens: Sequence[int], patch: int, count: int, config: DecodeConfig
+    ) -> PatchView:
+        """What could stand at a patch of a picture, and what the model attended to there."""
+        images, first = self.images, len(self.tokenizer)
+        self.check_patches(tokens, fewest=images.tokens)
+        if not 0 <= patch < images.tokens:
+            raise UserError(f"there is no patch {patch}: this picture has 0 to {images.tokens - 1}")
+        row = caption_tokens(caption, self.tokenizer, images)
+        ids = torch.tensor([list(tokens)], device=self.device)
+        head = with_and_without(torch.tensor([row], device=self.device), self.tokenizer)
+        read = torch.cat([head, (ids[:, :patch] + first).repeat(2, 1)], dim=1)
+        with Recorder(self.model, ["*.self.weights"]) as recorder:
+            logits = recorder.model(read)[:, -1, first:]
+        weights = [value[0].mean(dim=0)[-1] for value in recorder.values.values()]
+        config = replace(config, temperature=config.temperature or 1.0)
+        probabilities, ranked = ranked_probabilities(guide(logits, config)[0], config)
+        shares, best = (probabilities / probabilities.sum())[0, :count], ranked[0, :count]
+        others = ids.repeat(len(best), 1)
+        others[:, patch] = best
+        words = self.tokenizer.pieces([token for token in row if token != self.tokenizer.pad])
+        return PatchView(
+            tokens=best.tolist(),
+            probabilities=shares.tolist(),
+            pixels=_around(self.pixels(others), patch),
+            words=[word.strip() or word for word in words],
+            attention=[_attention(w, len(words), len(row)) for w in weights],
+        )
+
+
+def _around(pixels: Pixels, patch: int) -> Pixels:
+    """A patch of each picture (N S S 3) with its neighbours, 3 x 3 patches."""
+    side = pixels.shape[1] // PATCH
+    y, x = (PATCH * min(max(at - 1, 0), side - 3) for at in divmod(patch, side))
+    return pixels[:, y : y + 3 * PATCH, x : x + 3 * PATCH]
+
+
+def _attention(weights: Tensor, words: int, caption: int) -> PatchAttention:
+    """Split the weights of one query, S, by what they are for; together they are 1."""
+    values = weights.double()
+    return PatchAttention(
+        words=values[:words].tolist(),
+        padding=float(values[words:caption].sum()),
+        separator=float(values[caption]),
+        patches=values[caption + 1 :].tolist(),
+    )

@@ -19,7 +19,7 @@ from limelight.errors import UserError
 from limelight.run.folder import RunFolder
 from limelight.run.weights import WEIGHTS, read_weights, shapes_in
 
-_PATCH = 4  # pixels on a side
+PATCH = 4  # pixels on a side
 FOLDER = "image_tokenizer"  # in a run folder: checkpoints and weights, as the run itself has
 
 
@@ -104,9 +104,9 @@ class ImageTokenizer(nn.Module):
 
     def __init__(self, levels: Sequence[int], channels: int) -> None:
         super().__init__()
-        values = 3 * _PATCH**2
+        values = 3 * PATCH**2
         self.encoder = nn.Sequential(
-            nn.PixelUnshuffle(_PATCH),
+            nn.PixelUnshuffle(PATCH),
             nn.Conv2d(values, channels, 3, padding=1),
             _Residual(channels),
             _Residual(channels),
@@ -122,7 +122,7 @@ class ImageTokenizer(nn.Module):
             _Residual(channels),
             nn.SiLU(),
             nn.Conv2d(channels, values, 1),
-            nn.PixelShuffle(_PATCH),
+            nn.PixelShuffle(PATCH),
         )
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,10 +146,15 @@ class ImageTokenizer(nn.Module):
         return self.quantize(pictures)[1].flatten(1)
 
     @torch.no_grad()
-    def decode(self, ids: Tensor) -> Tensor:
-        """Pictures of tokens (B N), with values from 0 to 1."""
-        side = math.isqrt(ids.size(1))
-        vectors = self.quantizer.vectors(ids.view(len(ids), side, side))
+    def decode(self, ids: Tensor, patches: int = 0) -> Tensor:
+        """Pictures of tokens (B N), with values from 0 to 1.
+
+        If `patches` are more, those that are missing are zeros, as beyond the edge of a picture.
+        """
+        missing = max(0, patches - ids.size(1))
+        vectors = F.pad(self.quantizer.vectors(ids), (0, 0, 0, missing))
+        side = math.isqrt(vectors.size(1))
+        vectors = vectors.view(len(ids), side, side, -1)
         dtype = next(self.decoder.parameters()).dtype
         return self.reconstruct(vectors.to(dtype)).clamp(0, 1)
 

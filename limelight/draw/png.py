@@ -1,5 +1,6 @@
 """Pictures as PNG files, and as a preview in terminals."""
 
+import base64
 import io
 import math
 from pathlib import Path
@@ -48,6 +49,11 @@ def png_bytes(pixels: Pixels, factor: int = 1) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(large).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def base64_pngs(pixels: Pixels) -> list[str]:
+    """Pictures (N H W 3) as texts."""
+    return [base64.b64encode(png_bytes(one)).decode() for one in pixels]
 
 
 def write_png(path: Path, pixels: Pixels, columns: int = 0) -> None:

@@ -7,9 +7,9 @@ rule: log p(picture | caption) - log p(picture) = log p(caption | picture) - log
 best of several pictures is the one with the largest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,11 +19,9 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.decode.sampling import sample, uniform_draws
 
-_AT_ONCE = 64  # pictures
-
 
 @dataclass(frozen=True)
-class _SampledPictures:
+class SampledPictures:
     """Image tokens, B N, and how much more likely each picture is with its caption, B."""
 
     ids: Tensor
@@ -37,37 +35,84 @@ def sample_pictures(
     tokenizer: Tokenizer,
     images: ImageConfig,
     decode: DecodeConfig,
-) -> _SampledPictures:
+) -> SampledPictures:
     """A picture for each caption and its seed, whatever the others are."""
+    steps = sample_in_steps(model, captions, seeds, tokenizer, images, decode)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return cast(SampledPictures, done.value)
+
+
+def sample_in_steps(
+    model: Any,
+    captions: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    tokenizer: Tokenizer,
+    images: ImageConfig,
+    decode: DecodeConfig,
+    given: Sequence[int] = (),
+    at_once: int = 64,
+) -> Generator[Tensor, None, SampledPictures]:
+    """Draw `at_once` pictures together; yield their tokens so far after each patch.
+
+    All of them begin with the patches that are `given`.
+    """
     device = model.target.tokens.weight.device
     parts = []
-    for begin in range(0, len(captions), _AT_ONCE):
-        some = torch.tensor(captions[begin : begin + _AT_ONCE], device=device)
-        draws = [uniform_draws(seed, images.tokens) for seed in seeds[begin : begin + _AT_ONCE]]
-        parts.append(_sample(model, some, torch.stack(draws).to(device), tokenizer, decode))
-    return _SampledPictures(
+    for begin in range(0, len(captions), at_once):
+        some = torch.tensor(captions[begin : begin + at_once], device=device)
+        draws = [uniform_draws(seed, images.tokens) for seed in seeds[begin : begin + at_once]]
+        uniforms = torch.stack(draws).to(device)
+        for made in _sample(model, some, uniforms, tokenizer, decode, given):
+            if made.ids.size(1) < images.tokens:
+                yield made.ids
+        parts.append(made)
+        yield made.ids  # only now, when their cache is gone: whoever gets it may pause
+    return SampledPictures(
         torch.cat([part.ids for part in parts]), torch.cat([part.scores for part in parts])
     )
 
 
 @torch.no_grad()
 def _sample(
-    model: Any, captions: Tensor, draws: Tensor, tokenizer: Tokenizer, decode: DecodeConfig
-) -> _SampledPictures:
-    rows, (first, steps) = len(captions), (len(tokenizer), draws.size(1))
-    both = torch.cat([captions, torch.full_like(captions, tokenizer.pad)])  # with and without
-    separator = both.new_full((2 * rows, 1), tokenizer.separator)
+    model: Any,
+    captions: Tensor,
+    draws: Tensor,
+    tokenizer: Tokenizer,
+    decode: DecodeConfig,
+    given: Sequence[int],
+) -> Iterator[SampledPictures]:
+    """The pictures after each patch."""
+    rows, steps = draws.shape
+    first = len(tokenizer)
     state = model.start(2 * rows, captions.size(1) + steps)
-    logits = model.step(torch.cat([both, separator], dim=1), state)
-    ids, scores = [], torch.zeros(rows, device=captions.device)
+    logits = model.step(with_and_without(captions, tokenizer), state)
+    ids, scores = captions[:, :0], torch.zeros(rows, device=captions.device)
     for k in range(steps):
-        informed, blind = logits[:, first:].float().log_softmax(dim=-1).chunk(2)
-        chosen = _choose(blind + decode.guidance * (informed - blind), draws[:, k], decode)
-        scores += (informed - blind).gather(1, chosen[:, None])[:, 0]
-        ids.append(chosen)
+        guided, gain = guide(logits[:, first:], decode)
+        chosen = _choose(guided, draws[:, k], decode)
+        if k < len(given):
+            chosen = torch.full_like(chosen, given[k])
+        scores = scores + gain.gather(1, chosen[:, None])[:, 0]
+        ids = torch.cat([ids, chosen[:, None]], dim=1)
+        yield SampledPictures(ids, scores)
         if k < steps - 1:
             logits = model.step((chosen + first).repeat(2)[:, None], state)
-    return _SampledPictures(torch.stack(ids, dim=1), scores)
+
+
+def with_and_without(captions: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """Captions (B L) and their separator, then as many empty ones."""
+    both = torch.cat([captions, torch.full_like(captions, tokenizer.pad)])
+    return torch.cat([both, both.new_full((len(both), 1), tokenizer.separator)], dim=1)
+
+
+def guide(logits: Tensor, decode: DecodeConfig) -> tuple[Tensor, Tensor]:
+    """Logits to choose by, and how much more likely the caption makes each token, B V both."""
+    informed, blind = logits.float().log_softmax(dim=-1).chunk(2)
+    gain = informed - blind
+    return blind + decode.guidance * gain, gain
 
 
 def _choose(logits: Tensor, uniforms: Tensor, decode: DecodeConfig) -> Tensor:

@@ -11,7 +11,7 @@ from limelight.serve import docs_pages
 from limelight.serve.errors import RefusedError, add_error_handlers
 from limelight.serve.middleware import SecurityMiddleware
 from limelight.serve.model_registry import ModelRegistry, Registry
-from limelight.serve.routes import api, openai, trace
+from limelight.serve.routes import api, images, openai, trace
 from limelight.serve.schemas.common import ErrorBody, Health
 from limelight.serve.static import add_files, page_files
 
@@ -48,7 +48,7 @@ def application(
         responses=_RESPONSES,
     )
     app.state.registry = registry
-    for router in (openai.router, api.router, trace.router, _health, _pages):
+    for router in (openai.router, images.router, api.router, trace.router, _health, _pages):
         app.include_router(router)
     public = page_files()
     add_files(app, public)

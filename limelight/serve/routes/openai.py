@@ -4,28 +4,24 @@ Fields that would change the answer and are not supported are rejected, not igno
 """
 
 import base64
-import json
 import secrets
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from limelight.serve.errors import RefusedError, error_body
+from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message, TextPayload, TokenPayload
 from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import ModelRegistry, Registry, ServedModel
+from limelight.serve.routes.event_stream import EVENTS, event_stream
 from limelight.serve.schemas import openai as schemas
 
 router = APIRouter(prefix="/v1", tags=["OpenAI-compatible"], route_class=ParsedRoute)
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
 # A choice of a response, or of a chunk of a stream: index, text, its tokens, and why it ended.
 _Choice = Callable[[int, str, list[TokenPayload] | None, str | None], Message]
 _Generated = Message | StreamingResponse
@@ -42,7 +38,7 @@ async def model(name: str, registry: Registry) -> schemas.ModelFacts:
     return schemas.ModelFacts(id=registry.find(name).name, created=registry.created)
 
 
-@router.post("/completions", responses=_STREAM, response_model=schemas.Completion)
+@router.post("/completions", responses=EVENTS, response_model=schemas.Completion)
 async def completions(request: schemas.CompletionRequest, registry: Registry) -> _Generated:
     """Continue a text; a model that was trained on pairs answers it."""
     model = registry.choose(request.model, "write", "translate")
@@ -60,7 +56,7 @@ async def completions(request: schemas.CompletionRequest, registry: Registry) ->
     return await _generate(model, request, "complete", fields, head, choice)
 
 
-@router.post("/chat/completions", responses=_STREAM, response_model=schemas.ChatCompletion)
+@router.post("/chat/completions", responses=EVENTS, response_model=schemas.ChatCompletion)
 async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
     """The next turn of a conversation."""
     model = registry.choose(request.model, "chat")
@@ -138,33 +134,21 @@ async def _generate(
             for i, text in enumerate(done)
         ]
         return {**head, "choices": choices, "usage": _usage(model, done, fields["n"])}
-    messages = model.stream(op, request.timeout, **fields)
-    first = await anext(messages)  # here, so that a request that fails gets a status of its own
     with_usage = bool(request.stream_options and request.stream_options.include_usage)
 
-    async def events() -> AsyncIterator[bytes]:
-        async with aclosing(messages):
-            try:
-                message = first
-                while "done" not in message:
-                    index, tokens = message["text"], message["tokens"] or None
-                    yield _event(head, [choice(index, message["piece"], tokens, None)])
-                    message = await anext(messages)
-                texts = message["done"]["texts"]
-                for i, text in enumerate(texts):
-                    yield _event(head, [choice(i, "", None, _reason(text))])
-                usage = _usage(model, texts, fields["n"])
-                if with_usage:
-                    yield _event({**head, "usage": usage}, [])
-                yield b"data: [DONE]\n\n"
-            except RefusedError as refused:
-                yield b"data: " + error_body(refused) + b"\n\n"
+    def events(message: Message) -> Iterator[Message]:
+        if "done" not in message:
+            index, tokens = message["text"], message["tokens"] or None
+            yield {**head, "choices": [choice(index, message["piece"], tokens, None)]}
+            return
+        texts = message["done"]["texts"]
+        for i, text in enumerate(texts):
+            yield {**head, "choices": [choice(i, "", None, _reason(text))]}
+        usage = _usage(model, texts, fields["n"])
+        if with_usage:
+            yield {**head, "usage": usage, "choices": []}
 
-    return StreamingResponse(events(), media_type="text/event-stream")
-
-
-def _event(head: Message, choices: list[Message]) -> bytes:
-    return b"data: " + json.dumps({**head, "choices": choices}).encode() + b"\n\n"
+    return await event_stream(model.stream(op, request.timeout, **fields), events)
 
 
 def _reason(text: TextPayload) -> str:

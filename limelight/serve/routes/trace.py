@@ -161,6 +161,9 @@ async def _view(
 ) -> Message:
     model = registry.choose(token.model)
     family = str(model.facts.get("config", {}).get("family", ""))
+    if model.facts.get("images"):
+        message = "this model draws: only texts can be traced"
+        raise RefusedError(400, "not_for_this_model", message, "try /api/draw/patch")
     if family.startswith("recurrent"):
         message = f"this model is {family}: only Transformers can be traced"
         raise RefusedError(400, "not_for_this_model", message, "try `limelight explain`")

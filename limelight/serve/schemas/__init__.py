@@ -2,6 +2,7 @@
 
 common   bounds, sampling settings, errors and health
 openai   completions, chats, embeddings: the fields of OpenAI's API
+images   pictures for captions
 api      translations, scores, models and runs
 trace    traces and teacher forcing
 

@@ -225,6 +225,7 @@ class ModelDescription(BaseModel):
     abilities: list[str]
     tags: list[str]
     classes: list[str]
+    images: dict[str, int] | None = Field(description="Of a model that draws: size, tokens, ...")
     history: int = Field(description="Turns of a conversation that the model reads.")
     config: dict[str, Any]
     decode: dict[str, Any]

@@ -24,8 +24,8 @@ class BaseRequest(Strict):
     )
 
 
-class Settings(BaseModel):
-    """Decoding settings; the run's recipe supplies the defaults."""
+class Sampling(BaseModel):
+    """How to sample; the run's recipe supplies the defaults."""
 
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
         None, description="Above 0, tokens are sampled."
@@ -40,6 +40,11 @@ class Settings(BaseModel):
     seed: Annotated[int, Field(ge=0, le=2**40)] | None = Field(
         None, description="The same seed samples the same text."
     )
+
+
+class Settings(Sampling):
+    """Decoding settings; the run's recipe supplies the defaults."""
+
     beam: Annotated[int, Field(ge=1, le=16)] | None = Field(None, description="Beam size.")
     repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = None
     tag: Name = Field("", description="The task of a model that was trained on several.")

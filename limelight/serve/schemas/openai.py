@@ -25,7 +25,7 @@ from limelight.serve.schemas.common import (
     Words,
 )
 
-_User = Annotated[str, StringConstraints(max_length=200)]
+User = Annotated[str, StringConstraints(max_length=200)]
 
 
 def _check_zero(value: float) -> float:
@@ -39,7 +39,7 @@ _Zero = Annotated[
 ]
 
 
-class _Neutral:
+class Neutral:
     """Null and these values ask for nothing; others are rejected, as they would be ignored."""
 
     def __init__(self, *values: Any) -> None:
@@ -61,8 +61,8 @@ class _Neutral:
         return value
 
 
-_Null = Annotated[Any, _Neutral()]
-_Empty = Annotated[Any, _Neutral([])]
+Null = Annotated[Any, Neutral()]
+_Empty = Annotated[Any, Neutral([])]
 
 
 class StreamOptions(Strict):
@@ -76,7 +76,7 @@ class GenerationRequest(BaseRequest, Settings):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Tokens | None = None
-    user: _User | None = None
+    user: User | None = None
     frequency_penalty: _Zero | None = None
     presence_penalty: _Zero | None = None
     logit_bias: dict[Name, _Zero] | None = None
@@ -87,7 +87,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: Literal[False] | None = False
     best_of: Some | None = Field(None, description="As many as `n`: nothing is ranked.")
-    suffix: Annotated[Any, _Neutral("")] = None
+    suffix: Annotated[Any, Neutral("")] = None
 
     @field_validator("best_of")
     @classmethod
@@ -110,9 +110,9 @@ class InputMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Words | Annotated[list[TextPart], Field(max_length=64)]
     name: Name | None = None
-    refusal: _Null = None
-    audio: _Null = None
-    function_call: _Null = None
+    refusal: Null = None
+    audio: Null = None
+    function_call: Null = None
     annotations: _Empty = None
     tool_calls: _Empty = None
 
@@ -130,26 +130,26 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    safety_identifier: _User | None = None
-    prompt_cache_key: _User | None = None
-    response_format: Annotated[Any, _Neutral({"type": "text"})] = None
-    modalities: Annotated[Any, _Neutral(["text"])] = None
+    safety_identifier: User | None = None
+    prompt_cache_key: User | None = None
+    response_format: Annotated[Any, Neutral({"type": "text"})] = None
+    modalities: Annotated[Any, Neutral(["text"])] = None
     tools: _Empty = None
-    tool_choice: Annotated[Any, _Neutral("none", "auto")] = None
+    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
     parallel_tool_calls: bool | None = None
     functions: _Empty = None
-    function_call: Annotated[Any, _Neutral("none", "auto")] = None
-    store: Annotated[Any, _Neutral(False)] = None
-    metadata: Annotated[Any, _Neutral({})] = None
-    service_tier: Annotated[Any, _Neutral("auto", "default")] = None
-    reasoning_effort: Annotated[Any, _Neutral("none")] = None
-    verbosity: Annotated[Any, _Neutral("medium")] = None
-    prompt_cache_retention: Annotated[Any, _Neutral("in_memory")] = None
-    prompt_cache_options: Annotated[Any, _Neutral({})] = None
-    audio: _Null = None
-    moderation: _Null = None
-    prediction: _Null = None
-    web_search_options: _Null = None
+    function_call: Annotated[Any, Neutral("none", "auto")] = None
+    store: Annotated[Any, Neutral(False)] = None
+    metadata: Annotated[Any, Neutral({})] = None
+    service_tier: Annotated[Any, Neutral("auto", "default")] = None
+    reasoning_effort: Annotated[Any, Neutral("none")] = None
+    verbosity: Annotated[Any, Neutral("medium")] = None
+    prompt_cache_retention: Annotated[Any, Neutral("in_memory")] = None
+    prompt_cache_options: Annotated[Any, Neutral({})] = None
+    audio: Null = None
+    moderation: Null = None
+    prediction: Null = None
+    web_search_options: Null = None
 
 
 class EmbeddingRequest(BaseRequest):
@@ -158,7 +158,7 @@ class EmbeddingRequest(BaseRequest):
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="The width of the model; vectors are not shortened."
     )
-    user: _User | None = None
+    user: User | None = None
 
 
 class ModelFacts(BaseModel):

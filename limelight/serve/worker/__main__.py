@@ -92,7 +92,8 @@ def main() -> None:
     facts = describe(loaded)
     scheduler.post({"ready": facts})
     scheduler.flush()
-    if not loaded.model.config.family.startswith("recurrent"):  # the page will ask for it first
+    recurrent = loaded.model.config.family.startswith("recurrent")
+    if not recurrent and "draw" not in loaded.tasks:  # the page will ask for it first
         trace: Message = {"target": None, "settings": {}, "print": "", "what": "manifest"}
         scheduler.on_message({"id": 0, "op": "trace", **facts["example"], **trace})
     gc.freeze()  # the model and libraries stay: a collection need not visit them, for 0.1 s

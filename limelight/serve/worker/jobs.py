@@ -26,7 +26,7 @@ from limelight.explain.traced_text import TooLongError
 from limelight.loading import LoadedModel
 from limelight.model.taps import Recorder, taps
 from limelight.serve.ipc import Message
-from limelight.serve.worker import trace_cache
+from limelight.serve.worker import pictures, trace_cache
 from limelight.serve.worker.sequences import (
     ChatSequence,
     CompletionSequence,
@@ -330,9 +330,14 @@ _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "classify": lambda loaded, m: {"classes": list(classify(loaded, m["texts"]))},
     "embed": _embed,
     "score": _score,
+    "patch": pictures.inspect_patch,
     "neighbours": _neighbours,
     "teacher": trace_cache.teacher,
     "next": trace_cache.next_logits,
     "vocabulary": trace_cache.vocabulary,
 }
-_TASKS = {"suggest": "write", **{task: task for task in ("fill", "classify", "embed", "score")}}
+_TASKS = {
+    "suggest": "write",
+    "patch": "draw",
+    **{task: task for task in ("fill", "classify", "embed", "score")},
+}

@@ -24,6 +24,7 @@ from limelight.model.count import count_parameters
 from limelight.serve import logs
 from limelight.serve.ipc import ErrorPayload, Message, packed
 from limelight.serve.worker.jobs import Job, error_code, job_for, uses_beam
+from limelight.serve.worker.pictures import PictureQueue
 from limelight.serve.worker.sequences import Sequence, token_payloads
 from limelight.serve.worker.trace_cache import TraceCache, Work, example_for
 
@@ -77,6 +78,7 @@ class Scheduler:
     ) -> None:
         self.loaded, self.batch, self.most, self.send = loaded, batch, most, send
         self.traces = TraceCache(exact or loaded, traced)
+        self.pictures = PictureQueue(loaded)
         self.jobs: dict[int, Job] = {}
         self.to_generate: deque[_Member] = deque()
         self.to_search: deque[_Member] = deque()
@@ -139,7 +141,10 @@ class Scheduler:
             self.drop(number)
             return
         try:
-            job = self.jobs[number] = job_for(self.loaded, self.traces, message, self.most)
+            if message["op"] == "draw":
+                job = self.jobs[number] = Job(lambda _: self.pictures.draw(message))
+            else:
+                job = self.jobs[number] = job_for(self.loaded, self.traces, message, self.most)
         except Exception as error:
             self.fail(number, error)
             return
@@ -348,7 +353,8 @@ class Scheduler:
     def work_on(self, number: int, work: Work) -> None:
         try:
             with torch.inference_mode():
-                next(work)
+                if (part := next(work)) is not None:
+                    self.post({"id": number, "part": part})
         except StopIteration as done:
             self.finish(number, done.value)
         except Exception as error:
@@ -371,7 +377,8 @@ class Scheduler:
 
 def describe(loaded: LoadedModel) -> Message:
     """What the API reports about a model."""
-    weight = next(loaded.model.parameters())
+    weight, images = next(loaded.model.parameters()), loaded.recipe.images
+    names = ("size", "tokens", "codes", "caption_tokens")
     return {
         "recipe": loaded.recipe.name,
         "about": loaded.recipe.about,
@@ -380,6 +387,7 @@ def describe(loaded: LoadedModel) -> Message:
         "abilities": loaded.tasks,
         "tags": loaded.tags,
         "classes": loaded.classes,
+        "images": images and {name: getattr(images, name) for name in names},
         "history": loaded.history,
         "config": asdict(loaded.model.config),
         "decode": asdict(loaded.decode),

@@ -39,7 +39,8 @@ from limelight.serve.ipc import Message
 from limelight.tasks.fill import BLANK
 from limelight.tasks.write import encode_prompt
 
-Work = Generator[None, None, Message]  # yields to let other jobs have their turn
+# It yields to let other jobs have their turn; a message is sent at once, as a part of the answer.
+Work = Generator[Message | None, None, Message]
 
 _BUDGET = 2**27  # bytes of cached values: all of the paper's base model on 64 tokens
 _PASSAGES = 256  # texts whose continuation is cached
@@ -65,7 +66,7 @@ class TraceCache:
         began = time.perf_counter()
         key = _key(message, message.get("change", ()))
         while self.busy:
-            yield
+            yield None
         self.busy = True
         try:
             trace = self.keep(key) if key in self.traces else (yield from self.trace(key, message))
@@ -250,6 +251,7 @@ def vocabulary(loaded: LoadedModel, _: Message) -> Message:
 _SENTENCES = {
     "fill": (f"The cat {BLANK} on the mat.", f"How {BLANK} you?", f"Der Hund {BLANK} im Garten."),
     "classify": ("A warm and funny film.", "Ein schöner Film."),
+    "draw": ("a small red circle above a large blue square", "an apple left of a cat"),
     "write": ("Once upon a time", "the cat", "ROMEO:", "Es war einmal"),
     "translate": ("Hi how are you", "A man is sleeping in the park.", "Ein Mann schläft im Park."),
 }

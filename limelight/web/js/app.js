@@ -11,6 +11,7 @@ import { themeButton } from "./core/theme.js";
 import { attentionTab } from "./tabs/attention.js";
 import { chatTab } from "./tabs/chat.js";
 import { classifyTab } from "./tabs/classify.js";
+import { drawTab } from "./tabs/draw.js";
 import { explainTab } from "./tabs/explain.js";
 import { fillTab } from "./tabs/fill.js";
 import { modelTab } from "./tabs/model.js";
@@ -20,7 +21,7 @@ import { writeTab } from "./tabs/write.js";
 
 // In the order of the tab bar. The first one that fits the model is shown first.
 const APP_TABS = [
-  translateTab, chatTab, writeTab, fillTab, classifyTab,
+  translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
   explainTab, attentionTab, trainingTab, modelTab,
 ];
 const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show

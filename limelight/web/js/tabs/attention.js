@@ -37,7 +37,7 @@ const attentionWarning =
 export const attentionTab = {
   id: "attention",
   title: "Attention",
-  fits: (model) => !model.family.startsWith("recurrent"),
+  fits: (model) => !model.family.startsWith("recurrent") && !model.abilities.includes("draw"),
   mount(container, page) {
     const view = new AttentionView(container, page);
     view.readText();

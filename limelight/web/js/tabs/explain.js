@@ -20,7 +20,7 @@ const EXPLAIN_PLAY = 2500; // milliseconds per stage while playing
 export const explainTab = {
   id: "explain",
   title: "Explain",
-  fits: (model) => !model.config.family.startsWith("recurrent"),
+  fits: (model) => !model.config.family.startsWith("recurrent") && !model.abilities.includes("draw"),
   mount: (container, page) => new ExplainWalk(container, page).begin(),
 };
 

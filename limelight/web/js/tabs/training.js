@@ -198,9 +198,11 @@ function trainingSample(line) {
   );
 }
 
-/** The objective of an encoder-only model. */
+/** The objective of an encoder-only model, or of one that draws. */
 function trainingOtherwise(model) {
-  const how = model.abilities.includes("classify")
+  const how = model.abilities.includes("draw")
+    ? "The tokens of a picture follow its caption, and the loss is −ln of the probability of each, given the caption and the patches before it."
+    : model.abilities.includes("classify")
     ? "Classification: the loss is −ln of the probability of the true class (cross-entropy)."
     : "Masked language modelling: some tokens are masked, and the loss is the negative log-likelihood, −ln p, of each. Try it under Fill.";
   return h(
