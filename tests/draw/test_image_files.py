@@ -199,7 +199,7 @@ def test_too_many_bad_files_are_refused(tmp_path):
     ("changes", "sentence"),
     [
         ({"data.train": ()}, "name the pictures: --data.train FOLDER"),
-        ({"data.train": ("nowhere",)}, "there is no nowhere: name a folder"),
+        ({"data.train": ("nowhere",)}, "nowhere: name a folder of pictures"),
     ],
 )
 def test_missing_pictures_are_a_sentence(changes, sentence, tmp_path):
