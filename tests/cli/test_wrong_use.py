@@ -29,6 +29,7 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
     "explain": ["{reverse}", "abc"],
     "fill": ["{bert}", "the ___ sleeps here."],
     "compare": ["{reverse}", "{writer}"],
+    "import": ["{reverse}", "{new}"],
     "info": ["gpt2-124m"],
     "lab": [],
     "models": [],
@@ -52,7 +53,7 @@ COMPUTE = [
     "write",
 ]
 MANY_TEXTS = {"chat", "classify", "compare", "embed", "score", "serve", "translate", "write"}
-ELSEWHERE = {"serve", "sweep"}  # used rightly in tests of their own, as processes
+ELSEWHERE = {"import", "serve", "sweep"}  # used rightly in tests of their own
 
 
 class Outcome:
