@@ -30,6 +30,7 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
     "explain": ["{reverse}", "abc"],
     "fill": ["{bert}", "the ___ sleeps here."],
     "compare": ["{reverse}", "{writer}"],
+    "import": ["{reverse}", "{new}"],
     "info": ["gpt2-124m"],
     "lab": [],
     "models": [],
@@ -65,7 +66,7 @@ MANY_TEXTS = {
     "translate",
     "write",
 }
-ELSEWHERE = {"resume", "serve", "sweep"}  # used rightly in tests of their own
+ELSEWHERE = {"import", "resume", "serve", "sweep"}  # used rightly in tests of their own
 
 
 class Outcome:
