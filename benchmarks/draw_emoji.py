@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from limelight.draw.checker import Verdict
 from limelight.draw.emoji import EmojiWorld
-from limelight.draw.evaluate import Referee, Scores
+from limelight.draw.evaluate import Referee, shares
 from limelight.draw.examples import open_pictures, seeded
 from limelight.draw.scenes import Scenes
 from limelight.loading import load
@@ -157,14 +157,14 @@ def main() -> None:
         checker = checker or EmojiChecker(pictures.world)
         tokenizer = loaded.image_tokenizer.to(loaded.device)
         decode = loaded.settings(**changes)
-        referee = Referee(pictures, loaded.tokenizer, tokenizer, loaded.recipe.images, decode)
+        referee = Referee(pictures, loaded.tokenizer, tokenizer, decode)
         scenes, captions = referee.scenes(given.captions, "test")
         true = referee.world.render(scenes)
         drawn = referee.draw(loaded.model, pictures.tokens(captions.words, loaded.tokenizer))
         with torch.no_grad():
             rebuilt = tokenizer(true)[0].clamp(0, 1)
         shown = {"truth": true, "reconstructions": rebuilt, "drawn": drawn}
-        scores = {k: Scores(checker.judge(scenes, each)).means() for k, each in shown.items()}
+        scores = {k: shares(checker.judge(scenes, each)) for k, each in shown.items()}
         print(json.dumps({"run": run, "emoji": len(checker.world.names), **changes, **scores}))
 
 

@@ -39,6 +39,7 @@ GUIDES = {  # the page that describes each command at length
     "classify": "use.md",
     "completion": "platforms.md",
     "data": "data.md",
+    "draw": "draw.md",
     "embed": "use.md",
     "evaluate": "evaluate.md",
     "explain": "explain.md",
@@ -63,6 +64,7 @@ EXAMPLES = {  # run by a test, like all of the docs
     "explain": ["limelight explain en-de 'I am hungry.' --stage softmax --layer 2"],
     "fill": ["limelight fill fill 'Once upon a ___ there was a king.' --count 3"],
     "info": ["limelight info gpt2-124m --model.layers 24"],
+    "draw": ["limelight draw draw 'a small red circle above a large blue square' -o out.png"],
     "models": ["limelight models"],
     "recipes": ["limelight recipes"],
     "score": ["printf 'I am hungry.\\tIch habe Hunger.\\n' | limelight score en-de --tag de"],
@@ -71,6 +73,7 @@ EXAMPLES = {  # run by a test, like all of the docs
 }
 OWNERS = {  # the page that describes each table at length
     "data": "data.md#the-data-table",
+    "images": "draw.md#how-it-works",
     "tokenizer": "data.md#tokenizers",
     "model": "model.md",
     "train": "training.md#the-train-table",
@@ -113,7 +116,8 @@ impossible; then one sentence says what to do.
 def recipes_page() -> str:
     """Every table and setting of a recipe, and the bundled recipes."""
     text = RECIPES + "".join(f"{recipe_row(name)}\n" for name in recipe_names())
-    owners = {"data": TABLES["data"], "tokenizer": TABLES["tokenizer"], "model": ModelConfig}
+    owners = {name: TABLES[name] for name in ("data", "images", "tokenizer")}
+    owners |= {"model": ModelConfig}
     owners |= {"model, recurrent": RecurrentConfig}
     owners |= {name: TABLES[name] for name in ("train", "decode", "published")}
     for name, owner in owners.items():

@@ -21,9 +21,9 @@ from limelight.serve.server import named
 from limelight.tasks.translate import Constraints
 from limelight.workflows.train import train
 
-NAMES = ["chat", "en-de", "fill", "writer"]
-LARGEST = 32_000_000  # bytes, all together
-HOW = {"compile", "cuda_graphs"}  # of [train]: they change how fast it is, and nothing else
+NAMES = ["chat", "draw", "en-de", "fill", "writer"]
+LARGEST = 38_000_000  # bytes, all together
+HOW = {"compile", "cuda_graphs", "seed"}  # of [train]: the card's command has them
 
 
 def card(name):
@@ -49,7 +49,7 @@ def loaded():
         return {name: limelight.load(name) for name in NAMES}
 
 
-def test_there_are_four_and_no_recipe_has_the_name_of_one():
+def test_there_are_five_and_no_recipe_has_the_name_of_one():
     assert model_names() == NAMES
     assert not set(NAMES) & set(recipe_names())
     assert sum(facts_of(name)["bytes"] for name in NAMES) <= LARGEST
@@ -69,8 +69,9 @@ def test_each_is_whole_and_has_as_many_parameters_as_it_says(loaded, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_recipe_is_the_one_that_makes_it_again(loaded, name):
-    shipped, used = load_recipe(f"bundled-{name}"), recipe_from_run(find_run(name))
+    shipped, used = load_recipe(bundle.recipe_name(name)), recipe_from_run(find_run(name))
     assert used.name == shipped.name
+    assert used.images == shipped.images
     for table in ("data", "tokenizer", "model", "train", "decode"):
         ours, theirs = asdict(getattr(shipped, table)), asdict(getattr(used, table))
         assert {k for k in ours if ours[k] != theirs[k]} <= HOW
@@ -82,13 +83,13 @@ def test_the_card_is_complete_and_has_the_scores_of_the_file(name):
     text, facts = card(name), facts_of(name)
     for part in ("## Data", "## Training", "## Scores", "## Limits", "seed 1", "minutes on one"):
         assert part in text
-    assert f"limelight train bundled-{name}" in text
+    assert f"limelight train {bundle.recipe_name(name)}" in text
     assert f"{facts['parameters'] / 1e6:.1f} million parameters" in text
     told = [row[:3] for row in rows(name, "Scores")[1:]]
     assert told == [[s["name"], str(s["value"]), s["on"]] for s in facts["scores"]]
     assert all(f"`{score['command']}`" in text for score in facts["scores"])
     assert facts["try"].startswith("limelight ")
-    licences = {"en-de": "CC BY 2.0 FR", "chat": "CC BY 4.0"}
+    licences = {"en-de": "CC BY 2.0 FR", "chat": "CC BY 4.0", "draw": "Apache-2.0"}
     assert licences.get(name, "ublic domain in the USA") in text
     assert licences.get(name, "ublic domain in the USA") in facts["licence"]
 
@@ -154,6 +155,12 @@ def test_the_card_of_writer_shows_how_it_goes_on(loaded):
     assert told.startswith(loaded["writer"].write(prompt, max_tokens=8).replace("\n", " "))
 
 
+def test_the_card_of_draw_shows_what_the_checker_reads(loaded):
+    made = [line.strip("| ").split(" | ") for line in bundle.drawings(loaded["draw"])]
+    assert rows("draw", "Samples") == [row for row in made if not set(row[0]) <= {"-", "|"}]
+    assert len(made) == 14
+
+
 def ask(monkeypatch, capsys, *arguments):
     """A command in this process: its exit code, and what it says."""
     monkeypatch.setattr(sys, "argv", ["limelight", *map(str, arguments)])
@@ -178,6 +185,7 @@ def ask(monkeypatch, capsys, *arguments):
         (["embed", "fill", "a ship"], "["),
         (["explain", "en-de", "I am hungry.", "--stop", "softmax"], "hungry"),
         (["info", "en-de"], "11.2M"),
+        (["info", "draw"], "d_model 224"),
     ],
 )
 def test_every_command_takes_their_names(monkeypatch, capsys, arguments, words):

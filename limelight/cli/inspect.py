@@ -90,6 +90,11 @@ def data(
     from limelight.recipe import load_recipe
 
     loaded = load_recipe(recipe, arg.overrides(set))
+    if loaded.data.kind == "images":
+        from limelight.draw.check import check_pictures, show_pictures
+
+        io.print_report(check_pictures(loaded), show_pictures, json)
+        return
 
     from limelight.data.check import check, show
     from limelight.data.registry import resolve

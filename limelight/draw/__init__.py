@@ -9,6 +9,7 @@ checker          shapes read back from pixels alone
 png              pictures as files, and in terminals
 image_tokenizer  pictures become tokens and come back: an autoencoder with FSQ
 examples         captions and pictures as batches
+check            what `limelight data check` says of pictures
 sampling         a caption continued with image tokens: guidance, seeds, scores
 drawing          what `limelight.load(RUN).draw(...)` returns
 evaluate         drawn for held-out captions, and judged

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.draw.scenes import Scenes
-from limelight.draw.shapes import PALETTE, RADIUS, SHAPES
+from limelight.draw.shapes import NAMES, PALETTE, RADIUS, SHAPES
 
 _FOREGROUND = 0.27  # a channel this far below white
 _SPECK = 4.0  # pixels of a 32 x 32 picture: smaller regions are noise
@@ -36,6 +36,10 @@ class _FoundObject:
     @property
     def kind(self) -> int:
         return -1 if self.colour < 0 else self.colour * len(SHAPES) + self.shape
+
+    def __str__(self) -> str:
+        size, name = "large" if self.large else "small", NAMES[self.kind]
+        return f"{size} {name if self.kind >= 0 else 'object of no known colour'}"
 
 
 def connected_regions(mask: Tensor) -> Tensor:

@@ -92,8 +92,7 @@ def _read_sprites(source: Path, report: Report) -> tuple[list[str], Tensor]:
         stats.used += 1
         names.append(name)
         found.append(torch.from_numpy(np.array(pixels)).movedim(-1, 0) / 255)
-    if stats.unusable:
-        report.warn(stats.unusable)
+    stats.check(1.0, report)
     if len(found) < _FEWEST:
         raise UserError(
             f"{source} has {len(found)} pictures that can be used: {_FEWEST} are needed"

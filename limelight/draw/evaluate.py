@@ -12,7 +12,6 @@ from rich.table import Table
 from torch import Tensor
 
 from limelight.data.batching import BatchPlan
-from limelight.data.config import ImageConfig
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.draw.captions import Captions
@@ -33,28 +32,14 @@ from limelight.training.objectives import LossModule
 _CAPTIONS, _QUICK = 1000, 48  # that are drawn for
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Verdicts on a number of pictures."""
-
-    verdicts: Sequence[Verdict]
-
-    def means(self, form: str = "") -> dict[str, float]:
-        """Shares of objects, relations and pictures that are right, of all or of one form."""
-        some = [one for one in self.verdicts if form in ("", one.form)]
-        if not some:
-            return {}
-        relations = sum(one.relations for one in some)
-        return {
-            "objects": sum(one.right for one in some) / sum(one.objects for one in some),
-            "relations": sum(one.relations_right for one in some) / max(1, relations),
-            "pictures": sum(one.exact for one in some) / len(some),
-        }
-
-    def by_form(self) -> dict[str, dict[str, float]]:
-        forms = sorted({one.form for one in self.verdicts})
-        counts = {form: sum(one.form == form for one in self.verdicts) for form in forms}
-        return {form: {"count": counts[form], **self.means(form)} for form in forms}
+def shares(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Shares of objects, relations and pictures that are right."""
+    relations = sum(one.relations for one in verdicts)
+    return {
+        "objects": sum(one.right for one in verdicts) / sum(one.objects for one in verdicts),
+        "relations": sum(one.relations_right for one in verdicts) / max(1, relations),
+        "pictures": sum(one.exact for one in verdicts) / len(verdicts),
+    }
 
 
 @dataclass(frozen=True)
@@ -64,7 +49,6 @@ class Referee:
     pictures: Pictures
     tokenizer: Tokenizer
     image_tokenizer: ImageTokenizer
-    images: ImageConfig
     decode: DecodeConfig
 
     @property
@@ -80,8 +64,8 @@ class Referee:
     def draw(self, model: Any, captions: Tensor) -> Tensor:
         """A picture for each caption, B 3 S S; the seeds count up from that of the recipe."""
         seeds = [self.decode.seed + i for i in range(len(captions))]
-        rows = captions.tolist()
-        drawn = sample_pictures(model, rows, seeds, self.tokenizer, self.images, self.decode)
+        rows, images = captions.tolist(), self.pictures.config
+        drawn = sample_pictures(model, rows, seeds, self.tokenizer, images, self.decode)
         return self.image_tokenizer.decode(drawn.ids)
 
     def scenes(self, count: int, split: str) -> tuple[Scenes, Captions]:
@@ -90,63 +74,75 @@ class Referee:
         scenes = self.world.sampler.sample(split, count, generator)
         return scenes, self.world.wording.describe(scenes, generator)
 
-    def score(self, model: Any, count: int, split: str) -> Scores:
-        """Draw for this many captions of shapes, and judge."""
+    def judged(self, model: Any, count: int, split: str) -> tuple[list[str], Tensor, list[Verdict]]:
+        """This many captions of shapes, what is drawn for them, and the verdicts."""
         scenes, captions = self.scenes(count, split)
         source: Any = self.pictures
         drawn = self.draw(model, source.tokens(captions.words, self.tokenizer))
-        return Scores(judge(scenes, captions.sized, read_objects(drawn)))
+        verdicts = judge(scenes, captions.sized, read_objects(drawn))
+        return self.world.wording.text(captions.words), drawn, verdicts
 
     def samples(self, model: Any, split: str, count: int) -> tuple[list[str], Tensor]:
         """Captions, and pictures drawn for them."""
-        _, captions, _ = self.pictures.batch(split, 0, 1, np.arange(count), self.tokenizer)
+        rows = np.arange(min(count, self.pictures.count(split)))
+        _, captions, _ = self.pictures.batch(split, 0, 1, rows, self.tokenizer)
         texts = [self.tokenizer.decode(row).strip() for row in captions.tolist()]
         return texts, self.draw(model, captions)
 
     def measure(self, model: Any) -> dict[str, float]:
         """A few scores in the middle of a training, of what the checker can read."""
-        return self.score(model, _QUICK, "valid").means() if self.readable else {}
+        return shares(self.judged(model, _QUICK, "valid")[2]) if self.readable else {}
 
     @torch.no_grad()
     def rebuild(self, split: str) -> dict[str, Any]:
         """What the image tokenizer loses: errors, tokens in use, and what the checker says."""
         rows = np.arange(min(_CAPTIONS, self.pictures.count(split)))
-        true, _, _ = self.pictures.batch(split, 0, 0, rows, self.tokenizer)
-        rebuilt, ids = self.image_tokenizer(true)
-        found: dict[str, Any] = {
-            "mse": float((rebuilt.clamp(0, 1) - true).square().mean()),
-            "tokens_used": ids.unique().numel(),
-            "token_perplexity": float(token_entropy(ids, self.images.codes).exp()),
-        }
+        found: dict[str, Any] = reconstruction_scores(
+            self.image_tokenizer, self.pictures.batch(split, 0, 0, rows, self.tokenizer)[0]
+        )
         if self.readable:
             scenes, captions = self.scenes(_CAPTIONS, split)
             true = self.world.render(scenes)
-            for name, shown in {
-                "truth": true,
-                "reconstructions": self.image_tokenizer(true)[0],
-            }.items():
-                found[name] = Scores(judge(scenes, captions.sized, read_objects(shown))).means()
+            both = {"truth": true, "reconstructions": self.image_tokenizer(true)[0]}
+            for name, shown in both.items():
+                found[name] = shares(judge(scenes, captions.sized, read_objects(shown)))
         return found
+
+
+@torch.no_grad()
+def reconstruction_scores(model: Any, pictures: Tensor) -> dict[str, float]:
+    """The mean squared error of a value, and how many tokens are in use."""
+    rebuilt, ids = model(pictures)
+    return {
+        "mse": float((rebuilt.clamp(0, 1) - pictures).square().mean()),
+        "tokens_used": ids.unique().numel(),
+        "token_perplexity": float(token_entropy(ids, model.quantizer.codes).exp()),
+    }
 
 
 def score_drawing(loaded: LoadedModel, recipe: Recipe, split: str) -> dict[str, Any]:
     """All scores of a run on captions of a split, as the JSON document of `limelight evaluate`."""
-    images, decode = recipe.images or ImageConfig(), recipe.decode
-    pictures = open_pictures(recipe, loaded.device, Report(silent=True))
+    pictures, decode = open_pictures(recipe, loaded.device, Report(silent=True)), recipe.decode
     if not pictures.count(split):
         raise UserError(f"there is no {split} split: use --data.{split} FOLDER, or --split")
     image_tokenizer = loaded.image_tokenizer.to(loaded.device)
-    referee = Referee(pictures, loaded.tokenizer, image_tokenizer, images, decode)
-    examples = SequenceExamples(pictures, split, loaded.tokenizer, image_tokenizer, images)
-    plan = BatchPlan(examples, batch_tokens=64 * images.positions, seed=1)
+    referee = Referee(pictures, loaded.tokenizer, image_tokenizer, decode)
+    examples = SequenceExamples(pictures, split, loaded.tokenizer, image_tokenizer)
+    plan = BatchPlan(examples, batch_tokens=64 * pictures.config.positions, seed=1)
     losses = loss_on(LossModule(loaded.model), plan, World(loaded.device), "float32")
     settings = {k: getattr(decode, k) for k in ("temperature", "top_k", "guidance", "seed")}
     found = {"step": loaded.step, "split": split, **losses, "settings": settings}
     found |= referee.rebuild(split)
     if referee.readable:
-        scores = referee.score(loaded.model, _CAPTIONS, split)
-        found |= {"captions": _CAPTIONS, "drawn": scores.means(), "forms": scores.by_form()}
+        _, _, verdicts = referee.judged(loaded.model, _CAPTIONS, split)
+        by_form = {form: [v for v in verdicts if v.form == form] for form in _forms(verdicts)}
+        forms = {form: {"count": len(some), **shares(some)} for form, some in by_form.items()}
+        found |= {"captions": _CAPTIONS, "drawn": shares(verdicts), "forms": forms}
     return found
+
+
+def _forms(verdicts: Sequence[Verdict]) -> list[str]:
+    return sorted({one.form for one in verdicts})
 
 
 def show(scores: dict[str, Any], console: Console) -> None:

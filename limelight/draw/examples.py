@@ -8,61 +8,36 @@ learned positions know both, and the model itself needs to know nothing of pictu
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from limelight.data.config import ImageConfig
+from limelight.data.config import DataConfig, ImageConfig
+from limelight.data.corpora import held_in
 from limelight.data.datasets import LMBatch, PictureBatch, Rows
 from limelight.data.tokenizer import Tokenizer
-from limelight.draw.captions import Wording, normalize
+from limelight.draw.captions import normalize
 from limelight.draw.emoji import EmojiWorld
+from limelight.draw.image_files import ImageStats, captioned, on_white, read_picture
 from limelight.draw.image_tokenizer import ImageTokenizer
-from limelight.draw.scenes import Scenes, SceneSampler
+from limelight.draw.scenes import SPLITS
 from limelight.draw.shapes import ShapeWorld
 from limelight.errors import UserError
 from limelight.recipe import Recipe
 from limelight.training.console import Report
 
-
-class Pictures(Protocol):
-    """Pictures of all splits, with captions."""
-
-    fingerprint: str  # of their content: a resumed run must have the same
-
-    def texts(self) -> Iterable[str]:
-        """Captions that have all words, to learn a tokenizer from."""
-
-    def count(self, split: str) -> int:
-        """Pictures in an epoch."""
-
-    def batch(
-        self, split: str, epoch: int, position: int, rows: Rows, tokenizer: Tokenizer | None
-    ) -> tuple[Tensor, Tensor, torch.Generator]:
-        """Pictures, B 3 S S, the tokens of their captions, B L, and what else may be random."""
-
-
-class _SceneWorld(Protocol):
-    """A kind of scenes that can be sampled, described and drawn."""
-
-    fingerprint: str
-    sampler: SceneSampler
-    wording: Wording
-
-    def render(self, scenes: Scenes) -> Tensor:
-        """Pictures, B 3 S S."""
+_HELD_OUT = 0.05  # of the pictures of a folder: for validation, and as many to test
 
 
 class GeneratedPictures:
     """Scenes made on the device. A batch depends on the seed and its position alone."""
 
-    EPOCH = 2**20  # pictures; the next epoch has others
+    EPOCH, _HELD_OUT = 2**20, 512  # pictures; the next epoch has others
 
     def __init__(
-        self, world: _SceneWorld, config: ImageConfig, seed: int, device: torch.device
+        self, world: ShapeWorld | EmojiWorld, config: ImageConfig, seed: int, device: torch.device
     ) -> None:
         self.world, self.config, self.seed, self.device = world, config, seed, device
         if world.wording.longest > config.caption_tokens:
@@ -74,14 +49,17 @@ class GeneratedPictures:
         self.fingerprint = world.fingerprint
 
     def texts(self) -> Iterable[str]:
+        """All words, to learn a tokenizer from."""
         return (f" {word}" for word in self.world.wording.words[1:])
 
     def count(self, split: str) -> int:
-        return self.EPOCH if split == "train" else 512
+        """Pictures in an epoch."""
+        return self.EPOCH if split == "train" else self._HELD_OUT
 
     def batch(
         self, split: str, epoch: int, position: int, rows: Rows, tokenizer: Tokenizer | None
     ) -> tuple[Tensor, Tensor, torch.Generator]:
+        """Pictures, B 3 S S, the tokens of their captions, B L, and what else may be random."""
         generator = seeded(self.device, self.seed, split, epoch, position)
         scenes = self.world.sampler.sample(split, len(rows), generator)
         if tokenizer is None:
@@ -92,12 +70,96 @@ class GeneratedPictures:
     def tokens(self, words: Tensor, tokenizer: Tokenizer) -> Tensor:
         """The tokens of captions, B L."""
         if self.token_of is None:
-            found = [tokenizer.encode(text) for text in self.texts()]
-            first = [tokens[0] for tokens in found]
+            first = [tokenizer.encode(text)[0] for text in self.texts()]
             self.token_of = torch.tensor([tokenizer.pad, *first], device=self.device)
-        found_tokens = self.token_of[words]
         missing = self.config.caption_tokens - words.size(1)
-        return nn.functional.pad(found_tokens, (0, missing), value=tokenizer.pad)
+        return nn.functional.pad(self.token_of[words], (0, missing), value=tokenizer.pad)
+
+
+class PictureFiles:
+    """Pictures of files with their captions, in memory: 3 KB for one of 32 x 32."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, report: Report) -> None:
+        self.config, self.seed = recipe.images or ImageConfig(), recipe.train.seed
+        self.device, self.report = device, report
+        self.stats, digest = ImageStats(), sha256()
+        self.names: dict[str, list[str]] = {split: [] for split in SPLITS}
+        self.captions: dict[str, list[str]] = {split: [] for split in SPLITS}
+        pixels: dict[str, list[NDArray[np.uint8]]] = {split: [] for split in SPLITS}
+        for split, name, caption, picture in _read_files(recipe.data, self.config, self.stats):
+            self.names[split].append(name)
+            self.captions[split].append(caption)
+            pixels[split].append(picture)
+            digest.update(f"{split} {caption}".encode() + picture.tobytes())
+        self.stats.check(recipe.train.max_unusable, report)
+        empty = np.zeros((0, self.config.size, self.config.size, 3), np.uint8)
+        self.pixels = {k: torch.from_numpy(np.stack(v) if v else empty) for k, v in pixels.items()}
+        self.known: dict[str, Tensor] = {}  # the tokens of the captions of a split
+        self.fingerprint = digest.hexdigest()[:16]
+        if not self.captions["train"]:
+            raise UserError("no picture with a caption is left to train on")
+
+    def texts(self) -> Iterable[str]:
+        """The captions that are trained on."""
+        return (f" {caption}" for caption in self.captions["train"])
+
+    def count(self, split: str) -> int:
+        """Pictures of a split."""
+        return len(self.captions[split])
+
+    def batch(
+        self, split: str, epoch: int, position: int, rows: Rows, tokenizer: Tokenizer | None
+    ) -> tuple[Tensor, Tensor, torch.Generator]:
+        """Pictures, B 3 S S, the tokens of their captions, B L, and what else may be random."""
+        at = torch.from_numpy(rows)
+        pictures = self.pixels[split][at].to(self.device).movedim(-1, 1) / 255
+        generator = seeded(self.device, self.seed, split, epoch, position)
+        if tokenizer is None:
+            return pictures, torch.empty(0), generator
+        if split not in self.known:
+            self.known[split] = self._tokens(split, tokenizer)
+        return pictures, self.known[split][at].to(self.device), generator
+
+    def _tokens(self, split: str, tokenizer: Tokenizer) -> Tensor:
+        most, long = self.config.caption_tokens, ImageStats()
+        found = torch.full((self.count(split), most), tokenizer.pad)
+        for row, (name, caption) in enumerate(
+            zip(self.names[split], self.captions[split], strict=True)
+        ):
+            tokens = tokenizer.encode(f" {caption}")
+            found[row, : len(tokens)] = torch.tensor(tokens[:most])
+            if len(tokens) > most:
+                long.reject(f"{split} captions have over {most} tokens and are cut", name)
+        if long.rejected:
+            self.report.warn(f"{long}: --images.caption-tokens sets how many are read")
+        return found
+
+
+def _read_files(
+    data: DataConfig, images: ImageConfig, stats: ImageStats
+) -> Iterable[tuple[str, str, str, NDArray[np.uint8]]]:
+    """Split, name, caption and picture (S S 3) of every file that can be used.
+
+    If only files to train on are named, equal pictures fall into one split, by their hash.
+    """
+    named = {"train": data.train, "valid": data.valid, "test": data.test}
+    alone = not (data.valid or data.test)
+    for split, paths in named.items():
+        for path in paths:
+            for found in captioned(Path(path), stats):
+                picture = read_picture(found, images.size, stats)
+                caption = normalize(found[1])
+                if picture is None or not caption:
+                    if picture is not None:
+                        stats.reject("without a word as a caption", found[0])
+                    continue
+                stats.used += 1
+                pixels = on_white(picture)
+                held = held_in(sha256(pixels.tobytes()).hexdigest(), data.hold_out or _HELD_OUT)
+                yield held if alone else split, found[0], caption, pixels
+
+
+Pictures = GeneratedPictures | PictureFiles
 
 
 def seeded(device: torch.device, *parts: object) -> torch.Generator:
@@ -131,11 +193,10 @@ class SequenceExamples:
         split: str,
         tokenizer: Tokenizer,
         image_tokenizer: ImageTokenizer,
-        config: ImageConfig,
     ) -> None:
         self.pictures, self.split, self.tokenizer = pictures, split, tokenizer
-        self.image_tokenizer, self.config = image_tokenizer, config
-        self.lengths = np.full((pictures.count(split), 1), config.positions)
+        self.image_tokenizer, self.config = image_tokenizer, pictures.config
+        self.lengths = np.full((pictures.count(split), 1), self.config.positions)
 
     @torch.no_grad()
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> LMBatch:
@@ -183,12 +244,13 @@ def open_pictures(recipe: Recipe, device: torch.device, report: Report) -> Pictu
     if data.scenes == "shapes":
         world = ShapeWorld(images.size, device, data.scene_objects)
         return GeneratedPictures(world, images, recipe.train.seed, device)
+    if not data.train:
+        npm = "the archive that `npm pack emoji-datasource-twitter@16.0.0` writes"
+        raise UserError(
+            "name the pictures: --data.train FOLDER, with captions.jsonl or a .txt beside each"
+            + (f", or {npm}" if data.scenes else "")
+        )
     if data.scenes == "emoji":
-        if len(data.train) != 1:
-            raise UserError(
-                "scenes='emoji' needs the pictures to compose: --data.train FOLDER, or the archive "
-                "that `npm pack emoji-datasource-twitter@16.0.0` writes"
-            )
         emoji = EmojiWorld(images.size, device, Path(data.train[0]), report)
         return GeneratedPictures(emoji, images, recipe.train.seed, device)
-    raise UserError("not yet")
+    return PictureFiles(recipe, device, report)

@@ -6,6 +6,7 @@ archive of the npm package emoji-datasource-twitter (`npm pack` writes it) has i
 """
 
 import json
+import os
 import tarfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 
 from limelight.errors import UserError
 from limelight.files import bounded_lines, open_plain, read_bounded
+from limelight.training.console import Report
 
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # no format that runs other programs
 _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 _MODES = ("RGB", "RGBA", "L", "LA", "P", "PA", "1")  # that become RGB without guessing
 _LARGEST_FILE, _LARGEST_SIDE, _LARGEST_AREA = 2**26, 2**14, 2**25  # bytes, pixels, pixels
@@ -34,7 +37,7 @@ _Found = tuple[str, str, Callable[[], IO[bytes]]]  # name, caption, and how to o
 
 @dataclass
 class ImageStats:
-    """What became of the pictures."""
+    """What became of the pictures: `1 truncated (a.png), 2 too large (b.png, c.png)`."""
 
     used: int = 0
     rejected: dict[str, list[str]] = field(default_factory=dict)  # names by reason
@@ -42,17 +45,20 @@ class ImageStats:
     def reject(self, why: str, name: str) -> None:
         self.rejected.setdefault(why, []).append(name)
 
-    @property
-    def unusable(self) -> str:
-        """`2 of 9 pictures cannot be used: 1 truncated (a.png), 1 too large (b.png)`, or ""."""
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{len(names):,} {why} ({', '.join(names[:_NAMED])}{', ...' * (len(names) > _NAMED)})"
+            for why, names in self.rejected.items()
+        )
+
+    def check(self, most: float, report: Report) -> None:
+        """Warn of what cannot be used; refuse if it is more than this share of all."""
         bad = sum(map(len, self.rejected.values()))
-        reasons = [f"{len(names)} {why} ({_some(names)})" for why, names in self.rejected.items()]
-        total = self.used + bad
-        return f"{bad} of {total} pictures cannot be used: {', '.join(reasons)}" if bad else ""
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        if bad:
+            said = f"{bad:,} of {self.used + bad:,} pictures cannot be used: {self}"
+            if bad > most * (self.used + bad):
+                raise UserError(f"{said}. Repair them, or allow more with --train.max-unusable")
+            report.warn(said)
 
 
 def captioned(path: Path, stats: ImageStats) -> Iterator[_Found]:
@@ -81,28 +87,31 @@ def _from_jsonl(path: Path, stats: ImageStats) -> Iterator[_Found]:
             except (ValueError, KeyError, TypeError, RecursionError):
                 stats.reject('not {"image": ..., "caption": ...}', where)
                 continue
-            picture = path.parent / name
-            if not picture.is_file():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                stats.reject("outside of the folder", name)
+            elif not os.path.isfile(path.parent / name):  # unlike Path's, never an error
                 stats.reject("with no file of that name", name)
-            elif not caption.strip():
-                stats.reject("with an empty caption", name)
             else:
-                yield name, caption, partial(open_plain, picture)
+                yield name, caption, partial(open_plain, path.parent / name)
 
 
 def _from_texts(path: Path, stats: ImageStats) -> Iterator[_Found]:
-    files = sorted(path.iterdir())
-    pictures = {file.stem: file for file in files if file.suffix.lower() in _ENDINGS}
-    texts = {file.stem: file for file in files if file.suffix == ".txt"}
-    for stem in sorted(pictures.keys() | texts.keys()):
-        if stem not in texts:
-            stats.reject("without a .txt", pictures[stem].name)
-        elif stem not in pictures:
-            stats.reject("captions without a picture", texts[stem].name)
-        elif not (caption := read_bounded(texts[stem], _LONGEST_LINE).strip()):
-            stats.reject("with an empty caption", pictures[stem].name)
+    files = sorted(path.rglob("*"))
+    pictures = [file for file in files if file.suffix.lower() in _ENDINGS]
+    texts = {file for file in files if file.suffix == ".txt"}
+    for file in sorted(texts - {file.with_suffix(".txt") for file in pictures}):
+        stats.reject("captions without a picture", file.name)
+    for file in pictures:
+        name, text = str(file.relative_to(path)), file.with_suffix(".txt")
+        try:
+            caption = read_bounded(text, _LONGEST_LINE) if text in texts else None
+        except UserError:
+            stats.reject("with an unreadable .txt", name)
+            continue
+        if caption is None:
+            stats.reject("without a .txt", name)
         else:
-            yield pictures[stem].name, caption, partial(open_plain, pictures[stem])
+            yield name, caption, partial(open_plain, file)
 
 
 def _from_package(path: Path) -> Iterator[_Found]:
@@ -145,7 +154,9 @@ def read_picture(
     try:
         with warnings.catch_warnings(), opened() as file:
             warnings.simplefilter("error")  # Pillow only warns of some bombs
-            with Image.open(file) as image:
+            if file.seek(0, os.SEEK_END) > _LARGEST_FILE:
+                raise Image.DecompressionBombError
+            with Image.open(file, formats=_FORMATS) as image:
                 width, height = image.size
                 if max(width, height) > _LARGEST_SIDE or width * height > _LARGEST_AREA:
                     stats.reject("too large", f"{name}, {width} x {height}")
@@ -164,3 +175,9 @@ def read_picture(
         cut = "truncated" in str(error)
         stats.reject("truncated" if cut else "not readable as a picture", name)
     return None
+
+
+def on_white(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """RGBA becomes RGB."""
+    colour, alpha = pixels[..., :3].astype(np.float32), pixels[..., 3:] / np.float32(255)
+    return (colour * alpha + 255 * (1 - alpha)).round().astype(np.uint8)

@@ -4,8 +4,12 @@ Both can be interrupted and resumed. The first has a folder of its own inside th
 weights are finished, the second begins with them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +18,7 @@ from limelight.data.config import ImageConfig
 from limelight.data.datasets import Examples, PictureBatch
 from limelight.data.tokenizer import Tokenizer
 from limelight.device import choose_precision
-from limelight.draw.evaluate import Referee
+from limelight.draw.evaluate import Referee, reconstruction_scores
 from limelight.draw.examples import PictureExamples, Pictures, SequenceExamples
 from limelight.draw.image_tokenizer import (
     FOLDER,
@@ -71,11 +75,11 @@ class PictureTraining:
 
     @property
     def images(self) -> ImageConfig:
-        return self.recipe.images or ImageConfig()
+        return self.pictures.config
 
     @property
-    def precision(self) -> str:
-        return choose_precision(self.recipe.train.precision, self.world.device)
+    def splits(self) -> list[str]:
+        return [split for split in ("train", "valid") if self.pictures.count(split)]
 
     def fit(self) -> int:
         """Train what is not trained yet; 0, or the signal that stopped it."""
@@ -93,19 +97,26 @@ class PictureTraining:
         image_tokenizer = load_image_tokenizer(self.run, self.images).to(self.world.device)
         return fit(self.model_trainer(image_tokenizer))
 
-    def plan(self, examples: Examples, batch_tokens: int) -> BatchPlan:
-        return BatchPlan(
-            examples,
-            batch_tokens=batch_tokens,
-            seed=self.recipe.train.seed,
-            longest=self.images.positions,
-            rank=self.world.rank,
-            ranks=self.world.world_size,
-        )
-
     def trainer(
-        self, module: LossModule, config: TrainConfig, run: RunFolder, plans: dict[str, BatchPlan]
+        self,
+        module: LossModule,
+        config: TrainConfig,
+        run: RunFolder,
+        examples: Callable[[str], Examples],
     ) -> Trainer:
+        """A trainer for the examples of each split."""
+        size: Any = config.batch_tokens  # a number: `model_trainer` refuses "auto"
+        plans = {
+            split: BatchPlan(
+                examples(split),
+                batch_tokens=size,
+                seed=config.seed,
+                longest=self.images.positions,
+                rank=self.world.rank,
+                ranks=self.world.world_size,
+            )
+            for split in self.splits
+        }
         length = int(plans["train"].examples.lengths[0, 0])
         return Trainer(
             loss_module=module,
@@ -117,76 +128,61 @@ class PictureTraining:
             valid=plans.get("valid"),
             d_model=self.recipe.model.d_model,
             length_range=(length, length),
-            precision=self.precision,
+            precision=choose_precision(config.precision, self.world.device),
         )
-
-    @property
-    def splits(self) -> list[str]:
-        return [split for split in ("train", "valid") if self.pictures.count(split)]
 
     def tokenizer_trainer(self, run: RunFolder) -> Trainer:
         """The training of the image tokenizer."""
-        images = self.images
         torch.manual_seed(self.recipe.train.seed)
-        module = _ReconstructionLoss(ImageTokenizer(images.levels, images.channels))
-        plans = {s: self.plan(PictureExamples(self.pictures, s), images.batch) for s in self.splits}
-        trainer = self.trainer(module, _tokenizer_config(self.recipe), run, plans)
-        trainer.metrics = self.token_usage
-        trainer.samples = self.write_reconstructions
+        module = _ReconstructionLoss(ImageTokenizer(self.images.levels, self.images.channels))
+        examples = partial(PictureExamples, self.pictures)
+        trainer = self.trainer(module, _tokenizer_config(self.recipe), run, examples)
+
+        def measure(model: nn.Module) -> dict[str, float]:
+            found = reconstruction_scores(model, self.some(256))
+            return {"perplexity": found.pop("token_perplexity"), **found}
+
+        @torch.no_grad()
+        def show(model: nn.Module) -> list[str]:
+            pictures = self.some(_SHOWN)
+            both = torch.cat([pictures, model(pictures)[0]])
+            return self.write_sheet(
+                RECONSTRUCTIONS, both, "pictures, and below them reconstructions"
+            )
+
+        trainer.metrics, trainer.samples = measure, show
         return trainer
 
-    def some(self, count: int) -> tuple[Tensor, Tensor]:
-        """Pictures that are not trained on, if there are such, and their captions."""
+    def some(self, count: int) -> Tensor:
+        """Pictures that are not trained on, if there are such."""
         split = self.splits[-1]
-        rows = PictureExamples(self.pictures, split).lengths[:count].cumsum() - 1
-        pictures, captions, _ = self.pictures.batch(split, 0, 0, rows, self.tokenizer)
-        return pictures, captions
-
-    @torch.no_grad()
-    def token_usage(self, model: nn.Module) -> dict[str, float]:
-        """How many tokens are in use, and the mean squared error of a value."""
-        pictures, _ = self.some(256)
-        rebuilt, ids = model(pictures)
-        used = float(ids.unique().numel())
-        entropy = token_entropy(ids, self.images.codes)
-        error = (rebuilt.clamp(0, 1) - pictures).square().mean()
-        return {"perplexity": float(entropy.exp()), "tokens_used": used, "mse": float(error)}
-
-    @torch.no_grad()
-    def write_reconstructions(self, model: nn.Module) -> list[str]:
-        pictures, _ = self.some(_SHOWN)
-        both = torch.cat([pictures, model(pictures)[0]])
-        return self.write_sheet(RECONSTRUCTIONS, both, "pictures, and below them reconstructions")
+        rows = np.arange(min(count, self.pictures.count(split)))
+        return self.pictures.batch(split, 0, 0, rows, self.tokenizer)[0]
 
     def write_sheet(self, name: str, pictures: Tensor, about: str) -> list[str]:
         if self.world.is_main:
-            write_png(self.run.path / name, to_pixels(pictures), columns=_SHOWN)
+            columns = min(_SHOWN, len(pictures))
+            write_png(self.run.path / name, to_pixels(pictures), columns)
         return [f"{name}: {about}"]
 
     def model_trainer(self, image_tokenizer: ImageTokenizer) -> Trainer:
         """The training of the Transformer."""
-        recipe, images = self.recipe, self.images
-        torch.manual_seed(recipe.train.seed)
+        recipe, config = self.recipe, self.recipe.train
+        torch.manual_seed(config.seed)
         model = build(recipe.model)
-        init_rows_and_columns(model, images)
-        config = recipe.train
-        size = config.batch_tokens
-        if isinstance(size, str):
+        init_rows_and_columns(model, self.images)
+        if isinstance(config.batch_tokens, str):
             raise UserError(
-                f"batch_tokens={size!r} is for texts: set --train.batch-tokens to a multiple of "
-                f"{images.positions}, the tokens of a picture and its caption"
+                f"batch_tokens={config.batch_tokens!r} is for texts: set --train.batch-tokens to a "
+                f"multiple of {self.images.positions}, the tokens of a picture and its caption"
             )
-        plans = {
-            split: self.plan(
-                SequenceExamples(self.pictures, split, self.tokenizer, image_tokenizer, images),
-                size,
-            )
-            for split in self.splits
-        }
-        trainer = self.trainer(
-            LossModule(model, config.label_smoothing, config.compile), config, self.run, plans
-        )
-        referee = Referee(self.pictures, self.tokenizer, image_tokenizer, images, recipe.decode)
+
+        def examples(split: str) -> Examples:
+            return SequenceExamples(self.pictures, split, self.tokenizer, image_tokenizer)
+
+        module = LossModule(model, config.label_smoothing, config.compile)
+        trainer = self.trainer(module, config, self.run, examples)
+        referee = Referee(self.pictures, self.tokenizer, image_tokenizer, recipe.decode)
 
         def show(model: nn.Module) -> list[str]:
             captions, drawn = referee.samples(model, self.splits[-1], _SHOWN)
