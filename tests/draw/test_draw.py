@@ -169,6 +169,77 @@ def test_guidance_moves_away_from_the_picture_without_a_caption(loaded):
     assert blind.tokens == loaded.draw("a yellow triangle", n=3, guidance=0.0).tokens
 
 
+def test_half_a_picture_is_decoded_with_zeros_for_the_rest(loaded):
+    """They are what convolutions see beyond the edge; any other token would be seen as drawn."""
+    tokenizer, ids = loaded.image_tokenizer, torch.tensor(loaded.draw(CAPTION).tokens)
+    nothing = int((tokenizer.quantizer.centre * tokenizer.quantizer.bases).sum())
+    padded = ids.clone()
+    padded[:, 20:] = nothing
+    torch.testing.assert_close(tokenizer.decode(ids[:, :20], 64), tokenizer.decode(padded))
+    torch.testing.assert_close(tokenizer.decode(ids, 64), tokenizer.decode(ids))
+    assert not torch.equal(tokenizer.decode(ids[:, :20], 64), tokenizer.decode(ids))
+
+
+@torch.no_grad()
+def explicit_attention(loaded, tokens):
+    """Weights of each layer for one sequence, H T T, from the weights of the model by hand."""
+    model, config = loaded.model, loaded.model.config
+    x, found = model.target(tokens, torch.arange(tokens.size(1))[None]), []
+    for layer in model.decoder.layers:
+        attention, read = layer.self_attention, layer.self_residual.norm(x)  # pre-norm
+        q, k = (
+            part(read)[0].view(-1, config.heads, config.d_model // config.heads).transpose(0, 1)
+            for part in (attention.query, attention.key)
+        )
+        scores = q @ k.transpose(1, 2) / (config.d_model // config.heads) ** 0.5
+        later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+        found.append(scores.masked_fill(later, -torch.inf).softmax(dim=-1))
+        x = layer(x, causal=True)
+    return found
+
+
+@pytest.mark.parametrize("patch", [0, 27, 63])
+@torch.no_grad()
+def test_a_patch_is_shown_with_what_it_was_chosen_from(loaded, patch):
+    """Probabilities by the definition of guidance, attention by that of attention."""
+    tokens = loaded.draw(CAPTION, seed=3).tokens[0]
+    config = loaded.settings(guidance=3.0, temperature=0.8, top_k=50)
+    view = loaded.drawer().inspect(CAPTION, tokens, patch, 6, config)
+    rows = [
+        torch.tensor([caption_tokens(text, loaded.tokenizer, loaded.recipe.images)])
+        for text in (CAPTION, "")
+    ]
+    ids = torch.tensor([tokens[:patch]], dtype=torch.long)
+    read = [join(row, ids, loaded.tokenizer) for row in rows]
+    informed, blind = (
+        loaded.model(each)[0, -1, len(loaded.tokenizer) :].log_softmax(dim=-1) for each in read
+    )
+    guided = (blind + 3.0 * (informed - blind)) / 0.8
+    best = guided.topk(50)
+    assert view.tokens == best.indices[:6].tolist()
+    assert view.probabilities == pytest.approx(best.values.softmax(-1)[:6].tolist(), rel=1e-3)
+    words, length = len(CAPTION.split()), rows[0].size(1)
+    weights = explicit_attention(loaded, read[0])
+    assert len(view.attention) == len(weights) == 2
+    for layer, wanted in zip(view.attention, weights, strict=True):
+        mean = wanted.mean(dim=0)[-1]
+        assert layer.words == pytest.approx(mean[:words].tolist(), abs=1e-6)
+        assert layer.padding == pytest.approx(float(mean[words:length].sum()), abs=1e-6)
+        assert layer.separator == pytest.approx(float(mean[length]), abs=1e-6)
+        assert layer.patches == pytest.approx(mean[length + 1 :].tolist(), abs=1e-6)
+    assert view.words == CAPTION.split()
+
+
+def test_candidates_are_shown_in_the_picture_around_their_patch(loaded):
+    drawing, drawer = loaded.draw(CAPTION, seed=3), loaded.drawer()
+    for patch, (y, x) in {0: (0, 0), 27: (8, 8), 63: (20, 20), 39: (12, 20)}.items():
+        view = drawer.inspect(CAPTION, drawing.tokens[0], patch, 1000, loaded.decode)
+        assert sum(view.probabilities) == pytest.approx(1)
+        chosen = view.tokens.index(drawing.tokens[0][patch])
+        assert np.array_equal(view.pixels[chosen], drawing.pixels[0][y : y + 12, x : x + 12])
+        assert len(np.unique(view.pixels.reshape(1000, -1), axis=0)) > 1
+
+
 def test_unknown_words_are_drawn_and_named(loaded):
     drawing = loaded.draw("a Small red ZEBRA, above a box!")
     assert drawing.unknown == ("zebra",)
