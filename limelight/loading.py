@@ -15,7 +15,7 @@ from torch import nn
 from limelight.config import with_settings
 from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
-from limelight.data.tokenizer import Tokenizer
+from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.decode.accel.changes import unknown_part
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
@@ -127,7 +127,7 @@ class LoadedModel(TextModel):
     @overload
     def translate(
         self,
-        text: Sequence[str],
+        text: list[str] | tuple[str, ...],
         nbest: int = 1,
         constraints: Constraints | None = None,
         **settings: Any,
@@ -135,7 +135,7 @@ class LoadedModel(TextModel):
 
     def translate(
         self,
-        text: str | Sequence[str],
+        text: str | list[str] | tuple[str, ...],
         nbest: int = 1,
         constraints: Constraints | None = None,
         **settings: Any,
@@ -144,9 +144,9 @@ class LoadedModel(TextModel):
 
         `tag`, `prefix`, `include` and `exclude` constrain it, as a `Constraints` does.
         """
-        texts = [text] if isinstance(text, str) else text
+        texts = text if isinstance(text, list | tuple) else [valid_unicode(text)]
         done = map(_raise_if_problem, self.translate_all(texts, nbest, constraints, **settings))
-        return next(done) if isinstance(text, str) else list(done)
+        return list(done) if isinstance(text, list | tuple) else next(done)
 
     def translate_all(
         self,

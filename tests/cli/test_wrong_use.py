@@ -52,7 +52,17 @@ COMPUTE = [
     "translate",
     "write",
 ]
-MANY_TEXTS = {"chat", "classify", "compare", "data", "embed", "score", "serve", "translate", "write"}
+MANY_TEXTS = {
+    "chat",
+    "classify",
+    "compare",
+    "data",
+    "embed",
+    "score",
+    "serve",
+    "translate",
+    "write",
+}
 ELSEWHERE = {"resume", "serve", "sweep"}  # used rightly in tests of their own
 
 

@@ -208,7 +208,7 @@ def test_a_promise_that_could_not_be_kept_is_told(model):
 @pytest.mark.parametrize("wrong", [None, 5, b"a b", ["a b"]])
 def test_what_is_no_text_is_refused_everywhere(model, wrong):
     asked = [
-        lambda: model("reverse").translate(wrong),
+        lambda: model("reverse").translate([wrong] if isinstance(wrong, list) else wrong),
         lambda: model("reverse").score("a", wrong),
         lambda: model("chat").chat().reply(wrong),
         lambda: model("writer").write(wrong),
