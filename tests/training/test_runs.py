@@ -266,14 +266,14 @@ def test_data_without_one_usable_line_is_refused_and_can_be_mended(tmp_path, nam
 NOT_THERE = {  # the files that are named, and what is said of them
     "none": ({}, "the recipe names no data to train on: use --data.train FILE ..., or --data.name"),
     "only to validate with": ({"valid": ["good.tsv"]}, "the recipe names no data to train on"),
-    "missing": ({"train": ["nowhere.tsv"]}, "cannot read nowhere.tsv: No such file or directory"),
-    "missing on one side": ({"train": ["good.en", "no.de"]}, "cannot read no.de: No such file"),
+    "missing": ({"train": ["nowhere.tsv"]}, "/nowhere.tsv: No such file or directory"),
+    "missing on one side": ({"train": ["good.en", "no.de"]}, "/no.de: No such file"),
     "missing to validate with": (
         {"train": ["good.tsv"], "valid": ["nowhere.tsv"]},
-        "cannot read nowhere.tsv: No such file or directory",
+        "/nowhere.tsv: No such file or directory",
     ),
-    "empty": ({"train": ["empty.tsv"]}, "there is no example to train on: empty.tsv is empty"),
-    "empty on both sides": ({"train": ["empty.en", "empty.de"]}, "to train on: empty.en is empty"),
+    "empty": ({"train": ["empty.tsv"]}, "/empty.tsv is empty"),
+    "empty on both sides": ({"train": ["empty.en", "empty.de"]}, "/empty.en is empty"),
 }
 
 
@@ -387,7 +387,7 @@ def test_samples_are_of_sources_that_fit_and_uncut(tmp_path):
 
 def test_patience_needs_a_validation_text_that_can_be_used(tmp_path, capsys):
     (tmp_path / "train.tsv").write_text("a b\tb a\n" * 4)
-    (tmp_path / "valid.tsv").write_text("alone\n")
+    (tmp_path / "valid.tsv").write_text("alone\t\n")
     data = DataConfig(train=(str(tmp_path / "train.tsv"),), valid=(str(tmp_path / "valid.tsv"),))
     with pytest.raises(UserError, match="patience=2 needs validation texts"):
         train_in(tmp_path / "run", tiny(data=data, patience=2))

@@ -225,7 +225,7 @@ def test_texts_that_cannot_be_used_are_told_with_the_reason(tmp_path):
 
 
 BAD_LINES = b"a b\tb a\nno tab\n\xff\xfe\tx\nalone\n"
-TOLD = "warning: 3 of 4 lines cannot be used (2 not two columns, 1 invalid UTF-8) and are not"
+TOLD = "warning: 3 of 4 lines cannot be used (1 invalid UTF-8, 2 not two columns) and are not"
 
 
 @pytest.mark.parametrize("many", [1, 2])
