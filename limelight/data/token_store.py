@@ -204,7 +204,8 @@ def _cache_key(data: DataConfig, split: str, tokenizer: Tokenizer) -> str:
 
 
 def _content_of(data: DataConfig, split: str) -> list[Any]:
-    elsewhere = ("train", "valid", "test", "corpora", "weight")
+    pictures = ("scenes", "scene_objects")  # are not stored as tokens
+    elsewhere = ("train", "valid", "test", "corpora", "weight", *pictures)
     first = {new: old for old, new in DataConfig.RENAMED.items()}  # settings by their first names
     settings = {first.get(k, k): v for k, v in asdict(data).items() if k not in elsewhere}
     for added in ("stream", "encoding", "delimiter"):  # since 0.1.0, whose runs had the defaults

@@ -60,12 +60,8 @@ class Wording:
         plural = [[many for _, many in each] for each in names]
         on = [f"on a {name} background" if name else "" for name in backgrounds]
         fixed = [*_SIZES, _NUMBERS, _OPENINGS, *_WAYS.values(), *_AT.values(), on, ["is are and"]]
-        used = {
-            word
-            for table in (*fixed, *singular, *plural)
-            for text in table
-            for word in text.split()
-        }
+        tables = (*fixed, *singular, *plural)
+        used = {word for table in tables for text in table for word in text.split()}
         self.words = ["", *sorted(used)]
         self.number = {word: i for i, word in enumerate(self.words)}
         self.device = device

@@ -48,13 +48,9 @@ def connected_regions(mask: Tensor) -> Tensor:
     labels = torch.arange(1, count + 1, device=mask.device).view(mask.shape[1:]) * mask
     while True:
         padded = F.pad(labels, (1, 1, 1, 1))
-        sides = (
-            padded[:, 1:-1, :-2],
-            padded[:, 1:-1, 2:],
-            padded[:, :-2, 1:-1],
-            padded[:, 2:, 1:-1],
-        )
-        grown = torch.stack([labels, *sides]).amax(dim=0) * mask
+        left_right = padded[:, 1:-1, :-2], padded[:, 1:-1, 2:]
+        above_below = padded[:, :-2, 1:-1], padded[:, 2:, 1:-1]
+        grown = torch.stack([labels, *left_right, *above_below]).amax(dim=0) * mask
         if torch.equal(grown, labels):
             return labels
         labels = grown
@@ -87,9 +83,8 @@ def _measure(picture: Tensor, regions: Tensor, number: int, scale: float) -> _Fo
     width, height = float(columns.sum()), float(rows.sum())
     at = torch.arange(len(rows)) + 0.5
     x, y = (float((cover.sum(dim=d) * at).sum() / area) for d in (0, 1))
-    low = (
-        y - float((rows * at).sum()) / height
-    ) / height  # a triangle's centre lies below its middle
+    middle = float((rows * at).sum()) / height
+    low = (y - middle) / height  # the centre of a triangle lies below its middle
     shape = 2 if low > 0.06 else 1 if area / (width * height) > 0.865 else 0
     large = max(width, height) / scale > _LARGE
     return _FoundObject(nearest, shape, large, x / scale, y / scale)

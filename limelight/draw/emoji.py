@@ -25,16 +25,8 @@ _SPRITE = 64  # pixels that a picture is read with
 _MOST, _FEWEST = 256, 8  # kinds
 _ALIKE = 0.045  # mean squared difference on white below which two pictures look the same
 _GRID = 2  # pixels of a picture 32 wide: where objects can stand
-_LAYOUT = Layout(
-    single=0.15,
-    counted=0.1,
-    pair=0.75,
-    counted_pair=0.0,
-    triple=0.0,
-    spacing=15.0,
-    members=(2, 1, 0),
-    forward=0.5,
-)
+_SHARES = {"single": 0.15, "counted": 0.1, "pair": 0.75, "counted_pair": 0.0, "triple": 0.0}
+_LAYOUT = Layout(**_SHARES, spacing=15.0, members=(2, 1, 0), forward=0.5)
 
 
 class EmojiWorld:
@@ -50,9 +42,8 @@ class EmojiWorld:
         self.backgrounds = torch.tensor(list(_BACKGROUNDS.values()), device=device) / 255
         self.sides = [side * size // 32 for side in _SIDES]
         self.sprites = [shrink(sprites, side, max(self.sides)).to(device) for side in self.sides]
-        self.fingerprint = sha256(sprites.numpy().tobytes() + " ".join(names).encode()).hexdigest()[
-            :16
-        ]
+        content = sprites.numpy().tobytes() + " ".join(names).encode()
+        self.fingerprint = sha256(content).hexdigest()[:16]
         self.pixel = torch.arange(size, device=device)
 
     def render(self, scenes: Scenes) -> Tensor:

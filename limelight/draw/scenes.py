@@ -17,16 +17,10 @@ from torch import Tensor
 from limelight.errors import UserError
 
 RELATIONS = ("left of", "right of", "above", "below")
-SPOTS = (
-    "top left",
-    "top",
-    "top right",
-    "left",
-    "middle",
-    "right",
-    "bottom left",
-    "bottom",
-    "bottom right",
+SPOTS = (  # row by row
+    *("top left", "top", "top right"),
+    *("left", "middle", "right"),
+    *("bottom left", "bottom", "bottom right"),
 )
 SPLITS = ("train", "valid", "test")
 GROUPS = 3
@@ -165,21 +159,17 @@ class SceneSampler:
         two, three = (relation[:, :1] >= 0), (relation[:, 1:] >= 0)
         to_second = self.directions[relation[:, 0]] * two  # B 2
         to_third = self.directions[relation[:, 1]] * three
-        line = three & (
-            (to_second * to_third).sum(dim=1, keepdim=True) != 0
-        )  # all three in one line
+        line = three & ((to_second * to_third).sum(dim=1, keepdim=True) != 0)  # all three
         corner = three & ~line
         apart = torch.where(line, _CLOSE, _APART)
-        first = to_second * torch.where(line, 0.0, _APART) + to_third * torch.where(
-            corner, _APART, 0.0
-        )
-        second = first - to_second * torch.where(line, apart, 2 * apart)
-        third = first - to_third * torch.where(line, apart, 2 * apart)
+        first = to_second * torch.where(line, 0.0, _APART)
+        first = first + to_third * torch.where(corner, _APART, 0.0)
+        steps = torch.where(line, apart, 2 * apart)
+        second, third = first - to_second * steps, first - to_third * steps
         centres = _CENTRE + torch.stack([first, second, third], dim=1)  # B 3 2
         # A line of objects goes across the relation, or anywhere if there is none.
-        across = torch.where(
-            two, to_second.abs().flip(1), self.directions[draw.below(4)].abs()
-        )  # B 2
+        anyhow = self.directions[draw.below(4)].abs()
+        across = torch.where(two, to_second.abs().flip(1), anyhow)  # B 2
         centres = centres + self._jitter(across, count, two, line, corner, draw)
         if_single = torch.stack([spot % 3, spot // 3], dim=1) * 10.0 + 6.0 + draw.within(1.0, 2)
         free = torch.where(count[:, :1] > 1, self._free(across, count), 9.0)

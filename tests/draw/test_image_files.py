@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 import limelight
 from limelight.draw import image_files
+from limelight.draw.check import check_pictures, show_pictures
 from limelight.draw.examples import PictureFiles
 from limelight.draw.image_files import ImageStats, captioned, on_white, read_picture
 from limelight.errors import UserError
@@ -206,6 +208,18 @@ def test_missing_pictures_are_a_sentence(changes, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
         train("captioned-images", tmp_path / "run", changes, silent=True)
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_data_check_says_what_a_training_would_read(folder):
+    changes = {"data.train": (str(folder),), "data.hold_out": 0.2}
+    report = check_pictures(load_recipe("captioned-images", changes))
+    assert sum(report["pictures"].values()) == 90
+    assert report["unusable"] == {"not readable as a picture": ["broken.png"]}
+    shown = Console(record=True, width=200, file=io.StringIO())
+    show_pictures(report, shown)
+    assert "1 not readable as a picture: broken.png" in shown.export_text(clear=False)
+    show_pictures(check_pictures(load_recipe("shapes")), shown)
+    assert "train 227, valid 18, test 31" in shown.export_text()  # of 24 * 23 / 2
 
 
 def test_captions_that_are_too_long_are_cut_and_named(folder, capsys):
