@@ -312,7 +312,9 @@ def _find_tokenizer(
         for name, text in (origin.carried if origin else {}).items():
             run.write(name, text)
     world.barrier()
-    tokenizer = load_tokenizer(run, recipe.model)
+    # One of ours may have more tokens than the recipe says: `reconcile_with_run` compares them.
+    ours = not run.is_imported
+    tokenizer = Tokenizer.load(run.tokenizer) if ours else load_tokenizer(run, recipe.model)
     if origin is not None and tokenizer.hash != origin.tokenizer.hash:
         raise UserError(f"{run.path} has another tokenizer than the model it should start from")
     return tokenizer

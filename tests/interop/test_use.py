@@ -169,6 +169,7 @@ def test_the_models_that_come_known_are_well_described():
 def test_a_name_of_the_hub_that_cannot_be_fetched_says_where_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)  # where ../../etc has no such file
     with pytest.raises(UserError, match=r"huggingface.co/nobody/nothing-at-all/tree/main"):
         import_by_name("nobody/nothing-at-all", str(tmp_path / "run"))
     with pytest.raises(UserError, match="no file or folder here, and no name of the hub"):

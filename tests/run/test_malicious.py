@@ -1005,7 +1005,7 @@ def test_every_setting_of_a_recipe_is_covered_but_those_of_decoding(good, tmp_pa
             with pytest.raises(UserError, match=r"recipe\.toml has changed since the training"):
                 run.check()
     assert min(seen[table] for table in ("model", "data", "train", "decode")) > 10
-    assert seen["tokenizer"] == 2
+    assert seen["tokenizer"] == 3
 
 
 def exchange(first, second):
