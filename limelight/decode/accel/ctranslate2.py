@@ -12,6 +12,7 @@ never computed wrongly. Only files that this user's own process wrote are loaded
 import json
 import os
 import stat
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -328,7 +329,9 @@ def _is_private(folder: Path) -> bool:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return False
-    return os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+    if sys.platform == "win32":  # a user's cache folder is private there
+        return True
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _prune(cache: Path) -> None:
