@@ -19,6 +19,7 @@ from limelight.errors import UserError
 from limelight.interop.coders import Coder, read_bytes
 from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
 from limelight.interop.marian import half_sinusoids
+from limelight.interop.names import BART_LAYER
 from limelight.interop.pickled import Checkpoint, Stub, read_checkpoint
 from limelight.interop.sentencepiece import SentencePieceCoder
 from limelight.interop.subword_nmt import (
@@ -46,21 +47,6 @@ _WANTED = {  # what changes the computation, with the values that ours has too
     "char_inputs": (False,),
     "base_layers": (0,),
     "encoder_learned_pos": (False, True),
-}
-_PARTS = {
-    "self_attn.q_proj": "self_attention.query",
-    "self_attn.k_proj": "self_attention.key",
-    "self_attn.v_proj": "self_attention.value",
-    "self_attn.out_proj": "self_attention.output",
-    "self_attn_layer_norm": "self_residual.norm",
-    "encoder_attn.q_proj": "cross_attention.query",
-    "encoder_attn.k_proj": "cross_attention.key",
-    "encoder_attn.v_proj": "cross_attention.value",
-    "encoder_attn.out_proj": "cross_attention.output",
-    "encoder_attn_layer_norm": "cross_residual.norm",
-    "fc1": "feed_forward.inner",
-    "fc2": "feed_forward.outer",
-    "final_layer_norm": "feed_forward_residual.norm",
 }
 _BUFFERS = ("version", "_float_tensor", "decoder.output_projection.weight")
 
@@ -251,8 +237,8 @@ def _our_name(path: Path, name: str, config: ModelConfig) -> str | None:
     found = re.fullmatch(r"(encoder|decoder)\.(?:layers\.(\d+)\.)?([\w.]+)\.(weight|bias)", name)
     if found:
         side, layer, part, kind = found.groups()
-        if layer and part in _PARTS:
-            return f"{side}.layers.{layer}.{_PARTS[part]}.{kind}"
+        if layer and part in BART_LAYER:
+            return f"{side}.layers.{layer}.{BART_LAYER[part]}.{kind}"
         if not layer and part == "layer_norm" and config.norm_order == "pre":
             return f"{side}.norm.{kind}"
         if not layer and part == "embed_tokens":

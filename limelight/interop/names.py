@@ -187,7 +187,7 @@ def bert(config: ModelConfig, prefix: str = "bert.") -> NameTable:
     return NameTable(entries, "|".join(derived))
 
 
-_BART_LAYER = {
+BART_LAYER = {
     "self_attn.q_proj": "self_attention.query",
     "self_attn.k_proj": "self_attention.key",
     "self_attn.v_proj": "self_attention.value",
@@ -250,7 +250,7 @@ def marian(config: ModelConfig) -> NameTable:
     derived.append(shared if config.tying == "all" else r"model\.shared\.weight")
     for side, layers in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
         for i in range(layers):
-            for theirs, ours in _BART_LAYER.items():
+            for theirs, ours in BART_LAYER.items():
                 if side == "decoder" or not theirs.startswith("encoder_attn"):
                     for kind in _BOTH:
                         name = f"{side}.layers.{i}.{ours}.{kind}"

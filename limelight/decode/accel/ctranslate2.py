@@ -48,7 +48,7 @@ _OLDEST = (4, 8, 1)  # earlier ones can be crashed by a file
 _FORMAT = 1  # of what is written here: a new number makes old files unused
 _KEPT = 8  # converted models in the user's cache
 _MOMENT = 0.0005  # seconds between two looks at a search
-# Our beam has K texts, finished or not. CTranslate2 goes on with K unfinished ones until it has K
+# Our beam has K texts, finished or not. CTranslate2 continues K unfinished ones until it has K
 # finished ones, or a few more: 0, 1, 2. With beam 5 en-de then translates 295, 299, 299 of 300
 # everyday sentences as torch does. Of 150 captions, unlike its training data, it translates 139,
 # 141, 142 so, and 4, 5, 7 to something that scores higher. Two more take 7% longer.
