@@ -3,11 +3,12 @@
     python benchmarks/decoding_gpu.py [--json FILE]
     python benchmarks/decoding_gpu.py --device cpu --quick    # tiny models: does it run at all?
 
-The paper's base model (6 + 6 layers, vocabulary 32,000; sources of 32 tokens, 32 written)
-and GPT-2 124M (prompts of 16 tokens, 256 written), random weights, bfloat16, the end token never
-chosen. The contestants take turns, and each one's median round counts. The compiled contestant is
-what gpt-fast does: our own model with a KV cache of fixed shape, one token a step, through
-`torch.compile(mode="reduce-overhead")`, which captures CUDA graphs; it is greedy only.
+The paper's base model (6 + 6 layers, vocabulary 32,000; sources of 32 tokens, 32 written), GPT-2
+124M and the shape of SmolLM2-135M (prompts of 16 tokens, 256 written), random weights, bfloat16,
+the end token never chosen. The contestants take turns, and each one's median round counts. The
+compiled contestant is what gpt-fast does: our own model with a KV cache of fixed shape, one token a
+step, through `torch.compile(mode="reduce-overhead")`, which captures CUDA graphs; it is greedy
+only. Hugging Face's Llama also runs with its own static cache, whose step `generate` compiles.
 """
 
 import argparse
@@ -65,6 +66,22 @@ GPT2 = ModelConfig(
     norm_order="pre",
     positions="learned",
     activation="gelu-tanh",
+)
+SMOLLM2 = ModelConfig(
+    family="decoder-only",
+    vocab=49152,
+    layers=30,
+    d_model=576,
+    d_ff=1536,
+    heads=9,
+    kv_heads=3,
+    max_len=1024,
+    norm_order="pre",
+    norm="rms",
+    positions="rotary",
+    rotary_base=100000.0,
+    activation="swiglu",
+    bias=False,
 )
 
 
@@ -188,7 +205,7 @@ def sizes_of(config: ModelConfig) -> dict[str, int]:
     return {"layers": config.layers, "ffn_dim": config.ffn_dim, "attention_heads": config.heads}
 
 
-def theirs(case: Case, device: str) -> Round:
+def theirs(case: Case, device: str, **cache: Any) -> Round:
     """Hugging Face's model of the same size, with its own cache."""
     import transformers
 
@@ -212,6 +229,18 @@ def theirs(case: Case, device: str) -> Round:
                 **sizes,
             )
         )
+    elif config.positions == "rotary":
+        made = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=config.vocab,
+                hidden_size=config.d_model,
+                intermediate_size=config.ffn_dim,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.num_kv_heads,
+                tie_word_embeddings=True,
+            )
+        )
     else:
         made = transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
@@ -227,7 +256,7 @@ def theirs(case: Case, device: str) -> Round:
     settings = {"num_beams": beam, "do_sample": False, "pad_token_id": PAD}
     exactly = {"min_new_tokens": length, "max_new_tokens": length}
     mask = torch.ones_like(inputs)
-    return lambda: model.generate(inputs, attention_mask=mask, **settings, **exactly)
+    return lambda: model.generate(inputs, attention_mask=mask, **settings, **exactly, **cache)
 
 
 CASES: dict[str, Case] = {
@@ -237,13 +266,17 @@ CASES: dict[str, Case] = {
     "base, beam 5, batch 64": (BASE, 64, 32, 5),
     "GPT-2 124M, batch 1": (GPT2, 1, 256, 1),
     "GPT-2 124M, batch 64": (GPT2, 64, 256, 1),
+    "SmolLM2 135M, batch 1": (SMOLLM2, 1, 256, 1),
+    "SmolLM2 135M, batch 64": (SMOLLM2, 64, 256, 1),
 }
 
 
 def quick(case: Case) -> Case:
     """A tiny model of the same kind, two rows and eight tokens."""
     config, rows, _, beam = case
-    small = replace(config, vocab=64, layers=2, d_model=32, heads=2, d_ff=64, max_len=64)
+    small = replace(
+        config, vocab=64, layers=2, d_model=32, heads=2, kv_heads=0, d_ff=64, max_len=64
+    )
     return small, min(rows, 2), 8, beam
 
 
@@ -254,6 +287,9 @@ def race(case: Case, repeats: int, device: str = "cuda") -> dict[str, float]:
     if case[3] == 1:
         options = {"mode": "reduce-overhead"} if device == "cuda" else {}
         contestants["compiled"] = compiled(case, device, **options)
+    if case[0].positions == "rotary":
+        static = theirs(case, device, cache_implementation="static")
+        contestants["hugging face, static"] = static
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats + 2):  # one to compile, one to capture
         for name, play in contestants.items():
@@ -296,7 +332,11 @@ def main() -> None:
     for name in options.cases:
         case = quick(CASES[name]) if options.quick else CASES[name]
         speeds = results[name] = race(case, options.repeats, options.device)
-        others = {"hugging face": "Hugging Face", "compiled": "compiled static cache"}
+        others = {
+            "hugging face": "Hugging Face",
+            "hugging face, static": "Hugging Face compiled",
+            "compiled": "compiled static cache",
+        }
         ratios = [
             f"{speeds['limelight'] / speeds[other]:.1f} x {shown}"
             for other, shown in others.items()

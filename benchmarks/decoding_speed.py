@@ -74,7 +74,12 @@ Write = Callable[[Texts], Texts]  # sources in, texts out
 class Numbers:
     """All that a search asks of a tokenizer: the words of a text are its tokens' numbers."""
 
-    pad, start, end, first_text_id = PAD, START, END, END + 1
+    pad, start, end = PAD, START, END
+    special_ids, ends = frozenset((PAD, START, END)), frozenset((END,))
+
+    def is_text(self, i: int) -> bool:
+        """All but the special tokens."""
+        return i not in self.special_ids
 
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]

@@ -29,6 +29,7 @@ class _BoundedParser(h11.Connection):
         self.limits = limits
         self.refused: RefusedError | None = None
         self.chunks = self.wire = 0  # chunks and bytes of this body
+        self.head = b""  # of a response, for the write that sends its body
 
     @property
     def broken(self) -> bool:
@@ -38,6 +39,15 @@ class _BoundedParser(h11.Connection):
         if self.their_state is h11.SEND_BODY:
             self.wire += len(data)
         super().receive_data(data)
+
+    def send(self, event: Any) -> bytes | None:
+        """Keep the head of a response of known length for its body: one system call, not two."""
+        data = super().send(event)
+        if isinstance(event, h11.Response) and b"content-length" in dict(event.headers):
+            self.head = data or b""
+            return b""
+        held, self.head = self.head, b""
+        return held + (data or b"")
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:

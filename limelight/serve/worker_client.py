@@ -77,6 +77,7 @@ class WorkerClient:
         self.started = asyncio.Event()  # the first process is ready, or has failed
         self.jobs: dict[int, _Unread] = {}
         self.numbers = count(1)
+        self.outbox = bytearray()  # messages that wait for the end of this round of the event loop
         self.process: asyncio.subprocess.Process | None = None
 
     async def supervise(self) -> None:
@@ -184,9 +185,17 @@ class WorkerClient:
             queue.put_nowait({"error": ErrorPayload(code="too_slow", message=slow)})
 
     def send(self, message: Message) -> None:
+        """Messages of one round of the event loop go out together: each write wakes the worker."""
+        if not self.outbox:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self.outbox += packed(message)
+
+    def flush(self) -> None:
+        frames = bytes(self.outbox)
+        self.outbox.clear()
         if self.process is not None and self.process.stdin is not None:
             with suppress(ConnectionError, RuntimeError):
-                self.process.stdin.write(packed(message))
+                self.process.stdin.write(frames)
 
     async def stream(
         self, op: str, seconds: float | None = None, **fields: Any

@@ -29,7 +29,8 @@ from limelight.serve.worker.sequences import Sequence, token_payloads
 from limelight.serve.worker.trace_cache import TraceCache, Work, example_for
 
 _SEARCHES = 2  # beam searches that take turns
-_ADMIT_SECONDS = 0.005  # newcomers wait for others to join with: a batch is read faster
+_JOIN_SHARE = 8  # newcomers wait for others until this many times the last join's seconds passed
+_LONGEST_WAIT = 0.02  # seconds
 _WORK_SECONDS = 0.02  # for other work between two tokens
 _STREAM_SECONDS = 0.01  # between two messages with pieces of streams
 
@@ -89,7 +90,7 @@ class Scheduler:
         self.unsent: dict[_Member, None] = {}  # members of streams with news, in order
         self.outbox = bytearray()
         self.active = 0
-        self.waiting_since = 0.0
+        self.next_join = 0.0  # when newcomers need not wait any more
         self.streamed = 0.0  # when pieces were sent last
 
     def new_batch(self) -> GenerationBatch:
@@ -232,13 +233,15 @@ class Scheduler:
         self.flush()
 
     def admit_to_batch(self) -> None:
-        """Let waiting sequences join the batch, as far as its limits allow."""
-        now = time.perf_counter()
-        self.waiting_since = self.waiting_since or now
+        """Let waiting sequences join the batch, as far as its limits allow.
+
+        The batch stands still while newcomers are read, about as long for many as for one: so it
+        reads them together, and not again at once.
+        """
+        began = time.perf_counter()
         enough = len(self.to_generate) >= max(1, len(self.rows) // 2)
-        if not enough and self.rows and now - self.waiting_since < _ADMIT_SECONDS:
+        if not enough and self.rows and began < self.next_join:
             return
-        self.waiting_since = 0.0
         chosen: list[_Member] = []
         longest = 0
         while self.to_generate and len(self.rows) + len(chosen) < self.batch:
@@ -254,6 +257,8 @@ class Scheduler:
                     self.join([member])
                 except Exception as error:
                     self.fail(member.number, error)
+        now = time.perf_counter()
+        self.next_join = now + min(_JOIN_SHARE * (now - began), _LONGEST_WAIT)
 
     def join(self, chosen: list[_Member]) -> None:
         chosen = [member for member in chosen if member.number in self.jobs]
