@@ -56,6 +56,7 @@ from limelight.training.loss import LossSums
 _CODES, _COMMITMENT = 1000, 0.25  # the weight of the published VQ-VAE
 _SHADES = 8  # of each of three colours
 _SHOWN = 12  # pictures in a row of the figure
+_BEGAN = time.monotonic()
 _ABOUT = {
     "fsq": "FSQ",
     "vq": "VQ, codebook 1,000 x 4",
@@ -205,7 +206,8 @@ def compete(name: str, given: argparse.Namespace) -> dict[str, Any]:
             "tokens": recipe.images.tokens if recipe.images else 0,
             "seconds": {"tokenizer": round(tokenizer_seconds, 1), "model": round(seconds, 1)},
             "steps": trainer.state.step,
-            "pictures": trainer.state.step * (int(changes["train.batch_tokens"]) // recipe.model.max_len),
+            "pictures": trainer.state.step
+            * (int(changes["train.batch_tokens"]) // recipe.model.max_len),
         }
         referee = ManyAtOnce(pictures, tokenizer, image_tokenizer, recipe.decode)
         return {"name": name, **trained, **judged(referee, model, given, run.path)}
@@ -251,6 +253,15 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _finished(process: "subprocess.Popen[bytes]", limit: float) -> bool:
+    """Whether a contestant ended well before the time, which is measured from the start of all."""
+    try:
+        return process.wait(max(1.0, limit - time.monotonic() + _BEGAN)) == 0
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return False
+
+
 def main() -> None:
     wanted = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     wanted.add_argument("out", type=Path)
@@ -259,7 +270,8 @@ def main() -> None:
     wanted.add_argument("--tokenizer-steps", type=int, default=2500)
     wanted.add_argument("--pictures", type=int, default=512, help="in a batch")
     wanted.add_argument("--captions", type=int, default=1000)
-    wanted.add_argument("--seconds", type=float, default=400.0, help="that a model trains at most")
+    wanted.add_argument("--seconds", type=float, default=380.0, help="that a model trains at most")
+    wanted.add_argument("--limit", type=float, default=570.0, help="seconds for all of it")
     wanted.add_argument("--seed", type=int, default=1)
     wanted.add_argument("--runs", default="runs/draw_baselines")
     wanted.add_argument("--one", choices=list(_ABOUT), help=argparse.SUPPRESS)
@@ -271,10 +283,10 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     began = {}
     for name in given.contestants:
-        with open(given.out / f"{name}.log", "w") as log:
+        with open(given.out / f"{name}.log", "w", encoding="utf-8") as log:
             command = [sys.executable, *sys.argv, "--one", name]
             began[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    failed = [name for name, process in began.items() if process.wait()]
+    failed = [name for name, process in began.items() if not _finished(process, given.limit)]
     done = [name for name in given.contestants if name not in failed]
     files = [Path(given.runs) / name for name in done]
     results = [json.loads((file / "result.json").read_text()) for file in files]
