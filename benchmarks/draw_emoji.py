@@ -1,16 +1,21 @@
 """Draw held-out pairs of emoji, and recognise them by a classifier that knows nothing of the model.
 
-    python benchmarks/draw_emoji.py RUN [RUN ...] [--captions 500] [--guidance 2]
+    python benchmarks/draw_emoji.py RUN [RUN ...] [--captions 500] [--guidance 2] [--sheet FILE.png]
 
 It is trained on the pictures that scenes are made of, in all sizes, on all backgrounds, noisy and
 blurred. The widest empty strip of a picture parts its two objects.
+
+The sheet has four rows: true pictures, their reconstructions, drawn for their captions, and the
+nearest to these of 10,000 training pictures.
 """
 
 import argparse
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import torch
+from draw_figure import nearest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +23,7 @@ from limelight.draw.checker import Verdict
 from limelight.draw.emoji import EmojiWorld
 from limelight.draw.evaluate import Referee, shares
 from limelight.draw.examples import open_pictures, seeded
+from limelight.draw.png import to_pixels, write_png
 from limelight.draw.scenes import Scenes
 from limelight.loading import load
 from limelight.training.console import Report
@@ -25,6 +31,7 @@ from limelight.training.console import Report
 _CROP = 16  # pixels of what the classifier sees
 _DIFFERS = 0.12  # from the background
 _STEPS, _BATCH, _RATE = 1500, 256, 2e-3
+_SHOWN = 12  # pictures in a row of the sheet
 
 
 class EmojiChecker:
@@ -148,6 +155,7 @@ def main() -> None:
     wanted.add_argument("--captions", type=int, default=500)
     wanted.add_argument("--guidance", type=float)
     wanted.add_argument("--temperature", type=float)
+    wanted.add_argument("--sheet", type=Path)
     given = wanted.parse_args()
     changes = {k: v for k in ("guidance", "temperature") if (v := getattr(given, k)) is not None}
     checker: EmojiChecker | None = None
@@ -165,6 +173,9 @@ def main() -> None:
             rebuilt = tokenizer(true)[0].clamp(0, 1)
         shown = {"truth": true, "reconstructions": rebuilt, "drawn": drawn}
         scores = {k: shares(checker.judge(scenes, each)) for k, each in shown.items()}
+        if given.sheet:
+            rows = [part[:_SHOWN] for part in (*shown.values(), nearest(drawn[:_SHOWN], referee))]
+            write_png(given.sheet, to_pixels(torch.cat(rows)), _SHOWN)
         print(json.dumps({"run": run, "emoji": len(checker.world.names), **changes, **scores}))
 
 

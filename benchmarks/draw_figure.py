@@ -10,7 +10,6 @@ import argparse
 import textwrap
 
 import torch
-from matplotlib import pyplot
 from torch import Tensor
 
 from limelight.draw.evaluate import Referee
@@ -24,7 +23,7 @@ _SHOWN, _COLUMNS, _TRAINED, _BATCH = 12, 4, 10_000, 500
 
 def nearest(pictures: Tensor, referee: Referee) -> Tensor:
     """The training picture nearest to each of these, B 3 S S."""
-    best, found = torch.full((len(pictures),), torch.inf), pictures.clone()
+    best, found = pictures.new_full((len(pictures),), torch.inf), pictures.clone()
     for part in range(_TRAINED // _BATCH):
         generator = seeded(pictures.device, "figure", part)
         scenes = referee.world.sampler.sample("train", _BATCH, generator)
@@ -36,6 +35,8 @@ def nearest(pictures: Tensor, referee: Referee) -> Tensor:
 
 
 def main() -> None:
+    from matplotlib import pyplot
+
     wanted = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     wanted.add_argument("run")
     wanted.add_argument("file")

@@ -4,6 +4,7 @@ Both can be interrupted and resumed. The first has a folder of its own inside th
 weights are finished, the second begins with them.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +46,7 @@ _SHOWN = 12  # pictures in a row of a sheet
 _CLOSE = 8 / 255  # a value of a pixel this near to the true one counts as right
 
 
-class _ReconstructionLoss(LossModule):
+class ReconstructionLoss(LossModule):
     """How far reconstructed pictures are from the true ones.
 
     In training the second sum is the entropy of the tokens, so that the log's perplexity says how
@@ -131,10 +132,15 @@ class PictureTraining:
             precision=choose_precision(config.precision, self.world.device),
         )
 
-    def tokenizer_trainer(self, run: RunFolder) -> Trainer:
-        """The training of the image tokenizer."""
+    def tokenizer_trainer(
+        self,
+        run: RunFolder,
+        make: Callable[..., nn.Module] = ImageTokenizer,
+        objective: type[ReconstructionLoss] = ReconstructionLoss,
+    ) -> Trainer:
+        """The training of the image tokenizer, or of another that `make` gives."""
         torch.manual_seed(self.recipe.train.seed)
-        module = _ReconstructionLoss(ImageTokenizer(self.images.levels, self.images.channels))
+        module = objective(make(self.images.levels, self.images.channels))
         examples = partial(PictureExamples, self.pictures)
         trainer = self.trainer(module, _tokenizer_config(self.recipe), run, examples)
 
@@ -228,7 +234,7 @@ def init_rows_and_columns(model: nn.Module, images: ImageConfig) -> None:
     table = getattr(getattr(model.target, "positions", None), "weight", None)
     if table is None:
         return
-    side = images.size // 4
+    side = math.isqrt(images.tokens)
     rows, columns = (torch.randn(side, table.size(1)) * 0.014 for _ in range(2))
     with torch.no_grad():
         table[images.caption_tokens :] = (rows[:, None] + columns).flatten(0, 1)
