@@ -186,3 +186,26 @@ def test_values_are_counted_without_parsing(body):
 @pytest.mark.parametrize("text", [",[{" * 1000, '\\",' * 1000, "\\" * 999 + ",", '\n",\n' * 500])
 def test_marks_inside_of_texts_are_no_values(text):
     assert not _has_more_values(json.dumps({"prompt": [text, text]}).encode(), 5)
+
+
+@pytest.mark.parametrize("known_length", [True, False])
+def test_a_head_goes_out_with_its_body_unless_the_body_streams(known_length):
+    """A stream's head must not wait: its first piece may take long."""
+    parser = connection._BoundedParser(Front().limits)
+    parser.receive_data(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    parser.next_event()
+    headers = [(b"content-length", b"4")] if known_length else []
+    head = parser.send(h11.Response(status_code=200, headers=headers))
+    body = parser.send(h11.Data(data=b"text")) + parser.send(h11.EndOfMessage())
+    assert (head == b"") is known_length
+    assert (head + body).startswith(b"HTTP/1.1 200 ")
+    assert body.startswith(b"HTTP/1.1 200 ") is known_length
+    assert b"text" in body
+
+
+def test_a_head_without_a_body_goes_out_too():
+    parser = connection._BoundedParser(Front().limits)
+    parser.receive_data(b"HEAD / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    parser.next_event()
+    assert parser.send(h11.Response(status_code=200, headers=[(b"content-length", b"4")])) == b""
+    assert parser.send(h11.EndOfMessage()).startswith(b"HTTP/1.1 200 ")

@@ -200,6 +200,29 @@ def test_beams_are_searched_by_the_engines_choice_of_search(model, monkeypatch):
     assert json.JSONDecoder().raw_decode(message)[0]["translations"][0]["text"]
 
 
+@pytest.mark.parametrize("pause", [0.0, 1e9])
+def test_newcomers_wait_for_others_after_a_join_unless_they_are_many(model, pause):
+    """Reading them stops everybody: one waits, but not four beside a batch of eight."""
+    worker = Scheduler(model("writer"), 16, 16, 64, lambda _: None)
+    asked = {"prompts": ["the"], "n": 1, "stop": [], "top": 0, "stream": False, "tag": ""}
+    asked |= {"logprobs": True, "settings": {"max_tokens": 12}}
+
+    def ask(*numbers):
+        for number in numbers:
+            worker.on_message({"id": number, "op": "complete", **asked})
+        worker.step()
+
+    ask(*range(1, 9))
+    assert len(worker.rows) == 8
+    worker.next_join = pause
+    ask(9)
+    assert len(worker.rows) == (8 if pause else 9)
+    ask(10, 11, 12)
+    if pause:
+        assert len(worker.rows) == 12
+    assert worker.next_join < 1e9  # the join has set it anew
+
+
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_worker_with_int8_answers_as_the_model_does(run, monkeypatch, beam):
     """Greedily too, all that wait together; only a stream goes token by token, in float32."""
