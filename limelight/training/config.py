@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from limelight.config import Count, Fraction, Positive, config_class
-from limelight.errors import UserError
+from limelight.errors import UserError, unknown_name
+from limelight.run.loggers import LOGGERS
 
 _Steps = Annotated[int, Field(ge=1, le=10**9)]
 _Thousand = Annotated[int, Field(ge=0, le=1000)]
@@ -52,6 +53,7 @@ class TrainConfig:
     patience: Count = 0  # validations without improvement before stopping; 0: never
     metric: str = "loss"  # must improve: loss, perplexity, accuracy, or the task's own
     log_every: _Steps = 10  # steps
+    log_to: tuple[str, ...] = ()  # beside log.jsonl: "tensorboard", "wandb", "mlflow"
 
     max_unusable: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the lines; more: refused
     mask_rate: Fraction = 0.15  # encoder-only: share of the tokens to predict
@@ -66,6 +68,9 @@ class TrainConfig:
     data_workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that prepare batches
 
     def __post_init__(self) -> None:
+        for name in self.log_to:
+            if name not in LOGGERS:
+                raise unknown_name("logger", name, LOGGERS)
         if self.warmup >= self.steps and self.schedule in ("cosine", "linear", "wsd"):
             raise UserError(
                 f"warmup={self.warmup} leaves nothing of steps={self.steps} "

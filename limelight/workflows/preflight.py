@@ -28,7 +28,7 @@ from limelight.training.evaluate import VALIDATION_METRICS
 
 _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
-    *("log_every", "average_checkpoints", "data_workers", "device", "max_unusable"),
+    *("log_every", "log_to", "average_checkpoints", "data_workers", "device", "max_unusable"),
 }
 _NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
@@ -146,6 +146,8 @@ def check_compiler(config: TrainConfig, device: torch.device) -> None:
 
 def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     """The metrics of a validation for this task; a sharded model cannot decode."""
+    if data.kind == "labelled":
+        return tuple(name for name in VALIDATION_METRICS if name != "perplexity")
     if recipe.train.fsdp or num_columns(data) == 1:
         return VALIDATION_METRICS
     return (*VALIDATION_METRICS, "bleu", "chrf2", *(["exact"] if data.toy else []))

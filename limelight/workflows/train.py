@@ -44,6 +44,7 @@ from limelight.run.atomic import lock, make_folder, remove_stale_temp
 from limelight.run.bundled_models import find_run, is_run
 from limelight.run.folder import RunFolder
 from limelight.run.log import summary
+from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
 from limelight.training import batch_size
 from limelight.training.console import Report
@@ -82,6 +83,7 @@ def train(
         recipe = with_overrides(recipe, changes)
     recipe = with_absolute_paths(recipe)
     preflight.check_data(recipe.data)
+    check_loggers(recipe.train.log_to)
     with init_distributed(recipe.train) as world, lock_run(folder, world):
         report = Report(silent or not world.is_main)
         trainer = None
