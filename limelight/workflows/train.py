@@ -28,7 +28,7 @@ from limelight.device import choose_precision, describe
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_write
 from limelight.loading import LoadedModel, load, load_tokenizer
-from limelight.model import build
+from limelight.model import ModelConfig, build
 from limelight.recipe import (
     Overrides,
     Recipe,
@@ -120,7 +120,7 @@ def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
         reached += f", best validation {metric} {best[metric]:.4f} at step {best['step']}"
     trainer.report.say(f"{reached}; see {trainer.run.curves}")
     kind, name = with_registry_defaults(recipe.data).kind, shlex.quote(str(run))
-    read = "classify" if getattr(recipe.model, "classes", 0) else "fill"
+    read = "classify" if kind == "labelled" else "fill"
     written = {"texts": "write", "dialogues": "chat"}.get(kind, "translate")
     task = read if recipe.model.family == "encoder-only" else written
     text = "'A text with a ___.'" if task == "fill" else "'A text.'"
@@ -193,6 +193,7 @@ def build_trainer(
     tokenizer = _find_tokenizer(recipe, learn, run, world, origin, report)
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
+    recipe = tokenized.recipe
     torch.manual_seed(recipe.train.seed)
     model = build(recipe.model)
     if origin is not None:
@@ -215,8 +216,10 @@ def build_trainer(
     }
     _write_run_metadata(recipe, tokenizer, made_of, world, run, tokenized.classes)
     config, lengths = recipe.train, batches.examples.lengths
+    weights = tokenized.class_weights if config.class_weights else None
+    objective = (config.label_smoothing, config.compile, config.rdrop_alpha, weights)
     trainer = Trainer(
-        loss_module=LossModule(model, config.label_smoothing, config.compile, config.rdrop_alpha),
+        loss_module=LossModule(model, *objective),
         batches=batches,
         config=config,
         run=run,
@@ -248,6 +251,10 @@ def _prepare_data(
         none = held if tally.rejected["in another split"] else "data.train holds none"
         raise UserError(f"there is no example to train on: {tally.unusable or none}")
     classes = class_names(recipe, data, stores["train"])
+    if classes and isinstance(recipe.model, ModelConfig) and not recipe.model.classes:
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        report.say(f"{len(classes)} classes: {shown}")
+        recipe = replace(recipe, model=replace(recipe.model, classes=len(classes)))
     return TokenizedData(recipe, data, tokenizer, stores, classes, world)
 
 
