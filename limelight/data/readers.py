@@ -35,7 +35,8 @@ _FIRST = 100  # rows that decide what columns a file has
 _PIECE = 2**16  # characters of a long text that are tokenised together
 _NAMES = re.compile(  # of columns, in the wild
     r"(?i)id|idx|index|text|label|class|category|sentiment|sentence\d?|source|target|src|tgt|trg|"
-    r"input|output|question|answer|prompt|response|title|summary|document|score|lang|[a-z]{2}"
+    r"input|output|question|answer|prompt|response|title|summary|document|score|lang|[a-z]{2}|"
+    r"review|comment|message|content|body|tweet|headline|stars|rating|topic|intent|emotion"
 )
 
 

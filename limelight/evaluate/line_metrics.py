@@ -58,7 +58,8 @@ def line_scores(
     found: list[LineScores] = []
     for name in dict.fromkeys(names):
         if name == "exact":
-            hits = [float(a in rest) for a, *rest in zip(outputs, *references, strict=True)]
+            pairs = zip(outputs, zip(*references, strict=True), strict=True)
+            hits = [float(bool(text) and text in wanted) for text, wanted in pairs]
             found.append(LineScores("exact", hits, f"nrefs:{len(references)}"))
         elif name == "rouge":
             found += _rouge(outputs, references)

@@ -98,10 +98,10 @@ def _with_objective(entry: Entry) -> Entry:
     It wrote exp(loss) as perplexity. Label smoothing raises the loss; where that is not so, as for
     an image tokenizer, whose perplexity is another thing, there is nothing to correct.
     """
-    before = entry.get("perplexity")
-    if "lr" not in entry or "objective" in entry or not _is_number(before) or before < 1:
+    known: Any = entry.get("perplexity")
+    if "lr" not in entry or "objective" in entry or not _is_number(known) or known < 1:
         return entry
-    return entry | {"objective": entry["loss"], "loss": min(entry["loss"], math.log(before))}
+    return entry | {"objective": entry["loss"], "loss": min(entry["loss"], math.log(known))}
 
 
 def _is_number(value: object) -> bool:

@@ -43,7 +43,6 @@ from limelight.recipe import (
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
 from limelight.run.bundled_models import find_run, is_run
 from limelight.run.folder import RunFolder
-from limelight.run.log import summary
 from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
 from limelight.training import batch_size
@@ -113,11 +112,11 @@ def plan(
 
 def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
     """What a training has reached, where it is, and what to do with it."""
-    best, config = summary(trainer.run.log)["best_validation"], trainer.config
-    reached = f"done: step {trainer.state.step}"
-    if best:
-        metric = config.metric if config.metric in best else "loss"
-        reached += f", best validation {metric} {best[metric]:.4f} at step {best['step']}"
+    state = trainer.state
+    reached = f"done: step {state.step}"
+    if state.best_step:  # scores that should be high are negative there
+        best = f"{state.metric} {abs(state.best):.4f} at step {state.best_step}"
+        reached += f", best validation {best}"
     trainer.report.say(f"{reached}; see {trainer.run.curves}")
     kind, name = with_registry_defaults(recipe.data).kind, shlex.quote(str(run))
     read = "classify" if kind == "labelled" else "fill"
