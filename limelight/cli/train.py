@@ -165,8 +165,8 @@ def evaluate(
     """
     from limelight.workflows.evaluate import compare_runs, score_run, show
 
-    how, more = (split, arg.overrides(set)), {"metrics": metric, "output": output}
-    report = compare_runs(runs, *how, **more) if len(runs) > 1 else score_run(runs[0], *how, **more)
+    how = (split, arg.overrides(set), False, metric, output)
+    report = compare_runs(runs, *how) if len(runs) > 1 else score_run(runs[0], *how)
     io.print_report(report, show, json)
 
 

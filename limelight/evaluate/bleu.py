@@ -50,7 +50,7 @@ def streams_of(references: References) -> list[Sequence[str]]:
         raise UserError("there is nothing to score: no references")
     if isinstance(references[0], str):
         return [cast(Sequence[str], references)]
-    first, *others = cast(Sequence[Sequence[str]], references)
+    first, *others = references
     return [first, *(cast(list[str], [text or None for text in other]) for other in others)]
 
 

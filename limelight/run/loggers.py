@@ -15,7 +15,7 @@ from limelight.errors import UserError
 from limelight.files import atomic_write, read_bounded
 from limelight.run.log import Entry
 
-IDS = "loggers.json"  # under which ids other programs know this run, to go on with it
+_IDS = "loggers.json"  # under which ids other programs know this run, to go on with it
 
 
 class Logger(Protocol):
@@ -154,9 +154,9 @@ def _recipe_of(run: Path) -> dict[str, Any]:
 
 
 def _read_ids(run: Path) -> dict[str, str]:
-    found = json.loads(read_bounded(run / IDS)) if (run / IDS).is_file() else {}
+    found = json.loads(read_bounded(run / _IDS)) if (run / _IDS).is_file() else {}
     return found if isinstance(found, dict) else {}
 
 
 def _write_ids(run: Path, ids: dict[str, str]) -> None:
-    atomic_write(run / IDS, json.dumps(ids).encode())
+    atomic_write(run / _IDS, json.dumps(ids).encode())

@@ -215,10 +215,8 @@ def build_trainer(
     }
     _write_run_metadata(recipe, tokenizer, made_of, world, run, tokenized.classes)
     config, lengths = recipe.train, batches.examples.lengths
-    weights = tokenized.class_weights if config.class_weights else None
-    objective = (config.label_smoothing, config.compile, config.rdrop_alpha, weights)
     trainer = Trainer(
-        loss_module=LossModule(model, *objective),
+        loss_module=_with_objective(model, tokenized),
         batches=batches,
         config=config,
         run=run,
@@ -234,6 +232,14 @@ def build_trainer(
     elif valid is not None and recipe.model.family.endswith("decoder-only"):
         trainer.samples = partial(sample_text, tokenized)
     return trainer
+
+
+def _with_objective(model: nn.Module, tokenized: TokenizedData) -> LossModule:
+    config = tokenized.recipe.train
+    weights = tokenized.class_weights if config.class_weights else None
+    return LossModule(
+        model, config.label_smoothing, config.compile, config.rdrop_alpha, class_weights=weights
+    )
 
 
 def _prepare_data(
