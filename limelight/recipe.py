@@ -166,6 +166,8 @@ def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         new = {current_name(owner, setting) for setting in changed}
         if key == "data" and changed.get("train"):
             before = _without_origin(before, new)
+        if key == "data" and changed.get("valid"):  # which are then not held out of the others
+            before = {k: v for k, v in before.items() if k != "hold_out"}
         values[key] = {k: v for k, v in before.items() if current_name(owner, k) not in new}
         values[key] |= changed
         if key == "train" and "steps" in new and "warmup" not in new:

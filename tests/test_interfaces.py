@@ -16,7 +16,7 @@ def known():
 ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), and why
     **{key: "errors: type and param, as OpenAI's" for key in known() if key[0] == "routes"},
     ("run folder", "all"): "what an imported model brings along, and its certificate; and draw's "
-    "image tokenizer and sheets of pictures",
+    "image tokenizer and sheets of pictures; what other programs log, and their ids",
     ("routes", "GET /healthz"): "devices: where the workers of each model run",
     ("routes", "GET /readyz"): "devices, as /healthz",
     ("routes", "GET /api/model"): "device and precision of the model; images",

@@ -336,7 +336,10 @@ def _help_hint(name: str) -> str:
 # Settings of a recipe: --train.steps 500, or --set train.steps=500
 
 
-_LISTS = ("data.train", "data.valid", "data.test", "data.columns", "train.freeze")
+_LISTS = (
+    *("data.train", "data.valid", "data.test", "data.columns"),
+    *("train.freeze", "train.log-to", "train.log_to"),
+)
 _SHORT = {  # what people type: the setting that it means
     "--data.allow-bad": "--train.max-unusable=1",
     "--lr": "--train.learning-rate",

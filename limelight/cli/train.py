@@ -139,28 +139,34 @@ def compare(
 
 
 def evaluate(
-    run: arg.Run,
-    other: Annotated[str, arg.Argument("RUN2", positional=True)] = "",
+    runs: Annotated[tuple[str, ...], arg.Argument("RUN", positional=True)],
     split: Annotated[Literal["train", "valid", "test"], arg.Argument("train|valid|test")] = "test",
+    metric: Annotated[
+        tuple[Literal["exact", "rouge", "comet"], ...], arg.Argument("exact|rouge|comet")
+    ] = (),
+    output: arg.File = "",
     json: arg.Json = False,
     set: arg.Settings = (),
 ) -> None:
-    """Measure a trained model on held-out texts, or compare two models.
+    """Measure a trained model on held-out texts, or compare several models.
 
     Prints loss, perplexity and accuracy; BLEU, chrF and TER of translations; bits per byte of
-    texts; F1 of classes. For two runs, a paired bootstrap says whether chance explains the
-    difference.
+    texts; precision, recall, F1 and confusions of classes. For several runs, a paired bootstrap
+    says whether chance explains the difference to the first.
 
     --data.test FILE ... evaluates your own texts, whatever the model was trained on.
 
     Args:
-        other: a second run or bundled model to compare with
+        runs: a run folder or a bundled model; several are compared
         split: the texts to use
+        metric: a further metric of translations and answers; may be given several times
+        output: write what the models answer beside sources and references into this .tsv, .csv or
+            .jsonl file; for a classifier also a picture of the confusion matrix beside it
     """
     from limelight.workflows.evaluate import compare_runs, score_run, show
 
-    how = (split, arg.overrides(set))
-    report = compare_runs((run, other), *how) if other else score_run(run, *how)
+    how = (split, arg.overrides(set), False, metric, output)
+    report = compare_runs(runs, *how) if len(runs) > 1 else score_run(runs[0], *how)
     io.print_report(report, show, json)
 
 

@@ -219,7 +219,7 @@ def find_mixups(read: Callable[[], Iterable[tuple[str, ...]]]) -> LanguageMixups
     odds = np.diff(np.log(counts / counts.sum(axis=1, keepdims=True)), axis=0)[0]
     found: dict[str, list[int]] = {kind: [] for kind in _MIXED_UP}
     typical, judged = np.zeros(2), np.zeros(2)
-    for row, (source, target) in enumerate(read()):
+    for row, (source, target, *_) in enumerate(read()):
         # Above 0: typical of its own side.
         lean = np.array([-_language_score(source, odds), _language_score(target, odds)])
         typical, judged = typical + (lean > _SURE), judged + (lean != 0)

@@ -81,7 +81,8 @@ class DataConfig:
             raise UserError(f"reverse=true turns pairs around, not kind={self.kind!r}")
         if self.tag in SPECIAL or not all(c.isalnum() or c in "-_" for c in self.tag):
             raise UserError(f"tag={self.tag!r} must be of letters and digits, and not {SPECIAL}")
-        if self.columns and len(self.columns) != len(KEYS[self.kind]):
+        several = self.kind == "pairs" and len(self.columns) > 2  # references of valid or test
+        if self.columns and len(self.columns) != len(KEYS[self.kind]) and not several:
             wanted = " and ".join(KEYS[self.kind])
             raise UserError(f"columns={self.columns} must name where to find {wanted}")
         self.check_corpora()

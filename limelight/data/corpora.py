@@ -1,8 +1,8 @@
 """A corpus as a stream of examples: from files, the Hugging Face hub or a toy; judged and counted.
 
 An example is a source and a target (`pairs`, `dialogues`), a text (`texts`), or a text and its
-label (`labelled`). Nothing is dropped silently: lines read == examples used + lines rejected,
-reason by reason.
+label (`labelled`). In valid and test, a source may have several targets: its references. Nothing is
+dropped silently: lines read == examples used + lines rejected, reason by reason.
 """
 
 import random
@@ -65,11 +65,15 @@ def _read_part(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
     rows = enumerate(hub_rows(data, split), 1) if data.hub else None
     longest = 2**62 if data.stream or data.valid_tail else data.max_chars  # a stream has any size
     found = read_files(data, split, tally) if rows is None else read_entries(data, rows, tally)
-    for origin, example in found:
-        if isinstance(example, Fragment):
-            yield example
-        elif data.hold_out and held_in(origin, data.hold_out) != split:
+    for origin, texts in found:
+        if isinstance(texts, Fragment):
+            yield texts
+            continue
+        example = (*texts[:2], *filter(str.strip, texts[2:]))  # without missing references
+        if data.hold_out and held_in(origin, data.hold_out) != split:
             tally.rejected["in another split"] += 1
+        elif len(example) > 2 and (split == "train" or data.reverse):
+            tally.reject("several targets", " | ".join(example))
         elif reason := _why_rejected(example, longest):
             tally.reject(reason, " | ".join(example))
         else:

@@ -25,7 +25,7 @@ from limelight.data.input_files import (
 from limelight.data.tokenizer import in_parts, valid_unicode
 from limelight.errors import UserError
 
-Example = tuple[str, ...]  # (source, target), (text,) or (text, label)
+Example = tuple[str, ...]  # (source, target, more references ...), (text,) or (text, label)
 _Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 _Numbered = Iterator[tuple[int, Any]]  # rows or entries with their lines
 _NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
@@ -35,7 +35,8 @@ _FIRST = 100  # rows that decide what columns a file has
 _PIECE = 2**16  # characters of a long text that are tokenised together
 _NAMES = re.compile(  # of columns, in the wild
     r"(?i)id|idx|index|text|label|class|category|sentiment|sentence\d?|source|target|src|tgt|trg|"
-    r"input|output|question|answer|prompt|response|title|summary|document|score|lang|[a-z]{2}"
+    r"input|output|question|answer|prompt|response|title|summary|document|score|lang|[a-z]{2}|"
+    r"review|comment|message|content|body|tweet|headline|stars|rating|topic|intent|emotion"
 )
 
 
@@ -98,7 +99,10 @@ class LineStats:
 
 
 def sides_of(data: DataConfig, split: str) -> list[list[Path]]:
-    """The files of a split: one list, or for parallel texts two with as many files each."""
+    """The files of a split: one list, or for parallel texts two with as many files each.
+
+    In valid and test, one file of sources may have several files of references.
+    """
     named = [find_files([name]) for name in files_of(data, split)]
     files = list(chain.from_iterable(named))
     tables = [file for file in files if ending_of(file) in _TABLES]
@@ -115,6 +119,8 @@ def sides_of(data: DataConfig, split: str) -> list[list[Path]]:
         return [files]
     if len(sides) == 2 and len(sides[0]) == len(sides[1]):
         return sides
+    if split != "train" and len(sides[0]) == 1:
+        return [[file] for file in files]
     found = " and ".join(f"{len(side)} in {ending_of(side[0]) or side[0].name}" for side in sides)
     raise UserError(
         f"{data.kind} come from two parallel files or one, or from as many files on each side, but "
@@ -125,9 +131,9 @@ def sides_of(data: DataConfig, split: str) -> list[list[Path]]:
 def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
     """Examples before they are judged; lines that give none are counted as rejected here."""
     sides = sides_of(data, split)
-    if len(sides) == 2:
-        for source, target in zip(*sides, strict=True):
-            yield from _read_parallel(source, target, data, tally)
+    if len(sides) > 1:
+        for paths in zip(*sides, strict=True):
+            yield from _read_parallel(paths, data, tally)
         return
     for path in sides[0]:
         tally.file, tally.line = str(path), 0
@@ -205,19 +211,19 @@ def _lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str | Non
             yield text
 
 
-def _read_parallel(
-    source: Path, target: Path, data: DataConfig, tally: LineStats
-) -> Iterator[_Found]:
-    m, n = (sum(1 for _ in raw_lines(path, data.encoding)) for path in (source, target))
-    if m != n:
-        raise UserError(f"{source} has {m} lines and {target} has {n}: they cannot be parallel")
-    sides = LineStats(file=str(source)), LineStats(file=str(target))
-    lines = (_lines(path, data, side) for path, side in zip((source, target), sides, strict=True))
-    for number, (left, right) in enumerate(zip(*lines, strict=True), 1):
+def _read_parallel(paths: tuple[Path, ...], data: DataConfig, tally: LineStats) -> Iterator[_Found]:
+    m, *others = (sum(1 for _ in raw_lines(path, data.encoding)) for path in paths)
+    for path, n in zip(paths[1:], others, strict=True):
+        if m != n:
+            raise UserError(f"{paths[0]} has {m} lines and {path} has {n}: they cannot be parallel")
+    sides = [LineStats(file=str(path)) for path in paths]
+    lines = (_lines(path, data, side) for path, side in zip(paths, sides, strict=True))
+    for number, texts in enumerate(zip(*lines, strict=True), 1):
         tally.read += 1
-        tally.file, tally.line = str(source), number
-        if left is not None and right is not None:
-            yield left, (left, right)
+        tally.file, tally.line = str(paths[0]), number
+        found = tuple(text for text in texts if text is not None)
+        if len(found) == len(texts):
+            yield found[0], found
         else:  # one pair, one reason: the first that was met
             wrong = next(side for side in sides if side.rejected)
             reason, tally.file = next(iter(wrong.rejected)), wrong.file
@@ -225,7 +231,7 @@ def _read_parallel(
             for side in sides:
                 side.rejected.clear()
                 side.examples.clear()
-    tally.repaired += sides[0].repaired + sides[1].repaired
+    tally.repaired += sum((side.repaired for side in sides), Counter())
 
 
 # Tables
@@ -443,9 +449,10 @@ def read_entries(data: DataConfig, entries: _Numbered, tally: LineStats) -> Iter
             yield from _answers(found[0], data.context_turns, tally)
             continue
         tally.read += 1
+        found = _with_references(found) if data.kind == "pairs" else found
         if not isinstance(entry, dict):
             tally.reject("not a JSON object", str(entry))
-        elif all(type(value) in (str, int) for value in found):
+        elif len(found) >= len(KEYS[data.kind]) and all(type(v) in (str, int) for v in found):
             example = tuple(valid_unicode(str(value)) for value in found)
             yield example[0], example
         else:
@@ -472,6 +479,13 @@ def _value_at(entry: object, key: str) -> object:
         return entry.get(key)
     first, rest = key.split(".", 1)
     return _value_at(entry.get(first), rest)
+
+
+def _with_references(found: list[object]) -> list[object]:
+    """A source and its target, which may be a list of references."""
+    source, *rest = found
+    flat = chain.from_iterable(one if isinstance(one, list) else [one] for one in rest)
+    return [source, *(one for i, one in enumerate(flat) if i == 0 or one is not None)]
 
 
 # Texts and dialogues

@@ -42,12 +42,16 @@ def score_translations(
 
 
 def streams_of(references: References) -> list[Sequence[str]]:
-    """References as a list of sequences, also when there is only one."""
+    """References as a list of sequences, also when there is only one.
+
+    Where a line has fewer than others, the rest are empty: None for sacrebleu, or they would count.
+    """
     if not references:
         raise UserError("there is nothing to score: no references")
     if isinstance(references[0], str):
         return [cast(Sequence[str], references)]
-    return list(references)
+    first, *others = references
+    return [first, *(cast(list[str], [text or None for text in other]) for other in others)]
 
 
 def metrics(tokenize: str = "13a") -> Mapping[str, "Metric"]:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from limelight.errors import UserError, unknown_name
 
@@ -66,7 +66,7 @@ def score_labels(
     """
     check_lines(outputs, references, "labels")
     correct = sum(a == b for a, b in zip(outputs, references, strict=True))
-    each = f1_by_class(outputs, references)
+    each = {name: own["f1"] for name, own in scores_by_class(outputs, references).items()}
     if positive and positive not in each:
         raise unknown_name("class", positive, each)
     if positive and len(each) > 2:
@@ -81,13 +81,29 @@ def score_labels(
     return [*scores, *(Measure(f"F1 of {name}", f1) for name, f1 in each.items())]
 
 
-def f1_by_class(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """F1, the harmonic mean of precision and recall, of every class that occurs.
+def scores_by_class(
+    outputs: Sequence[str], references: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Precision, recall and F1, their harmonic mean, of every class that occurs; and its texts.
 
     With p = hits / given and r = hits / wanted, 2pr / (p + r) = 2 hits / (given + wanted). It is 0
     where nothing was hit, also if the class was never given and precision alone is undefined.
     """
     given, wanted = Counter(outputs), Counter(references)
     hits = Counter(a for a, b in zip(outputs, references, strict=True) if a == b)
-    classes = sorted(given.keys() | wanted.keys())
-    return {name: 2 * hits[name] / (given[name] + wanted[name]) for name in classes}
+    return {
+        name: {
+            "precision": hits[name] / max(1, given[name]),
+            "recall": hits[name] / max(1, wanted[name]),
+            "f1": 2 * hits[name] / (given[name] + wanted[name]),
+            "texts": wanted[name],
+        }
+        for name in sorted(given.keys() | wanted.keys())
+    }
+
+
+def confusion_matrix(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """How often each class (a row) was taken for each (a column)."""
+    pairs = Counter(zip(references, outputs, strict=True))
+    classes = sorted({*outputs, *references})
+    return {"classes": classes, "counts": [[pairs[a, b] for b in classes] for a in classes]}

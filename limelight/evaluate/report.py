@@ -14,6 +14,8 @@ from limelight.errors import UserError
 from limelight.evaluate.metrics import Measure
 from limelight.evaluate.significance import Comparison
 
+_MOST_COLUMNS = 10  # classes whose confusions fit a terminal
+
 
 def report_scores(
     run: str,
@@ -32,13 +34,13 @@ def report_scores(
 
 
 def report_comparison(
-    runs: tuple[str, str],
+    runs: Sequence[str],
     split: str,
     columns: Sequence[Sequence[str]],
     comparisons: Iterable[Comparison],
-    decoding: tuple[Mapping[str, Any], Mapping[str, Any]],
+    decoding: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The comparison of two runs for JSON; each has its own decoding settings."""
+    """The comparison of two or more runs for JSON; each has its own decoding settings."""
     return {
         "runs": list(runs),
         **_report_data(split, columns),
@@ -71,7 +73,14 @@ def _by_name(items: Iterable[Measure | Comparison]) -> dict[str, Any]:
 def show(report: dict[str, Any], console: Console) -> None:
     """Print a table, and below it how the scores were computed."""
     console.print(Text(f"{report['split']}, {report['lines']:,} lines"))
-    console.print(_compared_table(report) if "comparisons" in report else _score_table(report))
+    if "comparisons" not in report:
+        console.print(_score_table(report))
+    else:
+        two = len(report["runs"]) == 2
+        console.print(_compared_table(report) if two else _table_of_many(report))
+    if "confusion" in report:
+        console.print(_class_table(report["classes"]))
+        console.print(_confusion_table(**report["confusion"]))
     for name, fields in (report.get("comparisons") or report["scores"]).items():
         if fields["signature"]:
             console.print(Text(f"{name}: {fields['signature']}", "dim"), soft_wrap=True)
@@ -84,7 +93,36 @@ def _score_table(report: dict[str, Any]) -> Table:
     table.add_column("score", justify="right")
     table.add_column("better", style="dim")
     for name, fields in report["scores"].items():
-        table.add_row(Text(name), _short(fields["score"]), fields["better"])
+        if not ("classes" in report and name.startswith("F1 of ")):  # they have their own table
+            table.add_row(Text(name), _short(fields["score"]), fields["better"])
+    return table
+
+
+def _class_table(classes: dict[str, dict[str, float]]) -> Table:
+    table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("texts", "precision", "recall", "F1"):
+        table.add_column(name, justify="right")
+    for name, own in classes.items():
+        numbers = (_short(own[key]) for key in ("precision", "recall", "f1"))
+        table.add_row(Text(name), f"{own['texts']:,}", *numbers)
+    return table
+
+
+def _confusion_table(classes: list[str], counts: list[list[int]]) -> Table:
+    """All counts; of many classes, which would not fit, the most frequent confusions."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    if len(classes) > _MOST_COLUMNS:
+        wrong = [(n, a, b) for a, row in enumerate(counts) for b, n in enumerate(row) if a != b]
+        for title in ("label", "predicted", "times"):
+            table.add_column(title)
+        for n, a, b in sorted(wrong, key=lambda one: -one[0])[:_MOST_COLUMNS]:
+            table.add_row(Text(classes[a]), Text(classes[b]), f"{n:,}")
+        return table
+    table.add_column("label, predicted as")
+    for name in classes:
+        table.add_column(Text(name), justify="right")
+    for name, row in zip(classes, counts, strict=True):
+        table.add_row(Text(name), *(f"{n:,}" for n in row))
     return table
 
 
@@ -102,6 +140,23 @@ def _compared_table(report: dict[str, Any]) -> Table:
             f"{fields['p_value']:.3f}",
             Text(verdict(fields)),
         )
+    return table
+
+
+def _table_of_many(report: dict[str, Any]) -> Table:
+    """A row for each run and metric; p and the verdict are against the first run."""
+    table = Table("", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("95% confidence", justify="right")
+    table.add_column("p", justify="right")
+    table.add_column(Text(f"against {report['runs'][0]}"))
+    for name, fields in report["comparisons"].items():
+        first, second = fields["first"], {**fields["second"], "p_value": fields["p_value"]}
+        table.add_row(Text(name), Text(first["run"]), _interval(first))
+        for other in (second, *fields["others"]):
+            found = verdict({**fields, "second": other, "p_value": other["p_value"]})
+            found = {first["run"]: "worse", other["run"]: "better"}.get(found, found)
+            cells = (_interval(other), f"{other['p_value']:.3f}", found)
+            table.add_row("", Text(other["run"]), *cells)
     return table
 
 

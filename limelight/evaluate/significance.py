@@ -2,13 +2,14 @@
 
 The bootstrap resamples the test set with replacement and scores both runs on each sample: the more
 the difference varies, the less it can be relied on. Both are always scored on the same sample
-("paired"), since lines that are hard for one are mostly hard for the other.
+("paired"), since lines that are hard for one are mostly hard for the other. Of several runs, each
+is compared with the first.
 """
 
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,15 @@ class _Estimate:
 
 
 @dataclass(frozen=True)
+class _Other(_Estimate):
+    """A third run, or a later one, against the first."""
+
+    p_value: float
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """Two runs by one metric; p says how often chance alone makes such a difference."""
+    """Runs by one metric; p says how often chance alone makes such a difference of two."""
 
     name: str
     better: Better
@@ -45,16 +53,17 @@ class Comparison:
     second: _Estimate
     p_value: float
     signature: str
+    others: list[_Other] = field(default_factory=list)
 
 
 def compare_translations(
-    runs: tuple[str, str],
-    outputs: tuple[Sequence[str], Sequence[str]],
+    runs: Sequence[str],
+    outputs: Sequence[Sequence[str]],
     references: References,
     tokenize: str = "13a",
     samples: int = SAMPLES,
 ) -> list[Comparison]:
-    """BLEU, chrF2 and TER of two runs on the same references, with sacrebleu's paired bootstrap.
+    """BLEU, chrF2 and TER of runs on the same references, with sacrebleu's paired bootstrap.
 
     Draws, p-values and widths of the intervals are sacrebleu's, which has no percentiles.
     """
@@ -71,8 +80,8 @@ def compare_translations(
 def _compare_by(
     name: str,
     metric: Any,
-    runs: tuple[str, str],
-    outputs: tuple[Sequence[str], Sequence[str]],
+    runs: Sequence[str],
+    outputs: Sequence[Sequence[str]],
     streams: list[Sequence[str]],
     samples: int,
 ) -> Comparison:
@@ -84,24 +93,39 @@ def _compare_by(
     wanted = os.environ.get("SACREBLEU_SEED", "")
     seed = int(wanted) if wanted.isdecimal() else SEED
     scores, drawn = _bootstrap(score, len(streams[0]), samples, seed)
-    first, second = map(_estimate, runs, scores, drawn.T)
     signature = metric.get_signature()
     signature.update("seed", str(seed))
     signature.update("bs", samples)
-    p_value = _sacrebleu_p_value(scores, drawn)
-    return Comparison(name, BETTER[name], first, second, p_value, str(signature))
+    how = (name, BETTER[name], str(signature))
+    return _comparison(*how, runs, scores, drawn, _sacrebleu_p_value)
 
 
-def _sacrebleu_p_value(scores: Sequence[float], drawn: _Numbers) -> float:
+def _comparison(
+    name: str,
+    better: Better,
+    signature: str,
+    runs: Sequence[str],
+    scores: Sequence[float],
+    drawn: _Numbers,
+    p_value: Callable[[_Numbers, float], float],
+) -> Comparison:
+    first, second, *rest = map(_estimate, runs, scores, drawn.T)
+    differences = zip((drawn[:, 1:] - drawn[:, :1]).T, scores[1:], strict=True)
+    p, *others = (p_value(moved, score - scores[0]) for moved, score in differences)
+    more = [_Other(**asdict(e), p_value=q) for e, q in zip(rest, others, strict=True)]
+    return Comparison(name, better, first, second, p, signature, more)
+
+
+def _sacrebleu_p_value(drawn: _Numbers, difference: float) -> float:
     """How often chance exceeds the difference.
 
     Between equal runs it never does, which sacrebleu would call significant: but no difference at
     all is no evidence.
     """
-    if scores[0] == scores[1]:
+    if not difference:
         return 1.0
-    moved = np.abs(drawn[:, 1] - drawn[:, 0])
-    exceeding = int((moved - moved.mean() > abs(scores[0] - scores[1])).sum())
+    moved = np.abs(drawn)
+    exceeding = int((moved - moved.mean() > abs(difference)).sum())
     return (exceeding + 1) / (len(drawn) + 1)
 
 
@@ -114,54 +138,55 @@ def _estimate(run: str, score: float, drawn: _Numbers) -> _Estimate:
 
 def compare_examples(
     name: str,
-    runs: tuple[str, str],
-    totals: tuple[Sequence[float], Sequence[float]],
+    runs: Sequence[str],
+    totals: Sequence[Sequence[float]],
     counts: Sequence[float] | None = None,
     better: Better = "higher",
+    signature: str = "",
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> Comparison:
     """Compare means over examples: for accuracy, `totals` are 1 or 0 for each.
 
     For a loss, `totals` are the negative log-likelihoods of the examples and `counts` their tokens
-    or bytes, the same for both runs; then all tokens weigh the same, and not all examples.
+    or bytes, the same for all runs; then all tokens weigh the same, and not all examples.
     """
-    first, second, sizes = _check_examples(totals, counts)
+    *each, sizes = _check_examples(totals, counts)
 
     def score(rows: Any) -> list[float]:
-        return [each[rows].sum() / sizes[rows].sum() for each in (first, second)]
+        return [values[rows].sum() / sizes[rows].sum() for values in each]
 
-    scores, drawn = _bootstrap(score, len(first), samples, seed)
-    one, other = map(_estimate, runs, scores, drawn.T)
-    p_value = _chance_of(drawn[:, 0] - drawn[:, 1], scores[0] - scores[1])
-    signature = f"examples:{len(first)}|bs:{samples}|seed:{seed}"
-    return Comparison(name, better, one, other, p_value, signature)
+    scores, drawn = _bootstrap(score, len(sizes), samples, seed)
+    drawing = f"examples:{len(sizes)}|bs:{samples}|seed:{seed}"
+    signature = f"{signature}|{drawing}" if signature else drawing
+    return _comparison(name, better, signature, runs, scores, drawn, _chance_of)
 
 
 def _check_examples(
-    totals: tuple[Sequence[float], Sequence[float]], counts: Sequence[float] | None
-) -> tuple[_Numbers, _Numbers, _Numbers]:
-    first, second = (np.asarray(values, np.float64) for values in totals)
-    sizes = np.ones_like(first) if counts is None else np.asarray(counts, np.float64)
-    lengths = len(first), len(second), len(sizes)
+    totals: Sequence[Sequence[float]], counts: Sequence[float] | None
+) -> list[_Numbers]:
+    each = [np.asarray(values, np.float64) for values in totals]
+    sizes = np.ones_like(each[0]) if counts is None else np.asarray(counts, np.float64)
+    lengths = [len(values) for values in (*each, sizes)]
     if len(set(lengths)) > 1:
+        *many, counted = (f"{length:,}" for length in lengths)
         raise UserError(
-            f"the runs have {lengths[0]:,} and {lengths[1]:,} examples with {lengths[2]:,} counts: "
+            f"the runs have {' and '.join(many)} examples with {counted} counts: "
             "only scores of the same examples can be compared"
         )
-    if not len(first):
+    if not len(sizes):
         raise UserError("there is nothing to compare: no examples")
-    if not np.isfinite([first, second, sizes]).all():
+    if not np.isfinite([*each, sizes]).all():
         raise UserError("the runs cannot be compared: some scores are not finite")
     if sizes.min() <= 0:
         raise UserError(f"every example needs a count above 0, and there is one of {sizes.min():g}")
-    return first, second, sizes
+    return [*each, sizes]
 
 
 def _bootstrap(
     score: Callable[[Any], list[float]], lines: int, samples: int, seed: int
 ) -> tuple[list[float], _Numbers]:
-    """The scores of both runs on all lines, and on each sample of as many lines, samples x 2."""
+    """The scores of all runs on all lines, and on each sample of as many lines, samples x runs."""
     if samples < 100:
         raise UserError(f"samples={samples} are too few for a significance test: at least 100")
     random = np.random.default_rng(seed)

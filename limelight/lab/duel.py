@@ -128,7 +128,8 @@ def _sentences(recipe: Recipe, few: int) -> tuple[DataConfig, list[tuple[str, ..
     for split in ("test", "valid"):
         data = resolve(recipe.data, split)
         for part in corpora_for_split(data, split):
-            return part, [*read_split(part, split, LineStats())][:few]
+            pairs = [example[:2] for example in read_split(part, split, LineStats())]
+            return part, pairs[:few]
     raise UserError(f"{recipe.name} has neither a test nor a validation split: nothing to compare")
 
 

@@ -1,6 +1,5 @@
 """Trainings of an experiment, each in a run folder of its own: an interrupted one is resumed."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def train_in(folder: Path, recipe: Recipe, changes: Overrides = ()) -> dict[str,
     return {
         "failed": failed,
         "metric": _score_of(recipe),  # which the score is
-        "training_loss": math.log(steps[-1]["perplexity"]) if last else None,  # not smoothed
+        "training_loss": steps[-1]["loss"] if last else None,
         "loss": last.get("loss"),
         "score": last.get(_score_of(recipe)),
         "tokens": tokens[-1],

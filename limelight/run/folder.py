@@ -13,6 +13,7 @@ finished/          the weights to be used, when training has ended
 log.jsonl          what happened, line by line
 curves.svg         the same, drawn
 tensorboard/       the same for TensorBoard, where that is installed
+loggers.json       ids of this run in Weights & Biases and MLflow
 """
 
 import json
@@ -33,6 +34,7 @@ PARTS = (  # all that a training writes
     *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
     *("special_tokens.json", "imported.json", "chat_template.jinja", "certificate.json"),
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
+    *("loggers.json", "wandb"),
     *("image_tokenizer", "reconstructions.png", "samples.png"),
 )
 _LARGEST_RECIPE, _LARGEST_TOKENIZER = 2**16, 2**25  # bytes

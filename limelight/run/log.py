@@ -5,6 +5,7 @@ happened. Only the fields of `_TIMING` differ between two runs.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,7 +30,7 @@ Entry = dict[str, Any]
 class Log:
     """Appends to a log file. What a full disk rejects waits here, until `sync` raises the error.
 
-    `also`, a TensorBoardSink, receives every line too.
+    `also`, a Logger, receives every line too.
     """
 
     def __init__(self, path: Path, also: Any = None) -> None:
@@ -87,7 +88,20 @@ def _parse(line: bytes) -> Entry | None:
     step, needed = entry.get("step"), chain(*(_NUMBERS[kind] for kind in _NUMBERS.keys() & entry))
     numbers = _is_number(step) and all(_is_number(entry.get(name)) for name in needed)
     lists = all(isinstance(entry.get(name, []), list) for name in ("examples", "samples"))
-    return entry if flat and numbers and lists and isinstance(step, int) and step >= 0 else None
+    valid = flat and numbers and lists and isinstance(step, int) and step >= 0
+    return _with_objective(entry) if valid else None
+
+
+def _with_objective(entry: Entry) -> Entry:
+    """A training line with the loss and the objective apart: 0.1.0 wrote the latter as `loss`.
+
+    It wrote exp(loss) as perplexity. Label smoothing raises the loss; where that is not so, as for
+    an image tokenizer, whose perplexity is another thing, there is nothing to correct.
+    """
+    known: Any = entry.get("perplexity")
+    if "lr" not in entry or "objective" in entry or not _is_number(known) or known < 1:
+        return entry
+    return entry | {"objective": entry["loss"], "loss": min(entry["loss"], math.log(known))}
 
 
 def _is_number(value: object) -> bool:

@@ -19,6 +19,7 @@ def draw_curves(log: Path, picture: Path) -> None:
     for entry in read_log(log):
         if "lr" in entry:
             train.append((entry["step"], entry["loss"], entry["lr"]))
+            unit = "token" if "perplexity" in entry else "text"  # which a classifier judges
         elif "validation" in entry:
             valid.append((entry["step"], entry["loss"]))
     if not train:
@@ -30,7 +31,7 @@ def draw_curves(log: Path, picture: Path) -> None:
         if valid:
             style = {"color": "#c0392b", "marker": "o", "markersize": 3}
             left.plot(*zip(*valid, strict=True), **style, label="validation")
-        left.set(xlabel="step", ylabel="loss per token")
+        left.set(xlabel="step", ylabel=f"loss per {unit} (nats, not smoothed)")
         left.legend()
         right.plot(steps, rates, color="#555555")
         right.set(xlabel="step", ylabel="learning rate")

@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from limelight.config import Count, Fraction, Positive, config_class
-from limelight.errors import UserError
+from limelight.errors import UserError, unknown_name
+from limelight.run.loggers import LOGGERS
 
 _Steps = Annotated[int, Field(ge=1, le=10**9)]
 _Thousand = Annotated[int, Field(ge=0, le=1000)]
@@ -42,6 +43,7 @@ class TrainConfig:
     weight_decay: Fraction = 0.0  # of matrices; norms and biases do not decay
     clip_grad_norm: _NonNegative = 0.0  # the largest norm of all gradients together; 0: no clipping
     label_smoothing: Fraction = 0.1  # spread over all tokens (section 5.4)
+    class_weights: bool = False  # classifier: the rarer a class, the more its texts count
     rdrop_alpha: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0  # R-Drop; 0: off
 
     average_checkpoints: _Thousand = 5  # average the last checkpoints (section 6.1); 0: do not
@@ -52,6 +54,7 @@ class TrainConfig:
     patience: Count = 0  # validations without improvement before stopping; 0: never
     metric: str = "loss"  # must improve: loss, perplexity, accuracy, or the task's own
     log_every: _Steps = 10  # steps
+    log_to: tuple[str, ...] = ()  # beside log.jsonl: "tensorboard", "wandb", "mlflow"
 
     max_unusable: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the lines; more: refused
     mask_rate: Fraction = 0.15  # encoder-only: share of the tokens to predict
@@ -66,6 +69,9 @@ class TrainConfig:
     data_workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that prepare batches
 
     def __post_init__(self) -> None:
+        for name in self.log_to:
+            if name not in LOGGERS:
+                raise unknown_name("logger", name, LOGGERS)
         if self.warmup >= self.steps and self.schedule in ("cosine", "linear", "wsd"):
             raise UserError(
                 f"warmup={self.warmup} leaves nothing of steps={self.steps} "

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from limelight.data.batching import BatchPlan
+from limelight.data.datasets import ClassificationDataset
 from limelight.training.distributed import World
 from limelight.training.objectives import to_device
 
@@ -16,7 +17,10 @@ VALIDATION_METRICS = ("loss", "perplexity", "accuracy")
 def loss_on(
     module: nn.Module, batches: BatchPlan, world: World, precision: str, interrupted: Sized = ()
 ) -> dict[str, float]:
-    """The three metrics, each a mean over tokens; empty if there are none, or if interrupted."""
+    """The three metrics, each a mean over tokens; empty if there are none, or if interrupted.
+
+    A classifier has no perplexity: its choice is among classes.
+    """
     module.eval()
     sums = torch.zeros(4, device=world.device, dtype=torch.float64)
     with torch.no_grad():
@@ -31,7 +35,10 @@ def loss_on(
     if not total:
         return {}
     mean = nll / total
-    return {"loss": mean, "perplexity": perplexity(mean), "accuracy": correct / total}
+    scores = {"loss": mean, "perplexity": perplexity(mean), "accuracy": correct / total}
+    if isinstance(batches.examples, ClassificationDataset):
+        del scores["perplexity"]
+    return scores
 
 
 def perplexity(nll: float) -> float:

@@ -13,7 +13,7 @@ from itertools import islice
 from limelight.errors import END_SIGNALS, UserError
 from limelight.run.atomic import latest_valid
 from limelight.run.log import Log, cut_log, read_log
-from limelight.run.tensorboard import TensorBoardSink
+from limelight.run.loggers import GuardedLoggers
 from limelight.training.checkpoint import restore, save_checkpoint, write_final_weights
 from limelight.training.evaluate import loss_on
 from limelight.training.metrics import Throughput, log_step
@@ -26,7 +26,8 @@ def fit(trainer: Trainer) -> int:
     _resume(trainer)
     log = None
     if trainer.world.is_main:
-        log = Log(trainer.run.log, TensorBoardSink(trainer.run.path / "tensorboard", state.step))
+        also = GuardedLoggers(config.log_to, trainer.run.path, state.step, trainer.report.warn)
+        log = Log(trainer.run.log, also)
     stream, clock = _batch_stream(trainer), Throughput()
     launched: deque[StepResult] = deque()
     trainer.report.begin(state.step, config.steps)

@@ -60,10 +60,13 @@ def cross_entropy_reference(
     return sum_loss(F.linear(states, weight, bias).flatten(0, -2), labels.flatten(), smoothing)
 
 
-def sum_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> LossSums:
-    """torch's cross-entropy of logits (N V)."""
+def sum_loss(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
+) -> LossSums:
+    """torch's cross-entropy of logits (N V); `weights` of labels (V) are in the loss alone."""
     total = partial(F.cross_entropy, ignore_index=IGNORED, reduction="sum")
-    loss, nll = total(logits, labels, label_smoothing=smoothing), total(logits.detach(), labels)
+    loss = total(logits, labels, weight=weights, label_smoothing=smoothing)
+    nll = total(logits.detach(), labels)
     correct = (logits.argmax(dim=-1) == labels).sum()
     return LossSums(loss, nll, correct, (labels != IGNORED).sum())
 

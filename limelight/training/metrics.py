@@ -2,6 +2,7 @@
 
 import time
 
+from limelight.data.datasets import Batch, ClassificationBatch, PictureBatch
 from limelight.device import peak_memory
 from limelight.errors import FailedError
 from limelight.run.log import Log
@@ -44,14 +45,12 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, result: StepR
         _log_skipped_step(trainer, log, result)
     total = state.window[3]
     if total and (result.step % config.log_every == 0 or result.step >= config.steps):
-        loss, nll, correct, _ = (value / total for value in state.window)
+        means = _means(result.micro_batches[-1].batch, state.window)
         state.window = [0.0] * 4
         entry = {
             "step": result.step,
             "epoch": result.micro_batches[-1].epoch,
-            "loss": loss,
-            "perplexity": perplexity(nll),
-            "accuracy": correct,
+            **means,
             "lr": result.lr,
             "grad_norm": norm,
             "tokens": state.tokens,
@@ -61,6 +60,19 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, result: StepR
         trainer.report.train(entry, config.steps)
         if log is not None:
             log.add(entry)
+
+
+def _means(batch: Batch | None, sums: list[float]) -> dict[str, float]:
+    """Means over all tokens or texts: `loss` as in a validation, `objective` what is minimized.
+
+    The objective has label smoothing, R-Drop and the weights of classes too.
+    """
+    objective, nll, correct = (value / sums[3] for value in sums[:3])
+    if isinstance(batch, ClassificationBatch):
+        return {"loss": nll, "objective": objective, "accuracy": correct}
+    loss = objective if isinstance(batch, PictureBatch) else nll  # theirs is the tokens' entropy
+    scores = {"perplexity": perplexity(nll), "accuracy": correct}
+    return {"loss": loss, "objective": objective, **scores}
 
 
 def _watch_for_spikes(trainer: Trainer, log: Log | None, result: StepResult, loss: float) -> None:

@@ -35,12 +35,20 @@ _CUDNN_FIRST = [
 class LossModule(nn.Module):
     """A model with its training objective."""
 
+    class_weights: Tensor | None  # of a classifier
+
     def __init__(
-        self, model: Any, smoothing: float = 0.0, compiled: bool = False, rdrop_alpha: float = 0.0
+        self,
+        model: Any,
+        smoothing: float = 0.0,
+        compiled: bool = False,
+        rdrop_alpha: float = 0.0,
+        class_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.model: nn.Module = model
         self.smoothing, self.rdrop_alpha = smoothing, rdrop_alpha
+        self.register_buffer("class_weights", class_weights, persistent=False)
         chunk: Any = losses.cross_entropy_chunk
         if compiled:
             chunk = torch.compile(losses.cross_entropy_chunk_functional, options=COMPILING)
@@ -48,7 +56,7 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch) -> LossSums:
         if isinstance(batch, ClassificationBatch):
-            return _classification_loss(self.model, batch, self.smoothing)
+            return _classification_loss(self.model, batch, self.smoothing, self.class_weights)
         objective: Any = _OBJECTIVES[type(batch)]
         if self.rdrop_alpha and self.training:
             loss = partial(self.loss, rdrop_alpha=self.rdrop_alpha)
@@ -84,10 +92,13 @@ def _masked_lm_loss(model: Any, batch: MaskedLMBatch, loss: _Loss) -> LossSums:
     return loss(states, head.classifier.weight, head.classifier.bias, labels)
 
 
-def _classification_loss(model: Any, batch: ClassificationBatch, smoothing: float) -> LossSums:
+def _classification_loss(
+    model: Any, batch: ClassificationBatch, smoothing: float, weights: Tensor | None
+) -> LossSums:
     logits = model(batch.tokens, real=batch.real)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return losses.sum_loss(logits, batch.labels.masked_fill(batch.labels < 0, IGNORED), smoothing)
+    labels = batch.labels.masked_fill(batch.labels < 0, IGNORED)
+    return losses.sum_loss(logits, labels, smoothing, weights)
 
 
 _OBJECTIVES = {Seq2SeqBatch: _seq2seq_loss, LMBatch: _lm_loss, MaskedLMBatch: _masked_lm_loss}

@@ -34,7 +34,10 @@ _LOWER = ("loss", "perplexity")  # metrics of which less is better
 _METRICS = ("loss", "perplexity", "accuracy", "exact", "bleu", "chrf2")
 _MOST_DIFFERENCES = 3  # settings in the name of a group
 # What a result does not depend on, or hardly.
-_INCIDENTAL = ("seed", "device", "data_workers", "log_every", "checkpoint_every", "validate_every")
+_INCIDENTAL = (
+    *("seed", "device", "data_workers", "log_every", "log_to"),
+    *("checkpoint_every", "validate_every"),
+)
 
 
 @dataclass(frozen=True)

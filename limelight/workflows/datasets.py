@@ -1,9 +1,12 @@
 """The data of a recipe: texts become tokens, and tokens batches for a family of models."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig
@@ -41,20 +44,27 @@ def tokenize_splits(
 
 
 def class_names(recipe: Recipe, data: DataConfig, store: TokenStore) -> tuple[str, ...]:
-    """The names of the classes, if the model is a classifier."""
+    """The names of the classes, if the model is a classifier: as many as it says, or all."""
     wanted = getattr(recipe.model, "classes", 0)
-    if not wanted:
-        return ()
-    if data.kind != "labelled":
+    if data.kind != "labelled" or recipe.model.family != "encoder-only":
+        if not wanted:
+            return ()
         raise UserError(
             f"model.classes is {wanted}, which is for labelled texts, and the data are "
             f"{data.kind}: set --data.kind labelled"
         )
     found = tuple(sorted(set(store.meta["labels"])))
-    if len(found) != wanted:
+    many = f"{len(found):,} labels: {', '.join(found[:10])}"
+    if wanted and len(found) != wanted:
         raise UserError(
-            f"model.classes is {wanted}, but the data has {len(found)} labels: "
-            f"{', '.join(found[:10])}"
+            f"model.classes is {wanted}, but the data has {many}; --model.classes 0 counts them"
+        )
+    if len(found) < 2:
+        raise UserError(f"there is nothing to learn from one label ({found[0]}): use two or more")
+    if not wanted and len(found) > max(100, len(store) // 2):
+        raise UserError(
+            f"the data has {many}, ... for {len(store):,} texts: is the column right? If so, set "
+            f"--model.classes {len(found)}"
         )
     return found
 
@@ -97,6 +107,16 @@ class TokenizedData:
             return 0.5
         source, target = sizes[sizes[:, 0] >= np.percentile(sizes[:, 0], 90)].T
         return min(0.5, float(np.percentile(target / (source + target), 99, method="higher")))
+
+    @property
+    def class_weights(self) -> Tensor:
+        """n / (classes * texts of the class): all classes count the same, and a text 1 on average.
+
+        scikit-learn calls these weights "balanced".
+        """
+        counts = Counter(self.stores["train"].meta["labels"])
+        sizes = torch.tensor([counts[name] for name in self.classes])
+        return sizes.sum() / (len(sizes) * sizes)
 
     def _dataset(self, split: str) -> Examples:
         family, kind, config = self.recipe.model.family, self.data.kind, self.recipe.train

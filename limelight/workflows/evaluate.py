@@ -1,19 +1,20 @@
 """How good a trained model is at its task, and whether another one is better.
 
 On top of what training measures (loss, perplexity, accuracy): BLEU, chrF and TER of translations,
-bits per byte of texts, accuracy and F1 of labels; all with signatures, so that others can compute
-the same.
+and on request exact match, ROUGE and COMET; bits per byte of texts; accuracy, F1 and confusions of
+labels. All have signatures, so that others can compute the same.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
+from rich.text import Text
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import corpora_for_split, read_split
@@ -24,7 +25,17 @@ from limelight.device import choose_precision
 from limelight.errors import UserError, unknown_name
 from limelight.evaluate import report
 from limelight.evaluate.bleu import is_wmt14, paper_bleu, score_translations
-from limelight.evaluate.metrics import Measure, accuracy, bits_per_byte, count_bytes, score_labels
+from limelight.evaluate.line_metrics import MetricName, check_metrics, line_scores
+from limelight.evaluate.metrics import (
+    Measure,
+    accuracy,
+    bits_per_byte,
+    confusion_matrix,
+    count_bytes,
+    score_labels,
+    scores_by_class,
+)
+from limelight.evaluate.outputs import check_output, draw_confusion, write_outputs
 from limelight.evaluate.significance import Comparison, compare_examples, compare_translations
 from limelight.loading import LoadedModel, load
 from limelight.recipe import Overrides, Recipe, as_overrides, recipe_from_run, with_overrides
@@ -48,7 +59,7 @@ _MASKING_SETTINGS = ("mask_rate", "seed", "whole_word_masking")  # for masked la
 
 @dataclass(frozen=True)
 class _EvaluationLines:
-    """A split as text: sources and targets, texts and labels, or texts alone."""
+    """A split as text: sources and references, texts and labels, or texts alone."""
 
     recipe: Recipe  # of the run, with the user's changes
     columns: list[list[str]]
@@ -66,26 +77,67 @@ class _EvaluationLines:
             Report(silent).warn(f"{self.tally.unusable} and are not scored")
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """What a run answers to each line: a translation, or a class with its probability."""
+
+    run: str
+    texts: list[str]
+    probabilities: list[float]  # of classes
+
+
 def score_run(
-    path: str | Path, split: str = "test", changes: Overrides = (), silent: bool = False
+    path: str | Path,
+    split: str = "test",
+    changes: Overrides = (),
+    silent: bool = False,
+    metrics: Sequence[str] = (),
+    output: str = "",
 ) -> dict[str, Any]:
-    """All scores of a run on a split, as the JSON document of `limelight evaluate`."""
+    """All scores of a run on a split, as the JSON document of `limelight evaluate`.
+
+    `metrics` are further ones: exact, rouge, comet. `output` is a file for what the run answers.
+    """
     changes = as_overrides(changes)
     recipe = _evaluation_recipe(path, split, changes)
     if recipe.data.kind == "images":
         from limelight.draw.evaluate import score_drawing
 
+        _check_request(("draw",), metrics, output)
         wanted = recipe.decode.precision
         drawer = load(path, precision="float32" if wanted == "auto" else wanted)
         return {"run": str(path), **score_drawing(drawer, recipe, split)}
     loaded = load(path, device="cpu", precision="auto")  # or fails before a corpus is downloaded
+    _check_request(loaded.tasks, metrics, output)
     lines = _read_lines(recipe, split)
     lines.warn_of_unusable(silent)
     losses = evaluate_run(path, split, changes, silent)
-    scores = _score_task(loaded, lines, silent)
+    answers = _answer(loaded, str(path), lines, silent)
+    scores = _score_task(loaded, lines, answers, metrics)
     settings = asdict(recipe.decode)
     reported = report.report_scores(str(path), split, lines.columns, scores, settings)
-    return {**losses, "tally": lines.counts, **reported}
+    if "classify" in loaded.tasks:
+        both = (answers.texts, lines.columns[1])
+        reported |= {"classes": scores_by_class(*both), "confusion": confusion_matrix(*both)}
+    written = {"written": _write_answers(output, lines, [answers])} if output else {}
+    return {**losses, "tally": lines.counts, **reported, **written}
+
+
+def _check_request(tasks: Sequence[str], metrics: Sequence[str], output: str) -> None:
+    """Reject metrics and outputs that a model does not have, before anything is computed."""
+    for name in metrics:
+        if name not in get_args(MetricName):
+            raise unknown_name("metric", name, get_args(MetricName))
+    able = {"metric": {"translate"}, "output": {"translate", "classify"}}
+    for option, wanted in {"metric": metrics and metrics[0], "output": output}.items():
+        if wanted and not able[option] & {*tasks}:
+            can = " or ".join(sorted(able[option]))
+            raise UserError(
+                f"--{option} {wanted} is for models that {can}: this one can {', '.join(tasks)}"
+            )
+    check_metrics(metrics)
+    if output:
+        check_output(output)
 
 
 def evaluate_run(
@@ -178,21 +230,57 @@ def _read_lines(recipe: Recipe, split: str) -> _EvaluationLines:
     if not examples:
         why = tally.unusable or "it is empty"
         raise UserError(f"there is nothing to score in the {split} split: {why}")
-    columns = [list(column) for column in zip(*examples, strict=True)]
+    columns = [list(column) for column in zip_longest(*examples, fillvalue="")]
     return _EvaluationLines(recipe, columns, tags, tally)
 
 
-def _score_task(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> list[Measure]:
-    texts, *rest = lines.columns
+def _answer(loaded: LoadedModel, run: str, lines: _EvaluationLines, silent: bool) -> _Answers:
+    """What a run answers to the lines; nothing, if its task is to read them."""
     if "translate" in loaded.tasks:
-        outputs, data = _translations_of(loaded, lines, silent), lines.recipe.data
-        scores = score_translations(outputs, rest[0])
+        return _Answers(run, _translations_of(loaded, lines, silent), [])
+    if "classify" not in loaded.tasks:
+        return _Answers(run, [], [])
+    best = [next(iter(chances.items())) for chances in classify(loaded, lines.columns[0])]
+    return _Answers(run, [name for name, _ in best], [chance for _, chance in best])
+
+
+def _write_answers(output: str, lines: _EvaluationLines, answers: Sequence[_Answers]) -> list[str]:
+    """Write answers beside the lines, a column for each run; and a picture of confusions."""
+    texts, *references = lines.columns
+    path, labelled = Path(output), bool(answers[0].probabilities)
+    columns: dict[str, Sequence[Any]] = {"text" if labelled else "source": texts}
+    for i, column in enumerate(references):
+        name = "label" if labelled else "reference"
+        columns[f"{name}_{i + 1}" if i else name] = column
+    if len(answers) == 1:
+        columns["prediction" if labelled else "output"] = answers[0].texts
+        if labelled:
+            columns["probability"] = [round(chance, 6) for chance in answers[0].probabilities]
+    else:
+        columns |= {own.run: own.texts for own in answers}
+    write_outputs(path, columns)
+    if not labelled:
+        return [output]
+    picture = path.with_suffix(".confusion.svg")
+    drawn = {own.run: confusion_matrix(own.texts, references[0]) for own in answers}
+    draw_confusion(drawn, picture)
+    return [output, str(picture)]
+
+
+def _score_task(
+    loaded: LoadedModel, lines: _EvaluationLines, answers: _Answers, metrics: Sequence[str]
+) -> list[Measure]:
+    texts, *references = lines.columns
+    if "translate" in loaded.tasks:
+        outputs, data = answers.texts, lines.recipe.data
+        scores = score_translations(outputs, references)
         if is_wmt14(data.name):
             swapped = data.name.split("-")[1] if data.reverse else ""
-            scores.append(paper_bleu(data.name, outputs, rest[0], swapped))
-        return scores
+            scores.append(paper_bleu(data.name, outputs, references[0], swapped))
+        more = line_scores(metrics, texts, outputs, references)
+        return [*scores, *(one.measure for one in more)]
     if "classify" in loaded.tasks:
-        return score_labels(_labels_of(loaded, texts), rest[0])
+        return score_labels(answers.texts, references[0])
     if "write" in loaded.tasks:
         bits = bits_per_byte(sum(nll_per_text(loaded, texts)), count_bytes(texts))
         return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
@@ -218,66 +306,77 @@ def _translations_of(loaded: LoadedModel, lines: _EvaluationLines, silent: bool)
     return outputs
 
 
-def _labels_of(loaded: LoadedModel, texts: Sequence[str]) -> list[str]:
-    return [next(iter(chances)) for chances in classify(loaded, texts)]
-
-
 def compare_runs(
-    paths: tuple[str | Path, str | Path],
+    paths: Sequence[str | Path],
     split: str = "test",
     changes: Overrides = (),
     silent: bool = False,
+    metrics: Sequence[str] = (),
+    output: str = "",
 ) -> dict[str, Any]:
-    """Both scores on the same texts, and whether chance explains the difference."""
+    """All scores on the same texts, and whether chance explains the difference to the first run."""
     changes = as_overrides(changes)
     recipes = [_evaluation_recipe(path, split, changes) for path in paths]
-    both = [load(path, device="cpu", precision="auto") for path in paths]
-    if both[0].tasks != both[1].tasks:
-        tasks = [", ".join(loaded.tasks) for loaded in both]
-        raise UserError(f"{paths[0]} can {tasks[0]}, and {paths[1]} {tasks[1]}: no comparison")
+    loaded = [load(path, device="cpu", precision="auto") for path in paths]
+    for path, other in zip(paths[1:], loaded[1:], strict=True):
+        if other.tasks != loaded[0].tasks:
+            tasks = [", ".join(each.tasks) for each in (loaded[0], other)]
+            raise UserError(f"{paths[0]} can {tasks[0]}, and {path} {tasks[1]}: no comparison")
+    _check_request(loaded[0].tasks, metrics, output)
     lines = [_read_lines(recipe, split) for recipe in recipes]  # each with the tags of its run
-    if lines[0].columns != lines[1].columns:
-        raise UserError(
-            f"{paths[0]} and {paths[1]} have other {split} texts: name the same for both, with "
-            f"--data.{split} FILE ..."
-        )
+    for path, own in zip(paths[1:], lines[1:], strict=True):
+        if own.columns != lines[0].columns:
+            raise UserError(
+                f"{paths[0]} and {path} have other {split} texts: name the same for both, with "
+                f"--data.{split} FILE ..."
+            )
     lines[0].warn_of_unusable(silent)
-    names = (str(paths[0]), str(paths[1]))
-    found = _compare_task(names, both, lines, silent)
-    settings = (asdict(recipes[0].decode), asdict(recipes[1].decode))
+    if all(recipe.data.toy for recipe in recipes):
+        metrics = (*metrics, "exact")
+    names = [str(path) for path in paths]
+    answers = [_answer(*each, silent) for each in zip(loaded, names, lines, strict=True)]
+    found = _compare_task(loaded, lines[0], answers, metrics)
+    settings = [asdict(recipe.decode) for recipe in recipes]
     compared = report.report_comparison(names, split, lines[0].columns, found, settings)
-    return {"tally": lines[0].counts, **compared}
+    written = {"written": _write_answers(output, lines[0], answers)} if output else {}
+    return {"tally": lines[0].counts, **compared, **written}
 
 
 def _compare_task(
-    names: tuple[str, str], both: list[LoadedModel], lines: list[_EvaluationLines], silent: bool
+    loaded: Sequence[LoadedModel],
+    lines: _EvaluationLines,
+    answers: Sequence[_Answers],
+    metrics: Sequence[str],
 ) -> list[Comparison]:
-    texts, *rest = lines[0].columns
-    if "translate" in both[0].tasks:
-        first, second = (
-            _translations_of(loaded, own, silent) for loaded, own in zip(both, lines, strict=True)
+    names, tasks = [own.run for own in answers], loaded[0].tasks
+    texts, *references = lines.columns
+    if "translate" in tasks:
+        outputs = [own.texts for own in answers]
+        scored = [line_scores(metrics, texts, own, references) for own in outputs]
+        more = (
+            compare_examples(
+                own[0].name, names, [one.scores for one in own], signature=own[0].signature
+            )
+            for own in zip(*scored, strict=True)
         )
-        return compare_translations(names, (first, second), rest[0])
-    if "classify" in both[0].tasks:
-        one, other = (
-            [float(a == b) for a, b in zip(_labels_of(loaded, texts), rest[0], strict=True)]
-            for loaded in both
-        )
-        return [compare_examples("accuracy", names, (one, other))]
-    if "write" in both[0].tasks:
-        one, other = ([x / math.log(2) for x in nll_per_text(loaded, texts)] for loaded in both)
+        return [*compare_translations(names, outputs, references), *more]
+    if "classify" in tasks:
+        hits = [
+            [float(a == b) for a, b in zip(own.texts, references[0], strict=True)]
+            for own in answers
+        ]
+        return [compare_examples("accuracy", names, hits)]
+    if "write" in tasks:
+        bits = [[x / math.log(2) for x in nll_per_text(model, texts)] for model in loaded]
         sizes = [count_bytes([text]) for text in texts]
-        return [compare_examples("bits per byte", names, (one, other), sizes, better="lower")]
-    if len({(loaded.tokenizer.hash, loaded.max_len) for loaded in both}) > 1:
+        return [compare_examples("bits per byte", names, bits, sizes, better="lower")]
+    if len({(model.tokenizer.hash, model.max_len) for model in loaded}) > 1:
         raise UserError(
-            f"{names[0]} and {names[1]} differ in tokenizer or max_len, so that other "
+            f"{' and '.join(names)} differ in tokenizer or max_len, so that other "
             "tokens would be masked: no comparison"
         )
-    one, other = (
-        [float(rank == 0) for ranks in ranks_of_hidden(loaded, texts) for rank in ranks]
-        for loaded in both
-    )
-    return [compare_examples("top-1", names, (one, other))]
+    ranks = [chain.from_iterable(ranks_of_hidden(model, texts)) for model in loaded]
+    return [compare_examples("top-1", names, [[float(r == 0) for r in own] for own in ranks])]
 
 
 def show(scores: dict[str, Any], console: Console) -> None:
@@ -299,3 +398,5 @@ def show(scores: dict[str, Any], console: Console) -> None:
             console.print(f"  {scores['truncated']:,} texts were cut to what the model reads")
     if scores.get("scores") or "comparisons" in scores:
         report.show(scores, console)
+    for path in scores.get("written", ()):
+        console.print(Text(path, "dim"), soft_wrap=True)

@@ -57,6 +57,8 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
             f"--batch-tokens {batch_tokens} is out of range: from one full-length text, "
             f"max_len={config.max_len}, to {2**32}"
         )
+    if isinstance(config, ModelConfig) and recipe.data.kind == "labelled" and not config.classes:
+        config = replace(config, classes=2)  # training counts them
     model = _without_numbers(config)
     parts, settled = count_parameters(model), {}
     if isinstance(config, ModelConfig):
@@ -65,7 +67,7 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
     return {
         "name": recipe.name,
         "about": recipe.about,
-        "model": asdict(config) | settled,
+        "model": asdict(recipe.model) | settled,
         "experiments": config.experiments if isinstance(config, ModelConfig) else {},
         "parameters": sum(parts.values()),
         "parts": parts,

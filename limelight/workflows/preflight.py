@@ -18,6 +18,7 @@ from limelight.data.readers import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
 from limelight.loading import LoadedModel
+from limelight.model import ModelConfig
 from limelight.recipe import Recipe, recipe_from_run, with_absolute_paths
 from limelight.run.atomic import latest_valid, list_checkpoints, was_used_before
 from limelight.run.bundled_models import canonical_name, find_run
@@ -28,7 +29,7 @@ from limelight.training.evaluate import VALIDATION_METRICS
 
 _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
-    *("log_every", "average_checkpoints", "data_workers", "device", "max_unusable"),
+    *("log_every", "log_to", "average_checkpoints", "data_workers", "device", "max_unusable"),
 }
 _NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
@@ -103,7 +104,9 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
             "batch_tokens='auto' tries the full model on one device, and fsdp=true is for models "
             "that fit on none: set --train.batch-tokens 4096, and more if it fits"
         )
-    masked_lm = model.family == "encoder-only" and not getattr(model, "classes", 0)
+    if config.class_weights and data.kind != "labelled":
+        raise UserError(f"class_weights=true is for labelled texts, and the data are {data.kind}")
+    masked_lm = model.family == "encoder-only" and data.kind == "texts"
     if masked_lm and not config.mask_rate:
         raise UserError(
             "mask_rate=0 masks no token, so there is nothing to predict and nothing to learn: "
@@ -146,6 +149,8 @@ def check_compiler(config: TrainConfig, device: torch.device) -> None:
 
 def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     """The metrics of a validation for this task; a sharded model cannot decode."""
+    if data.kind == "labelled":
+        return tuple(name for name in VALIDATION_METRICS if name != "perplexity")
     if recipe.train.fsdp or num_columns(data) == 1:
         return VALIDATION_METRICS
     return (*VALIDATION_METRICS, "bleu", "chrf2", *(["exact"] if data.toy else []))
@@ -194,6 +199,9 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
     if not run.exists:
         return recipe
     before = with_absolute_paths(recipe_from_run(run))
+    ours, counted = recipe.model, getattr(before.model, "classes", 0)
+    if counted and isinstance(ours, ModelConfig) and ours.family == before.model.family:
+        recipe = replace(recipe, model=replace(ours, classes=ours.classes or counted))
     if recipe.train.batch_tokens == "auto":
         train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
         recipe = replace(recipe, train=train)

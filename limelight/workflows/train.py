@@ -28,7 +28,7 @@ from limelight.device import choose_precision, describe
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_write
 from limelight.loading import LoadedModel, load, load_tokenizer
-from limelight.model import build
+from limelight.model import ModelConfig, build
 from limelight.recipe import (
     Overrides,
     Recipe,
@@ -43,7 +43,7 @@ from limelight.recipe import (
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
 from limelight.run.bundled_models import find_run, is_run
 from limelight.run.folder import RunFolder
-from limelight.run.log import summary
+from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
 from limelight.training import batch_size
 from limelight.training.console import Report
@@ -82,6 +82,7 @@ def train(
         recipe = with_overrides(recipe, changes)
     recipe = with_absolute_paths(recipe)
     preflight.check_data(recipe.data)
+    check_loggers(recipe.train.log_to)
     with init_distributed(recipe.train) as world, lock_run(folder, world):
         report = Report(silent or not world.is_main)
         trainer = None
@@ -111,14 +112,14 @@ def plan(
 
 def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
     """What a training has reached, where it is, and what to do with it."""
-    best, config = summary(trainer.run.log)["best_validation"], trainer.config
-    reached = f"done: step {trainer.state.step}"
-    if best:
-        metric = config.metric if config.metric in best else "loss"
-        reached += f", best validation {metric} {best[metric]:.4f} at step {best['step']}"
+    state = trainer.state
+    reached = f"done: step {state.step}"
+    if state.best_step:  # scores that should be high are negative there
+        best = f"{state.metric} {abs(state.best):.4f} at step {state.best_step}"
+        reached += f", best validation {best}"
     trainer.report.say(f"{reached}; see {trainer.run.curves}")
     kind, name = with_registry_defaults(recipe.data).kind, shlex.quote(str(run))
-    read = "classify" if getattr(recipe.model, "classes", 0) else "fill"
+    read = "classify" if kind == "labelled" else "fill"
     written = {"texts": "write", "dialogues": "chat"}.get(kind, "translate")
     task = read if recipe.model.family == "encoder-only" else written
     text = "'A text with a ___.'" if task == "fill" else "'A text.'"
@@ -191,6 +192,7 @@ def build_trainer(
     tokenizer = _find_tokenizer(recipe, learn, run, world, origin, report)
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
+    recipe = tokenized.recipe
     torch.manual_seed(recipe.train.seed)
     model = build(recipe.model)
     if origin is not None:
@@ -214,7 +216,7 @@ def build_trainer(
     _write_run_metadata(recipe, tokenizer, made_of, world, run, tokenized.classes)
     config, lengths = recipe.train, batches.examples.lengths
     trainer = Trainer(
-        loss_module=LossModule(model, config.label_smoothing, config.compile, config.rdrop_alpha),
+        loss_module=_with_objective(model, tokenized),
         batches=batches,
         config=config,
         run=run,
@@ -232,6 +234,14 @@ def build_trainer(
     return trainer
 
 
+def _with_objective(model: nn.Module, tokenized: TokenizedData) -> LossModule:
+    config = tokenized.recipe.train
+    weights = tokenized.class_weights if config.class_weights else None
+    return LossModule(
+        model, config.label_smoothing, config.compile, config.rdrop_alpha, class_weights=weights
+    )
+
+
 def _prepare_data(
     recipe: Recipe, data: DataConfig, tokenizer: Tokenizer, world: World, report: Report
 ) -> TokenizedData:
@@ -246,6 +256,10 @@ def _prepare_data(
         none = held if tally.rejected["in another split"] else "data.train holds none"
         raise UserError(f"there is no example to train on: {tally.unusable or none}")
     classes = class_names(recipe, data, stores["train"])
+    if classes and isinstance(recipe.model, ModelConfig) and not recipe.model.classes:
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        report.say(f"{len(classes)} classes: {shown}")
+        recipe = replace(recipe, model=replace(recipe.model, classes=len(classes)))
     return TokenizedData(recipe, data, tokenizer, stores, classes, world)
 
 

@@ -1,6 +1,7 @@
 """What a model generates during training: a few samples, and scores of its output."""
 
 from dataclasses import replace
+from itertools import zip_longest
 
 from torch import nn
 
@@ -72,16 +73,17 @@ def exact_match(
 
 def validation_bleu(tokenized: TokenizedData, model: nn.Module) -> dict[str, float]:
     """BLEU and chrF of the validation sources, decoded greedily."""
-    data, outputs, references = tokenized.data, list[str](), list[str]()
+    data, outputs, examples = tokenized.data, list[str](), list[tuple[str, ...]]()
     greedy = replace(tokenized.recipe.decode, beam=1, beam_groups=1)
     for part in corpora_for_split(data, "valid"):
-        sources, targets = zip(*read_split(part, "valid", LineStats()), strict=True)
+        read = list(read_split(part, "valid", LineStats()))
         trained = TextModel(
             *(model, tokenized.tokenizer, greedy, data.kind),
             tags=tags_of(part),
             answer_share=tokenized.answer_share,
         )
-        outputs += [done.text for done in translate(trained, sources)]
-        references += targets
+        outputs += [done.text for done in translate(trained, [source for source, *_ in read])]
+        examples += read
+    _, *references = zip_longest(*examples, fillvalue="")
     scores = score_translations(outputs, references)
     return {score.name.lower(): score.score for score in scores if score.better == "higher"}

@@ -92,7 +92,8 @@ def growing(runs):
 
 def train_line(step, loss):
     names = ("perplexity", "accuracy", "lr", "grad_norm", "tokens_per_second", "seconds")
-    return {"step": step, "epoch": 1, "loss": loss, "tokens": step * 100} | dict.fromkeys(names, 1)
+    told = {"step": step, "epoch": 1, "loss": loss, "objective": loss, "tokens": step * 100}
+    return told | dict.fromkeys(names, 1)
 
 
 def test_the_curve_grows_with_the_log(page, growing):

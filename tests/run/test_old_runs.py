@@ -39,11 +39,11 @@ def files_in(folder):
 
 
 def resume(run, **changes):
-    """Train ten steps more; the losses by step."""
+    """Train ten steps more; the objective by step."""
     overrides = {"train.steps": 40} | {f"train.{name}": value for name, value in changes.items()}
     assert limelight.train(str(run / "recipe.toml"), run=run, changes=overrides, silent=True) == 0
     entries = [entry for entry in read_log(run / "log.jsonl") if "lr" in entry]
-    return {entry["step"]: entry["loss"] for entry in entries}
+    return {entry["step"]: entry["objective"] for entry in entries}
 
 
 def test_it_loads_and_answers():

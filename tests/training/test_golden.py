@@ -31,7 +31,7 @@ def start_from_numpy(trainer):
 
 
 def curve(family, folder, **train):
-    """The loss of each step in float64."""
+    """The objective of each step in float64."""
     data = texts(folder) if family == "encoder-only" else None
     train.setdefault(
         "batch_tokens", 128 if family == "encoder-only" else 40
@@ -45,7 +45,7 @@ def curve(family, folder, **train):
     }
     recipe = tiny(family, data, {"dropout": 0.0}, **settings)
     train_in(folder / "run", recipe, touch=start_from_numpy)
-    return [entry["loss"] for entry in log_of(folder / "run") if "lr" in entry]
+    return [entry["objective"] for entry in log_of(folder / "run") if "lr" in entry]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

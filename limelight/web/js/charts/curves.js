@@ -2,6 +2,7 @@
 
 const CURVE_ORDER = [
   "loss",
+  "objective",
   "perplexity",
   "accuracy",
   "exact",
@@ -12,6 +13,7 @@ const CURVE_ORDER = [
   "tokens_per_second",
 ];
 const CURVE_NAMES = {
+  objective: "training objective",
   lr: "learning rate",
   grad_norm: "gradient norm",
   tokens_per_second: "tokens per second",

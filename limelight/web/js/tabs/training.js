@@ -11,6 +11,10 @@ import { teacherForcing } from "./teacherForcing.js";
 const TRAINING_SOON = 2000; // milliseconds between two polls of a growing log
 const TRAINING_LATER = 15_000; // of one that does not grow
 const SAMPLES_AT_ONCE = 8;
+const TRAINING_NOTES = {
+  loss: "Both without label smoothing, so a rising distance is over-fitting. The training loss is measured with dropout: the validation loss can be lower.",
+  objective: "What training minimizes: the loss with label smoothing, R-Drop and class weights, as far as the recipe uses them.",
+};
 
 export const trainingTab = {
   id: "training",
@@ -130,12 +134,9 @@ class TrainingView {
     this.explain();
   }
 
-  /** Why the validation loss can be lower than the training loss. */
+  /** What the training loss has in common with the validation loss, and what not. */
   explain() {
-    this.note.textContent =
-      this.kind === "loss"
-        ? "The training loss includes dropout and label smoothing, if the recipe uses them. The validation loss does not, so it can be lower."
-        : "";
+    this.note.textContent = TRAINING_NOTES[this.kind] ?? "";
   }
 
   chartOptions() {
@@ -143,7 +144,7 @@ class TrainingView {
     return {
       title: `${name[0].toUpperCase()}${name.slice(1)} by step`,
       x: "step",
-      y: this.kind === "loss" ? "loss per token" : name,
+      y: this.kind === "loss" ? "loss (nats, not smoothed)" : name,
       credit: this.page.model.name,
       series: curveSeries(this.log.entries, this.kind),
     };
