@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from limelight.config import with_settings
 from limelight.data.config import tags_of
@@ -23,9 +23,16 @@ from limelight.device import choose_device, choose_precision
 from limelight.errors import OlderWeightsWarning, UserError, escape_controls, unknown_name
 from limelight.model import AnyConfig, build
 from limelight.recipe import Recipe, recipe_from_run
-from limelight.run.bundled_models import find_run
+from limelight.run.bundled_models import MODELS, find_run, model_names
 from limelight.run.folder import RunFolder
-from limelight.run.weights import WEIGHTS, read_weights, shapes_in, step_of
+from limelight.run.weights import (
+    ADAPTERS,
+    WEIGHTS,
+    hash_weights,
+    read_weights,
+    shapes_in,
+    step_of,
+)
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify
 from limelight.tasks.embed import embed
@@ -34,6 +41,7 @@ from limelight.tasks.score import Scored, score
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
+from limelight.training.lora import merge, prepare_finetuning
 from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -265,7 +273,7 @@ def load(
     recipe = recipe_from_run(run)
     tokenizer, carried = load_tokenizer(run, recipe.model), run.import_files()
     classes = _read_classes(run, recipe.model)
-    model, loaded_step = _model_of(recipe.model, run, step)
+    model, loaded_step = _model_of(recipe, run, step)
     companions = [load(other, device="cpu", precision="auto") for other in others]
     for other, name in zip(companions, others, strict=True):
         if other.tokenizer.hash != tokenizer.hash:
@@ -329,17 +337,24 @@ def _image_tokenizer_of(run: RunFolder, recipe: Recipe) -> nn.Module | None:
     return load_image_tokenizer(run, recipe.images)
 
 
-def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.Module, int]:
+def _model_of(
+    recipe: Recipe, run: RunFolder, step: int | None, above: Sequence[Path] = ()
+) -> tuple[nn.Module, int]:
     """The newest weights or those of a step; a trainer may prune what was just found."""
+    file = ADAPTERS if recipe.train.lora_rank else WEIGHTS
+    base = _base_weights(run, above) if recipe.train.lora_rank else {}
 
     def examine(folder: Path) -> None:
-        _check_shapes(config, folder / WEIGHTS)
+        _check_shapes(recipe, folder / file)
 
     while True:
         at_step = None if step is None else run.weights_at(step, examine)
         folder, passed_over = (at_step, []) if at_step else run.weights(examine)
         try:
-            model = _build_from(config, folder / WEIGHTS)
+            weights = read_weights(folder / file)
+            if recipe.train.lora_rank:
+                weights = merge(base, weights, recipe.train)
+            model = _build_from(recipe.model, weights, run)
         except UserError:
             if folder.is_dir():
                 raise
@@ -352,13 +367,53 @@ def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.M
             return model, step_of(folder)
 
 
-def _check_shapes(config: AnyConfig, path: Path) -> None:
+def _base_weights(run: RunFolder, above: Sequence[Path]) -> dict[str, Tensor]:
+    """The weights of the model that a run's adapters are for, if it is where it was."""
+    name, path = base_of(run)["run"], run.path.resolve()
+    if path in above:
+        raise UserError(f"{path / 'base.json'} leads back to the run itself")
+    try:
+        base = find_run(name)
+        model, _ = _model_of(recipe_from_run(base), base, None, (*above, path))
+    except UserError as error:
+        raise UserError(
+            f"{run.path} has adapters for {name}, which cannot be loaded ({error}): bring it back, "
+            f"or write where it is now into {run.path / 'base.json'}"
+        ) from error
+    check_base(run, model)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def base_of(run: RunFolder) -> dict[str, str]:
+    """The model that a run's adapters are for, and the hash of its weights."""
+    found = run.read_json("base.json")
+    if not isinstance(found, dict) or not all(type(found.get(k)) is str for k in ("run", "sha256")):
+        raise UserError(f"{run.path / 'base.json'} is not what a training writes")
+    own = found["run"] in model_names()
+    return {**found, "run": str(MODELS / found["run"] if own else run.path / found["run"])}
+
+
+def check_base(run: RunFolder, model: nn.Module) -> None:
+    """Adapters mean nothing to other weights than those that they were trained with."""
+    base = base_of(run)
+    if base["sha256"] != hash_weights(model):
+        raise UserError(
+            f"{run.path} has adapters for {base['run']}, whose weights have changed since: bring "
+            "the old ones back"
+        )
+
+
+def _check_shapes(recipe: Recipe, path: Path) -> None:
     """Compare shapes before anything is allocated."""
-    found = shapes_in(path)
-    if config.layers > len(found):  # even to count the tensors of a thousand layers takes a while
+    found, config, adapted = shapes_in(path), recipe.model, bool(recipe.train.lora_rank)
+    if not adapted and config.layers > len(found):  # to build a thousand layers takes a while
         raise UserError(f"{path} has {len(found)} tensors: too few for {config.layers} layers")
     with torch.device("meta"):
-        wanted = {name: tuple(p.shape) for name, p in build(config).named_parameters()}
+        model = build(config)
+    if adapted:
+        prepare_finetuning(model, recipe.train)
+    parameters = model.named_parameters()
+    wanted = {n: tuple(p.shape) for n, p in parameters if p.requires_grad or not adapted}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise UserError(
@@ -367,14 +422,15 @@ def _check_shapes(config: AnyConfig, path: Path) -> None:
             )
 
 
-def _build_from(config: AnyConfig, path: Path) -> nn.Module:
-    weights = read_weights(path)
+def _build_from(config: AnyConfig, weights: Mapping[str, Tensor], run: RunFolder) -> nn.Module:
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
     with torch.device("meta"):  # to draw the first weights of a large model takes seconds
         model: Any = build(config).to(kind)  # as it was trained, to the last bit
     model.to_empty(device="cpu").tie()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if name not in weights or weights[name].shape != parameter.shape:
+                raise UserError(f"{run.path} has adapters for another model: {name} does not fit")
             parameter.copy_(weights[name])
     return model
 

@@ -6,6 +6,7 @@ tokenizer.json     the tokenizer
 classes.json       the names of the classes, for a classifier of texts
 special_tokens.json, imported.json, chat_template.jinja, certificate.json: of an imported model
 environment.json   versions, seed, device, hashes of the data
+base.json          for LoRA: the model that the adapters are for, and the hash of its weights
 image_tokenizer/   for a model that draws: the training of its image tokenizer, and its weights
 reconstructions.png, samples.png    what the tokenizer rebuilds, and what the model draws
 checkpoints/       the last ones, from which training resumes
@@ -30,7 +31,7 @@ from limelight.run.atomic import find_damage, latest_valid, list_checkpoints
 
 _FORMAT = 1
 PARTS = (  # all that a training writes
-    *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
+    *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json", "base.json"),
     *("special_tokens.json", "imported.json", "chat_template.jinja", "certificate.json"),
     *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
     *("image_tokenizer", "reconstructions.png", "samples.png"),

@@ -57,6 +57,8 @@ class TrainConfig:
     mask_rate: Fraction = 0.15  # encoder-only: share of the tokens to predict
     whole_word_masking: bool = False  # encoder-only: mask words instead of pieces
     freeze: tuple[str, ...] = ()  # parts that are not trained, as "encoder" or "source.tokens"
+    lora_rank: Annotated[int, Field(ge=0, le=1024)] = 0  # with --from: train adapters; 0: weights
+    lora_alpha: Positive = 16.0  # adapters are multiplied by lora_alpha / lora_rank
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: CUDA, MPS or CPU
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays

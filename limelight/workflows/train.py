@@ -27,7 +27,7 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.device import choose_precision, describe
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_write
-from limelight.loading import LoadedModel, load, load_tokenizer
+from limelight.loading import LoadedModel, load_tokenizer
 from limelight.model import build
 from limelight.recipe import (
     Overrides,
@@ -45,12 +45,13 @@ from limelight.run.bundled_models import find_run, is_run
 from limelight.run.folder import RunFolder
 from limelight.run.log import summary
 from limelight.run.plots import draw_curves
+from limelight.run.weights import hash_weights
 from limelight.training import batch_size
 from limelight.training.console import Report
 from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
+from limelight.training.lora import count_trained, prepare_finetuning
 from limelight.training.objectives import LossModule, to_device
-from limelight.training.optimizer import freeze
 from limelight.training.trainer import Trainer
 from limelight.workflows import info, preflight
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
@@ -182,7 +183,7 @@ def build_trainer(
     """Check the recipe, prepare data and model, write the run's metadata."""
     announce(recipe, world, report)
     begun_from = preflight.check_init_from(run, start_from)
-    origin = load(start_from, device="cpu", precision="auto") if start_from else None
+    origin = preflight.load_origin(recipe, run, start_from)
     data = resolve(recipe.data)
     preflight.check_plan(recipe, data)
     preflight.check_steps(recipe, run)
@@ -191,11 +192,9 @@ def build_trainer(
     tokenizer = _find_tokenizer(recipe, learn, run, world, origin, report)
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
-    torch.manual_seed(recipe.train.seed)
-    model = build(recipe.model)
-    if origin is not None:
-        _init_from_run(model, origin, report)
-    freeze(model, recipe.train.freeze)
+    model = _build_model(recipe, origin, report)
+    if origin is not None and recipe.train.lora_rank and world.is_main and not run.exists:
+        run.write_json("base.json", {"run": begun_from, "sha256": hash_weights(origin.model)})
     if recipe.train.batch_tokens == "auto":
         precision = choose_precision(recipe.train.precision, world.device)
         size = fit_batch(recipe, model, tokenized.batches("train"), world, precision)
@@ -318,6 +317,19 @@ def _find_tokenizer(
     if origin is not None and tokenizer.hash != origin.tokenizer.hash:
         raise UserError(f"{run.path} has another tokenizer than the model it should start from")
     return tokenizer
+
+
+def _build_model(recipe: Recipe, origin: LoadedModel | None, report: Report) -> nn.Module:
+    """The model with its first weights, drawn or those of another, some of them frozen."""
+    torch.manual_seed(recipe.train.seed)
+    model = build(recipe.model)
+    if origin is not None:
+        _init_from_run(model, origin, report)
+    prepare_finetuning(model, recipe.train)
+    total, trained = count_trained(model)
+    if trained < total:
+        report.say(f"{trained:,} of {total:,} parameters are trained")
+    return model
 
 
 def _init_from_run(model: nn.Module, origin: LoadedModel, report: Report) -> None:
