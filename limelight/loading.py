@@ -369,37 +369,42 @@ def _model_of(
 
 def _base_weights(run: RunFolder, above: Sequence[Path]) -> dict[str, Tensor]:
     """The weights of the model that a run's adapters are for, if it is where it was."""
-    name, path = base_of(run)["run"], run.path.resolve()
+    base, path = base_of(run), run.path.resolve()
     if path in above:
         raise UserError(f"{path / 'base.json'} leads back to the run itself")
-    try:
-        base = find_run(name)
-        model, _ = _model_of(recipe_from_run(base), base, None, (*above, path))
-    except UserError as error:
-        raise UserError(
-            f"{run.path} has adapters for {name}, which cannot be loaded ({error}): bring it back, "
-            f"or write where it is now into {run.path / 'base.json'}"
-        ) from error
+    model, _ = _model_of(recipe_from_run(base), base, None, (*above, path))
     check_base(run, model)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def base_of(run: RunFolder) -> dict[str, str]:
-    """The model that a run's adapters are for, and the hash of its weights."""
-    found = run.read_json("base.json")
-    if not isinstance(found, dict) or not all(type(found.get(k)) is str for k in ("run", "sha256")):
-        raise UserError(f"{run.path / 'base.json'} is not what a training writes")
-    own = found["run"] in model_names()
-    return {**found, "run": str(MODELS / found["run"] if own else run.path / found["run"])}
+def base_of(run: RunFolder) -> RunFolder:
+    """The model that a run's adapters are for: a bundled one, or at a path, even of `run`."""
+    name, _ = _read_base(run)
+    path = MODELS / name if name in model_names() else run.path / name
+    try:
+        return find_run(path)
+    except UserError as error:
+        raise UserError(
+            f"{run.path} has adapters for {name}, which is not there: bring it back, or write "
+            f"where it is now into {run.path / 'base.json'}"
+        ) from error
+
+
+def _read_base(run: RunFolder) -> tuple[str, str]:
+    """The name of the base, and the hash of its weights."""
+    match run.read_json("base.json"):
+        case {"run": str(name), "sha256": str(sha256)}:
+            return name, sha256
+    raise UserError(f"{run.path / 'base.json'} is not what a training writes")
 
 
 def check_base(run: RunFolder, model: nn.Module) -> None:
     """Adapters mean nothing to other weights than those that they were trained with."""
-    base = base_of(run)
-    if base["sha256"] != hash_weights(model):
+    name, sha256 = _read_base(run)
+    if sha256 != hash_weights(model):
         raise UserError(
-            f"{run.path} has adapters for {base['run']}, whose weights have changed since: bring "
-            "the old ones back"
+            f"{run.path} has adapters for {name}, whose weights have changed since: bring the old "
+            "ones back"
         )
 
 

@@ -189,7 +189,7 @@ def load_origin(
             f"this is family={recipe.model.family!r}: set --train.lora-rank 0"
         )
     if adapted and run.exists:
-        origin = load(base_of(run)["run"], device="cpu", precision="auto")
+        origin = load(base_of(run).path, device="cpu", precision="auto")
         check_base(run, origin.model)
         return origin
     if adapted and not start_from:

@@ -378,7 +378,8 @@ def _fit_batch_on_gpu(
     dtype = torch.float64 if precision == "float64" else torch.float32
     loss_module = LossModule(model, recipe.train.label_smoothing).to(world.device, dtype)
     copies = 3 if recipe.train.ema else 2  # Adam's moments, and the average of the weights
-    moments = [torch.zeros_like(p) for p in model.parameters() for _ in range(copies)]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    moments = [torch.zeros_like(p) for p in trained for _ in range(copies)]
 
     def forward_backward(batch: Batch) -> None:
         with torch.autocast("cuda", torch.bfloat16, precision == "bfloat16"):
@@ -397,7 +398,7 @@ def _fit_batch_on_gpu(
 
 def memory_of(recipe: Recipe, tokens: int) -> int:
     """Bytes that training takes with batches of this many tokens, as `limelight info` estimates."""
-    return info.training_memory(recipe.model, max(tokens, recipe.model.max_len))["total"]
+    return info.training_memory(recipe, max(tokens, recipe.model.max_len))["total"]
 
 
 def _write_run_metadata(
