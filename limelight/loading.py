@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from limelight.config import with_settings
+from limelight import __version__
+from limelight.config import extensions_of, with_settings
 from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
@@ -21,14 +22,17 @@ from limelight.decode.accel.ctranslate2 import require_package
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
 from limelight.errors import OlderWeightsWarning, UserError, escape_controls, unknown_name
+from limelight.files import atomic_write
 from limelight.model import AnyConfig, build
-from limelight.recipe import Recipe, recipe_from_run
+from limelight.recipe import Recipe, recipe_from_run, write_recipe
+from limelight.run.atomic import commit, make_folder
 from limelight.run.bundled_models import MODELS, find_run, model_names
 from limelight.run.folder import RunFolder
 from limelight.run.weights import (
     ADAPTERS,
     WEIGHTS,
     hash_weights,
+    name_of,
     read_weights,
     shapes_in,
     step_of,
@@ -41,6 +45,7 @@ from limelight.tasks.score import Scored, score
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
+from limelight.training.checkpoint import write_tensors
 from limelight.training.lora import merge, prepare_finetuning
 from limelight.training.lr_schedule import learning_rate
 
@@ -304,6 +309,46 @@ def load(
     if device == "auto" and recipe.decode.engine == "ctranslate2":
         device = "cpu"
     return loaded.to(device, precision or recipe.decode.precision)
+
+
+def save_run(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    folder: str | Path,
+    classes: Sequence[str] = (),
+    step: int = 0,
+) -> LoadedModel:
+    """Make a run folder of a model that `build(recipe.model)` made and your own loop trained.
+
+    Returns it loaded. `classes` are the names of a classifier's classes.
+    """
+    run, weights = RunFolder(Path(folder)), dict(model.named_parameters())
+    if run.path.exists() and any(run.path.iterdir()):
+        raise UserError(f"{run.path} is not empty: choose another folder")
+    with torch.device("meta"):
+        wanted = {name: tuple(p.shape) for name, p in build(recipe.model).named_parameters()}
+    for name in sorted(wanted.keys() | weights.keys()):
+        if name not in weights or wanted.get(name) != tuple(weights[name].shape):
+            raise UserError(f"{name} does not fit: the model is not what build(recipe.model) makes")
+        if not torch.isfinite(weights[name]).all():
+            raise UserError(f"{name} has numbers that are not finite: it is not saved")
+    if len(tokenizer) > recipe.model.vocab:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {recipe.model.vocab}"
+        )
+    make_folder(run.path)
+    for name, content in tokenizer.files.items():
+        atomic_write(run.path / name, content)
+    if classes:
+        run.write_json("classes.json", list(classes))
+    kept = replace(recipe, train=replace(recipe.train, lora_rank=0))  # these are all weights
+    run.write_recipe(write_recipe(kept))
+    run.write_json("environment.json", {"versions": {"limelight": __version__}})
+    tensors = {name: p.detach().cpu().contiguous() for name, p in weights.items()}
+    commit(run.finished / name_of(step), lambda path: write_tensors(path / WEIGHTS, tensors))
+    run.begin(recipe.name, extensions_of(recipe.model, recipe.train))
+    return load(run.path)
 
 
 def load_tokenizer(run: RunFolder, config: AnyConfig) -> Tokenizer:

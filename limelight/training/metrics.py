@@ -61,6 +61,7 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, result: StepR
         trainer.report.train(entry, config.steps)
         if log is not None:
             log.add(entry)
+        trainer.notify(entry)
 
 
 def _watch_for_spikes(trainer: Trainer, log: Log | None, result: StepResult, loss: float) -> None:

@@ -63,6 +63,10 @@ class TrainState:
         return True
 
 
+# Called with each line of the log, also of validations, and the model; True stops the training.
+Callback = Callable[[dict[str, Any], nn.Module], bool | None]
+
+
 @dataclass
 class Trainer:
     """Everything that takes part in a training."""
@@ -82,6 +86,8 @@ class Trainer:
     state: TrainState = field(default_factory=TrainState)
     written: set[str] = field(default_factory=set)  # checkpoints, by this process
     spiking: bool = False  # whether the last step had a loss far above the usual
+    callbacks: Sequence[Callback] = ()
+    stopping: bool = False  # a callback has asked for it
 
     def __post_init__(self) -> None:
         self.module: Any = prepare_module(
@@ -102,6 +108,11 @@ class Trainer:
         """What a checkpoint holds: all weights, or with LoRA those that are trained."""
         named = self.loss_module.model.named_parameters()
         return {n: p for n, p in named if p.requires_grad or not self.config.lora_rank}
+
+    def notify(self, entry: dict[str, Any]) -> None:
+        """Call all callbacks; dropout is seeded anew in each step, so they may draw numbers."""
+        for callback in self.callbacks:
+            self.stopping |= callback(dict(entry), self.loss_module.model) is True
 
     @property
     def weights_file(self) -> str:

@@ -3,13 +3,14 @@
 `train` is what `limelight train` does; `limelight.load` loads its result.
 """
 
+import json
 import platform
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -18,16 +19,17 @@ import torch
 from torch import nn
 
 from limelight import __version__
+from limelight.config import extensions_of
 from limelight.data.batching import BatchPlan
-from limelight.data.config import DataConfig, num_columns
+from limelight.data.config import KEYS, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, train_tokenizer
 from limelight.data.datasets import Batch
 from limelight.data.registry import resolve, with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
 from limelight.device import choose_precision, describe
-from limelight.errors import UserError, path_from_option
+from limelight.errors import UserError, path_from_option, unknown_name
 from limelight.files import atomic_write
-from limelight.loading import LoadedModel, load_tokenizer
+from limelight.loading import LoadedModel, load, load_tokenizer
 from limelight.model import build
 from limelight.recipe import (
     Overrides,
@@ -52,7 +54,7 @@ from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
 from limelight.training.lora import count_trained, prepare_finetuning
 from limelight.training.objectives import LossModule, to_device
-from limelight.training.trainer import Trainer
+from limelight.training.trainer import Callback, Trainer
 from limelight.workflows import info, preflight
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
 from limelight.workflows.validation_decoding import (
@@ -65,16 +67,40 @@ from limelight.workflows.validation_decoding import (
 _EXACT_MATCH_SOURCES = 200  # decoded in a validation; `evaluate` decodes all
 
 
+class TrainResult(int):
+    """0 when a training is done, or the number of the signal that stopped it; and what it reached.
+
+    A training that a callback stops counts as stopped by SIGTERM.
+    """
+
+    run: Path
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The best validation; of a training without any, its last line of the log."""
+        facts = summary(RunFolder(self.run).log)
+        return dict(facts["best_validation"] or facts["last"] or {})
+
+    @cached_property
+    def model(self) -> LoadedModel:
+        """The trained model, loaded when it is first asked for."""
+        return load(self.run)
+
+
 def train(
     recipe: Recipe | str,
     run: str | Path,
     changes: Overrides = (),
     start_from: str | Path | None = None,
     silent: bool = False,
-) -> int:
+    data: Mapping[str, Iterable[Any]] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult:
     """Train what a recipe describes into a run folder, or resume the run in it.
 
-    Returns 0 when done. Otherwise a signal stopped it: its number, after everything was saved.
+    The result is 0 when done. Otherwise a signal stopped it: its number, after everything was
+    saved. `data` has your own examples by split ("train", "valid"): pairs of texts, texts, or what
+    the recipe's data.kind says; any iterable will do, as a torch Dataset.
     """
     folder = preflight.named_folder(run)
     if isinstance(recipe, str):
@@ -82,20 +108,63 @@ def train(
     else:
         recipe = with_overrides(recipe, changes)
     recipe = with_absolute_paths(recipe)
-    preflight.check_data(recipe.data)
+    if data is None:
+        preflight.check_data(recipe.data)
+    if recipe.data.kind == "images" and (data is not None or callbacks):
+        raise UserError("data and callbacks are for models of texts, not for one that draws")
     with init_distributed(recipe.train) as world, lock_run(folder, world):
         report = Report(silent or not world.is_main)
         trainer = None
+        if data is not None:
+            recipe = _with_examples(recipe, data, folder, world)
         if recipe.data.kind == "images":
             signal = _train_to_draw(recipe, folder, world, report, start_from)
         else:
             trainer = build_trainer(recipe, folder, world, report, start_from)
+            trainer.callbacks = callbacks
             signal = fit(trainer)
         if world.is_main:
             draw_curves(folder.log, folder.curves)
             if trainer and not signal:
                 _say_result(trainer, recipe, run)
-    return signal
+    result = TrainResult(signal)
+    result.run = folder.path
+    return result
+
+
+def _with_examples(
+    recipe: Recipe, data: Mapping[str, Iterable[Any]], run: RunFolder, world: World
+) -> Recipe:
+    """The recipe with examples from Python, which are kept in the run folder to resume it."""
+    known = with_registry_defaults(recipe.data)
+    files: dict[str, Any] = dict.fromkeys(("train", "valid", "test"), ())
+    for split, examples in data.items():
+        if split not in files:
+            raise unknown_name("split", split, files)
+        path = run.path / "examples" / f"{split}.jsonl"
+        if world.is_main:
+            make_folder(path.parent)
+            lines = (
+                json.dumps(_as_object(one, known.kind), ensure_ascii=False) for one in examples
+            )
+            atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
+        files[split] = (str(path.absolute()),)
+    world.barrier()
+    origins = {"name": "", "hub": "", "toy": "", "corpora": (), "columns": ()}
+    recipe = replace(recipe, data=replace(known, **files, **origins))
+    preflight.check_data(recipe.data)
+    return recipe
+
+
+def _as_object(example: Any, kind: str) -> dict[str, Any]:
+    """An example as the JSON object that it would be in a file."""
+    keys = KEYS[kind]
+    if isinstance(example, Mapping):
+        return dict(example)
+    values = [example] if len(keys) == 1 else list(example)
+    if len(values) != len(keys):
+        raise UserError(f"{example!r:.80} is no example of {kind}: it needs {' and '.join(keys)}")
+    return dict(zip(keys, values, strict=True))
 
 
 def plan(
@@ -213,7 +282,9 @@ def build_trainer(
     _write_run_metadata(recipe, tokenizer, made_of, world, run, tokenized.classes)
     config, lengths = recipe.train, batches.examples.lengths
     trainer = Trainer(
-        loss_module=LossModule(model, config.label_smoothing, config.compile, config.rdrop_alpha),
+        loss_module=LossModule(
+            *(model, config.label_smoothing, config.compile, config.rdrop_alpha, config.objective)
+        ),
         batches=batches,
         config=config,
         run=run,
@@ -434,7 +505,7 @@ def _write_run_metadata(
             run.write_json("classes.json", list(classes))
         run.write_recipe(write_recipe(recipe))
         run.write_json("environment.json", environment)
-        run.begin(recipe.name)
+        run.begin(recipe.name, extensions_of(recipe.model, recipe.train))
     world.barrier()
 
 
