@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
-from limelight import __version__
 from limelight.config import extensions_of, with_settings
 from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
@@ -344,7 +344,7 @@ def save_run(
         run.write_json("classes.json", list(classes))
     kept = replace(recipe, train=replace(recipe.train, lora_rank=0))  # these are all weights
     run.write_recipe(write_recipe(kept))
-    run.write_json("environment.json", {"versions": {"limelight": __version__}})
+    run.write_json("environment.json", {"versions": {"limelight": version("limelight")}})
     tensors = {name: p.detach().cpu().contiguous() for name, p in weights.items()}
     commit(run.finished / name_of(step), lambda path: write_tensors(path / WEIGHTS, tensors))
     run.begin(recipe.name, extensions_of(recipe.model, recipe.train))

@@ -74,7 +74,7 @@ def hash_weights(model: nn.Module) -> str:
     digest = sha256()
     for name, weight in model.named_parameters():
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-        digest.update(weight.detach().contiguous().view(torch.uint8).numpy())
+        digest.update(weight.detach().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

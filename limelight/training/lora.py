@@ -31,8 +31,9 @@ class LoRALinear(nn.Linear):
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))  # as in the paper's code
 
     def forward(self, input: Tensor) -> Tensor:
-        narrow = F.linear(input, self.lora_a) * self.scale
-        return super().forward(input) + F.linear(narrow, self.lora_b)
+        wide = super().forward(input)
+        narrow, rows = F.linear(input, self.lora_a).flatten(0, -2), wide.flatten(0, -2)
+        return torch.addmm(rows, narrow, self.lora_b.t(), alpha=self.scale).view_as(wide)
 
 
 def prepare_finetuning(model: nn.Module, config: TrainConfig) -> None:

@@ -150,7 +150,7 @@ def _with_examples(
             atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
         files[split] = (str(path.absolute()),)
     world.barrier()
-    origins = {"name": "", "hub": "", "toy": "", "corpora": (), "columns": ()}
+    origins: dict[str, Any] = {"name": "", "hub": "", "toy": "", "corpora": (), "columns": ()}
     recipe = replace(recipe, data=replace(known, **files, **origins))
     preflight.check_data(recipe.data)
     return recipe
