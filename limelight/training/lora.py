@@ -19,7 +19,7 @@ from limelight.training.optimizer import freeze
 _A, _B = "lora_a", "lora_b"
 
 
-class LoRALinear(nn.Linear):
+class _LoRALinear(nn.Linear):
     """A frozen linear layer with its adapter; its weights keep their names."""
 
     def __init__(self, frozen: nn.Linear, rank: int, scale: float) -> None:
@@ -58,7 +58,7 @@ def add_lora(model: nn.Module, config: TrainConfig) -> None:
             continue
         for name, child in parent.named_children():
             if type(child) is nn.Linear:
-                setattr(parent, name, LoRALinear(child, config.lora_rank, _scale(config)))
+                setattr(parent, name, _LoRALinear(child, config.lora_rank, _scale(config)))
 
 
 def merge(

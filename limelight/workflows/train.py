@@ -67,7 +67,7 @@ from limelight.workflows.validation_decoding import (
 _EXACT_MATCH_SOURCES = 200  # decoded in a validation; `evaluate` decodes all
 
 
-class TrainResult(int):
+class _TrainResult(int):
     """0 when a training is done, or the number of the signal that stopped it; and what it reached.
 
     A training that a callback stops counts as stopped by SIGTERM.
@@ -95,7 +95,7 @@ def train(
     silent: bool = False,
     data: Mapping[str, Iterable[Any]] | None = None,
     callbacks: Sequence[Callback] = (),
-) -> TrainResult:
+) -> _TrainResult:
     """Train what a recipe describes into a run folder, or resume the run in it.
 
     The result is 0 when done. Otherwise a signal stopped it: its number, after everything was
@@ -127,7 +127,7 @@ def train(
             draw_curves(folder.log, folder.curves)
             if trainer and not signal:
                 _say_result(trainer, recipe, run)
-    result = TrainResult(signal)
+    result = _TrainResult(signal)
     result.run = folder.path
     return result
 
