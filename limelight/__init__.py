@@ -3,30 +3,31 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from limelight.loading import load
+    from limelight.extensions import extend
+    from limelight.loading import load, save_run
     from limelight.tasks.translate import Constraints
     from limelight.workflows.train import train
 
 __version__ = "0.1.0"
 
-__all__ = ["Constraints", "load", "train"]
+__all__ = ["Constraints", "extend", "load", "save_run", "train"]
+
+_MODULES = {
+    "Constraints": "limelight.tasks.translate",
+    "extend": "limelight.extensions",
+    "load": "limelight.loading",
+    "save_run": "limelight.loading",
+    "train": "limelight.workflows.train",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports torch only when `load`, `train` or `Constraints` is used: it is slow."""
-    if name == "load":
-        from limelight.loading import load
+    """Imports torch only when one of these is used: it is slow."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'limelight' has no attribute {name!r}")
+    from importlib import import_module
 
-        return load
-    if name == "train":
-        from limelight.workflows.train import train
-
-        return train
-    if name == "Constraints":
-        from limelight.tasks.translate import Constraints
-
-        return Constraints
-    raise AttributeError(f"module 'limelight' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -42,6 +42,16 @@ Fraction = Annotated[float, pydantic.Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, pydantic.Field(gt=0, le=1e12, allow_inf_nan=False)]
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
+# What `limelight.extend` has loaded: files with their SHA-256, and by setting the names that each
+# file added.
+EXTENSION_FILES: dict[str, str] = {}
+EXTENDED: dict[str, dict[str, str]] = {
+    "activation": {},
+    "norm": {},
+    "positions": {},
+    "objective": {},
+}
+
 T = TypeVar("T")
 _OLD_NAMES_ALLOWED: ContextVar[bool] = ContextVar("old names allowed", default=False)
 _STRICT = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -101,6 +111,20 @@ def config_class(cls: type[T]) -> type[T]:
     return cast(type[T], checked)
 
 
+def check_extended(config: Any, setting: str, own: Iterable[str]) -> None:
+    """Reject a value that is neither one of limelight's own nor one that an extension added."""
+    known, value = (*own, *EXTENDED[setting]), getattr(config, setting)
+    if value not in known:
+        raise unknown_name(setting, value, known)
+
+
+def extensions_of(*configs: Any) -> dict[str, str]:
+    """The extensions that these configs use: their files, with SHA-256."""
+    values = [(setting, getattr(one, setting, "")) for one in configs for setting in EXTENDED]
+    names = [EXTENDED[setting][value] for setting, value in values if value in EXTENDED[setting]]
+    return {name: EXTENSION_FILES[name] for name in sorted(names)}
+
+
 def from_json(cls: type[T], text: str) -> T:
     """A plain dataclass from JSON, checked as a config class is."""
     try:
@@ -153,8 +177,9 @@ def _validation_message(problems: list[Any], cls: type) -> str:
     name, value = str(first["loc"][0]), first["input"]
     if first["type"] == "missing":
         return f"{name} is missing"
-    if first["type"] == "literal_error":
-        choices = get_args(cls.__dataclass_fields__[name].type)  # type: ignore[attr-defined]
+    kind = {field.name: field.type for field in fields(cast(Any, cls))}.get(name)
+    if first["type"] == "literal_error" and get_origin(kind) is Literal:
+        choices = get_args(kind)
         return str(unknown_name(name, value, map(str, choices)))
     same = [problem for problem in problems if problem["loc"][0] == name]
     if all(problem["type"] in (*_TYPES, "literal_error") for problem in same):
@@ -227,6 +252,8 @@ def _values_of(kind: Any) -> str:
     if origin is Literal:
         return ", ".join(f"'{choice}'" if choice else "nothing" for choice in parts)
     if origin in (Union, UnionType):
+        if parts[-1] is str:
+            return f"{_values_of(parts[0])}, or one that --extend adds"
         return " or ".join(map(_values_of, parts))
     if origin is tuple:
         return "a list of texts" if parts[0] is str else "tables like this one"

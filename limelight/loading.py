@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from limelight.config import with_settings
+from limelight.config import extensions_of, with_settings
 from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
@@ -21,11 +22,21 @@ from limelight.decode.accel.ctranslate2 import require_package
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
 from limelight.errors import OlderWeightsWarning, UserError, escape_controls, unknown_name
+from limelight.files import atomic_write
 from limelight.model import AnyConfig, build
-from limelight.recipe import Recipe, recipe_from_run
-from limelight.run.bundled_models import find_run
+from limelight.recipe import Recipe, recipe_from_run, write_recipe
+from limelight.run.atomic import commit, make_folder
+from limelight.run.bundled_models import MODELS, find_run, model_names
 from limelight.run.folder import RunFolder
-from limelight.run.weights import WEIGHTS, read_weights, shapes_in, step_of
+from limelight.run.weights import (
+    ADAPTERS,
+    WEIGHTS,
+    hash_weights,
+    name_of,
+    read_weights,
+    shapes_in,
+    step_of,
+)
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify
 from limelight.tasks.embed import embed
@@ -34,6 +45,8 @@ from limelight.tasks.score import Scored, score
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
+from limelight.training.checkpoint import write_tensors
+from limelight.training.lora import merge, prepare_finetuning
 from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -265,7 +278,7 @@ def load(
     recipe = recipe_from_run(run)
     tokenizer, carried = load_tokenizer(run, recipe.model), run.import_files()
     classes = _read_classes(run, recipe.model)
-    model, loaded_step = _model_of(recipe.model, run, step)
+    model, loaded_step = _model_of(recipe, run, step)
     companions = [load(other, device="cpu", precision="auto") for other in others]
     for other, name in zip(companions, others, strict=True):
         if other.tokenizer.hash != tokenizer.hash:
@@ -296,6 +309,46 @@ def load(
     if device == "auto" and recipe.decode.engine == "ctranslate2":
         device = "cpu"
     return loaded.to(device, precision or recipe.decode.precision)
+
+
+def save_run(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    folder: str | Path,
+    classes: Sequence[str] = (),
+    step: int = 0,
+) -> LoadedModel:
+    """Make a run folder of a model that `build(recipe.model)` made and your own loop trained.
+
+    Returns it loaded. `classes` are the names of a classifier's classes.
+    """
+    run, weights = RunFolder(Path(folder)), dict(model.named_parameters())
+    if run.path.exists() and any(run.path.iterdir()):
+        raise UserError(f"{run.path} is not empty: choose another folder")
+    with torch.device("meta"):
+        wanted = {name: tuple(p.shape) for name, p in build(recipe.model).named_parameters()}
+    for name in sorted(wanted.keys() | weights.keys()):
+        if name not in weights or wanted.get(name) != tuple(weights[name].shape):
+            raise UserError(f"{name} does not fit: the model is not what build(recipe.model) makes")
+        if not torch.isfinite(weights[name]).all():
+            raise UserError(f"{name} has numbers that are not finite: it is not saved")
+    if len(tokenizer) > recipe.model.vocab:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {recipe.model.vocab}"
+        )
+    make_folder(run.path)
+    for name, content in tokenizer.files.items():
+        atomic_write(run.path / name, content)
+    if classes:
+        run.write_json("classes.json", list(classes))
+    kept = replace(recipe, train=replace(recipe.train, lora_rank=0))  # these are all weights
+    run.write_recipe(write_recipe(kept))
+    run.write_json("environment.json", {"versions": {"limelight": version("limelight")}})
+    tensors = {name: p.detach().cpu().contiguous() for name, p in weights.items()}
+    commit(run.finished / name_of(step), lambda path: write_tensors(path / WEIGHTS, tensors))
+    run.begin(recipe.name, extensions_of(recipe.model, recipe.train))
+    return load(run.path)
 
 
 def load_tokenizer(run: RunFolder, config: AnyConfig) -> Tokenizer:
@@ -329,17 +382,24 @@ def _image_tokenizer_of(run: RunFolder, recipe: Recipe) -> nn.Module | None:
     return load_image_tokenizer(run, recipe.images)
 
 
-def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.Module, int]:
+def _model_of(
+    recipe: Recipe, run: RunFolder, step: int | None, above: Sequence[Path] = ()
+) -> tuple[nn.Module, int]:
     """The newest weights or those of a step; a trainer may prune what was just found."""
+    file = ADAPTERS if recipe.train.lora_rank else WEIGHTS
+    base = _base_weights(run, above) if recipe.train.lora_rank else {}
 
     def examine(folder: Path) -> None:
-        _check_shapes(config, folder / WEIGHTS)
+        _check_shapes(recipe, folder / file)
 
     while True:
         at_step = None if step is None else run.weights_at(step, examine)
         folder, passed_over = (at_step, []) if at_step else run.weights(examine)
         try:
-            model = _build_from(config, folder / WEIGHTS)
+            weights = read_weights(folder / file)
+            if recipe.train.lora_rank:
+                weights = merge(base, weights, recipe.train)
+            model = _build_from(recipe.model, weights, run)
         except UserError:
             if folder.is_dir():
                 raise
@@ -352,13 +412,58 @@ def _model_of(config: AnyConfig, run: RunFolder, step: int | None) -> tuple[nn.M
             return model, step_of(folder)
 
 
-def _check_shapes(config: AnyConfig, path: Path) -> None:
+def _base_weights(run: RunFolder, above: Sequence[Path]) -> dict[str, Tensor]:
+    """The weights of the model that a run's adapters are for, if it is where it was."""
+    base, path = base_of(run), run.path.resolve()
+    if path in above:
+        raise UserError(f"{path / 'base.json'} leads back to the run itself")
+    model, _ = _model_of(recipe_from_run(base), base, None, (*above, path))
+    check_base(run, model)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def base_of(run: RunFolder) -> RunFolder:
+    """The model that a run's adapters are for: a bundled one, or at a path, even of `run`."""
+    name, _ = _read_base(run)
+    path = MODELS / name if name in model_names() else run.path / name
+    try:
+        return find_run(path)
+    except UserError as error:
+        raise UserError(
+            f"{run.path} has adapters for {name}, which is not there: bring it back, or write "
+            f"where it is now into {run.path / 'base.json'}"
+        ) from error
+
+
+def _read_base(run: RunFolder) -> tuple[str, str]:
+    """The name of the base, and the hash of its weights."""
+    match run.read_json("base.json"):
+        case {"run": str(name), "sha256": str(sha256)}:
+            return name, sha256
+    raise UserError(f"{run.path / 'base.json'} is not what a training writes")
+
+
+def check_base(run: RunFolder, model: nn.Module) -> None:
+    """Adapters mean nothing to other weights than those that they were trained with."""
+    name, sha256 = _read_base(run)
+    if sha256 != hash_weights(model):
+        raise UserError(
+            f"{run.path} has adapters for {name}, whose weights have changed since: bring the old "
+            "ones back"
+        )
+
+
+def _check_shapes(recipe: Recipe, path: Path) -> None:
     """Compare shapes before anything is allocated."""
-    found = shapes_in(path)
-    if config.layers > len(found):  # even to count the tensors of a thousand layers takes a while
+    found, config, adapted = shapes_in(path), recipe.model, bool(recipe.train.lora_rank)
+    if not adapted and config.layers > len(found):  # to build a thousand layers takes a while
         raise UserError(f"{path} has {len(found)} tensors: too few for {config.layers} layers")
     with torch.device("meta"):
-        wanted = {name: tuple(p.shape) for name, p in build(config).named_parameters()}
+        model = build(config)
+    if adapted:
+        prepare_finetuning(model, recipe.train)
+    parameters = model.named_parameters()
+    wanted = {n: tuple(p.shape) for n, p in parameters if p.requires_grad or not adapted}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise UserError(
@@ -367,14 +472,15 @@ def _check_shapes(config: AnyConfig, path: Path) -> None:
             )
 
 
-def _build_from(config: AnyConfig, path: Path) -> nn.Module:
-    weights = read_weights(path)
+def _build_from(config: AnyConfig, weights: Mapping[str, Tensor], run: RunFolder) -> nn.Module:
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
     with torch.device("meta"):  # to draw the first weights of a large model takes seconds
         model: Any = build(config).to(kind)  # as it was trained, to the last bit
     model.to_empty(device="cpu").tie()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if name not in weights or weights[name].shape != parameter.shape:
+                raise UserError(f"{run.path} has adapters for another model: {name} does not fit")
             parameter.copy_(weights[name])
     return model
 

@@ -275,6 +275,7 @@ def with_model_of(recipe: Recipe, origin: Recipe, overrides: Overrides = ()) -> 
 def recipe_from_run(run: RunFolder, overrides: Overrides = ()) -> Recipe:
     """The recipe as a run used it, with these overrides."""
     name = run.check()
+    run.check_extensions()
     with allow_old_names():
         recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe(), overrides)
     return replace(recipe, name=name)

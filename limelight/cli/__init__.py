@@ -79,7 +79,19 @@ def run_command(words: list[str]) -> None:
     elif {"-h", "--help"} & {*parser.split_at_dashes(words)[0]}:
         _print_help(name)
     else:
-        COMMANDS[name](**parser.read_arguments(name, COMMANDS[name], words[1:]))
+        given = parser.read_arguments(name, COMMANDS[name], words[1:])
+        _extend(name, given.pop("extend", ()))
+        COMMANDS[name](**given)
+
+
+def _extend(name: str, files: tuple[str, ...]) -> None:
+    """Run the files of --extend here, and in every process that the command starts."""
+    if files:
+        os.environ["LIMELIGHT_EXTEND"] = os.pathsep.join(map(os.path.abspath, files))
+    if "LIMELIGHT_EXTEND" in os.environ and name != "serve":  # its workers do
+        from limelight.extensions import extend_from_environment
+
+        extend_from_environment()
 
 
 def _print_overview() -> None:

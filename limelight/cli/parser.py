@@ -98,10 +98,19 @@ Settings = Annotated[tuple[str, ...], Argument("TABLE.SETTING=VALUE", _SET)]
 DecodeSettings = Annotated[tuple[str, ...], Argument("TABLE.SETTING=VALUE", _SET_DECODE)]
 
 
+_EXTEND = Argument(
+    *("FILE", "run a Python file of yours first, which adds parts of models (docs/extend.md)"),
+    name="extend",
+    several=True,
+)
+
+
 def arguments_of(command: Command) -> list[Argument]:
-    """The arguments of a command, in the order of its parameters."""
+    """The arguments of a command, in the order of its parameters; --extend where models are."""
     meanings = describe(command)[2]
-    return [_argument(one, meanings) for one in signature(command).parameters.values()]
+    known = [_argument(one, meanings) for one in signature(command).parameters.values()]
+    models = any(re.search("RUN|RECIPE", one.metavar) for one in known)
+    return [*known, *([_EXTEND] if models else [])]
 
 
 def _argument(parameter: Parameter, meanings: Mapping[str, str]) -> Argument:

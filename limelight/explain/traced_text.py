@@ -75,6 +75,12 @@ def traced_text_in_steps(
     """
     if trained.ensemble:
         raise UserError("an ensemble is several models: load one of them to explain it")
+    added = getattr(trained.model.config, "extended", {})
+    for setting in added.keys() - {"activation"}:
+        raise UserError(
+            f"explain recomputes every value, and does not know {setting}={added[setting]!r}, "
+            "which an extension added"
+        )
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
         plain = "fill" not in trained.tasks

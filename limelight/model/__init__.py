@@ -27,6 +27,7 @@ Models hold parameters only. Caches are passed in; training, devices and tracing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from limelight.errors import UserError
 from limelight.model.config import AnyConfig, ModelConfig, RecurrentConfig, model_config
 
 if TYPE_CHECKING:
@@ -50,4 +51,7 @@ def build(config: AnyConfig) -> "Module":
         "recurrent-encoder-decoder": RecurrentEncoderDecoder,
         "recurrent-decoder-only": RecurrentDecoderOnly,
     }
-    return families[config.family](config)
+    model = families[config.family](config)
+    if any(True for _ in model.buffers()):
+        raise UserError("a part that was added has a buffer: compute it in `forward` instead")
+    return model

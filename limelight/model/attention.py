@@ -15,7 +15,7 @@ from limelight.model.config import ModelConfig
 
 _Watch = Callable[[str, Tensor], Tensor]
 KeysValues = tuple[Tensor, Tensor]
-Mask = Tensor | None  # None where it would be True everywhere
+Mask = Tensor | None  # None where it would be True everywhere; numbers are added to the scores
 _UpdateCache = Callable[[Tensor, Tensor], KeysValues]
 # Queries (B H T K), keys and values (B G S K, G divides H), a mask that is True where a query may
 # attend, whether it is causal, dropout, and scaling: the weighted sums of values, B H T K.
@@ -54,8 +54,11 @@ def explicit_attention(
     scores = watch("scores", q @ k.transpose(-2, -1))  # B H T S: each query against each key
     scaled = watch("scaled", scores / math.sqrt(q.size(-1)) if scaling else scores)
     if causal:
-        mask = _causal_mask(q.size(-2), q.device)
-    masked = scaled if mask is None else scaled.masked_fill(~mask, -math.inf)
+        mask = causal_mask(q.size(-2), q.device)
+    masked = scaled
+    if mask is not None:
+        hidden = mask.dtype == torch.bool
+        masked = scaled.masked_fill(~mask, -math.inf) if hidden else scaled + mask
     weights = watch("weights", watch("masked", masked).softmax(dim=-1))  # each row sums to 1
     return watch("mixed", F.dropout(weights, dropout) @ v)  # B H T K
 
@@ -64,7 +67,7 @@ def _repeat_kv(x: Tensor, heads: int) -> Tensor:
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
-def _causal_mask(length: int, device: torch.device) -> Tensor:
+def causal_mask(length: int, device: torch.device) -> Tensor:
     """T T: a position sees itself and what came before, never what follows."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
@@ -79,7 +82,7 @@ def attention_mask(real: Tensor, causal: bool = False) -> Tensor:
         return (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
     length = real.size(1)
     itself = torch.eye(length, dtype=torch.bool, device=real.device)
-    return (_causal_mask(length, real.device) & real[:, None, None, :]) | itself
+    return (causal_mask(length, real.device) & real[:, None, None, :]) | itself
 
 
 class Attention(nn.Module):

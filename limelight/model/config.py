@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from limelight.config import Fraction, config_class
+from limelight.config import EXTENDED, Fraction, check_extended, config_class
 from limelight.errors import UserError, unknown_name
 
 # Bounds far beyond every published model, and far below what would overflow a size in bytes.
@@ -17,6 +17,9 @@ _OpenVocab = Annotated[int, Field(ge=0, le=2**24)]
 _OpenLayers = Annotated[int, Field(ge=0, le=1000)]
 _Factor = Annotated[float, Field(ge=1, le=1e12, allow_inf_nan=False)]
 _Base = Annotated[float, Field(gt=1, le=1e12, allow_inf_nan=False)]
+_Norm = Literal["layer", "rms", "none"]  # of these three, `limelight.extend` can add others
+_Positions = Literal["sinusoidal", "learned", "rotary", "none"]
+_Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"]
 _EXPERIMENTS = {  # values that take a part of the paper's model away, to see what it is good for
     "positions": "none",
     "norm": "none",
@@ -52,16 +55,16 @@ class ModelConfig:
     max_len: _Width = 512  # longest sequence: size of learned positions and of the KV cache
 
     norm_order: Literal["post", "pre"] = "post"  # post: the paper, BERT; pre: GPT-2, Llama
-    norm: Literal["layer", "rms", "none"] = "layer"  # rms: Llama; none: an experiment
+    norm: _Norm | str = "layer"  # rms: Llama; none: an experiment
     norm_eps: Fraction = 1e-5  # added where a norm divides
-    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"  # none: experiment
+    positions: _Positions | str = "sinusoidal"  # none: an experiment
     rotary_base: _Base = 10000.0  # rotary: base of the angles; SmolLM2: 100000, Llama 3: 500000
     rotary_scaling: Literal["none", "linear", "llama3"] = "none"  # rotary: slower, for long texts
     rotary_factor: _Factor = 1.0  # rotary_scaling: how many times slower
     rotary_low: _Factor = 1.0  # llama3: fewer turns than this in rotary_length are slowed in full
     rotary_high: _Factor = 4.0  # llama3: more turns than this are left as they are
     rotary_length: _Width = 8192  # llama3: the length of the texts before scaling
-    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu"] = "relu"  # GPT-2: gelu-tanh
+    activation: _Activation | str = "relu"  # GPT-2: gelu-tanh
     bias: bool = True  # in the linear layers of attention and feed-forward
     qkv_bias: bool = False  # where bias is false: biases of queries, keys and values only (Qwen2)
     qk_norm: bool = False  # decoder-only: RMS norm of each head's queries and keys (Qwen3)
@@ -80,6 +83,9 @@ class ModelConfig:
     classes: _OpenWidth = 0  # encoder-only: classify texts, instead of filling in masked tokens
 
     def __post_init__(self) -> None:
+        for setting in ("activation", "norm", "positions"):
+            own, _ = get_args(self.__dataclass_fields__[setting].type)
+            check_extended(self, setting, get_args(own))
         if not self.head_dim and self.d_model % self.heads:
             fitting = [h for h in range(1, self.heads + 1) if self.d_model % h == 0]
             raise UserError(
@@ -219,6 +225,12 @@ class ModelConfig:
     def experiments(self) -> dict[str, Any]:
         """The experimental settings that are in use."""
         return {k: v for k, v in _EXPERIMENTS.items() if getattr(self, k) == v}
+
+    @property
+    def extended(self) -> dict[str, str]:
+        """The settings whose value an extension added."""
+        names = ("activation", "norm", "positions")
+        return {k: getattr(self, k) for k in names if getattr(self, k) in EXTENDED[k]}
 
 
 @config_class

@@ -19,12 +19,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layer": nn.LayerNorm,  # the paper
+    "rms": nn.RMSNorm,  # Llama, without mean and shift
+    "none": nn.Identity,  # an experiment
+}
+
+
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Layer normalisation, or Llama's RMS norm without mean and shift."""
-    if config.norm == "none":
-        return nn.Identity()
-    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-    return kind(config.d_model, eps=config.norm_eps)
+    """A norm of the configured kind."""
+    return NORMS[config.norm](config.d_model, eps=config.norm_eps)
 
 
 class FeedForward(nn.Module):

@@ -98,3 +98,13 @@ class LearnedPositions(nn.Embedding):
                 f"end at max_len={self.num_embeddings}; shorten the text"
             )
         return super().forward(positions).to(dtype)
+
+
+# Positions that are added to the embeddings, and such that are added to the scores of attention:
+# modules that make H T S or B H T S numbers of the positions of queries and keys. Rotary ones turn
+# queries and keys instead.
+ADDED: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "sinusoidal": lambda config: SinusoidalPositions(config.d_model),
+    "learned": lambda config: LearnedPositions(config.max_len, config.d_model),
+}
+BIASES: dict[str, Callable[[ModelConfig], nn.Module]] = {}  # limelight itself has none

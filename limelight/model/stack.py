@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.model.attention import KeysValues
+from limelight.model.attention import KeysValues, Mask, causal_mask
 from limelight.model.config import ModelConfig
 from limelight.model.kv_cache import KVCache
 from limelight.model.layers import Layer, make_norm
-from limelight.model.positions import LearnedPositions, SinusoidalPositions, rotation
+from limelight.model.positions import ADDED, BIASES, rotation
 
 
 class Embedding(nn.Module):
@@ -30,11 +30,8 @@ class Embedding(nn.Module):
         self.scale = math.sqrt(config.d_model) if config.scales_embedding else 1.0
         self.tokens = nn.Embedding(vocab, config.d_model)
         # Rotary positions enter later, at the queries and keys; an experiment has none at all.
-        self.positions: nn.Module | None = None
-        if config.positions == "sinusoidal":
-            self.positions = SinusoidalPositions(config.d_model)
-        elif config.positions == "learned":
-            self.positions = LearnedPositions(config.max_len, config.d_model)
+        added = ADDED.get(config.positions)
+        self.positions = None if added is None else added(config)
         self.segments = nn.Embedding(segments, config.d_model) if segments else None
         self.norm = make_norm(config) if norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
@@ -55,6 +52,8 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.rotary = config.positions == "rotary"
+        bias = BIASES.get(config.positions)
+        self.position_bias = None if bias is None else bias(config)
         count = config.num_decoder_layers if cross else config.layers
         self.layers = nn.ModuleList(Layer(config, cross) for _ in range(count))
         # Pre-norm leaves its running sum as it is, so it is normalised once, at the end.
@@ -70,6 +69,9 @@ class Stack(nn.Module):
         memory_mask: Tensor | None = None,
     ) -> Tensor:
         rope = rotation(positions, self.config, x.dtype) if self.rotary else None
+        if self.position_bias is not None:
+            mask = causal_mask(x.size(1), x.device) if causal else mask
+            mask, causal = self.biased(mask, positions, positions, x.dtype), False
         for layer in self.layers:
             x = layer(x, mask, causal, rope, memory=memory, memory_mask=memory_mask)
         return self.norm(x)
@@ -77,11 +79,20 @@ class Stack(nn.Module):
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
         rope = rotation(cache.positions, self.config, x.dtype) if self.rotary else None
         mask = cache.mask()
+        if self.position_bias is not None:
+            slots = torch.arange(mask.size(-1), device=x.device)
+            mask = self.biased(mask, cache.positions, slots, x.dtype)
         for i, layer in enumerate(self.layers):
             memory = cache.memory[i] if cache.memory else None
             update = partial(cache.advance if cache.states else cache.update, i)
             x = layer(x, mask, False, rope, update, memory, cache.memory_mask)
         return self.norm(x)
+
+    def biased(self, mask: Mask, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        """The mask as numbers to add to the scores: those of the positions, -inf where masked."""
+        assert self.position_bias is not None
+        bias: Tensor = self.position_bias(queries, keys).to(dtype)
+        return bias if mask is None else torch.where(mask, bias, -math.inf)
 
     def keys_values(self, memory: Tensor) -> list[KeysValues]:
         """What each layer's cross-attention keeps of a source, computed once for all steps."""

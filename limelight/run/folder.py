@@ -6,6 +6,8 @@ tokenizer.json     the tokenizer
 classes.json       the names of the classes, for a classifier of texts
 special_tokens.json, imported.json, chat_template.jinja, certificate.json: of an imported model
 environment.json   versions, seed, device, hashes of the data
+examples/          the examples that Python gave to the training, if it did
+base.json          for LoRA: the model that the adapters are for, and the hash of its weights
 image_tokenizer/   for a model that draws: the training of its image tokenizer, and its weights
 reconstructions.png, samples.png    what the tokenizer rebuilds, and what the model draws
 checkpoints/       the last ones, from which training resumes
@@ -18,22 +20,23 @@ loggers.json       ids of this run in Weights & Biases and MLflow
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from limelight.config import EXTENSION_FILES
 from limelight.errors import UserError
 from limelight.files import atomic_write, read_bounded
 from limelight.run.atomic import find_damage, latest_valid, list_checkpoints
 
 _FORMAT = 1
 PARTS = (  # all that a training writes
-    *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json"),
+    *("run.json", "recipe.toml", "tokenizer.json", "classes.json", "environment.json", "base.json"),
     *("special_tokens.json", "imported.json", "chat_template.jinja", "certificate.json"),
-    *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard"),
+    *("checkpoints", "finished", "log.jsonl", "curves.svg", "tensorboard", "examples"),
     *("loggers.json", "wandb"),
     *("image_tokenizer", "reconstructions.png", "samples.png"),
 )
@@ -85,11 +88,12 @@ class RunFolder:
         names = ("imported.json", "chat_template.jinja")
         return {n: read_bounded(self.path / n) for n in names if (self.path / n).is_file()}
 
-    def begin(self, recipe: str) -> None:
+    def begin(self, recipe: str, extensions: Mapping[str, str] | None = None) -> None:
         """Make this a run folder; called last, when everything else is written."""
         there = [name for name in _HASHED if (self.path / name).exists()]
         hashes = {name: self.hash_of(name) for name in there}
-        self.write_json("run.json", {"format": _FORMAT, "recipe": recipe, "sha256": hashes})
+        meta: dict[str, Any] = {"format": _FORMAT, "recipe": recipe, "sha256": hashes}
+        self.write_json("run.json", meta | ({"extend": extensions} if extensions else {}))
 
     def hash_of(self, name: str) -> str:
         """SHA-256 of the values in a file, however they are laid out; [decode] may be edited."""
@@ -130,6 +134,23 @@ class RunFolder:
                     f"{name} from sha256 in {self.path / 'run.json'}"
                 )
         return str(meta.get("recipe", self.path.name))
+
+    def check_extensions(self) -> None:
+        """The files that its recipe needs must be loaded; a folder itself never brings code."""
+        needed = self.meta().get("extend", {})
+        if not isinstance(needed, dict):
+            raise UserError(f"{self.path / 'run.json'}: extend must be a table, not {needed!s:.80}")
+        for name, before in needed.items():
+            if name not in EXTENSION_FILES:
+                raise UserError(
+                    f"{self.path} was trained with {name!a:.80}, a Python file that is not part of "
+                    f"it: give yours with --extend FILE, or in Python with limelight.extend"
+                )
+            if EXTENSION_FILES[name] != before:
+                raise UserError(
+                    f"{self.path} was trained with another {name}: its SHA-256 was {before!s:.12}, "
+                    f"and that of yours is {EXTENSION_FILES[name]:.12}; bring the old file back"
+                )
 
     def write(self, name: str, text: str) -> None:
         atomic_write(self.path / name, text.encode())

@@ -1,15 +1,18 @@
 """Files of weights: data and never code, checked before they are read."""
 
+from hashlib import sha256
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from limelight.errors import UserError
 from limelight.run.int8_storage import check_packed, dequantize_rows, is_scales
 
 WEIGHTS = "weights.safetensors"
+ADAPTERS = "adapters.safetensors"  # of LoRA, in place of the weights
 Header = dict[str, tuple[str, tuple[int, ...]]]
 _LARGEST_HEADER = 2**23  # bytes of names and shapes: some 50,000 tensors
 
@@ -64,6 +67,15 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     except UserError as error:
         raise UserError(f"{path} is no file of weights: {error}") from error
     return {name: shape for name, shape in shapes.items() if not is_scales(name, shapes)}
+
+
+def hash_weights(model: nn.Module) -> str:
+    """SHA-256 of all weights of a model on the CPU, with their names, types and shapes."""
+    digest = sha256()
+    for name, weight in model.named_parameters():
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        digest.update(weight.detach().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def name_of(step: int) -> str:

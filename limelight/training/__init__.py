@@ -5,6 +5,7 @@ loss         cross-entropy with label smoothing, in chunks
 objectives   the loss of each family on its batches
 lr_schedule  the learning rate as a function of the step
 optimizer    AdamW, frozen parts, gradient norm
+lora         adapters beside frozen linear layers
 dropout      faster dropout on a CPU
 distributed  one process or many: DDP, FSDP, and compilation
 cuda_graph   steps captured and replayed on a GPU

@@ -25,7 +25,6 @@ from limelight.run import atomic
 from limelight.run.atomic import find_damage, list_checkpoints
 from limelight.run.log import Log
 from limelight.run.weights import (
-    WEIGHTS,
     Header,
     check_header,
     name_of,
@@ -50,7 +49,7 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
             needed = sum(t.nbytes for t in (*weights.values(), *moments.values()))
             atomic.check_disk_space(run.path, needed)
             last = run.checkpoints / name_of(state.step)
-            atomic.commit(last, lambda folder: _write(folder, weights, moments, state))
+            atomic.commit(last, lambda folder: _write(trainer, folder, weights, moments))
             trainer.written.add(last.name)
             best = [name_of(state.best_step)] if config.patience else []
             spare = [*best, *(folder.name for folder in _checkpoints_to_average(trainer))]
@@ -69,7 +68,7 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
 def _collect_tensors(trainer: Trainer) -> tuple[_Tensors, _Tensors]:
     """Full tensors by name, on the CPU: the weights, and the state of optimizer and EMA."""
     weights, moments = {}, {}
-    for name, parameter in trainer.loss_module.model.named_parameters():
+    for name, parameter in trainer.saved.items():
         weights[name] = full_tensor(parameter.detach()).cpu().contiguous()
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
             moments[f"{key}.{name}"] = full_tensor(value.detach()).cpu().contiguous()
@@ -78,16 +77,16 @@ def _collect_tensors(trainer: Trainer) -> tuple[_Tensors, _Tensors]:
     return weights, moments
 
 
-def _write(folder: Path, weights: _Tensors, moments: _Tensors, state: TrainState) -> None:
+def _write(trainer: Trainer, folder: Path, weights: _Tensors, moments: _Tensors) -> None:
     for name, tensor in (*weights.items(), *moments.items()):
         if not torch.isfinite(tensor).all():
             raise FailedError(
                 f"{name} has numbers that are not finite: it is not saved; the last good "
                 "checkpoint is kept"
             )
-    write_tensors(folder / WEIGHTS, weights)
+    write_tensors(folder / trainer.weights_file, weights)
     write_tensors(folder / OPTIMIZER, moments)
-    (folder / STATE).write_text(json.dumps(asdict(state), indent=1), "utf-8")
+    (folder / STATE).write_text(json.dumps(asdict(trainer.state), indent=1), "utf-8")
 
 
 def write_tensors(path: Path, tensors: _Tensors) -> None:
@@ -106,8 +105,9 @@ def restore(trainer: Trainer, folder: Path) -> None:
     state = read_state(folder / STATE)
     _check_progress(trainer, state, folder)
     _check_headers(trainer, folder)
-    weights, moments = (_read_checked(folder / name, state.step) for name in (WEIGHTS, OPTIMIZER))
-    for name, parameter in trainer.loss_module.model.named_parameters():
+    files = (trainer.weights_file, OPTIMIZER)
+    weights, moments = (_read_checked(folder / name, state.step) for name in files)
+    for name, parameter in trainer.saved.items():
         copy_into(parameter, weights[name])
         if name in trainer.ema:
             copy_into(trainer.ema[name], moments[f"ema.{name}"])
@@ -160,7 +160,7 @@ def _check_headers(trainer: Trainer, folder: Path) -> None:
     moments: Header = {}
     tokens = read_state(folder / STATE).tokens
     moved = tokens > 0 or any(name.startswith("step.") for name in read_header(folder / OPTIMIZER))
-    for name, parameter in trainer.loss_module.model.named_parameters():
+    for name, parameter in trainer.saved.items():
         kind = ("F64" if parameter.dtype == torch.float64 else "F32", tuple(parameter.shape))
         weights[name] = kind
         if moved and parameter.requires_grad:
@@ -168,7 +168,7 @@ def _check_headers(trainer: Trainer, folder: Path) -> None:
             moments |= {f"{key}.{name}": kind for key in ("exp_avg", "exp_avg_sq")}
         if name in trainer.ema:
             moments[f"ema.{name}"] = kind
-    check_header(folder / WEIGHTS, weights)
+    check_header(folder / trainer.weights_file, weights)
     check_header(folder / OPTIMIZER, moments)
 
 
@@ -188,15 +188,16 @@ def _read_checked(path: Path, step: int) -> _Tensors:
 
 def write_final_weights(trainer: Trainer) -> None:
     """Write the weights to be used, as the recipe says: an average, the best, or the last."""
-    run, last = trainer.run, trainer.run.finished / name_of(trainer.state.step)
+    run, file = trainer.run, trainer.weights_file
+    last = run.finished / name_of(trainer.state.step)
     weights, moments = _collect_tensors(trainer)
     if trainer.world.is_main:
         weights = _select_final_weights(trainer, weights, moments)
         try:
-            if find_damage(last) is None and not _holds(last / WEIGHTS, weights):
+            if find_damage(last) is None and not _holds(last / file, weights):
                 # It was made when the recipe asked for something else.
                 atomic.remove_atomically(last)
-            atomic.commit(last, lambda folder: write_tensors(folder / WEIGHTS, weights))
+            atomic.commit(last, lambda folder: write_tensors(folder / file, weights))
             for older in list_checkpoints(run.finished):
                 if older != last:  # even one of more steps: a training that was begun again
                     atomic.remove_atomically(older)
@@ -215,10 +216,11 @@ def _select_final_weights(trainer: Trainer, last: _Tensors, moments: _Tensors) -
         wanted = min(config.average_checkpoints, math.ceil(state.step / config.checkpoint_every))
         if len(found) < wanted:
             trainer.report.warn(f"of {wanted} checkpoints to average only {len(found)} are left")
-        return average_checkpoints(_valid_checkpoints(trainer, found)) or last
+        folders = _valid_checkpoints(trainer, found)
+        return average_checkpoints([f / trainer.weights_file for f in folders]) or last
     if config.patience and state.best_step:
         for best in _valid_checkpoints(trainer, [checkpoints / name_of(state.best_step)]):
-            last, moments = read_tensors(best / WEIGHTS), read_tensors(best / OPTIMIZER)
+            last, moments = (read_tensors(best / f) for f in (trainer.weights_file, OPTIMIZER))
     return {name: moments[f"ema.{name}"] for name in last} if config.ema else last
 
 
@@ -239,15 +241,15 @@ def _valid_checkpoints(trainer: Trainer, folders: list[Path]) -> list[Path]:
     return [folder for folder, why in damage.items() if why is None]
 
 
-def average_checkpoints(folders: Sequence[Path]) -> _Tensors:
+def average_checkpoints(files: Sequence[Path]) -> _Tensors:
     """The mean of the weights of several checkpoints (section 6.1); of none, nothing."""
     total: _Tensors = {}
     dtypes: dict[str, torch.dtype] = {}
-    for folder in folders:
-        for name, tensor in read_tensors(folder / WEIGHTS).items():
+    for file in files:
+        for name, tensor in read_tensors(file).items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
             dtypes[name] = tensor.dtype
-    return {name: (tensor / len(folders)).to(dtypes[name]) for name, tensor in total.items()}
+    return {name: (tensor / len(files)).to(dtypes[name]) for name, tensor in total.items()}
 
 
 def _holds(path: Path, weights: Mapping[str, Tensor]) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from limelight.config import Count, Fraction, Positive, config_class
+from limelight.config import Count, Fraction, Positive, check_extended, config_class
 from limelight.errors import UserError, unknown_name
 from limelight.run.loggers import LOGGERS
 
@@ -59,7 +59,10 @@ class TrainConfig:
     max_unusable: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the lines; more: refused
     mask_rate: Fraction = 0.15  # encoder-only: share of the tokens to predict
     whole_word_masking: bool = False  # encoder-only: mask words instead of pieces
+    objective: str = ""  # one that --extend adds, instead of the family's own
     freeze: tuple[str, ...] = ()  # parts that are not trained, as "encoder" or "source.tokens"
+    lora_rank: Annotated[int, Field(ge=0, le=1024)] = 0  # with --from: train adapters; 0: weights
+    lora_alpha: Positive = 16.0  # adapters are multiplied by lora_alpha / lora_rank
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: CUDA, MPS or CPU
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
@@ -72,6 +75,7 @@ class TrainConfig:
         for name in self.log_to:
             if name not in LOGGERS:
                 raise unknown_name("logger", name, LOGGERS)
+        check_extended(self, "objective", [""])
         if self.warmup >= self.steps and self.schedule in ("cosine", "linear", "wsd"):
             raise UserError(
                 f"warmup={self.warmup} leaves nothing of steps={self.steps} "

@@ -38,7 +38,7 @@ def fit(trainer: Trainer) -> int:
                     while launched:
                         log_step(trainer, log, clock, launched.popleft())
                     _validate(trainer, log, clock, interrupted)
-                stop = trainer.world.any_rank(bool(interrupted))
+                stop = trainer.world.any_rank(bool(interrupted) or trainer.stopping)
                 complete = state.step == state.validated >= config.steps
                 done = complete or _should_stop_early(trainer)
                 saving = done or stop or _should_save(trainer)
@@ -138,6 +138,7 @@ def _record_validation(
         log.add(entry | ({"samples": samples} if samples else {}))
     trainer.report.validation(entry, better)
     trainer.report.samples(samples)
+    trainer.notify(entry)
     if _should_stop_early(trainer):
         count = state.validations_without_improvement
         trainer.report.say(f"{config.metric} has not improved {count} times: stopping early")

@@ -60,6 +60,7 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, result: StepR
         trainer.report.train(entry, config.steps)
         if log is not None:
             log.add(entry)
+        trainer.notify(entry)
 
 
 def _means(batch: Batch | None, sums: list[float]) -> dict[str, float]:

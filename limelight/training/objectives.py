@@ -44,9 +44,11 @@ class LossModule(nn.Module):
         compiled: bool = False,
         rdrop_alpha: float = 0.0,
         class_weights: Tensor | None = None,
+        objective: str = "",
     ) -> None:
         super().__init__()
         self.model: nn.Module = model
+        self.objective = OBJECTIVES[objective] if objective else None
         self.smoothing, self.rdrop_alpha = smoothing, rdrop_alpha
         self.register_buffer("class_weights", class_weights, persistent=False)
         chunk: Any = losses.cross_entropy_chunk
@@ -55,9 +57,9 @@ class LossModule(nn.Module):
         self.loss = partial(losses.chunked_cross_entropy, smoothing=smoothing, chunk_loss=chunk)
 
     def forward(self, batch: Batch) -> LossSums:
-        if isinstance(batch, ClassificationBatch):
+        if isinstance(batch, ClassificationBatch) and self.objective is None:
             return _classification_loss(self.model, batch, self.smoothing, self.class_weights)
-        objective: Any = _OBJECTIVES[type(batch)]
+        objective: Any = self.objective or _OBJECTIVES[type(batch)]
         if self.rdrop_alpha and self.training:
             loss = partial(self.loss, rdrop_alpha=self.rdrop_alpha)
             twice = _map_tensors(batch, lambda x: torch.cat([x, x]))  # dropout will differ
@@ -102,6 +104,7 @@ def _classification_loss(
 
 
 _OBJECTIVES = {Seq2SeqBatch: _seq2seq_loss, LMBatch: _lm_loss, MaskedLMBatch: _masked_lm_loss}
+OBJECTIVES: dict[str, Callable[[Any, Any, _Loss], LossSums]] = {}  # by `train.objective`, others
 
 
 def use_explicit_attention(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from limelight.device import copy_to_host_async, is_out_of_memory
 from limelight.errors import FailedError
 from limelight.model.layers import Layer
 from limelight.run.folder import RunFolder
+from limelight.run.weights import ADAPTERS, WEIGHTS
 from limelight.training import optimizer as optim
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
@@ -62,6 +63,10 @@ class TrainState:
         return True
 
 
+# Called with each line of the log, also of validations, and the model; True stops the training.
+Callback = Callable[[dict[str, Any], nn.Module], bool | None]
+
+
 @dataclass
 class Trainer:
     """Everything that takes part in a training."""
@@ -81,6 +86,8 @@ class Trainer:
     state: TrainState = field(default_factory=TrainState)
     written: set[str] = field(default_factory=set)  # checkpoints, by this process
     spiking: bool = False  # whether the last step had a loss far above the usual
+    callbacks: Sequence[Callback] = ()
+    stopping: bool = False  # a callback has asked for it
 
     def __post_init__(self) -> None:
         self.module: Any = prepare_module(
@@ -92,9 +99,24 @@ class Trainer:
         if captured:
             step = partial(_forward_backward_update, self)
             self.cuda_graph = CudaGraphStep(lambda batch: step([batch]), self.world.device)
-        named = self.loss_module.model.named_parameters()
-        self.ema = {n: p.detach().clone() for n, p in named} if self.config.ema else {}
+        saved = self.saved.items()
+        self.ema = {n: p.detach().clone() for n, p in saved} if self.config.ema else {}
         self.trainable = [p for p in self.loss_module.parameters() if p.requires_grad]
+
+    @property
+    def saved(self) -> dict[str, nn.Parameter]:
+        """What a checkpoint holds: all weights, or with LoRA those that are trained."""
+        named = self.loss_module.model.named_parameters()
+        return {n: p for n, p in named if p.requires_grad or not self.config.lora_rank}
+
+    def notify(self, entry: dict[str, Any]) -> None:
+        """Call all callbacks; dropout is seeded anew in each step, so they may draw numbers."""
+        for callback in self.callbacks:
+            self.stopping |= callback(dict(entry), self.loss_module.model) is True
+
+    @property
+    def weights_file(self) -> str:
+        return ADAPTERS if self.config.lora_rank else WEIGHTS
 
 
 def can_capture(loss_module: LossModule, world: World, config: TrainConfig) -> bool:
@@ -171,7 +193,7 @@ def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) 
     step = optim.optimizer_step_no_sync if no_sync else optim.optimizer_step
     step(trainer.optimizer, trainer.trainable, mean * clip, moving)
     if trainer.ema and moving:
-        weights = [p.detach() for p in trainer.loss_module.model.parameters()]
+        weights = [p.detach() for p in trainer.saved.values()]
         torch._foreach_lerp_(list(trainer.ema.values()), weights, 1 - config.ema)
     trainer.optimizer.zero_grad(set_to_none=True)
     return torch.cat([sums, torch.stack([norm, finite.double()])])

@@ -28,10 +28,11 @@ from limelight.model.layers import Layer
 from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDecoder
 from limelight.model.stack import Embedding
 from limelight.recipe import Recipe, toml
+from limelight.training.lora import count_trained, prepare_finetuning
 from limelight.workflows.tables import print_table
 
 _FLOAT = 4  # bytes of a float32
-_ADAM = 4 * _FLOAT  # per parameter: its weight, its gradient, and Adam's two averages
+_ADAM = 3 * _FLOAT  # per trained parameter: its gradient, and Adam's two averages
 _SELDOM = (  # settings that published models have; shown where they differ from the defaults
     *("source_vocab", "decoder_layers", "head_dim", "embedding_scale", "tied"),
     *("rotary_base", "rotary_scaling", "rotary_factor", "rotary_low", "rotary_high"),
@@ -71,9 +72,10 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "experiments": config.experiments if isinstance(config, ModelConfig) else {},
         "parameters": sum(parts.values()),
         "parts": parts,
+        "trained_parameters": _trained(recipe)[1],
         "published": asdict(recipe.published) if recipe.published else None,
         "multiply_adds_per_token": multiply_adds(config),
-        "training_bytes": training_memory(config, batch_tokens, devices),
+        "training_bytes": training_memory(recipe, batch_tokens, devices),
         # In float32: the weights, and a full-length KV cache of one text.
         "decoding_bytes": {"weights": _FLOAT * _size(model), **cache},
     }
@@ -145,8 +147,16 @@ def _count_work(model: nn.Module, length: int) -> dict[str, int]:
     return {part: flops // 2 for part, flops in work.items()}  # MACs are FLOPs / 2
 
 
-def training_memory(config: AnyConfig, batch_tokens: int, devices: int = 1) -> dict[str, int]:
+def _trained(recipe: Recipe) -> tuple[int, int]:
+    """How many parameters there are while it trains, with adapters, and how many are trained."""
+    model = _without_numbers(recipe.model)
+    prepare_finetuning(model, recipe.train)
+    return count_trained(model)
+
+
+def training_memory(recipe: Recipe, batch_tokens: int, devices: int = 1) -> dict[str, int]:
     """Bytes per device in float32 with Adam, whose state is sharded over all devices (FSDP)."""
+    config, (total, trained) = recipe.model, _trained(recipe)
     model = _without_numbers(config)
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
@@ -158,7 +168,7 @@ def training_memory(config: AnyConfig, batch_tokens: int, devices: int = 1) -> d
 
     kept = extrapolate(count, config, config.max_len)
     memory = {
-        "weights, gradients, Adam": _ADAM * _size(model) // devices,
+        "weights, gradients, Adam": (_FLOAT * total + _ADAM * trained) // devices,
         # While a sharded layer computes it is gathered, and the next one is on its way.
         "gathered layers": 2 * _FLOAT * max(map(_size, units or [model])) if devices > 1 else 0,
         "activations": kept["activations"],
@@ -240,7 +250,10 @@ def show(facts: dict[str, Any], console: Console) -> None:
     elif facts.get("trained"):
         _show_trained(facts["trained"], console)
     rows = [(part, f"{n:,}") for part, n in facts["parts"].items()]
-    print_table(console, ["parameters", ""], [*rows, ("total", f"{facts['parameters']:,}")])
+    rows.append(("total", f"{facts['parameters']:,}"))
+    if (trained := facts["trained_parameters"]) != facts["parameters"]:
+        rows.append(("trained", f"{trained:,}"))
+    print_table(console, ["parameters", ""], rows)
     if theirs := facts["published"]:
         ours, said = short(facts["parameters"]), short(theirs["parameters"])
         console.print(Text(f"counted {ours}, published {said} ({theirs['source']})"))

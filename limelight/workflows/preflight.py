@@ -17,8 +17,8 @@ from limelight.data.input_files import find_files, raw_lines
 from limelight.data.readers import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
-from limelight.loading import LoadedModel
-from limelight.model import ModelConfig
+from limelight.loading import LoadedModel, base_of, check_base, load
+from limelight.model import ModelConfig, RecurrentConfig
 from limelight.recipe import Recipe, recipe_from_run, with_absolute_paths
 from limelight.run.atomic import latest_valid, list_checkpoints, was_used_before
 from limelight.run.bundled_models import canonical_name, find_run
@@ -180,6 +180,28 @@ def check_init_from(run: RunFolder, start_from: str | Path | None) -> str:
     if before and not given and latest_valid(run.checkpoints)[0] is None:
         raise UserError(f"{run.path} has saved nothing yet: use --from {before} again")
     return before
+
+
+def load_origin(
+    recipe: Recipe, run: RunFolder, start_from: str | Path | None
+) -> LoadedModel | None:
+    """The model to start from, if there is one. LoRA needs it again when it resumes."""
+    adapted = recipe.train.lora_rank > 0
+    if adapted and isinstance(recipe.model, RecurrentConfig):
+        raise UserError(
+            f"lora_rank={recipe.train.lora_rank} adapts the linear layers of a Transformer, and "
+            f"this is family={recipe.model.family!r}: set --train.lora-rank 0"
+        )
+    if adapted and run.exists:
+        origin = load(base_of(run).path, device="cpu", precision="auto")
+        check_base(run, origin.model)
+        return origin
+    if adapted and not start_from:
+        raise UserError(
+            f"lora_rank={recipe.train.lora_rank} adapts a model that is trained already: name it "
+            "with --from RUN, or set --train.lora-rank 0"
+        )
+    return load(start_from, device="cpu", precision="auto") if start_from else None
 
 
 def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:

@@ -3,13 +3,14 @@
 `train` is what `limelight train` does; `limelight.load` loads its result.
 """
 
+import json
 import platform
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -18,14 +19,15 @@ import torch
 from torch import nn
 
 from limelight import __version__
+from limelight.config import extensions_of
 from limelight.data.batching import BatchPlan
-from limelight.data.config import DataConfig, num_columns
+from limelight.data.config import KEYS, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, train_tokenizer
 from limelight.data.datasets import Batch
 from limelight.data.registry import resolve, with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
 from limelight.device import choose_precision, describe
-from limelight.errors import UserError, path_from_option
+from limelight.errors import UserError, path_from_option, unknown_name
 from limelight.files import atomic_write
 from limelight.loading import LoadedModel, load, load_tokenizer
 from limelight.model import ModelConfig, build
@@ -45,13 +47,14 @@ from limelight.run.bundled_models import find_run, is_run
 from limelight.run.folder import RunFolder
 from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
+from limelight.run.weights import hash_weights
 from limelight.training import batch_size
 from limelight.training.console import Report
 from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
+from limelight.training.lora import count_trained, prepare_finetuning
 from limelight.training.objectives import LossModule, to_device
-from limelight.training.optimizer import freeze
-from limelight.training.trainer import Trainer
+from limelight.training.trainer import Callback, Trainer
 from limelight.workflows import info, preflight
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
 from limelight.workflows.validation_decoding import (
@@ -64,16 +67,40 @@ from limelight.workflows.validation_decoding import (
 _EXACT_MATCH_SOURCES = 200  # decoded in a validation; `evaluate` decodes all
 
 
+class _TrainResult(int):
+    """0 when a training is done, or the number of the signal that stopped it; and what it reached.
+
+    A training that a callback stops counts as stopped by SIGTERM.
+    """
+
+    run: Path
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The best validation; of a training without any, its last line of the log."""
+        facts = summary(RunFolder(self.run).log)
+        return dict(facts["best_validation"] or facts["last"] or {})
+
+    @cached_property
+    def model(self) -> LoadedModel:
+        """The trained model, loaded when it is first asked for."""
+        return load(self.run)
+
+
 def train(
     recipe: Recipe | str,
     run: str | Path,
     changes: Overrides = (),
     start_from: str | Path | None = None,
     silent: bool = False,
-) -> int:
+    data: Mapping[str, Iterable[Any]] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> _TrainResult:
     """Train what a recipe describes into a run folder, or resume the run in it.
 
-    Returns 0 when done. Otherwise a signal stopped it: its number, after everything was saved.
+    The result is 0 when done. Otherwise a signal stopped it: its number, after everything was
+    saved. `data` has your own examples by split ("train", "valid"): pairs of texts, texts, or what
+    the recipe's data.kind says; any iterable will do, as a torch Dataset.
     """
     folder = preflight.named_folder(run)
     if isinstance(recipe, str):
@@ -81,21 +108,64 @@ def train(
     else:
         recipe = with_overrides(recipe, changes)
     recipe = with_absolute_paths(recipe)
-    preflight.check_data(recipe.data)
+    if data is None:
+        preflight.check_data(recipe.data)
     check_loggers(recipe.train.log_to)
+    if recipe.data.kind == "images" and (data is not None or callbacks):
+        raise UserError("data and callbacks are for models of texts, not for one that draws")
     with init_distributed(recipe.train) as world, lock_run(folder, world):
         report = Report(silent or not world.is_main)
         trainer = None
+        if data is not None:
+            recipe = _with_examples(recipe, data, folder, world)
         if recipe.data.kind == "images":
             signal = _train_to_draw(recipe, folder, world, report, start_from)
         else:
             trainer = build_trainer(recipe, folder, world, report, start_from)
+            trainer.callbacks = callbacks
             signal = fit(trainer)
         if world.is_main:
             draw_curves(folder.log, folder.curves)
             if trainer and not signal:
                 _say_result(trainer, recipe, run)
-    return signal
+    result = _TrainResult(signal)
+    result.run = folder.path
+    return result
+
+
+def _with_examples(
+    recipe: Recipe, data: Mapping[str, Iterable[Any]], run: RunFolder, world: World
+) -> Recipe:
+    """The recipe with examples from Python, which are kept in the run folder to resume it."""
+    known = with_registry_defaults(recipe.data)
+    files: dict[str, Any] = dict.fromkeys(("train", "valid", "test"), ())
+    for split, examples in data.items():
+        if split not in files:
+            raise unknown_name("split", split, files)
+        path = run.path / "examples" / f"{split}.jsonl"
+        if world.is_main:
+            make_folder(path.parent)
+            lines = (
+                json.dumps(_as_object(one, known.kind), ensure_ascii=False) for one in examples
+            )
+            atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
+        files[split] = (str(path.absolute()),)
+    world.barrier()
+    origins: dict[str, Any] = {"name": "", "hub": "", "toy": "", "corpora": (), "columns": ()}
+    recipe = replace(recipe, data=replace(known, **files, **origins))
+    preflight.check_data(recipe.data)
+    return recipe
+
+
+def _as_object(example: Any, kind: str) -> dict[str, Any]:
+    """An example as the JSON object that it would be in a file."""
+    keys = KEYS[kind]
+    if isinstance(example, Mapping):
+        return dict(example)
+    values = [example] if len(keys) == 1 else list(example)
+    if len(values) != len(keys):
+        raise UserError(f"{example!r:.80} is no example of {kind}: it needs {' and '.join(keys)}")
+    return dict(zip(keys, values, strict=True))
 
 
 def plan(
@@ -183,7 +253,7 @@ def build_trainer(
     """Check the recipe, prepare data and model, write the run's metadata."""
     announce(recipe, world, report)
     begun_from = preflight.check_init_from(run, start_from)
-    origin = load(start_from, device="cpu", precision="auto") if start_from else None
+    origin = preflight.load_origin(recipe, run, start_from)
     data = resolve(recipe.data)
     preflight.check_plan(recipe, data)
     preflight.check_steps(recipe, run)
@@ -193,11 +263,9 @@ def build_trainer(
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
     recipe = tokenized.recipe
-    torch.manual_seed(recipe.train.seed)
-    model = build(recipe.model)
-    if origin is not None:
-        _init_from_run(model, origin, report)
-    freeze(model, recipe.train.freeze)
+    model = _build_model(recipe, origin, report)
+    if origin is not None and recipe.train.lora_rank and world.is_main and not run.exists:
+        run.write_json("base.json", {"run": begun_from, "sha256": hash_weights(origin.model)})
     if recipe.train.batch_tokens == "auto":
         precision = choose_precision(recipe.train.precision, world.device)
         size = fit_batch(recipe, model, tokenized.batches("train"), world, precision)
@@ -237,9 +305,8 @@ def build_trainer(
 def _with_objective(model: nn.Module, tokenized: TokenizedData) -> LossModule:
     config = tokenized.recipe.train
     weights = tokenized.class_weights if config.class_weights else None
-    return LossModule(
-        model, config.label_smoothing, config.compile, config.rdrop_alpha, class_weights=weights
-    )
+    settings = (config.label_smoothing, config.compile, config.rdrop_alpha)
+    return LossModule(model, *settings, class_weights=weights, objective=config.objective)
 
 
 def _prepare_data(
@@ -334,6 +401,19 @@ def _find_tokenizer(
     return tokenizer
 
 
+def _build_model(recipe: Recipe, origin: LoadedModel | None, report: Report) -> nn.Module:
+    """The model with its first weights, drawn or those of another, some of them frozen."""
+    torch.manual_seed(recipe.train.seed)
+    model = build(recipe.model)
+    if origin is not None:
+        _init_from_run(model, origin, report)
+    prepare_finetuning(model, recipe.train)
+    total, trained = count_trained(model)
+    if trained < total:
+        report.say(f"{trained:,} of {total:,} parameters are trained")
+    return model
+
+
 def _init_from_run(model: nn.Module, origin: LoadedModel, report: Report) -> None:
     """Copy another model's weights; only a head for a new task keeps its initial ones."""
     theirs = dict(origin.model.named_parameters())
@@ -380,7 +460,8 @@ def _fit_batch_on_gpu(
     dtype = torch.float64 if precision == "float64" else torch.float32
     loss_module = LossModule(model, recipe.train.label_smoothing).to(world.device, dtype)
     copies = 3 if recipe.train.ema else 2  # Adam's moments, and the average of the weights
-    moments = [torch.zeros_like(p) for p in model.parameters() for _ in range(copies)]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    moments = [torch.zeros_like(p) for p in trained for _ in range(copies)]
 
     def forward_backward(batch: Batch) -> None:
         with torch.autocast("cuda", torch.bfloat16, precision == "bfloat16"):
@@ -399,7 +480,7 @@ def _fit_batch_on_gpu(
 
 def memory_of(recipe: Recipe, tokens: int) -> int:
     """Bytes that training takes with batches of this many tokens, as `limelight info` estimates."""
-    return info.training_memory(recipe.model, max(tokens, recipe.model.max_len))["total"]
+    return info.training_memory(recipe, max(tokens, recipe.model.max_len))["total"]
 
 
 def _write_run_metadata(
@@ -435,7 +516,7 @@ def _write_run_metadata(
             run.write_json("classes.json", list(classes))
         run.write_recipe(write_recipe(recipe))
         run.write_json("environment.json", environment)
-        run.begin(recipe.name)
+        run.begin(recipe.name, extensions_of(recipe.model, recipe.train))
     world.barrier()
 
 

@@ -38,7 +38,7 @@ def sample_text(tokenized: TokenizedData, model: nn.Module) -> list[str]:
     """The beginning of the validation text, and how the model goes on."""
     tokenizer, recipe = tokenized.tokenizer, tokenized.recipe
     begin = tokenizer.decode(tokenized.stores["valid"].columns[0][0][:_PROMPT].tolist())
-    config = replace(recipe.decode, max_tokens=_CONTINUED)
+    config = replace(recipe.decode, max_tokens=_CONTINUED, engine="auto")
     trained = TextModel(model, tokenizer, config, "texts")
     return [f"{_shorten(begin)} -> {_shorten(''.join(continue_text(trained, begin)))}"]
 
@@ -74,7 +74,7 @@ def exact_match(
 def validation_bleu(tokenized: TokenizedData, model: nn.Module) -> dict[str, float]:
     """BLEU and chrF of the validation sources, decoded greedily."""
     data, outputs, examples = tokenized.data, list[str](), list[tuple[str, ...]]()
-    greedy = replace(tokenized.recipe.decode, beam=1, beam_groups=1)
+    greedy = replace(tokenized.recipe.decode, beam=1, beam_groups=1, engine="auto")
     for part in corpora_for_split(data, "valid"):
         read = list(read_split(part, "valid", LineStats()))
         trained = TextModel(

@@ -334,7 +334,7 @@ def test_damaged_weights_are_reported():
 def test_a_model_that_looks_ahead_is_told(kind, monkeypatch):
     """The negative control: a mask that is off by one, and rows that do not sum to 1."""
     monkeypatch.setattr(
-        "limelight.model.attention._causal_mask",
+        "limelight.model.attention.causal_mask",
         lambda length, device: torch.ones(length, length, dtype=torch.bool).tril(1),
     )
     trace = explain(trained(kind), "Hi how are you", target="I am fine")

@@ -102,4 +102,4 @@ def accelerate(model: Any) -> StepModel:
 
 def _experiment(config: ModelConfig) -> bool:
     """Whether it has settings that only the model itself knows; `mask` is for training."""
-    return bool(config.experiments.keys() - {"mask"})
+    return bool(config.extended or config.experiments.keys() - {"mask"})

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from limelight.device import is_out_of_memory
 from limelight.errors import UserError
+from limelight.extensions import extend_from_environment
 from limelight.loading import LoadedModel, load
 from limelight.serve import logs
 from limelight.serve.ipc import Message, packed, receive, send
@@ -79,6 +80,7 @@ def main() -> None:
     os.dup2(2, 1)  # output of libraries must not mix with messages
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
+        extend_from_environment()
         loaded, exact = load_for(run, options.get("device", "auto"))
         limits = (options["batch"], options["texts"], options["traced"])
         scheduler = Scheduler(loaded, *limits, write, exact)
