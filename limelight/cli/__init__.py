@@ -2,6 +2,7 @@
 
 parser       arguments from types and docstrings: reading, errors, help, completion
 io           what commands read and print: models, lines, reports, conversations
+output_file  the output of a long job: complete, or else resumable
 inspect      models, recipes, info, data
 train        demo, train, resume, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score

@@ -1,6 +1,5 @@
 """The commands for trained models, as a person and as a program meet them."""
 
-import io
 import json
 import os
 import pty
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from limelight.cli import main
 from limelight.cli.generate import translate
 from limelight.cli.parser import read_arguments
 from limelight.tasks.fill import FillCandidate, FilledText
@@ -22,24 +20,6 @@ ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "limelight"]
 COMMANDS = ("translate", "chat", "write", "fill", "classify", "embed", "score")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-
-
-@pytest.fixture
-def limelight(monkeypatch, capfdbinary):
-    """The command in this process, which has loaded torch already: code, output, and complaints."""
-
-    def call(*arguments, stdin=b""):
-        monkeypatch.setattr("sys.argv", ["limelight", *map(str, arguments)])
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code
-        out, err = capfdbinary.readouterr()
-        return code, out.decode().removesuffix("\n").split("\n"), err.decode()
-
-    return call
 
 
 # What is asked for
@@ -136,6 +116,17 @@ def test_wishes_tags_and_ensembles(limelight, run):
     assert limelight("chat", run("tagged"), "a", "--tag", "same")[0] == 0
     ensemble = ("--ensemble", run("other reverse"))
     assert limelight("translate", run("reverse"), "a b", *ensemble)[0] == 0
+
+
+def test_a_glossary_is_a_file(limelight, run, tmp_path):
+    (tmp_path / "terms.tsv").write_text("a\tx y\n")
+    asked = ("translate", run("reverse"), "a b", "c d", "--beam", "4")
+    asked += ("--glossary", tmp_path / "terms.tsv")
+    code, (first, second), complaint = limelight(*asked)
+    assert (code, "x y" in first, second, complaint) == (0, True, "d c", "")
+    code, lines, complaint = limelight(*asked, "--decode.max-tokens", "2", "--json")
+    assert (code, complaint) == (0, "limelight: text 1: of the glossary, not used: 'x y'\n")
+    assert [json.loads(line).get("missing_terms") for line in lines] == [["x y"], None]
 
 
 def test_alternatives_are_characters_where_several_tokens_spell_one(limelight):
