@@ -1,5 +1,6 @@
 """The commands for trained models, as a person and as a program meet them."""
 
+import io
 import json
 import os
 import pty
@@ -11,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from limelight.cli.generate import translate
 from limelight.cli.parser import read_arguments
+from limelight.data.progress import counting
 from limelight.tasks.fill import FillCandidate, FilledText
 
 ROOT = Path(__file__).parent.parent.parent
@@ -369,6 +372,17 @@ def test_a_million_lines_take_no_more_memory_than_a_few(run, model, tmp_path):
 
 
 # At a terminal
+
+
+def test_a_progress_bar_does_not_catch_what_is_printed(capsys):
+    """As in `limelight translate RUN < in > out`, where only stderr is a terminal."""
+    shown = Console(file=io.StringIO(), force_terminal=True)
+    with counting("answered", shown) as progress:
+        print("a text")
+        progress(1)
+    assert capsys.readouterr().out == "a text\n"
+    assert "answered 1" in shown.file.getvalue()
+    assert "a text" not in shown.file.getvalue()
 
 
 class Terminal:
