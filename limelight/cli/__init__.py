@@ -1,8 +1,8 @@
 """The command line: a table from names to functions. Read in this order:
 
 parser       arguments from types and docstrings: reading, errors, help, completion
-io           what commands read and print: models, lines, reports, conversations
 output_file  the output of a long job: complete, or else resumable
+io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
 train        demo, train, resume, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score

@@ -175,7 +175,7 @@ class InputLines:
 
             sha256, self.total = cached_sha256(Path(str(self.file)))
             job = job_of(command, sha256, loaded, settings)
-            with resumable(Path(self.output), job) as self.saved:
+            with resumable(Path(self.output), job, note) as self.saved:
                 self.number, self.problems = self.saved.lines, self.saved.problems
                 yield
                 self.saved.save(self.number, self.problems)

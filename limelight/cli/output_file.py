@@ -2,22 +2,21 @@
 
 While the job runs, FILE.partial is a folder with the output so far and state.json: how many lines
 are answered by how many bytes of it, and for which input, model and settings. The state is written
-once a second, when those bytes are on the disk. So whatever ends the process, the next call finds
-at most a second's work too little; it cuts off what came after the state, and goes on.
+once a second, when those bytes are on the disk. Whatever ends the process, the next call cuts off
+what came after the state, and goes on.
 """
 
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from hashlib import sha256
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from limelight.cli.io import note
 from limelight.errors import UserError
 from limelight.files import atomic_write, read_bounded, replace_synced, with_filename
 from limelight.run.atomic import lock
@@ -26,12 +25,13 @@ if TYPE_CHECKING:
     from limelight.loading import LoadedModel
 
 _SECONDS = 1.0  # between two states
-Job = dict[str, Any]  # what the output depends on, by name
+_Job = dict[str, Any]  # what the output depends on, by name
+_Note = Callable[[str], None]  # for the user
 
 
 def job_of(
     command: str, input_hash: str, loaded: "LoadedModel", settings: Mapping[str, Any]
-) -> Job:
+) -> _Job:
     """All that decides on the output, as JSON; long values as their hash."""
     import torch
 
@@ -51,7 +51,7 @@ def job_of(
 class OutputFile:
     """What is written instead of stdout, and how far it got."""
 
-    def __init__(self, folder: Path, job: Job) -> None:
+    def __init__(self, folder: Path, job: _Job, note: _Note) -> None:
         self.folder, self.job = folder, job
         self.lines = self.problems = size = 0
         if (state := self._read_state())["lines"]:
@@ -79,7 +79,7 @@ class OutputFile:
             raise UserError(f"{path} is damaged: delete {self.folder}") from error
         return state
 
-    def _check(self, before: Job) -> None:
+    def _check(self, before: _Job) -> None:
         for name in self.job:
             if before.get(name) != self.job[name]:
                 raise UserError(
@@ -103,7 +103,7 @@ class OutputFile:
 
 
 @contextmanager
-def resumable(path: Path, job: Job) -> Iterator[OutputFile]:
+def resumable(path: Path, job: _Job, note: _Note) -> Iterator[OutputFile]:
     """What is printed goes to a file, which has its name when the block ends without an error."""
     folder = path.with_name(f"{path.name}.partial")
     if os.path.lexists(path):
@@ -111,7 +111,7 @@ def resumable(path: Path, job: Job) -> Iterator[OutputFile]:
     lines = 0
     try:
         with lock(folder, "writing"):
-            output = OutputFile(folder, job)
+            output = OutputFile(folder, job, note)
             try:
                 with with_filename(path), output.file, redirect_stdout(output.file):
                     yield output

@@ -63,8 +63,8 @@ def read_glossary(name: str | Path) -> Glossary:
     with opened(path) as file:
         text = file.read().decode("utf-8-sig")
     comma = ending_of(path) == ".csv"
-    between, quoting = (",", csv.QUOTE_MINIMAL) if comma else ("\t", csv.QUOTE_NONE)
-    rows = csv.reader(StringIO(text), delimiter=between, quoting=quoting)
+    between, lines = "," if comma else "\t", StringIO(text)
+    rows = csv.reader(lines) if comma else (line.rstrip("\r\n").split("\t") for line in lines)
     for number, cells in enumerate(rows, 1):
         pair = [_words(cell) for cell in cells]
         if not any(pair):

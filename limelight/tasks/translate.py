@@ -125,9 +125,13 @@ def translation_of(
     best = outputs[0].text if outputs else None
     missing = [w for w in constraints.include if best is not None and w.strip() not in best]
     problem = f"no translation with {missing[0]!r} was found" if missing else ""
-    wanted = constraints.glossary.targets(text) if best else ()
-    lost = tuple(w for w in wanted if w not in best and not best.startswith(capitalized(w)))
+    lost = _without(best, constraints.glossary.targets(text)) if best else ()
     return Translation(text, outputs, max(1, len(found)), problem, lost)
+
+
+def _without(text: str, terms: Iterable[str]) -> tuple[str, ...]:
+    """The terms that a text has not; one may begin it with a capital."""
+    return tuple(t for t in terms if t not in text and not text.startswith(capitalized(t)))
 
 
 def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
