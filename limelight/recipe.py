@@ -164,7 +164,7 @@ def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, An
             continue
         owner, before = TABLES.get(key, object), values.get(key, {})
         new = {current_name(owner, setting) for setting in changed}
-        if key == "data" and changed.get("train"):
+        if key == "data" and (changed.get("train") or changed.get("corpora")):
             before = _without_origin(before, new)
         if key == "data" and changed.get("valid"):  # which are then not held out of the others
             before = {k: v for k, v in before.items() if k != "hold_out"}
@@ -187,8 +187,9 @@ def _shorter_warmup(train: dict[str, Any]) -> dict[str, int]:
 
 
 def _without_origin(data: dict[str, Any], given: set[str]) -> dict[str, Any]:
-    """[data] without a named corpus, a toy or several corpora, for files instead of them."""
-    origins = {"name", "hub", "toy", "toy_examples", "toy_length", "corpora"} - given
+    """[data] without where its examples came from, for files or corpora instead."""
+    files = () if "train" in given else ("train", "valid", "test")
+    origins = {"name", "hub", "toy", "toy_examples", "toy_length", "corpora", *files} - given
     kinds = [data, *data.get("corpora", ())]
     names = [NAMED[one["name"]].settings for one in kinds if one.get("name") in NAMED]
     known = [str(one["kind"]) for one in [*kinds, *names] if "kind" in one]

@@ -173,6 +173,13 @@ def test_lists_are_given_value_by_value():
     assert load_recipe("reverse", changes).data.train == ("a.en", "5")
 
 
+def test_corpora_replace_what_a_recipe_reads():
+    changed = load_recipe("reverse", ['data.corpora=[{train=["a.tsv"], tag="x"}]']).data
+    assert ([c.train for c in changed.corpora], changed.toy) == ([("a.tsv",)], "")
+    with pytest.raises(UserError, match="corpora are read instead of"):
+        load_recipe("reverse", ['data.corpora=[{train=["a.tsv"]}]', "data.train=b.tsv"])
+
+
 OWNERS = {
     "model": ModelConfig,
     **{key: owner for key, owner in TABLES.items() if key != "published"},

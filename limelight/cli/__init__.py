@@ -1,6 +1,7 @@
 """The command line: a table from names to functions. Read in this order:
 
 parser       arguments from types and docstrings: reading, errors, help, completion
+output_file  the output of a long job: complete, or else resumable
 io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
 train        demo, train, resume, sweep, compare, evaluate

@@ -27,13 +27,16 @@ def translate(
     prefix: arg.String = "",
     include: arg.Phrases = (),
     exclude: arg.Phrases = (),
+    glossary: arg.File = "",
     tag: arg.Tag = "",
     ensemble: Annotated[tuple[str, ...], arg.Argument("RUN")] = (),
     engine: arg.Engine = None,
+    input: arg.Input = "",
+    output: arg.Output = "",
     json: arg.JsonLines = False,
     set: arg.DecodeSettings = (),
 ) -> None:
-    """Translate the arguments, or the lines of stdin, in order.
+    """Translate the arguments, or the lines of a file or of stdin, in order.
 
     Exits with status 1 if some lines could not be read.
 
@@ -44,33 +47,43 @@ def translate(
         include: a word, part of one, or several that must appear (case-sensitive); may be
             repeated; needs a beam
         exclude: a word, part of one, or several that must not appear; may be repeated
+        glossary: a file of terms and their translations, separated by tabs (.csv: commas); used
+            where the source has the term; needs a beam
         ensemble: a run that decodes together with the first; may be repeated
     """
+    lines = io.InputLines(text, file=input, output=output)
     overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed, engine=engine)
     loaded, config = io.load_for("translate", run, overrides, ensemble)
 
     from limelight.tasks import translate as task
 
     config = task.widen_beam(config, nbest)
-    constraints = task.Constraints(tag, prefix, include, exclude)
-    lines = io.InputLines(text)
-    for window in lines.windows():
-        for done in task.translate(loaded, window, config, nbest, constraints, logprobs=json):
-            lines.number += 1
-            if done.problem:
-                lines.complain(done.problem)
-            if done.parts > 1:
-                without = ", without alternatives" if alternatives else ""
-                lines.note(f"too long for the model, so translated in {done.parts} parts{without}")
-            source = done.source if alternatives and done.outputs and done.parts == 1 else ""
-            asked = (loaded, source, config)
-            if json:
-                choices = source and task.alternative_choices(*asked, constraints=constraints)
-                _print_as_json(done, choices or ())
-            else:
-                tokens = source and task.alternative_tokens(*asked, constraints=constraints)
-                _print_translation(done, tokens or (), nbest)
-    lines.finish()
+    constraints = task.Constraints(tag, prefix, include, exclude, glossary or {})
+    job = {"nbest": nbest, "alternatives": alternatives, "json": json, **asdict(config)}
+    with lines.opened("translate", loaded, **job, **asdict(constraints)):
+        for window in lines.windows():
+            for done in task.translate(loaded, window, config, nbest, constraints, logprobs=json):
+                lines.number += 1
+                _note_problems(lines, done, alternatives)
+                source = done.source if alternatives and done.outputs and done.parts == 1 else ""
+                asked = (loaded, source, config)
+                if json:
+                    choices = source and task.alternative_choices(*asked, constraints=constraints)
+                    _print_as_json(done, choices or ())
+                else:
+                    tokens = source and task.alternative_tokens(*asked, constraints=constraints)
+                    _print_translation(done, tokens or (), nbest)
+                lines.line_done()
+
+
+def _note_problems(lines: io.InputLines, done: "Translation", alternatives: bool) -> None:
+    if done.problem:
+        lines.complain(done.problem)
+    if done.missing_terms:
+        lines.note(f"of the glossary, not used: {', '.join(map(repr, done.missing_terms))}")
+    if done.parts > 1:
+        without = ", without alternatives" if alternatives else ""
+        lines.note(f"too long for the model, so translated in {done.parts} parts{without}")
 
 
 def _print_translation(
@@ -97,6 +110,7 @@ def _print_as_json(done: "Translation", choices: "Iterable[list[AlternativeChoic
     facts: dict[str, Any] = {"source": done.source, "text": done.text, "parts": done.parts}
     facts["outputs"] = [asdict(output) for output in done.outputs]
     facts |= {"problem": done.problem} if done.problem else {}
+    facts |= {"missing_terms": done.missing_terms} if done.missing_terms else {}
     if alternatives := [list(map(asdict, ranked)) for ranked in choices]:
         facts["alternatives"] = alternatives
     io.print_json_line(facts)
@@ -138,7 +152,9 @@ def chat(
         if conversation.cut:
             io.note("too long for the model, so only its end was read")
 
-    io.converse(text, answer, "say something", json, conversation.reset)
+    lines = io.InputLines(text, json)
+    with lines.opened("chat", loaded):
+        io.converse(lines, answer, "say something", conversation.reset)
 
 
 def write(
@@ -151,19 +167,22 @@ def write(
     seed: arg.Seed = None,
     stop: arg.Phrases = (),
     engine: arg.Engine = None,
+    input: arg.Input = "",
+    output: arg.Output = "",
     json: arg.JsonLines = False,
     set: arg.DecodeSettings = (),
 ) -> None:
     """Continue a text.
 
     Args:
-        prompt: texts to continue; without any, the lines of stdin, or a terminal
+        prompt: texts to continue; without any, the lines of a file or of stdin, or a terminal
         max_tokens: generate at most this many tokens; 0 means 200
         top_k: sample from the K most likely tokens; 0 means all
         top_p: nucleus sampling: sample from the smallest set of tokens whose probabilities sum
             to P; 1 means all
         stop: stop where this text appears; may be repeated
     """
+    lines = io.InputLines(prompt, json, input, output)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     overrides = arg.overrides(set, max_tokens=max_tokens, engine=engine, **sampling)
     loaded, config = io.load_for("write", run, overrides)
@@ -181,7 +200,8 @@ def write(
             io.print_text(piece)
         print(flush=True)
 
-    io.converse(prompt, answer, "type a text to continue", json)
+    with lines.opened("write", loaded, stop=stop, json=json, **asdict(config)):
+        io.converse(lines, answer, "type a text to continue")
 
 
 def fill(run: arg.Run, text: arg.Text, count: arg.Int = 5, json: arg.Json = False) -> None:
@@ -202,40 +222,60 @@ def fill(run: arg.Run, text: arg.Text, count: arg.Int = 5, json: arg.Json = Fals
         io.print_line(f"  {number}: {found}")
 
 
-def classify(run: arg.Run, text: arg.Texts = (), json: arg.Switch = False) -> None:
+def classify(
+    run: arg.Run,
+    text: arg.Texts = (),
+    input: arg.Input = "",
+    output: arg.Output = "",
+    json: arg.Switch = False,
+) -> None:
     """Print the most likely class of each text, and its probability.
 
     Args:
         json: print the probabilities of all classes, one JSON document per line
     """
+    lines = io.InputLines(text, json, input, output)
     loaded, _ = io.load_for("classify", run)
 
     from limelight.tasks.classify import classify
 
-    for probabilities in io.InputLines(text, json).answered(partial(classify, loaded)):
-        best = next(iter(probabilities))
-        if json:
-            io.print_json_line(probabilities)
-        else:
-            io.print_line(f"{best}\t{probabilities[best]:.4f}")
+    with lines.opened("classify", loaded, json=json):
+        for probabilities in lines.answered(partial(classify, loaded)):
+            best = next(iter(probabilities))
+            if json:
+                io.print_json_line(probabilities)
+            else:
+                io.print_line(f"{best}\t{probabilities[best]:.4f}")
 
 
-def embed(run: arg.Run, text: arg.Texts = ()) -> None:
+def embed(
+    run: arg.Run, text: arg.Texts = (), input: arg.Input = "", output: arg.Output = ""
+) -> None:
     """Print a unit vector for each text, one JSON list per line: similar texts, similar vectors."""
+    lines = io.InputLines(text, file=input, output=output)
     loaded, _ = io.load_for("embed", run)
 
     from limelight.tasks.embed import embed
 
-    for vector in io.InputLines(text).answered(partial(embed, loaded)):
-        io.print_line(json_format.dumps([round(value, 6) for value in vector]))
+    with lines.opened("embed", loaded):
+        for vector in lines.answered(partial(embed, loaded)):
+            io.print_line(json_format.dumps([round(value, 6) for value in vector]))
 
 
-def score(run: arg.Run, text: arg.Texts = (), tag: arg.Tag = "", json: arg.Switch = False) -> None:
+def score(
+    run: arg.Run,
+    text: arg.Texts = (),
+    tag: arg.Tag = "",
+    input: arg.Input = "",
+    output: arg.Output = "",
+    json: arg.Switch = False,
+) -> None:
     """Print the log-probability of each text, or of a target given its source and a tab.
 
     Args:
         json: print the log-probability of every token, one JSON document per line
     """
+    lines = io.InputLines(text, json, input, output)
     loaded, _ = io.load_for("score", run)
 
     from limelight.tasks.score import score
@@ -243,15 +283,19 @@ def score(run: arg.Run, text: arg.Texts = (), tag: arg.Tag = "", json: arg.Switc
     def answer(texts: Iterable[str]) -> "Iterator[Scored]":
         return score(loaded, (tuple(one.split("\t")) for one in texts), tag)
 
-    lines = io.InputLines(text, json)
-    for scored in lines.answered(answer):
-        if json and not scored.problem:
-            tokens = {"tokens": scored.tokens, "logprobs": scored.logprobs}
-            total = {"score": scored.total, "log_probability": scored.total}  # two names, one sum
-            io.print_json_line({**total, **tokens})
-        elif json:
-            io.print_json_line({"problem": scored.problem})
-        else:
-            io.print_line("" if scored.problem else f"{scored.total:.4f}")
-        if scored.problem:
-            lines.complain(scored.problem)
+    with lines.opened("score", loaded, tag=tag, json=json):
+        for scored in lines.answered(answer):
+            _print_score(scored, json)
+            if scored.problem:
+                lines.complain(scored.problem)
+
+
+def _print_score(scored: "Scored", json: bool) -> None:
+    if json and not scored.problem:
+        tokens = {"tokens": scored.tokens, "logprobs": scored.logprobs}
+        total = {"score": scored.total, "log_probability": scored.total}  # two names, one sum
+        io.print_json_line({**total, **tokens})
+    elif json:
+        io.print_json_line({"problem": scored.problem})
+    else:
+        io.print_line("" if scored.problem else f"{scored.total:.4f}")

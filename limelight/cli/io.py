@@ -8,8 +8,10 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from io import TextIOWrapper
+from os.path import isfile
+from pathlib import Path
 from select import select
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
 
+    from limelight.cli.output_file import OutputFile
     from limelight.decode.config import DecodeConfig
     from limelight.loading import LoadedModel
     from limelight.tasks.translate import InvalidLine
@@ -142,14 +145,49 @@ def print_columns(lines: dict[str, str], console: "Console") -> None:
 
 
 class InputLines:
-    """The texts to answer: the arguments, or else stdin line by line."""
+    """The texts to answer: the arguments, the lines of a file, or else those of stdin."""
 
-    def __init__(self, texts: Iterable[str], as_json: bool = True) -> None:
+    def __init__(
+        self, texts: Iterable[str], as_json: bool = True, file: str | None = None, output: str = ""
+    ) -> None:
         self.texts, self.as_json = tuple(texts), as_json
+        self.file, self.output = file, output  # of a command that has --input and --output
         self.number = self.problems = 0  # of the current line; of lines with a problem
+        self.total: int | None = None  # of lines, if known
+        self.saved: OutputFile | None = None
+        self.progress: Callable[[int], object] = lambda _: None
+        if self.texts and file:
+            raise UserError(f"there are texts, and --input {file}: give one of them")
+        if output and not file:
+            raise UserError(f"--output {output} needs --input FILE; without, write > {output}")
+        if file is not None and (names := [text for text in self.texts if isfile(text)]):
+            raise UserError(
+                f"{names[0]} is a file: write --input {names[0]} to read it (if it is the text, "
+                "send it by a pipe)"
+            )
+
+    @contextmanager
+    def opened(self, command: str, loaded: "LoadedModel", **settings: Any) -> Iterator[None]:
+        """Answers go to stdout or into the file. Exits with status 1 if there were problems."""
+        if self.output:
+            from limelight.cli.output_file import job_of, resumable
+            from limelight.data.input_files import cached_sha256
+
+            sha256, self.total = cached_sha256(Path(str(self.file)))
+            job = job_of(command, sha256, loaded, settings)
+            with resumable(Path(self.output), job, note) as self.saved:
+                self.number, self.problems = self.saved.lines, self.saved.problems
+                yield
+                self.saved.save(self.number, self.problems)
+        else:
+            yield
+        if self.problems:
+            note(f"lines that could not be answered: {self.problems}")
+            sys.stdout.flush()
+            sys.exit(1)
 
     def answered(self, answer: Callable[[Iterable[str]], Iterator[Any]]) -> Iterator[Any]:
-        """The results of `answer`, in order. Exits with status 1 if there were problems."""
+        """The results of `answer`, in order."""
         for window in self.windows():
             results = answer([line for line in window if isinstance(line, str)])
             for line in window:
@@ -159,31 +197,44 @@ class InputLines:
                 else:
                     print_json_line({"problem": line.why}) if self.as_json else print_line("")
                     self.complain(line.why)
-        self.finish()
+                self.line_done()
 
     def windows(self) -> "Iterator[list[str | InvalidLine]]":
         """Lines to be answered in one batch. A line never waits for a later one to arrive."""
+        from limelight.data.input_files import opened
         from limelight.data.progress import counting
         from limelight.data.tokenizer import valid_unicode
 
         if self.texts:
             yield [valid_unicode(text) for text in self.texts]
             return
-        stream = sys.stdin.buffer
-        if stream.isatty():
-            note("type a text, then Enter; Ctrl-D ends")
-        silent = stream.isatty() or sys.stdout.isatty()  # the answers themselves can be seen
-        with nullcontext(lambda _: None) if silent else counting("answered") as progress:
-            window, size = list["str | InvalidLine"](), 0
-            for number, line in enumerate(bounded_lines(stream, _MAX_LINE), start=1):
-                window.append(_decode_line(line.removeprefix(_BOM) if number == 1 else line))
-                size += len(line)
-                full = len(window) == _MAX_WINDOW or size > _MAX_LINE
-                if full or not _input_ready(stream):
-                    yield window
-                    progress(len(window))
-                    window, size = [], 0
-            yield window
+        with opened(Path(self.file)) if self.file else nullcontext(sys.stdin.buffer) as stream:
+            if stream.isatty():
+                note("type a text, then Enter; Ctrl-D ends")
+            silent = stream.isatty() or sys.stdout.isatty()  # the answers themselves can be seen
+            shown = counting("answered", total=self.total)
+            with nullcontext(lambda _: None) if silent else shown as self.progress:
+                self.progress(self.number)  # answered by an earlier call
+                yield from self._windows_of(stream)
+
+    def _windows_of(self, stream: IO[bytes]) -> "Iterator[list[str | InvalidLine]]":
+        window, size, answered = list["str | InvalidLine"](), 0, self.number
+        for number, line in enumerate(bounded_lines(stream, _MAX_LINE), start=1):
+            if number <= answered:
+                continue
+            window.append(_decode_line(line.removeprefix(_BOM) if number == 1 else line))
+            size += len(line)
+            full = len(window) == _MAX_WINDOW or size > _MAX_LINE
+            if full or not _input_ready(stream):
+                yield window
+                window, size = [], 0
+        yield window
+
+    def line_done(self) -> None:
+        """The current line's answer is written."""
+        self.progress(1)
+        if self.saved:
+            self.saved.save_if_due(self.number, self.problems)
 
     def note(self, text: str) -> None:
         kind = "text" if self.texts else "line"
@@ -192,12 +243,6 @@ class InputLines:
     def complain(self, problem: str) -> None:
         self.problems += 1
         self.note(problem)
-
-    def finish(self) -> None:
-        if self.problems:
-            note(f"lines that could not be answered: {self.problems}")
-            sys.stdout.flush()
-            sys.exit(1)
 
 
 def _decode_line(line: bytes) -> "str | InvalidLine":
@@ -220,15 +265,14 @@ def _input_ready(stream: IO[bytes]) -> bool:
 
 
 def converse(
-    texts: tuple[str, ...],
+    lines: InputLines,
     answer: Callable[[str], None],
     invitation: str,
-    as_json: bool,
     reset: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer the arguments, the lines of a file, or a person at the terminal."""
-    if texts or not sys.stdin.isatty():
-        for _ in InputLines(texts, as_json).answered(lambda lines: map(answer, lines)):
+    if lines.texts or lines.file or not sys.stdin.isatty():
+        for _ in lines.answered(lambda texts: map(answer, texts)):
             pass
         return
     with suppress(ImportError):

@@ -69,6 +69,8 @@ _RUN = "a run folder, or a bundled model by name (see `limelight models`)"
 _IN_RECIPE = "the recipe's"
 _SET = "change a setting; --train.steps 500 is short for --set train.steps=500"
 _SET_DECODE = "change the recipe's [decode] table; --decode.top-p 0.9 works as well"
+_INPUT = "read the texts from this file, line by line"
+_OUTPUT = "with --input: write to this file; an interrupted command continues if it is repeated"
 _ENGINE = "what decodes on a CPU: auto, torch or ctranslate2 (pip install limelight[fast])"
 _TEMPERATURE = "above 0, sample (without a beam), more varied with higher values"
 
@@ -87,6 +89,8 @@ String = Annotated[str, Argument("TEXT")]
 Phrases = Annotated[tuple[str, ...], Argument("TEXT")]
 Folder = Annotated[str, Argument("FOLDER")]
 File = Annotated[str, Argument("FILE")]
+Input = Annotated[str, Argument("FILE", _INPUT)]
+Output = Annotated[str, Argument("FILE", _OUTPUT, aliases=("-o",))]
 DecodeInt = Annotated[int | None, Argument("N", fallback=_IN_RECIPE)]
 DecodeFloat = Annotated[float | None, Argument("X", fallback=_IN_RECIPE)]
 Beam = Annotated[int | None, Argument("N", "beam size; 1 is greedy decoding", fallback=_IN_RECIPE)]
@@ -323,7 +327,9 @@ def _read_value(argument: Argument, text: str) -> Any:
     what = argument.flag or argument.metavar
     if argument.choices and text not in argument.choices:
         raise unknown_name(argument.name, text, argument.choices)
-    if not text and re.search("RUN|RECIPE|FOLDER", argument.metavar):  # would be the current folder
+    if not text and re.search(
+        "RUN|RECIPE|FOLDER|FILE", argument.metavar
+    ):  # would be the current folder
         raise UserError(f"{what} is empty: is a variable not set?")
     try:
         return argument.kind(text) if argument.kind in (int, float) else text

@@ -23,5 +23,6 @@ def counting(
     text = TextColumn("{task.description} {task.completed:,.0f}")
     bars = () if total is None else (BarColumn(), TextColumn("of {task.total:,.0f}"))
     columns = (SpinnerColumn(), text, *bars, TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    # On its own rich would print to this console what goes to stdout, and the data is there.
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         yield partial(bar.advance, bar.add_task(what, total=total))

@@ -4,11 +4,12 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,7 @@ def _read_table(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Fou
     first = list(islice(rows, _FIRST))
     columns, header = _choose_columns(path, data, [cells for _, cells in first], tally)
     widest, exact = max(columns, default=0), 0 if data.columns or header else len(columns)
+    cells_of: Callable[[list[str]], Example] = itemgetter(*columns)  # a tuple, if of several
     for number, cells in chain(first, rows):
         tally.read += 1
         tally.line = number
@@ -295,7 +297,7 @@ def _read_table(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Fou
         elif widest >= len(cells):
             tally.reject("too few columns", " | ".join(cells))
         else:
-            example = tuple(cells[i] for i in columns)
+            example = cells_of(cells) if len(columns) > 1 else (cells[widest],)
             yield example[0], example
 
 
@@ -449,11 +451,12 @@ def read_entries(data: DataConfig, entries: _Numbered, tally: LineStats) -> Iter
             yield from _answers(found[0], data.context_turns, tally)
             continue
         tally.read += 1
-        found = _with_references(found) if data.kind == "pairs" else found
+        if data.kind == "pairs" and (len(found) > 2 or type(found[1]) is not str):
+            found = _with_references(found)
+        example = tuple([valid_unicode(str(value)) for value in found if type(value) in (str, int)])
         if not isinstance(entry, dict):
             tally.reject("not a JSON object", str(entry))
-        elif len(found) >= len(KEYS[data.kind]) and all(type(v) in (str, int) for v in found):
-            example = tuple(valid_unicode(str(value)) for value in found)
+        elif len(example) == len(found) >= len(KEYS[data.kind]):
             yield example[0], example
         else:
             tally.reject("without " + " and ".join(keys), str(entry))

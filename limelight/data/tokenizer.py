@@ -272,6 +272,8 @@ def valid_unicode(text: str) -> str:
     """Replace lone surrogates, which are no characters, by U+FFFD."""
     if not isinstance(text, str):
         raise UserError(f"a text is wanted, and not {text!r:.80}")
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

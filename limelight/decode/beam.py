@@ -290,8 +290,8 @@ class BeamSearch:
         found, texts, logprobs, bounds = step.read()
         if bounds.isnan().any():
             raise UserError(DAMAGED)
-        penalty = length_penalty(step.length, self.config.length_penalty)
         for beam, slot in found.nonzero().tolist():
+            penalty = length_penalty(step.length, self.alpha_of(step.rows[beam]))
             text, numbers = texts[beam, slot].tolist(), logprobs[beam, slot].tolist()
             new, known = (
                 finalize(text, numbers, self.tokenizer.end, penalty),
@@ -330,15 +330,19 @@ class BeamSearch:
         if len(scores) < self.nbest:
             return False
         # Sums of log-probabilities only fall, and the length penalty is largest at the limit.
-        most = length_penalty(self.requests[row].limit, self.config.length_penalty)
+        most = length_penalty(self.requests[row].limit, self.alpha_of(row))
         return sorted(scores, reverse=True)[self.nbest - 1] >= bound / most
+
+    def alpha_of(self, row: int) -> float:
+        """No bonus for length where words are required: each could stand behind the end."""
+        return 0.0 if self.included[row] else self.config.length_penalty
 
     def scores_of(self, row: int) -> list[float]:
         return [text.score for text in self.found[row]]
 
     def record_tree(self, parents: Tensor) -> None:
-        over = length_penalty(self.tokens.size(-1), self.config.length_penalty)
-        sums = self.logprobs.sum(dim=-1) / over
+        over = [length_penalty(self.tokens.size(-1), self.alpha_of(row)) for row in self.rows]
+        sums = self.logprobs.sum(dim=-1) / self.logprobs.new_tensor(over)[:, None]
         newest = (parents, self.tokens[..., -1], self.logprobs[..., -1], sums)
         ended, filled = self.tokens[..., -1] == self.tokenizer.end, (self.scores > NEG_INF).tolist()
         for beam, row in enumerate(self.rows):

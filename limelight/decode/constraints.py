@@ -87,13 +87,21 @@ def _completing(tokenizer: Tokenizer, word: bytes, there: int) -> list[int]:
     return [i for i, piece in pieces if piece.startswith(rest)]
 
 
+def capitalized(phrase: str) -> str:
+    """A phrase as it begins a sentence."""
+    return phrase[:1].upper() + phrase[1:]
+
+
 class RequiredPhrases:
     """Phrases that every output of a beam search has, wherever they fit best."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.words = [valid_unicode(word) for word in request.include if word]
         self.tokenizer, self.given = tokenizer, prompt_text_tokens(request.prompt, tokenizer)
-        self.first = [tuple(tokenizer.encode(word)) for word in self.words]
+        self.initial = [
+            capitalized(word) if word in request.capitalizable else word for word in self.words
+        ]
+        self.first = [tuple(tokenizer.encode(word)) for word in self.initial]
         self.later = [tuple(tokenizer.encode(f" {word}")) for word in self.words]
 
     def __bool__(self) -> bool:
@@ -104,8 +112,9 @@ class RequiredPhrases:
         tokens = [*self.given, *written]
         text = self.tokenizer.decode(tokens)
         met, begun, wanted = 0, 0, []
-        for word, first, later in zip(self.words, self.first, self.later, strict=True):
-            if word in text:
+        each = zip(self.words, self.initial, self.first, self.later, strict=True)
+        for word, initial, first, later in each:
+            if word in text or text.startswith(initial):
                 met += len(later)
                 continue
             phrase = later if text else first
@@ -117,4 +126,5 @@ class RequiredPhrases:
 
     def complete(self, written: Sequence[int]) -> bool:
         text = self.tokenizer.decode([*self.given, *written])
-        return all(word in text for word in self.words)
+        each = zip(self.words, self.initial, strict=True)
+        return all(word in text or text.startswith(initial) for word, initial in each)

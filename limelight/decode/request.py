@@ -72,6 +72,7 @@ class Request:
     source: Sequence[int] = ()  # what an encoder reads, with its end token
     seed: int = 1  # for sampling; the outcome does not depend on other requests
     include: tuple[str, ...] = ()  # phrases that must appear (beam search)
+    capitalizable: tuple[str, ...] = ()  # those of them that may begin the text with a capital
     exclude: tuple[str, ...] = ()  # phrases that must not
     top: int = 0  # report this many of the most likely tokens at every position (not of beams)
     truncated_prompt: Sequence[int] = ()  # tokens before the prompt that the model no longer reads

@@ -200,15 +200,15 @@ def was_used_before(folder: Path) -> bool:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from training here; the kernel releases it however this one ends."""
+def lock(folder: Path, working: str = "training") -> Iterator[None]:
+    """Keep other processes from working here; the kernel releases it however this one ends."""
     make_folder(folder)
     with (folder / _LOCK).open("a", encoding="utf-8") as file:
         try:
             try_lock_file(file)
         except (BlockingIOError, PermissionError):  # on Unix, on Windows
             raise UserError(
-                f"another process is training in {folder}: wait for it, or choose another folder"
+                f"another process is {working} in {folder}: wait for it, or choose another folder"
             ) from None
         yield
 

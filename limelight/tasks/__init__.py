@@ -2,6 +2,7 @@
 
 text_model      a model with its tokenizer, and the tasks it can do
 sentence_split  long texts become parts of whole sentences
+glossary        how the terms of a source are to be translated
 translate       a text in, its translation out; alternatives for every token
 chat            the turns so far in, the next one out
 write           a text that goes on, piece by piece

@@ -2,16 +2,24 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.decode.alternatives import Alternative, alternatives, top_tokens_at
 from limelight.decode.config import DecodeConfig
-from limelight.decode.constraints import as_phrases, encode_prefix, prompt_text_tokens
+from limelight.decode.constraints import (
+    as_phrases,
+    capitalized,
+    encode_prefix,
+    prompt_text_tokens,
+)
+from limelight.decode.generate import NO_BEAM
 from limelight.decode.request import LARGEST_LIMIT, Hypothesis, Request
 from limelight.errors import UserError, check_count
+from limelight.tasks.glossary import Glossary, read_glossary
 from limelight.tasks.sentence_split import in_parts
 from limelight.tasks.text_model import TextModel
 
@@ -45,6 +53,7 @@ class Translation:
     outputs: tuple[TranslationOutput, ...] = ()
     parts: int = 1  # into which it was split, being too long for the model
     problem: str = ""
+    missing_terms: tuple[str, ...] = ()  # translations of the glossary that could not be used
 
     @property
     def text(self) -> str:
@@ -53,21 +62,26 @@ class Translation:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a translation must begin with, include and exclude."""
+    """What a translation must begin with, include and exclude, and how it translates terms."""
 
     tag: str = ""  # selects one of several tasks that the model was trained on
     prefix: str = ""  # how it begins
     include: tuple[str, ...] = ()  # texts that must appear, letter by letter
     exclude: tuple[str, ...] = ()  # texts that must not
+    glossary: Any = field(default_factory=Glossary)  # or {term: translation}, or a file of them
 
     def __post_init__(self) -> None:
         valid_unicode(self.prefix)
         for name in ("include", "exclude"):
             object.__setattr__(self, name, as_phrases(getattr(self, name), name))
+        if not isinstance(self.glossary, Glossary):
+            read = read_glossary if isinstance(self.glossary, str | Path) else Glossary
+            object.__setattr__(self, "glossary", read(self.glossary))
         for banned in self.exclude:
             if banned in self.prefix:
                 raise UserError(f"{banned!r} cannot be excluded: the prefix {self.prefix!r} has it")
-            if wanted := [word for word in self.include if banned in word]:
+            wishes = (*self.include, *self.glossary.terms.values())
+            if wanted := [word for word in wishes if banned in word]:
                 raise UserError(f"{wanted[0]!r} cannot be included, and {banned!r} excluded")
 
 
@@ -92,6 +106,7 @@ def translate(
         raise UserError(f"constraints={constraints!r:.80} must be Constraints(prefix='...', ...)")
     trained.tag(constraints.tag)
     request_for(trained, [], config, constraints)  # rejects a prefix that is too long
+    check_glossary(constraints, config)
     if isinstance(texts, str):
         raise UserError(f"texts={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
     jobs = (_job_for(trained, text, config, constraints) for text in texts)
@@ -110,7 +125,13 @@ def translation_of(
     best = outputs[0].text if outputs else None
     missing = [w for w in constraints.include if best is not None and w.strip() not in best]
     problem = f"no translation with {missing[0]!r} was found" if missing else ""
-    return Translation(text, outputs, max(1, len(found)), problem)
+    lost = _without(best, constraints.glossary.targets(text)) if best else ()
+    return Translation(text, outputs, max(1, len(found)), problem, lost)
+
+
+def _without(text: str, terms: Iterable[str]) -> tuple[str, ...]:
+    """The terms that a text has not; one may begin it with a capital."""
+    return tuple(t for t in terms if t not in text and not text.startswith(capitalized(t)))
 
 
 def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
@@ -127,6 +148,14 @@ def widen_beam(config: DecodeConfig, nbest: int) -> DecodeConfig:
             "widen the beam"
         )
     return replace(config, beam=nbest) if nbest > config.beam else config
+
+
+def check_glossary(constraints: Constraints, config: DecodeConfig) -> None:
+    """Reject a glossary where no phrases can be required."""
+    if constraints.glossary.terms and (config.temperature or config.beam == 1):
+        raise UserError(f"a glossary: {NO_BEAM}")
+    if constraints.glossary.terms and config.engine == "ctranslate2":
+        raise UserError("engine='ctranslate2' does not know a glossary: set engine to 'auto'")
 
 
 def _job_for(
@@ -157,9 +186,15 @@ def requests_for(
         )
     each = [constraints, *[replace(constraints, prefix="")] * (len(parts) - 1)]
     return [
-        request_for(trained, [*tag, *encode(part)], config, own)
+        _with_terms(request_for(trained, [*tag, *encode(part)], config, own), part, own)
         for part, own in zip(parts, each, strict=True)
     ]
+
+
+def _with_terms(request: Request, text: str, constraints: Constraints) -> Request:
+    terms = constraints.glossary.targets(text)
+    begins = terms if text.lstrip()[:1].isupper() else ()
+    return replace(request, include=(*request.include, *terms), capitalizable=begins)
 
 
 def longest_source(trained: TextModel, config: DecodeConfig | None = None, given: int = 0) -> int:

@@ -45,6 +45,7 @@ from limelight.recipe import (
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
 from limelight.run.bundled_models import find_run, is_run
 from limelight.run.folder import RunFolder
+from limelight.run.log import summary
 from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
 from limelight.run.weights import hash_weights

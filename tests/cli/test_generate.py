@@ -12,34 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from limelight.cli import main
 from limelight.cli.generate import translate
 from limelight.cli.parser import read_arguments
+from limelight.data.progress import counting
 from limelight.tasks.fill import FillCandidate, FilledText
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "limelight"]
 COMMANDS = ("translate", "chat", "write", "fill", "classify", "embed", "score")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-
-
-@pytest.fixture
-def limelight(monkeypatch, capfdbinary):
-    """The command in this process, which has loaded torch already: code, output, and complaints."""
-
-    def call(*arguments, stdin=b""):
-        monkeypatch.setattr("sys.argv", ["limelight", *map(str, arguments)])
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code
-        out, err = capfdbinary.readouterr()
-        return code, out.decode().removesuffix("\n").split("\n"), err.decode()
-
-    return call
 
 
 # What is asked for
@@ -136,6 +119,17 @@ def test_wishes_tags_and_ensembles(limelight, run):
     assert limelight("chat", run("tagged"), "a", "--tag", "same")[0] == 0
     ensemble = ("--ensemble", run("other reverse"))
     assert limelight("translate", run("reverse"), "a b", *ensemble)[0] == 0
+
+
+def test_a_glossary_is_a_file(limelight, run, tmp_path):
+    (tmp_path / "terms.tsv").write_text("a\tx y\n")
+    asked = ("translate", run("reverse"), "a b", "c d", "--beam", "4")
+    asked += ("--glossary", tmp_path / "terms.tsv")
+    code, (first, second), complaint = limelight(*asked)
+    assert (code, "x y" in first, second, complaint) == (0, True, "d c", "")
+    code, lines, complaint = limelight(*asked, "--decode.max-tokens", "2", "--json")
+    assert (code, complaint) == (0, "limelight: text 1: of the glossary, not used: 'x y'\n")
+    assert [json.loads(line).get("missing_terms") for line in lines] == [["x y"], None]
 
 
 def test_alternatives_are_characters_where_several_tokens_spell_one(limelight):
@@ -378,6 +372,17 @@ def test_a_million_lines_take_no_more_memory_than_a_few(run, model, tmp_path):
 
 
 # At a terminal
+
+
+def test_a_progress_bar_does_not_catch_what_is_printed(capsys):
+    """As in `limelight translate RUN < in > out`, where only stderr is a terminal."""
+    shown = Console(file=io.StringIO(), force_terminal=True)
+    with counting("answered", shown) as progress:
+        print("a text")
+        progress(1)
+    assert capsys.readouterr().out == "a text\n"
+    assert "answered 1" in shown.file.getvalue()
+    assert "a text" not in shown.file.getvalue()
 
 
 class Terminal:

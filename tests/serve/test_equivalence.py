@@ -58,6 +58,17 @@ def test_words_are_kept_or_their_lack_is_told(service):
     assert (refused.status_code, "and 'd' excluded" in refused.text) == (400, True)
 
 
+def test_a_glossary_is_used_where_the_source_has_the_term(service):
+    asked = {"model": "reverse", "texts": ["a b", "c d"], "beam": 4, "glossary": {"a": "x y"}}
+    first, second = service.ask("/api/translate", **asked)["translations"]
+    assert ("x y" in first["text"], second["text"]) == (True, "d c")
+    assert "missing_terms" not in first
+    first, _ = service.ask("/api/translate", **asked, max_tokens=2)["translations"]
+    assert first["missing_terms"] == ["x y"]
+    refused = service.post("/api/translate", **{**asked, "beam": 1})
+    assert (refused.status_code, "need a beam" in refused.text) == (400, True)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_alone_it_is_what_python_says(service, known, way):
     for path, asked, answer in list(python_answers(known, way))[::4]:

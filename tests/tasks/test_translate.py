@@ -3,6 +3,7 @@
 import random
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from limelight.decode.engine import MAX_BATCH_POSITIONS, ROWS, batches_of
 from limelight.decode.request import Hypothesis, Request
 from limelight.errors import UserError
 from limelight.serve.worker.jobs import _GENERATING
+from limelight.tasks.glossary import Glossary
 from limelight.tasks.translate import (
     Constraints,
     InvalidLine,
@@ -547,3 +549,107 @@ def test_int8_gives_the_same_alone_and_among_others_until_it_is_taken_back(run):
 def test_precision_is_of_the_model_and_not_of_one_text(model):
     with pytest.raises(UserError, match=r"write \.to\(precision='int8'\)"):
         model("reverse").translate("a b", precision="int8")
+
+
+# Glossaries
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a dog", ["D"]),
+        ("A Dog, a DOG and a dog's bone", ["D"]),  # small letters stand for any
+        ("dogs, hotdog, dog_1", []),  # other words
+        ("hot  dog, then a dog", ["H", "D"]),  # the longest first, whatever the space
+        ("hot dog", ["H"]),
+        ("the US", ["S"]),
+        ("let us go", []),  # capitals stand for themselves
+        ("Use C++.", ["P"]),
+        ("AI机器人", ["M"]),  # no spaces, no words
+        ("", []),
+    ],
+)
+def test_a_term_is_found_as_a_word(text, found):
+    terms = {"dog": "D", "hot dog": "H", "US": "S", "C++": "P", "机器": "M"}
+    assert Glossary(terms).targets(text) == tuple(found)
+
+
+def test_terms_are_used_where_the_source_has_them(model):
+    learned, terms = model("reverse"), {"a": "x", "b c": "y"}
+    done = learned.translate(["a", "b c", "b", "q"], glossary=terms, beam=4)
+    free = learned.translate(["b", "q"], beam=4)
+    assert ["x" in done[0].text, "y" in done[1].text] == [True, True]
+    assert [d.text for d in done[2:]] == [d.text for d in free]  # the control
+    assert [d.missing_terms for d in done] == [()] * 4
+    same = learned.translate("a", constraints=Constraints(glossary=terms), beam=4)
+    assert same == done[0]
+
+
+def test_each_part_of_a_long_text_has_its_own_terms(model):
+    text = "a b. " * 14 + "q r. " * 14
+    done = model("reverse").translate(text, glossary={"q": "x"}, beam=4)
+    assert done.parts > 1
+    assert done.missing_terms == ()
+
+
+def test_a_term_may_begin_a_sentence():
+    """With a capital, if the source begins with one; --include has no such freedom."""
+    learned = limelight.load("en-de", device="cpu")
+    text = "Children are playing."
+    assert learned.translate(text).text.startswith("Kinder ")
+    assert learned.translate(text, glossary={"children": "kinder"}).text == "Kinder spielen."
+    assert "kinder" in learned.translate(text, include=["kinder"]).text
+    assert "kinder" in learned.translate(text.lower(), glossary={"children": "kinder"}).text
+
+
+def test_a_term_that_cannot_be_used_is_reported(model):
+    config, terms = DecodeConfig(beam=4, max_tokens=2), Constraints(glossary={"a": "x y z"})
+    (done,) = translate(model("reverse"), ["a b"], config, constraints=terms)
+    assert (done.problem, done.missing_terms) == ("", ("x y z",))
+    assert done.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "terms"),
+    [
+        ("a.tsv", "dog\tHund\n\nhot dog \t Wurst\n", {"dog": "Hund", "hot dog": "Wurst"}),
+        ("a.txt", '\ufeff"dog"\tHund\r\n', {'"dog"': "Hund"}),
+        ("a.csv", '"dog, hot",Wurst\ndog,Hund\n', {"dog, hot": "Wurst", "dog": "Hund"}),
+        ("a.tsv", "dog Hund\n", "line 1 of a.tsv is 'dog Hund': write a term, a tab and its"),
+        ("a.csv", "dog,Hund\ncat\n", "line 2 of a.csv is 'cat': write a term, a comma and its"),
+        ("a.tsv", "dog\t\n", "line 1 of a.tsv is 'dog\\\\t': write"),
+        (
+            "a.tsv",
+            "dog\tHund\ndog\tKöter\n",
+            "line 2 of a.tsv: 'dog' cannot be translated as 'Hund",
+        ),
+        ("a.tsv", None, "cannot read a.tsv: No such file or directory"),
+        ("a.tsv", b"\xff\t\xfe", "cannot read a.tsv: 'utf-8' codec"),
+    ],
+)
+def test_glossaries_are_files_too(tmp_path, monkeypatch, name, content, terms):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    if isinstance(terms, dict):
+        assert Constraints(glossary=name).glossary == Glossary(terms)
+    else:
+        with pytest.raises(UserError, match=terms):
+            Constraints(glossary=Path(name))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"glossary": {"a": "x"}, "beam": 1}, "a glossary: words that must appear need a beam"),
+        ({"glossary": {"a": "x"}, "temperature": 1}, "a glossary: words that must appear need"),
+        ({"glossary": {"a": "x"}, "engine": "ctranslate2"}, "'ctranslate2' does not know a gloss"),
+        ({"glossary": {"a": "x"}, "exclude": ["x"]}, "'x' cannot be included, and 'x' excluded"),
+        ({"glossary": {"a": ""}}, "the glossary has an empty term"),
+        ({"glossary": ["a"]}, r"glossary=\['a'\] is neither a file nor"),
+        ({"glossary": {"a": 3}}, "a text is wanted, and not 3"),
+    ],
+)
+def test_glossaries_that_cannot_be_used(model, given, sentence):
+    with pytest.raises(UserError, match=sentence):
+        model("reverse").translate("b", **{"beam": 4, **given})

@@ -27,7 +27,8 @@ router = APIRouter(
 _MOST_ENTRIES = 1000  # of a log, in one response
 _MOST_CHARACTERS = 4_000_000  # of all their values: one with many examples may be long
 _TRANSLATE_FIELDS = {
-    *("nbest", "alternatives", "alignment", "tree", "prefix", "include", "exclude", "tag")
+    *("nbest", "alternatives", "alignment", "tree", "prefix", "include", "exclude", "glossary"),
+    "tag",
 }
 
 

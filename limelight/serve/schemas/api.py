@@ -40,6 +40,9 @@ class TranslateRequest(TextRequest, Settings):
     prefix: Annotated[str, StringConstraints(max_length=2000)] = ""
     include: list[Phrase] = Field([], max_length=8)
     exclude: list[Phrase] = Field([], max_length=8)
+    glossary: dict[Phrase, Phrase] = Field(
+        {}, max_length=1000, description="Terms of the source, and their translations."
+    )
     max_tokens: Tokens | None = None
 
 
@@ -119,6 +122,9 @@ class TranslationResult(BaseModel):
     text: str
     parts: int
     outputs: list[TranslationItem]
+    missing_terms: list[str] | None = Field(
+        None, description="Translations of the glossary that could not be used."
+    )
 
 
 class TranslateResponse(TranslationResult):

@@ -192,12 +192,13 @@ def _at_once(work: Callable[[Job], Message]) -> Callable[[Job], Work]:
 def _translate(loaded: LoadedModel, message: Message) -> Job:
     loaded.require("translate")
     config = translation.widen_beam(_config_of(loaded, message), message["nbest"])
-    include, exclude = tuple(message["include"]), tuple(message["exclude"])
-    constraints = translation.Constraints(message["tag"], message["prefix"], include, exclude)
+    names = ("tag", "prefix", "include", "exclude", "glossary")
+    constraints = translation.Constraints(**{n: message[n] for n in names if n in message})
+    translation.check_glossary(constraints, config)
     texts = message["texts"]
     requests = [translation.requests_for(loaded, text, config, constraints) for text in texts]
     loaded.tag(constraints.tag)
-    if include and not uses_beam(config):
+    if constraints.include and not uses_beam(config):
         raise UserError(NO_BEAM)
     wanted = [name for name in ("alternatives", "alignment", "tree") if message[name]]
     if wanted and len(texts) > 1:
@@ -218,6 +219,8 @@ def _translate(loaded: LoadedModel, message: Message) -> Job:
                 raise UserError(done.problem)
             outputs = [vars(output) for output in done.outputs]
             answers.append({"text": done.text, "parts": done.parts, "outputs": outputs})
+            if done.missing_terms:
+                answers[-1]["missing_terms"] = list(done.missing_terms)
         if wanted:
             yield from details(answers[0], found[0][0], job)
         return {"translations": answers}
