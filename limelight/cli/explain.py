@@ -53,24 +53,22 @@ def explain(
         step: use the checkpoint of this training step, also of a run that is training
         figure: draw the attention into this file, .svg, .png or .pdf
         html: write the walk into this file, a self-contained page for a browser
-        json: print the manifest: tokens, steps, the shape and range of every value, checks; with
-            --stage, that stage
+        json: print tokens, steps, shapes, ranges and checks; with --stage, that stage
     """
     focus = {"layer": layer, "head": head, "word": word}
     views = {"--follow": follow, "--stage": stage, "--html": html, "--figure": figure}
     _check_options(views, {"--which-head": which_head, "--change": change, "--json": json}, focus)
-
     from limelight.explain.explanation import explain
 
     loaded, config = io.load_for("explain", run, arg.overrides(set), step=step)
     if "draw" in loaded.tasks:
-        views |= {"--target": target, "--change": change, "--which-head": which_head, "--tag": tag}
-        _refuse(views, "--figure", why="is for texts, and this model draws")
+        others = {"--target": target, "--change": change, "--which-head": which_head, "--tag": tag}
+        _refuse(views | others, "--figure", why="is for texts, and this model draws")
         explain_drawing(loaded, text, config, patch, word, (layer, head), figure, json)
         return
     _refuse({"--patch": patch is not None}, why="is for models that draw")
-    smoothing = loaded.recipe.train.label_smoothing
-    trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag, change=change)
+    named: Any = {"tag": tag, "change": change, "smoothing": loaded.recipe.train.label_smoothing}
+    trace = explain(loaded, text, target, config, **named)
     if which_head:
         _print_ranking(trace, json)
     elif figure or html:
