@@ -51,6 +51,7 @@ from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
     from limelight.draw.drawing import Drawer, Drawing
+    from limelight.draw.explanation import ExplainedDrawing
     from limelight.explain.explanation import Explanation
 
 
@@ -239,8 +240,16 @@ class LoadedModel(TextModel):
         from limelight.explain.explanation import explain
 
         config, smoothing = self.settings(**settings), self.recipe.train.label_smoothing
+        if self.image_tokenizer is not None:
+            raise UserError("this model draws: write explain_drawing(CAPTION)")
         options: Any = {"smoothing": smoothing, "tag": tag, "change": change}
         return explain(self.full_precision, text, target, config, **options)
+
+    def explain_drawing(self, caption: str, **settings: Any) -> "ExplainedDrawing":
+        """Draw one picture in full precision, with what each patch attended to."""
+        from limelight.draw.explanation import explain_drawing
+
+        return explain_drawing(self.full_precision.drawer(), caption, self.settings(**settings))
 
 
 def _rounds_to(original: nn.Module, model: nn.Module) -> bool:

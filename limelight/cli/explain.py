@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from limelight.cli import io
 from limelight.cli import parser as arg
+from limelight.cli.draw import explain_drawing
 from limelight.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def explain(
     layer: arg.OptionalInt = None,
     head: arg.OptionalInt = None,
     word: Annotated[str | None, arg.Argument("WORD")] = None,
+    patch: arg.OptionalInt = None,
     follow: arg.Switch = False,
     change: Annotated[tuple[str, ...], arg.Argument("CHANGE")] = (),
     which_head: arg.Switch = False,
@@ -43,6 +45,7 @@ def explain(
         layer: show this layer, counted from 1
         head: show this head, counted from 1
         word: show this word
+        patch: of a model that draws, show this patch, counted from 1 and row by row
         follow: each generated word with its candidates and what it attended to
         change: change the model and compare, as with decoder.0.cross@3=off (or uniform, zero,
             scale:0.5, from:TEXT; source:3=hide, target:2=WORD); may be repeated
@@ -50,24 +53,34 @@ def explain(
         step: use the checkpoint of this training step, also of a run that is training
         figure: draw the attention into this file, .svg, .png or .pdf
         html: write the walk into this file, a self-contained page for a browser
-        json: print the manifest: tokens, steps, the shape and range of every value, checks; with
-            --stage, that stage
+        json: print tokens, steps, shapes, ranges and checks; with --stage, that stage
     """
     focus = {"layer": layer, "head": head, "word": word}
     views = {"--follow": follow, "--stage": stage, "--html": html, "--figure": figure}
     _check_options(views, {"--which-head": which_head, "--change": change, "--json": json}, focus)
-
     from limelight.explain.explanation import explain
 
     loaded, config = io.load_for("explain", run, arg.overrides(set), step=step)
-    smoothing = loaded.recipe.train.label_smoothing
-    trace = explain(loaded, text, target, config, smoothing=smoothing, tag=tag, change=change)
+    if "draw" in loaded.tasks:
+        others = {"--target": target, "--change": change, "--which-head": which_head, "--tag": tag}
+        _refuse(views | others, "--figure", why="is for texts, and this model draws")
+        explain_drawing(loaded, text, config, patch, word, (layer, head), figure, json)
+        return
+    _refuse({"--patch": patch is not None}, why="is for models that draw")
+    named: Any = {"tag": tag, "change": change, "smoothing": loaded.recipe.train.label_smoothing}
+    trace = explain(loaded, text, target, config, **named)
     if which_head:
         _print_ranking(trace, json)
     elif figure or html:
         _save(trace, figure, html, Path(run).resolve().name, focus)
     else:
         _print(trace, "follow" if follow else stage, focus, json)
+
+
+def _refuse(options: dict[str, object], *but: str, why: str) -> None:
+    for option, value in options.items():
+        if value and option not in but:
+            raise UserError(f"{option} {why}: leave it out")
 
 
 def _check_options(

@@ -12,6 +12,7 @@ examples         captions and pictures as batches
 check            what `limelight data check` says of pictures
 sampling         a caption continued with image tokens: guidance, seeds, scores
 drawing          what `limelight.load(RUN).draw(...)` returns
+explanation      what each patch was chosen from, and what it attended to
 evaluate         drawn for held-out captions, and judged
 train            the image tokenizer, then the model, by the package's own loop
 """

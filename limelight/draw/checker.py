@@ -20,6 +20,7 @@ _FOREGROUND = 0.27  # a channel this far below white
 _SPECK = 4.0  # pixels of a 32 x 32 picture: smaller regions are noise
 _FAR = 0.26  # from the nearest colour of the palette, in RGB
 _LARGE = 0.96 * (RADIUS[0] + RADIUS[1])  # width or height: between 5.6 and 7.6
+_FULL = 0.9  # of its box: true squares fill 1.00, circles up to 0.83; rebuilt 0.91 and 0.89
 _COLOURS = torch.tensor(list(PALETTE.values())) / 255
 
 
@@ -85,7 +86,7 @@ def _measure(picture: Tensor, regions: Tensor, number: int, scale: float) -> _Fo
     x, y = (float((cover.sum(dim=d) * at).sum() / area) for d in (0, 1))
     middle = float((rows * at).sum()) / height
     low = (y - middle) / height  # the centre of a triangle lies below its middle
-    shape = 2 if low > 0.06 else 1 if area / (width * height) > 0.865 else 0
+    shape = 2 if low > 0.06 else 1 if area / (width * height) > _FULL else 0
     large = max(width, height) / scale > _LARGE
     return _FoundObject(nearest, shape, large, x / scale, y / scale)
 

@@ -55,7 +55,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class PatchAttention:
-    """Weights of one layer, the mean of its heads, where a patch was chosen."""
+    """Weights where a patch was chosen; together they are 1."""
 
     words: list[float]  # of the caption
     padding: float  # behind the caption
@@ -71,12 +71,41 @@ class PatchView:
     probabilities: list[float]
     pixels: Pixels  # the picture with that token, around the patch
     words: list[str]  # of the caption, as tokens
-    attention: list[PatchAttention]  # of each layer
+    attention: list[PatchAttention]  # of each layer, the mean of its heads
 
     @property
     def base64_pngs(self) -> list[str]:
         """Each picture, for JSON."""
         return base64_pngs(self.pixels)
+
+
+@dataclass(frozen=True)
+class ReadPicture:
+    """A pass over a caption and all patches of its picture."""
+
+    words: list[str]  # of the caption, as tokens
+    guided: Tensor  # N V: logits to choose each patch by
+    gain: Tensor  # N V: how much more likely the caption makes each token
+    weights: Tensor  # layers, heads, N, T: of each patch, for all that is read
+    caption: int  # tokens of it, with padding
+
+    def mean_weights(self, layer: int | None = None, head: int | None = None) -> Tensor:
+        """N T, of one layer or head; the mean over those that are not chosen."""
+        chosen = self.weights.double()
+        chosen = chosen.mean(dim=0) if layer is None else chosen[layer]
+        return chosen.mean(dim=0) if head is None else chosen[head]
+
+    def attention(
+        self, patch: int, layer: int | None = None, head: int | None = None
+    ) -> PatchAttention:
+        """What a patch attended to when it was chosen."""
+        values, words = self.mean_weights(layer, head)[patch], len(self.words)
+        return PatchAttention(
+            words=values[:words].tolist(),
+            padding=float(values[words : self.caption].sum()),
+            separator=float(values[self.caption]),
+            patches=values[self.caption + 1 :][:patch].tolist(),
+        )
 
 
 @dataclass(frozen=True)
@@ -149,33 +178,46 @@ class Drawer:
             raise UserError(f"{wrong[0]} is no image token: there are 0 to {images.codes - 1}")
 
     @torch.no_grad()
+    def read(self, caption: str, tokens: Sequence[int], config: DecodeConfig) -> "ReadPicture":
+        """One pass over a whole picture, without a cache: row k is where patch k was chosen."""
+        images, first = self.images, len(self.tokenizer)
+        self.check_patches(tokens, fewest=images.tokens)
+        row = caption_tokens(caption, self.tokenizer, images)
+        ids = torch.tensor([tokens[:-1]], device=self.device)
+        head = with_and_without(torch.tensor([row], device=self.device), self.tokenizer)
+        with Recorder(self.model, ["*.self.weights"]) as recorder:
+            logits = recorder.model(torch.cat([head, (ids + first).repeat(2, 1)], dim=1))
+        guided, gain = guide(logits[:, len(row) :, first:], config)
+        weights = [value[0, :, len(row) :] for value in recorder.values.values()]
+        words = self.tokenizer.pieces([token for token in row if token != self.tokenizer.pad])
+        return ReadPicture(
+            words=[word.strip() or word for word in words],
+            guided=guided[0],
+            gain=gain[0],
+            weights=torch.stack(weights),
+            caption=len(row),
+        )
+
+    @torch.no_grad()
     def inspect(
         self, caption: str, tokens: Sequence[int], patch: int, count: int, config: DecodeConfig
     ) -> PatchView:
         """What could stand at a patch of a picture, and what the model attended to there."""
-        images, first = self.images, len(self.tokenizer)
-        self.check_patches(tokens, fewest=images.tokens)
-        if not 0 <= patch < images.tokens:
-            raise UserError(f"there is no patch {patch}: this picture has 0 to {images.tokens - 1}")
-        row = caption_tokens(caption, self.tokenizer, images)
-        ids = torch.tensor([list(tokens)], device=self.device)
-        head = with_and_without(torch.tensor([row], device=self.device), self.tokenizer)
-        read = torch.cat([head, (ids[:, :patch] + first).repeat(2, 1)], dim=1)
-        with Recorder(self.model, ["*.self.weights"]) as recorder:
-            logits = recorder.model(read)[:, -1, first:]
-        weights = [value[0].mean(dim=0)[-1] for value in recorder.values.values()]
+        if not 0 <= patch < self.images.tokens:
+            last = self.images.tokens - 1
+            raise UserError(f"there is no patch {patch}: this picture has 0 to {last}")
         config = replace(config, temperature=config.temperature or 1.0)
-        probabilities, ranked = ranked_probabilities(guide(logits, config)[0], config)
-        shares, best = (probabilities / probabilities.sum())[0, :count], ranked[0, :count]
-        others = ids.repeat(len(best), 1)
+        read = self.read(caption, tokens, config)
+        found, ranked = ranked_probabilities(read.guided[patch][None], config)
+        shares, best = (found / found.sum())[0, :count], ranked[0, :count]
+        others = torch.tensor([tokens], device=self.device).repeat(len(best), 1)
         others[:, patch] = best
-        words = self.tokenizer.pieces([token for token in row if token != self.tokenizer.pad])
         return PatchView(
             tokens=best.tolist(),
             probabilities=shares.tolist(),
             pixels=_around(self.pixels(others), patch),
-            words=[word.strip() or word for word in words],
-            attention=[_attention(w, len(words), len(row)) for w in weights],
+            words=read.words,
+            attention=[read.attention(patch, layer) for layer in range(len(read.weights))],
         )
 
 
@@ -184,14 +226,3 @@ def _around(pixels: Pixels, patch: int) -> Pixels:
     side = pixels.shape[1] // PATCH
     y, x = (PATCH * min(max(at - 1, 0), side - 3) for at in divmod(patch, side))
     return pixels[:, y : y + 3 * PATCH, x : x + 3 * PATCH]
-
-
-def _attention(weights: Tensor, words: int, caption: int) -> PatchAttention:
-    """Split the weights of one query, S, by what they are for; together they are 1."""
-    values = weights.double()
-    return PatchAttention(
-        words=values[:words].tolist(),
-        padding=float(values[words:caption].sum()),
-        separator=float(values[caption]),
-        patches=values[caption + 1 :].tolist(),
-    )

@@ -92,7 +92,7 @@ def _sample(
     ids, scores = captions[:, :0], torch.zeros(rows, device=captions.device)
     for k in range(steps):
         guided, gain = guide(logits[:, first:], decode)
-        chosen = _choose(guided, draws[:, k], decode)
+        chosen = choose(guided, draws[:, k], decode)
         if k < len(given):
             chosen = torch.full_like(chosen, given[k])
         scores = scores + gain.gather(1, chosen[:, None])[:, 0]
@@ -115,5 +115,6 @@ def guide(logits: Tensor, decode: DecodeConfig) -> tuple[Tensor, Tensor]:
     return blind + decode.guidance * gain, gain
 
 
-def _choose(logits: Tensor, uniforms: Tensor, decode: DecodeConfig) -> Tensor:
+def choose(logits: Tensor, uniforms: Tensor, decode: DecodeConfig) -> Tensor:
+    """A token for each row of logits (B V), by the random numbers B."""
     return sample(logits, uniforms, decode) if decode.temperature else logits.argmax(dim=-1)

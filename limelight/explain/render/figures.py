@@ -34,23 +34,28 @@ _PLAIN = str.maketrans({"⟨": "<", "⟩": ">", "⏎": "\\"})
 
 def save(trace: Trace, path: Path, layer: int | None = None, head: int | None = None) -> None:
     """Draw into a file: one head, or the mean over the layers and heads that were not chosen."""
-    if path.suffix.lower() not in _KINDS:
-        raise UserError(f"cannot draw into {path.name!r}: it should end in {' or '.join(_KINDS)}")
+    check_ending(path)
     # Equal figures are equal files: no date in an SVG.
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with _style(), with_filename(path):
+    with file_style(), with_filename(path):
         _draw(trace, layer, head).savefig(path, metadata=metadata, dpi=160)
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a file of another kind."""
+    if path.suffix.lower() not in _KINDS:
+        raise UserError(f"cannot draw into {path.name!r}: it should end in {' or '.join(_KINDS)}")
 
 
 def png_of(trace: Trace) -> bytes:
     """All attention maps as a PNG, for a notebook."""
     file = io.BytesIO()
-    with _style():
+    with file_style():
         _draw(trace, None, None).savefig(file, format="png", dpi=110)
     return file.getvalue()
 
 
-def _style() -> AbstractContextManager[None]:
+def file_style() -> AbstractContextManager[None]:
     """Fixed style and hash salt; `$` is a dollar sign, never the start of a formula."""
     from matplotlib import rc_context
 

@@ -48,7 +48,7 @@ def introduce(console: Console, trace: Trace) -> None:
     verb = "given" if trace.traced_text.mode == "given" else "generates"
     verb = "fills" if trace.trained.family == "encoder-only" else verb
     pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
-    _show_facts(
+    show_facts(
         console,
         ("model", _summary(trace), ""),
         ("reads", " ".join(read), "bold"),
@@ -62,7 +62,7 @@ def introduce(console: Console, trace: Trace) -> None:
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
 
 
-def _show_facts(console: Console, *facts: tuple[str, str | None, str]) -> None:
+def show_facts(console: Console, *facts: tuple[str, str | None, str]) -> None:
     """Print names, texts and their styles, line by line; without a text, no line."""
     lines = Table.grid(padding=(0, 2))
     for name, text, style in facts:
@@ -75,16 +75,17 @@ def show_comparison(console: Console, found: ChangeComparison) -> None:
     """Print what changes did: texts, probabilities, and the heads that attend elsewhere now."""
     changes = "  ".join(found.changes)
     after = ("after", found.after, "bold green")
-    _show_facts(console, ("changed", changes, "bold red"), ("before", found.before, "bold"), after)
+    show_facts(console, ("changed", changes, "bold red"), ("before", found.before, "bold"), after)
     heads = ("token", "before", "after", "most likely after the change")
     title = "Probabilities of the unchanged model's answer"
     share = "Attention that moved: share of the weight"
     moved = [(_head(each), each.effect) for each in found.attention if each.effect > 0]
-    _show_figure(console, TableFigure(title, heads, found.tokens))
-    _show_figure(console, TableFigure(share, ("head", "share"), moved[:10], 1))
+    show_figure(console, TableFigure(title, heads, found.tokens))
+    show_figure(console, TableFigure(share, ("head", "share"), moved[:10], 1))
 
 
-def _show_figure(console: Console, figure: Heatmap | TableFigure) -> None:
+def show_figure(console: Console, figure: Heatmap | TableFigure) -> None:
+    """Print a figure, no wider than the terminal."""
     width = min(console.width, WIDEST)
     console.print()
     console.print(heat_map(figure, width) if isinstance(figure, Heatmap) else _table(figure, width))
@@ -97,7 +98,7 @@ def show_ranking(console: Console, answer: str, ranked: Sequence[HeadEffect]) ->
     if left_out > 0:
         rows = [*rows[: _RANKED // 2], *rows[-_RANKED // 2 :]]
     title = f"Each head off once: by how much the log-probability of {answer!r} falls"
-    _show_figure(console, TableFigure(title, ("head", "falls by"), rows))
+    show_figure(console, TableFigure(title, ("head", "falls by"), rows))
     if left_out > 0:
         console.print(Text(f"{left_out} heads in between are left out: --json has all", "dim"))
 
@@ -149,17 +150,18 @@ def show_stage(console: Console, trace: Trace, stage: Stage) -> None:
         console.print(Padding(Text(formula.letters, "cyan"), (0, 0, 0, 2), expand=False))
         console.print(Padding(Text(formula.filled, "bold"), (0, 0, 0, 4), expand=False))
     for figure in stage.figures:
-        _show_figure(console, figure)
+        show_figure(console, figure)
     console.print()
     for note in stage.notes:
         console.print(Text.assemble(("note  ", "yellow"), note))
     for check in stage.checks:
-        console.print(_check_line(check))
+        console.print(check_line(check))
     if trace.changes and not all(check.passed for check in stage.checks):
         console.print(Text("A check fails where a change has replaced a value.", "yellow"))
 
 
-def _check_line(check: Check) -> Text:
+def check_line(check: Check) -> Text:
+    """A claim, and how far it is from true."""
     if check.passed:
         off = "exactly" if check.error == 0 else f"off by {check.error:.0e}"
         return Text.assemble(("✓ ", "green"), check.claim, (f": {off}", "dim"))
