@@ -32,6 +32,7 @@ from limelight.tasks.text_model import TextModel, add_special_tokens, in_batches
 _FORMAT = 1  # of the index
 _PART = 2**14  # texts
 _TEXT = np.dtype([("hash", "S24"), ("line", "<i8"), ("end", "<i8")])  # its end in texts.bin
+_SAME = 1e-6  # in float32: equal texts are not counted as better
 _ROUNDING = 1e-4  # more than float32 can be off in the dot product of two unit vectors
 
 _Vectors = NDArray[np.float32]
@@ -160,12 +161,25 @@ def top_rows(
     return [(-score, number, row) for score, number, row in found]
 
 
+def ranks_of_partners(
+    trained: TextModel, texts: Iterable[str], partners: Iterable[str]
+) -> list[int]:
+    """For each text, how many of all partners are more similar to it than its own: 0 is right."""
+    targets = np.array(list(embed(trained, partners)), np.float32)
+    own, ranks = enumerate(embed(trained, texts)), list[int]()
+    while some := list(islice(own, 1024)):
+        scores = np.array([vector for _, vector in some], np.float32) @ targets.T
+        wanted = scores[np.arange(len(some)), [i for i, _ in some]][:, None]
+        ranks += (scores > wanted + _SAME).sum(axis=1).tolist()
+    return ranks
+
+
 def why(trained: TextModel, query: str, text: str) -> TokenSimilarity:
     """Which tokens of a text are similar to which of a query."""
     rows = [add_special_tokens(trained, valid_unicode(each)) for each in (query, text)]
     special = set(trained.tokenizer.source.special_ids)
     kept = [[i for i, token in enumerate(row) if token not in special] for row in rows]
-    pieces = (
+    asked, read = (
         tuple(p.strip() or p for p in trained.tokenizer.source.pieces([row[i] for i in own]))
         for row, own in zip(rows, kept, strict=True)
     )
@@ -175,7 +189,7 @@ def why(trained: TextModel, query: str, text: str) -> TokenSimilarity:
             for i, each in zip(batch, token_states(trained, tokens, real), strict=True):
                 states[i] = F.normalize(each[: len(rows[i])][kept[i]].double(), dim=-1)
     cosines = (states[0] @ states[1].T).tolist()
-    return TokenSimilarity(*pieces, tuple(map(tuple, cosines)))
+    return TokenSimilarity(asked, read, tuple(map(tuple, cosines)))
 
 
 def update_index(

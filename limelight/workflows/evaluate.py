@@ -1,8 +1,8 @@
 """How good a trained model is at its task, and whether another one is better.
 
 On top of what training measures (loss, perplexity, accuracy): BLEU, chrF and TER of translations,
-bits per byte of texts, accuracy and F1 of labels; all with signatures, so that others can compute
-the same.
+bits per byte of texts, accuracy and F1 of labels, recall of texts that mean the same; all with
+signatures, so that others can compute the same.
 """
 
 import math
@@ -32,6 +32,7 @@ from limelight.run.bundled_models import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import nll_per_text
+from limelight.tasks.search import ranks_of_partners
 from limelight.tasks.translate import Constraints, translate
 from limelight.training.console import Report
 from limelight.training.distributed import init_distributed, prepare_module
@@ -196,12 +197,26 @@ def _score_task(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> l
     if "write" in loaded.tasks:
         bits = bits_per_byte(sum(nll_per_text(loaded, texts)), count_bytes(texts))
         return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
+    if "fill" not in loaded.tasks:
+        ranks = ranks_of_partners(loaded, texts, _partners(lines.columns))
+        found = {k: accuracy(sum(rank < k for rank in ranks), len(ranks)) for k in (1, 10)}
+        among = f"texts:{len(ranks)}"
+        return [Measure(f"recall@{k}", share, "higher", among) for k, share in found.items()]
     ranks = list(chain.from_iterable(ranks_of_hidden(loaded, texts)))
     signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
     return [
         Measure(f"top-{k}", accuracy(sum(r < k for r in ranks), len(ranks)), "higher", signature)
         for k in (1, 5)
     ]
+
+
+def _partners(columns: Sequence[list[str]]) -> list[str]:
+    if len(columns) == 1:
+        raise UserError(
+            "this model only embeds texts, so it is scored on pairs of texts that mean the same: "
+            "name a file with --data.test FILE --data.kind pairs"
+        )
+    return columns[1]
 
 
 def _translations_of(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> list[str]:
@@ -268,6 +283,13 @@ def _compare_task(
         one, other = ([x / math.log(2) for x in nll_per_text(loaded, texts)] for loaded in both)
         sizes = [count_bytes([text]) for text in texts]
         return [compare_examples("bits per byte", names, (one, other), sizes, better="lower")]
+    if "fill" not in both[0].tasks:
+        partners = _partners([texts, *rest])
+        one, other = (
+            [float(rank == 0) for rank in ranks_of_partners(loaded, texts, partners)]
+            for loaded in both
+        )
+        return [compare_examples("recall@1", names, (one, other))]
     if len({(loaded.tokenizer.hash, loaded.max_len) for loaded in both}) > 1:
         raise UserError(
             f"{names[0]} and {names[1]} differ in tokenizer or max_len, so that other "
