@@ -290,9 +290,13 @@ def is_cut(trained: TextModel, text: str) -> bool:
 
 def _read_known(folder: Path, known: _Known) -> None:
     """The vectors of all texts that the index has, whatever file they are in."""
-    for part in folder.glob("*/texts.npy"):
-        vectors = np.asarray(_load(part.with_name("vectors.npy")))
-        known.update(zip(_load(part)["hash"].tolist(), vectors, strict=True))
+    for texts in folder.glob("*/texts.npy"):
+        _add_known(texts.parent, known)
+
+
+def _add_known(part: Path, known: _Known) -> None:
+    vectors = np.asarray(_load(part / "vectors.npy"))  # rows that stay on the disk
+    known.update(zip(_load(part / "texts.npy")["hash"].tolist(), vectors, strict=True))
 
 
 def _load(path: Path) -> Any:
@@ -307,18 +311,19 @@ def _load(path: Path) -> Any:
 def _write_part(trained: TextModel, part: Path, some: list[_Located], known: _Known) -> None:
     hashes = [_hash(text) for text, _ in some]
     new = {key: text for key, (text, _) in zip(hashes, some, strict=True) if key not in known}
-    for key, vector in zip(new, embed(trained, new.values()), strict=True):
-        known[key] = np.array(vector, np.float32)
+    made = dict(zip(new, embed(trained, new.values()), strict=True))
     encoded = [text.encode() for text, _ in some]
     table = np.zeros(len(some), _TEXT)
     table["hash"], table["line"] = hashes, [line for _, line in some]
     table["end"] = np.cumsum([len(text) for text in encoded])
     with atomic_folder(part) as unfinished:
-        np.save(unfinished / "vectors.npy", np.stack([known[key] for key in hashes]))
+        vectors = [made[key] if key in made else known[key] for key in hashes]
+        np.save(unfinished / "vectors.npy", np.array(vectors, np.float32))
         np.save(unfinished / "texts.npy", table)
         (unfinished / "texts.bin").write_bytes(b"".join(encoded))
         for file in unfinished.iterdir():
             sync(file)
+    _add_known(part, known)
 
 
 def _hash(text: str) -> bytes:
