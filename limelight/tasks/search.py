@@ -127,8 +127,10 @@ def ranked(trained: TextModel, query: Query, files: Sequence[FileIndex]) -> list
     return [places[i][0].match(places[i][1], row, score) for score, i, row in found]
 
 
-def rank_texts(trained: TextModel, query: str, texts: Sequence[str], top: int) -> list[Any]:
-    """Texts that are not in files: the score and the number of the most similar ones."""
+def rank_texts(
+    trained: TextModel, query: str, texts: Sequence[str], top: int
+) -> list[tuple[float, int]]:
+    """Of texts that are not in files, the score and the number of the most similar ones."""
     own, *others = embed(trained, [query, *texts])
     return [(score, row) for score, _, row in top_rows([np.array(others, np.float32)], own, top)]
 
