@@ -3,8 +3,7 @@
 python benchmarks/bundle.py pack en-de runs/en-de     # into limelight/models/en-de
 python benchmarks/bundle.py card en-de runs/en-de     # measures it, and the run for comparison
 
-The corpora are looked for as everywhere (LIMELIGHT_DATA); `benchmarks/bundled_data.py` makes those
-that are not public as they are.
+The corpora are looked for, fetched or made as everywhere.
 """
 
 import argparse

@@ -49,6 +49,7 @@ GUIDES = {  # the page that describes each command at length
     "recipes": "recipes.md",
     "resume": "training.md",
     "score": "use.md",
+    "search": "use.md#search-by-meaning",
     "serve": "serve.md",
     "train": "training.md",
     "translate": "use.md",
@@ -66,6 +67,10 @@ EXAMPLES = {  # run by a test, like all of the docs
     "models": ["limelight models"],
     "recipes": ["limelight recipes", "limelight recipes reverse"],
     "score": ["printf 'I am hungry.\\tIch habe Hunger.\\n' | limelight score en-de --tag de"],
+    "search": [
+        "printf 'A boat crossed the ocean.\\nHe slept.\\n' > lines.txt",
+        "limelight search fill 'a ship at sea' lines.txt --why",
+    ],
     "translate": ["printf 'Good morning.\\nGood night.\\n' | limelight translate en-de --json"],
     "write": ["limelight write writer 'The door opened slowly, and' --seed 3 --max-tokens 30"],
 }

@@ -42,6 +42,7 @@ from limelight.tasks.classify import classify
 from limelight.tasks.embed import embed
 from limelight.tasks.fill import FilledText, fill
 from limelight.tasks.score import Scored, score
+from limelight.tasks.search import Match, search
 from limelight.tasks.text_model import TextModel
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
@@ -220,6 +221,19 @@ class LoadedModel(TextModel):
     def embed(self, text: str) -> list[float]:
         """A unit vector; the dot product of two says how similar their texts are."""
         return next(embed(self, [text]))
+
+    def search(
+        self,
+        query: str,
+        files: Iterable[str],
+        top: int = 10,
+        *,
+        near: bool = False,
+        paragraphs: bool = False,
+        index: str | Path | None = None,
+    ) -> list[Match]:
+        """The lines of files closest in meaning to a query, from an index that is kept on disk."""
+        return search(self, query, files, top, near=near, paragraphs=paragraphs, index=index)
 
     def score(self, *text: str, tag: str = "") -> Scored:
         """The log-probability of a text, or of a target given a source."""

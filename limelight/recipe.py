@@ -265,7 +265,7 @@ def with_model_of(recipe: Recipe, origin: Recipe, overrides: Overrides = ()) -> 
 
     Dropout and the heads for a new task stay those of the recipe.
     """
-    own = ("dropout", "attention_dropout", "classes", "sentence_pairs")
+    own = ("dropout", "attention_dropout", "classes", "masked_head", "sentence_pairs")
     told = {name.partition(".")[2] for name in as_overrides(overrides) if name[:6] == "model."}
     kept = [name for name in {*own, *told} if hasattr(recipe.model, name)]
     kept = [name for name in kept if hasattr(origin.model, name)]

@@ -32,6 +32,7 @@ ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), 
     ("routes", "POST /v1/images/generations"): "draw: pictures, as OpenAI's clients ask for them",
     ("routes", "POST /api/draw"): "draw: pictures, patch by patch",
     ("routes", "POST /api/draw/patch"): "draw: candidates and attention of a patch",
+    ("routes", "POST /api/search"): "search by meaning, in texts that are sent",
     ("routes", "POST /api/trace"): "change: changes of the model",
 }
 

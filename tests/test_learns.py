@@ -4,10 +4,12 @@ The whole recipes take minutes, and are in `make soak`.
 """
 
 import json
+import random
 
 import pytest
 
-from limelight.workflows.evaluate import evaluate_run
+from limelight.loading import load
+from limelight.workflows.evaluate import evaluate_run, score_run
 from limelight.workflows.train import train
 
 TOYS = ("reverse", "reverse-gpt", "reverse-lstm")
@@ -47,6 +49,30 @@ def test_without_the_mask_training_copies_the_answer_and_learns_nothing(tmp_path
     scores = evaluate_run(tmp_path, "test", silent=True)
     assert scores["loss"] > 10 * trained
     assert scores["exact"] < 0.1
+
+
+def test_a_sentence_encoder_learns_what_means_the_same(tmp_path):
+    """Words and their translations in new combinations: recall rises far above the untrained."""
+    words = {f"{a}{b}": f"{b}{a}{a}" for a in "bdfgk" for b in "aeiou"}
+    pairs = [f"{a} {b}\t{words[b]} {words[a]}" for a in words for b in words if a != b]
+    random.Random(1).shuffle(pairs)
+    for name, lines in (("train", pairs[:500]), ("test", pairs[500:])):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    changes = {
+        **{f"data.{name}": [str(tmp_path / f"{name}.tsv")] for name in ("train", "test")},
+        **{"tokenizer.kind": "word", "tokenizer.vocab": 400, "model.layers": 1},
+        **{"model.d_model": 32, "model.heads": 2, "model.max_len": 16, "model.dropout": 0},
+        **{"train.learning_rate": 0.01, "train.batch_tokens": 512},
+    }
+    recall = {}
+    for steps, warmup in ((1, 0), (80, 10)):
+        run = tmp_path / str(steps)
+        length = {"train.steps": steps, "train.warmup": warmup}
+        train("sentence-encoder", run, changes | length, silent=True)
+        recall[steps] = score_run(run, silent=True)["scores"]["recall@1"]["score"]
+    assert recall[80] >= 0.9
+    assert recall[1] < 0.3
+    assert load(run).tasks == ("embed",)
 
 
 @pytest.mark.soak

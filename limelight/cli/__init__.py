@@ -5,7 +5,7 @@ output_file  the output of a long job: complete, or else resumable
 io           what commands read and print: models, lines, reports, conversations
 inspect      models, recipes, info, data
 train        demo, train, resume, sweep, compare, evaluate
-generate     translate, chat, write, fill, classify, embed, score
+generate     translate, chat, write, fill, classify, embed, search, score
 draw         draw
 explain      explain
 lab          lab
@@ -24,7 +24,7 @@ from limelight import __version__
 from limelight.cli import io, parser
 from limelight.cli.draw import draw
 from limelight.cli.explain import explain
-from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
+from limelight.cli.generate import chat, classify, embed, fill, score, search, translate, write
 from limelight.cli.inspect import data, import_, info, models, recipes
 from limelight.cli.lab import lab
 from limelight.cli.serve import serve
@@ -59,7 +59,7 @@ def completion(
 
 
 _BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
-_USE = (translate, chat, write, fill, classify, embed, score, draw)
+_USE = (translate, chat, write, fill, classify, embed, search, score, draw)
 _AFTER = (explain, lab, serve, completion)
 COMMANDS: dict[str, parser.Command] = {
     one.__name__.rstrip("_"): one for one in (*_BEFORE, *_USE, *_AFTER)

@@ -1,4 +1,4 @@
-"""Commands that use a trained model: translate, chat, write, fill, classify, embed, score."""
+"""Commands that use a trained model, from translate to score."""
 
 import json as json_format
 import sys
@@ -260,6 +260,53 @@ def embed(
     with lines.opened("embed", loaded):
         for vector in lines.answered(partial(embed, loaded)):
             io.print_line(json_format.dumps([round(value, 6) for value in vector]))
+
+
+def search(
+    run: arg.Run,
+    query: Annotated[str, arg.Argument("QUERY", positional=True)],
+    file: Annotated[tuple[str, ...], arg.Argument("FILE", positional=True)] = (),
+    near: arg.String = "",
+    top: arg.Int = 10,
+    paragraphs: arg.Switch = False,
+    why: arg.Switch = False,
+    index: arg.Folder = "",
+    json: arg.JsonLines = False,
+) -> None:
+    """Find the lines of files that are closest in meaning to a query.
+
+    Every line is embedded once and kept in an index on disk; later, only new lines are.
+    Sentence encoders such as minilm find most.
+
+    Args:
+        query: what to search for; with --near, the first file
+        file: the files and folders to search
+        near: instead of a query, a line of the files: find others like it
+        top: print this many lines
+        paragraphs: search paragraphs, separated by blank lines, instead of lines
+        why: print for every token of the query the most similar one of the line
+        index: keep the index in this folder instead of in the cache
+    """
+    files = (query, *file) if near else file
+    loaded, _ = io.load_for("embed", run)
+
+    from limelight.tasks import search as task
+
+    wanted = task.Query(near or query, top, near=bool(near))
+    found = task.update_index(loaded, files, paragraphs, index or None)
+    if skipped := sum(file.skipped for file in found):
+        io.note(f"lines that are not UTF-8, and not searched: {skipped:,}")
+    if cut := sum(file.cut for file in found) + task.is_cut(loaded, wanted.text):
+        io.note(f"texts longer than the model reads, of which only the beginning counts: {cut:,}")
+    for match in task.ranked(loaded, wanted, found):
+        similar = task.why(loaded, wanted.text, match.text) if why else None
+        if json:
+            io.print_json_line(asdict(match) | ({"why": asdict(similar)} if similar else {}))
+            continue
+        io.print_line(f"{match.score:.4f}\t{match.file}:{match.line}\t{match.text}")
+        if similar:
+            pairs = (f"{token} ~ {other} {cosine:.2f}" for token, other, cosine in similar.best)
+            io.print_line("  " + "   ".join(pairs))
 
 
 def score(

@@ -7,6 +7,7 @@ input_files  folders, globs and archives become files; bytes become UTF-8
 readers      files become examples; every rejected line is counted
 corpora      a split of a corpus: files, datasets of the hub, or a toy
 download     downloads that resume
+prepare      corpora made of raw files: books, conversations, splits
 registry     public corpora by name (`corpora.toml`)
 token_store  a corpus as integers on disk, tokenised once
 masking      BERT's exercise

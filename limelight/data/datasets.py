@@ -1,4 +1,4 @@
-"""Training examples of five kinds, read from a store, and how some of them become a batch."""
+"""Training examples of several kinds, read from a store, and how some of them become a batch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -59,6 +59,17 @@ class ClassificationBatch(NamedTuple):
     labels: Tensor  # B, -1 for an empty row
 
 
+class ContrastiveBatch(NamedTuple):
+    """Texts and their partners, which mean the same."""
+
+    position: int
+    examples: Tensor  # B, -1 for an empty row
+    source: Tensor  # B S: the start, the tokens and the end
+    target: Tensor  # B T
+    source_real: Tensor  # B S, False at padding
+    target_real: Tensor  # B T
+
+
 class PictureBatch(NamedTuple):
     """Pictures for an image tokenizer."""
 
@@ -67,7 +78,9 @@ class PictureBatch(NamedTuple):
     pictures: Tensor  # B 3 S S, from 0 to 1
 
 
-Batch = Seq2SeqBatch | LMBatch | MaskedLMBatch | ClassificationBatch | PictureBatch
+Batch = (
+    Seq2SeqBatch | LMBatch | MaskedLMBatch | ClassificationBatch | ContrastiveBatch | PictureBatch
+)
 
 
 class Examples(Protocol):
@@ -249,13 +262,30 @@ class ClassificationDataset:
 
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> ClassificationBatch:
         lengths = self.lengths[rows, 0]
-        tokens = np.full((len(rows), int(width[0])), self.tokenizer.pad)
-        tokens[:, 0] = self.tokenizer.start
-        tokens[:, 1:] = self.store.columns[0].gather(rows, int(width[0]) - 1, self.tokenizer.pad)
-        tokens[np.arange(len(rows)), lengths - 1] = self.tokenizer.end
+        tokens = _add_start_and_end(
+            self.store.columns[0], rows, lengths, int(width[0]), self.tokenizer
+        )
         real = _real(lengths, tokens.shape[1])
         tensors = (from_numpy(x) for x in (rows, tokens, real, self.labels[rows]))
         return ClassificationBatch(position, *tensors)
+
+
+class ContrastiveDataset:
+    """Two texts that mean the same, for an encoder of texts."""
+
+    def __init__(self, store: TokenStore, tokenizer: Tokenizer, weights: _Floats = ()) -> None:
+        self.store, self.tokenizer = store, tokenizer
+        self.lengths = lengths_of(store) + 1  # with the start token
+        self.weights = _weights_of(store, weights)
+
+    def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> ContrastiveBatch:
+        lengths, sides = self.lengths[rows].T, self.store.columns
+        tokens = (
+            _add_start_and_end(*side, self.tokenizer)
+            for side in zip(sides, (rows, rows), lengths, map(int, width), strict=True)
+        )
+        real = (_real(own, int(wide)) for own, wide in zip(lengths, width, strict=True))
+        return ContrastiveBatch(position, *(from_numpy(x) for x in (rows, *tokens, *real)))
 
 
 def _class_numbers(labels: Sequence[str], classes: Sequence[str]) -> Rows:
@@ -274,6 +304,17 @@ def lengths_of(store: TokenStore) -> Lengths:
 def _add_end(column: Column, rows: Rows, width: int, tokenizer: Tokenizer) -> NDArray[np.int64]:
     tokens = column.gather(rows, width, tokenizer.pad)
     tokens[np.arange(len(rows)), column.lengths[rows]] = tokenizer.end
+    return tokens
+
+
+def _add_start_and_end(
+    column: Column, rows: Rows, lengths: Rows, width: int, tokenizer: Tokenizer
+) -> NDArray[np.int64]:
+    """Texts as an encoder reads them, each cut to its length."""
+    tokens = np.full((len(rows), width), tokenizer.pad)
+    tokens[:, 0] = tokenizer.start
+    tokens[:, 1:] = column.gather(rows, width - 1, tokenizer.pad)
+    tokens[np.arange(len(rows)), lengths - 1] = tokenizer.end
     return tokens
 
 

@@ -40,15 +40,16 @@ def fetch(url: str, path: Path, check: _Check = lambda _: None) -> None:
     """Have the file of this address at this path, downloaded now or found from before."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"cannot download {url}: its address begins with neither http nor https")
-    _make(path, partial(_download, url), check)
+    build_file(path, partial(_download, url), check)
 
 
 def extract(archive: Path, member: str, path: Path, check: _Check = lambda _: None) -> None:
-    """Have one member of a .zip or .tgz archive at this path, whatever its name in there is."""
-    _make(path, partial(_unpack, archive, member), check)
+    """Have one member of an archive at this path, whatever its name in there is."""
+    build_file(path, partial(_unpack, archive, member), check)
 
 
-def _make(path: Path, write: Callable[[Path], None], check: _Check) -> None:
+def build_file(path: Path, write: Callable[[Path], None], check: _Check) -> None:
+    """Have a file that `write` makes: it gets its name when it is complete and has passed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as lock:
@@ -163,7 +164,7 @@ def _unpack(archive: Path, member: str, part: Path) -> None:
 @contextmanager
 def _opened(archive: Path, member: str) -> Iterator[IO[bytes]]:
     """A member for reading, if it is a plain file; a link could lead anywhere."""
-    if archive.suffix == ".zip":
+    if archive.suffix in (".zip", ".whl"):
         with ZipFile(archive) as pack, pack.open(member) as content:
             yield content
         return

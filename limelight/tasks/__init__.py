@@ -9,5 +9,6 @@ write           a text that goes on, piece by piece
 fill            candidates for blanks (BERT)
 classify        the probability of every class
 embed           a text as a unit vector
+search          the lines of files that are closest in meaning to a query
 score           how likely a text is
 """

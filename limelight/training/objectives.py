@@ -7,11 +7,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from limelight.data.datasets import (
     Batch,
     ClassificationBatch,
+    ContrastiveBatch,
     LMBatch,
     MaskedLMBatch,
     PictureBatch,
@@ -24,6 +26,7 @@ from limelight.training.loss import IGNORED, LossSums
 
 _Loss = Callable[..., LossSums]
 SHORT = 64  # tokens
+_TEMPERATURE = 0.05  # of similarities: as in SimCSE, and in sentence-transformers (a scale of 20)
 _CUDNN_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -59,6 +62,8 @@ class LossModule(nn.Module):
     def forward(self, batch: Batch) -> LossSums:
         if isinstance(batch, ClassificationBatch) and self.objective is None:
             return _classification_loss(self.model, batch, self.smoothing, self.class_weights)
+        if isinstance(batch, ContrastiveBatch) and self.objective is None:
+            return _contrastive_loss(self.model, batch)
         objective: Any = self.objective or _OBJECTIVES[type(batch)]
         if self.rdrop_alpha and self.training:
             loss = partial(self.loss, rdrop_alpha=self.rdrop_alpha)
@@ -101,6 +106,30 @@ def _classification_loss(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     labels = batch.labels.masked_fill(batch.labels < 0, IGNORED)
     return losses.sum_loss(logits, labels, smoothing, weights)
+
+
+def _contrastive_loss(model: Any, batch: ContrastiveBatch) -> LossSums:
+    """Find each text's partner among all of the batch, in both directions (InfoNCE).
+
+    The others are negatives (of this process's batch alone), except for equal texts.
+    """
+    source, target = (
+        F.normalize(model.pool(model.encode(tokens, real=real), real), dim=-1)
+        for tokens, real in ((batch.source, batch.source_real), (batch.target, batch.target_real))
+    )
+    empty, numbers = batch.examples < 0, torch.arange(len(source), device=source.device)
+    equal = _equal_rows(batch.source) | _equal_rows(batch.target) | empty
+    equal = (equal | equal.T).fill_diagonal_(False)
+    cosines = source @ target.T
+    cosines = cosines.to(torch.promote_types(cosines.dtype, torch.float32))
+    cosines = cosines.masked_fill(equal, -1e4)
+    labels = numbers.masked_fill(empty, IGNORED)
+    there, back = (losses.sum_loss(s / _TEMPERATURE, labels) for s in (cosines, cosines.T))
+    return LossSums(*((one + other) / 2 for one, other in zip(there, back, strict=True)))
+
+
+def _equal_rows(tokens: Tensor) -> Tensor:
+    return (tokens[:, None] == tokens).all(dim=-1)  # B B
 
 
 _OBJECTIVES = {Seq2SeqBatch: _seq2seq_loss, LMBatch: _lm_loss, MaskedLMBatch: _masked_lm_loss}

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from limelight.data.corpora import corpora_for_split
 from limelight.data.datasets import (
     CausalLMDataset,
     ClassificationDataset,
+    ContrastiveDataset,
     Examples,
     MaskedLMDataset,
     PromptDataset,
@@ -67,6 +69,12 @@ def class_names(recipe: Recipe, data: DataConfig, store: TokenStore) -> tuple[st
             f"--model.classes {len(found)}"
         )
     return found
+
+
+def is_sentence_encoder(recipe: Recipe) -> bool:
+    """Whether a model has no head, and its vectors are all that it gives."""
+    model: Any = recipe.model
+    return model.family == "encoder-only" and not (model.masked_head or model.classes)
 
 
 @dataclass(frozen=True)
@@ -128,13 +136,18 @@ class TokenizedData:
                 return Seq2SeqDataset(store, tokenizer, weights)
             if family.endswith("decoder-only"):
                 return PromptDataset(store, tokenizer, weights)
+        masked_head = getattr(self.recipe.model, "masked_head", False)
+        if kind == "pairs" and is_sentence_encoder(self.recipe):
+            return ContrastiveDataset(store, tokenizer, weights)
         if kind == "texts":
             if family.endswith("decoder-only"):
                 return CausalLMDataset(store, tokenizer, length, config.seed, weights)
-            if family == "encoder-only" and not self.classes:
+            if family == "encoder-only" and masked_head and not self.classes:
                 rate, words = config.mask_rate, config.whole_word_masking
                 return MaskedLMDataset(store, tokenizer, length, config.seed, rate, words, weights)
         if kind == "labelled" and family == "encoder-only" and self.classes:
             return ClassificationDataset(store, tokenizer, self.classes, length, weights)
-        heads = " without model.classes" if family == "encoder-only" and not self.classes else ""
+        heads = ""
+        if family == "encoder-only" and not self.classes:
+            heads = f" without model.classes, with masked_head={masked_head},"
         raise UserError(f"a model of family {family!r}{heads} cannot learn from {kind}")

@@ -2,7 +2,7 @@
 
 On top of what training measures (loss, perplexity, accuracy): BLEU, chrF and TER of translations,
 and on request exact match, ROUGE and COMET; bits per byte of texts; accuracy, F1 and confusions of
-labels. All have signatures, so that others can compute the same.
+labels; recall of texts that mean the same. All have signatures, so that others can compute them.
 """
 
 import math
@@ -43,6 +43,7 @@ from limelight.run.bundled_models import find_run
 from limelight.tasks.classify import classify
 from limelight.tasks.fill import HIDDEN, ranks_of_hidden
 from limelight.tasks.score import nll_per_text
+from limelight.tasks.search import ranks_of_partners
 from limelight.tasks.translate import Constraints, translate
 from limelight.training.console import Report
 from limelight.training.distributed import init_distributed, prepare_module
@@ -284,12 +285,26 @@ def _score_task(
     if "write" in loaded.tasks:
         bits = bits_per_byte(sum(nll_per_text(loaded, texts)), count_bytes(texts))
         return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
+    if "fill" not in loaded.tasks:
+        ranks = ranks_of_partners(loaded, texts, _partners(lines.columns))
+        found = {k: accuracy(sum(rank < k for rank in ranks), len(ranks)) for k in (1, 10)}
+        among = f"texts:{len(ranks)}"
+        return [Measure(f"recall@{k}", share, "higher", among) for k, share in found.items()]
     ranks = list(chain.from_iterable(ranks_of_hidden(loaded, texts)))
     signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
     return [
         Measure(f"top-{k}", accuracy(sum(r < k for r in ranks), len(ranks)), "higher", signature)
         for k in (1, 5)
     ]
+
+
+def _partners(columns: Sequence[list[str]]) -> list[str]:
+    if len(columns) == 1:
+        raise UserError(
+            "this model only embeds texts, so it is scored on pairs of texts that mean the same: "
+            "name a file with --data.test FILE --data.kind pairs"
+        )
+    return columns[1]
 
 
 def _translations_of(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> list[str]:
@@ -370,6 +385,10 @@ def _compare_task(
         bits = [[x / math.log(2) for x in nll_per_text(model, texts)] for model in loaded]
         sizes = [count_bytes([text]) for text in texts]
         return [compare_examples("bits per byte", names, bits, sizes, better="lower")]
+    if "fill" not in tasks:
+        partners = _partners(lines.columns)
+        found = [ranks_of_partners(model, texts, partners) for model in loaded]
+        return [compare_examples("recall@1", names, [[float(r == 0) for r in own] for own in found])]
     if len({(model.tokenizer.hash, model.max_len) for model in loaded}) > 1:
         raise UserError(
             f"{' and '.join(names)} differ in tokenizer or max_len, so that other "

@@ -26,6 +26,7 @@ from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.training.config import TrainConfig
 from limelight.training.evaluate import VALIDATION_METRICS
+from limelight.workflows.datasets import is_sentence_encoder
 
 _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
@@ -33,7 +34,8 @@ _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters
 }
 _NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
-    *("dropout", "attention_dropout", "classes", "sentence_pairs", "max_len", "d_ff", "kv_heads")
+    *("dropout", "attention_dropout", "classes", "masked_head", "sentence_pairs", "max_len"),
+    *("d_ff", "kv_heads"),
 }
 
 
@@ -106,6 +108,12 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
         )
     if config.class_weights and data.kind != "labelled":
         raise UserError(f"class_weights=true is for labelled texts, and the data are {data.kind}")
+    for name in ("label_smoothing", "rdrop_alpha"):
+        if is_sentence_encoder(recipe) and getattr(config, name):
+            raise UserError(
+                f"{name}={getattr(config, name)} is for models that predict tokens or classes, and "
+                f"this one compares texts: set --train.{name.replace('_', '-')} 0"
+            )
     masked_lm = model.family == "encoder-only" and data.kind == "texts"
     if masked_lm and not config.mask_rate:
         raise UserError(
@@ -151,7 +159,7 @@ def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     """The metrics of a validation for this task; a sharded model cannot decode."""
     if data.kind == "labelled":
         return tuple(name for name in VALIDATION_METRICS if name != "perplexity")
-    if recipe.train.fsdp or num_columns(data) == 1:
+    if recipe.train.fsdp or num_columns(data) == 1 or recipe.model.family == "encoder-only":
         return VALIDATION_METRICS
     return (*VALIDATION_METRICS, "bleu", "chrf2", *(["exact"] if data.toy else []))
 
@@ -246,6 +254,15 @@ def check_same_tokenizer(recipe: Recipe, origin: LoadedModel) -> None:
         raise UserError(
             f"tokenizer.kind is {ours!r} in this recipe and {theirs!r} in the model to start from "
             f"({origin.recipe.name}), which cannot learn another: set --tokenizer.kind {theirs}"
+        )
+
+
+def check_same_pooling(recipe: Recipe, origin: LoadedModel) -> None:
+    """A sentence encoder is trained by the mean of its states."""
+    if is_sentence_encoder(recipe) and origin.pooling == "first":
+        raise UserError(
+            f"{origin.recipe.name} embeds a text by its first token, and pairs train the mean of "
+            "all: start from another model"
         )
 
 

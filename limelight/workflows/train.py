@@ -57,7 +57,12 @@ from limelight.training.lora import count_trained, prepare_finetuning
 from limelight.training.objectives import LossModule, to_device
 from limelight.training.trainer import Callback, Trainer
 from limelight.workflows import info, preflight
-from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
+from limelight.workflows.datasets import (
+    TokenizedData,
+    class_names,
+    is_sentence_encoder,
+    tokenize_splits,
+)
 from limelight.workflows.validation_decoding import (
     exact_match,
     sample,
@@ -191,6 +196,7 @@ def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
     trainer.report.say(f"{reached}; see {trainer.run.curves}")
     kind, name = with_registry_defaults(recipe.data).kind, shlex.quote(str(run))
     read = "classify" if kind == "labelled" else "fill"
+    read = "embed" if is_sentence_encoder(recipe) else read
     written = {"texts": "write", "dialogues": "chat"}.get(kind, "translate")
     task = read if recipe.model.family == "encoder-only" else written
     text = "'A text with a ___.'" if task == "fill" else "'A text.'"
@@ -296,7 +302,7 @@ def build_trainer(
         length_range=(int(lengths.min()), int(lengths.max())),
         precision=choose_precision(config.precision, world.device),
     )
-    if valid is not None and num_columns(data) == 2:
+    if valid is not None and num_columns(data) == 2 and recipe.model.family != "encoder-only":
         _add_decoding_metrics(trainer, valid, tokenized)
     elif valid is not None and recipe.model.family.endswith("decoder-only"):
         trainer.samples = partial(sample_text, tokenized)
@@ -383,6 +389,7 @@ def _find_tokenizer(
     if world.is_main and not run.exists:  # what a failed start left may be of another recipe
         if origin is not None:
             preflight.check_same_tokenizer(recipe, origin)
+            preflight.check_same_pooling(recipe, origin)
             tokenizer = origin.tokenizer
         elif recipe.tokenizer.file:
             tokenizer = Tokenizer.load(Path(recipe.tokenizer.file))

@@ -469,3 +469,28 @@ def test_an_answer_is_stopped_and_ctrl_d_leaves(run):
     assert terminal.wait_for(" ...\n> ")
     terminal.type("\x04")
     assert terminal.leave() == 0
+
+
+# Search
+
+
+def test_a_search_prints_where_it_found_what_and_why(limelight, model, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("LIMELIGHT_CACHE", str(tmp_path / "cache"))
+    lines = ["the cat sleeps here.", "the dog walks.", "cat " * 99, "the old man sits here."]
+    file = tmp_path / "lines.txt"
+    file.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
+    best = model("bert").search("a cat", [str(file)], 2)
+    shown = [f"{match.score:.4f}\t{file}:{match.line}\t{match.text.strip()}" for match in best]
+    code, out, err = limelight("search", run("bert"), "a cat", file, "--top", "2")
+    assert (code, out) == (0, shown)
+    assert "lines that are not UTF-8, and not searched: 1" in err
+    assert "texts longer than the model reads, of which only the beginning counts: 1" in err
+    near = limelight("search", run("bert"), "--near", lines[0], file, "--json", "--why")[1]
+    found = [json.loads(line) for line in near]
+    assert lines[0] not in {match["text"] for match in found}
+    assert all(len(m["why"]["cosines"]) == len(m["why"]["query"]) for m in found)
+    explained = limelight("search", run("bert"), "the dog", file, "--top", "1", "--why")[1]
+    assert re.fullmatch(r"  the ~ \S+ -?\d\.\d\d   dog ~ \S+ -?\d\.\d\d", explained[1])
+    inside = limelight("search", run("bert"), "a cat", file, "--index", tmp_path / "mine")
+    assert inside[0] == 0
+    assert list((tmp_path / "mine").glob("*/*/vectors.npy"))

@@ -20,6 +20,7 @@ class Server:
         self.cuts: list[int] = []  # how much of the file has been sent when the connection ends
         self.resets = False  # end it with a reset, not a farewell
         self.says_length = True
+        self.redirects: dict[str, str] = {}
         self.before_sending = lambda: None
         self.half_way = lambda: None
         self.requests: list[tuple[str, str | None, str | None]] = []  # path, Range, If-Range
@@ -49,6 +50,11 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
             asked, condition = self.headers["Range"], self.headers["If-Range"]
             server.requests.append((self.path, asked, condition))
             server.agents.add(self.headers["User-Agent"])
+            if self.path in server.redirects:
+                self.send_response(302)
+                self.send_header("Location", server.redirects[self.path])
+                self.end_headers()
+                return
             if self.path not in server.files:
                 self.send_error(404)
                 return

@@ -5,7 +5,9 @@ import io
 import json
 import lzma
 import os
+import re
 import tarfile
+import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from limelight.data import download, input_files, registry
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
 from limelight.data.readers import LineStats
-from limelight.data.registry import LINES, NAMED, SHA256, SOURCES, Download, resolve
+from limelight.data.registry import LINES, MADE, NAMED, SHA256, SOURCES, Download, find, resolve
 from limelight.errors import UserError
 from limelight.recipe import load_recipe, recipe_names
 from tests.data.serving import Server
@@ -64,7 +66,7 @@ def server(multi30k, monkeypatch):
     with Server() as running:
         for file in multi30k:
             running.files[f"/{file}.gz"] = gzip.compress(text_of(file))
-        sources = {file: Download(f"{running.url}/{file}.gz") for file in multi30k}
+        sources = {file: (Download(f"{running.url}/{file}.gz"),) for file in multi30k}
         monkeypatch.setattr(registry, "SOURCES", {**SOURCES, **sources})
         yield running
 
@@ -179,23 +181,27 @@ def test_offline_it_is_said_what_is_needed_where_it_was_looked_for_and_what_fail
         "the corpus multi30k-en-de (research use; cite Elliott et al. 2016)",
         "needs multi30k/val.en,",
         "neither under LIMELIGHT_DATA (not set)",
-        f"nor under {tmp_path}/cache/data;",
-        "the download from an address that nobody has tried yet failed",
-        f"{SOURCES['multi30k/val.en'].url} cannot be downloaded: ",
+        f"nor under {tmp_path}/cache/data, and no address gives it: ",
+        *(f"{source.url} cannot be downloaded: " for source in SOURCES["multi30k/val.en"]),
+        f"Without a network, get {SOURCES['multi30k/val.en'][0].url} on another machine and save ",
+        f"it as {tmp_path}/cache/data/multi30k/val.en.gz",
     ):
         assert words in str(told.value)
 
 
-def test_what_has_no_address_says_where_it_comes_from(tmp_path, monkeypatch):
+def test_offline_the_member_of_an_archive_is_named_too(tmp_path, monkeypatch):
     monkeypatch.setenv("LIMELIGHT_DATA", str(tmp_path))
     with pytest.raises(UserError) as told:
-        resolve(DataConfig(name="tatoeba-en-de"))
+        resolve(DataConfig(name="everyday-en-de"))  # which is made of it
     for words in (
         f"under LIMELIGHT_DATA ({tmp_path})",
-        "there is no address to download it from",
-        "manythings.org/anki as of 2018-05-13; what lies there now is another corpus",
+        "/deu-eng.zip on another machine, unpack deu.txt from it and save it as ",
+        f"{tmp_path}/cache/data/tatoeba/anki.en-de.tsv",
     ):
         assert words in str(told.value)
+
+
+def test_a_name_that_does_not_exist():
     with pytest.raises(
         UserError, match="no corpus 'multi30k-en-dd': did you mean 'multi30k-en-de'"
     ):
@@ -240,16 +246,14 @@ def wmt14(monkeypatch):
         for pair in (*corpus.train, corpus.valid, corpus.test)
         for f in pair
     }
-    urls = {SOURCES[file].url for file in files}
+    archived = {file: SOURCES[file][-1] for file in files}
     with Server() as running:
         sources = {
-            f: Download(f"{running.url}/{Path(SOURCES[f].url).name}", SOURCES[f].member)
-            for f in files
+            f: (Download(f"{running.url}/{Path(its.url).name}", its.member),)
+            for f, its in archived.items()
         }
-        for url in urls:
-            members = {
-                SOURCES[f].member: text for f, text in files.items() if SOURCES[f].url == url
-            }
+        for url in {its.url for its in archived.values()}:
+            members = {archived[f].member: files[f] for f in files if archived[f].url == url}
             running.files[f"/{Path(url).name}"] = tgz({"../evil": b"!", **members, "more": b"?"})
         known = {f: sha256(text).hexdigest() for f, text in files.items() if f in SHA256}
         monkeypatch.setattr(registry, "SHA256", known)
@@ -334,22 +338,165 @@ def test_what_is_known_of_the_files():
         assert corpus.licence
         assert corpus.origin
     assert not set(SHA256) & set(LINES)
-    assert set(SOURCES) <= {*SHA256, *LINES}
-    assert all(source.url.startswith("https://") for source in SOURCES.values())
-    assert not any(source.tried for source in SOURCES.values())  # change the docs with this
+    assert {*SOURCES, *MADE} == {*SHA256, *LINES}
+    urls = [source.url for sources in SOURCES.values() for source in sources]
+    assert all(url.startswith("https://") and url.isascii() and " " not in url for url in urls)
+    at_commits = [url for url in urls if "github" in url or "jsdelivr" in url]
+    assert all(re.search(r"[/@][0-9a-f]{40}/", url) for url in at_commits)
+    assert len(at_commits) > 0.9 * len(urls)
 
 
-def test_every_recipe_names_a_corpus_that_exists_and_the_docs_name_them_all():
-    names = {load_recipe(name).data.name for name in recipe_names()} - {""}
-    assert names <= set(NAMED)
+def files_behind(file):
+    """The files to download for one of a corpus, however often it is made of others."""
+    if file not in MADE:
+        return {file}
+    return set.union(*(files_behind(other) for other in MADE[file][1]))
+
+
+def test_no_recipe_names_a_corpus_without_an_address():
+    data = [load_recipe(name).data for name in recipe_names()]
+    names = {part.name for one in data for part in (one, *one.corpora)} - {""}
+    assert {"multi30k-en-de", "stories", "sst2", "small-talk-short"} <= names
+    for name in names | set(NAMED):
+        corpus = NAMED[name]
+        for file in (*(f for part in corpus.train for f in part), *corpus.valid, *corpus.test):
+            assert corpus.shipped or all(SOURCES[needed] for needed in files_behind(file))
     assert resolve(DataConfig(toy="copy")) == DataConfig(toy="copy")
+
+
+def test_the_docs_name_all_corpora_with_their_licences():
     told = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    assert "The download addresses are untested" in told
     for name, corpus in NAMED.items():
         (row,) = (line for line in told.splitlines() if line[0:3] == "| `" and f"`{name}`" in line)
         assert corpus.licence in row
-        has_address = {file in SOURCES for part in corpus.train for file in part}
-        assert has_address == {"| yes" in row}
+
+
+@pytest.mark.parametrize("trouble", ["gone", "wrong", "cut", "reset", "redirected", "slow"])
+def test_another_address_is_tried_when_one_fails(server, multi30k, monkeypatch, trouble, tmp_path):
+    """Wherever it comes from, only the right content is used; a redirect or a slow link is none."""
+    file = "multi30k/train.en"
+    good, bad = f"/{file}.gz", f"/first/{file}.gz"
+    content = server.files[good]
+    if trouble != "gone":
+        server.files[bad] = gzip.compress(b"another text\n") if trouble == "wrong" else content
+    if trouble in ("cut", "reset"):
+        server.cuts, server.resets = [0, 0], trouble == "reset"
+    if trouble == "redirected":
+        server.redirects[bad] = f"{server.url}{good}"
+    if trouble == "slow":
+        monkeypatch.setattr(server, "half_way", lambda: time.sleep(0.05))
+    both = tuple(Download(f"{server.url}{path}") for path in (bad, good))
+    monkeypatch.setattr(registry, "SOURCES", {**registry.SOURCES, file: both})
+    path = find("multi30k-en-de", file)
+    assert path.read_bytes() == content
+    asked = [path for path, *_ in server.requests]
+    assert asked[0] == bad
+    assert (asked[-1] == bad) is (trouble == "slow")
+    assert not list(tmp_path.rglob("part-*"))
+
+
+@pytest.fixture
+def raw(tmp_path, monkeypatch):
+    """`raw(file, content)` puts a raw file into a folder of one's own, as if it were known."""
+    monkeypatch.setenv("LIMELIGHT_DATA", str(tmp_path / "own"))
+    known = {}
+
+    def add(file, content):
+        put(tmp_path / "own" / file, content)
+        known[file] = sha256(content).hexdigest()
+        monkeypatch.setattr(registry, "SHA256", known)
+
+    return add
+
+
+def test_a_corpus_is_made_of_raw_files(raw, tmp_path):
+    table = (
+        "user 1 personas,user 2 personas,Best Generated Conversation\n"
+        '"I bake.\nI sing.","I ski.","User 1: Hi!\nUser 2: Hello, you.\n\nIt is late."\n'
+    )
+    raw("dialogue/Synthetic-Persona-Chat_valid.csv", table.encode())
+    made = find("synthetic-persona-chat", "dialogue/synthetic-persona-chat.valid.jsonl")
+    assert made == tmp_path / "cache/data/dialogue/synthetic-persona-chat.valid.jsonl"
+    assert json.loads(made.read_text()) == {
+        "persona1": ["I bake.", "I sing."],
+        "persona2": ["I ski."],
+        "turns": ["Hi!", "Hello, you.", "It is late."],
+    }
+    made.unlink()
+    raw("dialogue/synthetic-persona-chat.valid.jsonl.other", b"")
+    registry.SHA256["dialogue/synthetic-persona-chat.valid.jsonl"] = "0" * 64
+    with pytest.raises(UserError, match=r"is not the file we know .* it is kept as .*/refused-"):
+        find("synthetic-persona-chat", "dialogue/synthetic-persona-chat.valid.jsonl")
+    assert not made.exists()
+
+
+def test_sentences_are_in_one_split_in_either_language(raw):
+    pairs = [f"English {i // 2}.\tDeutsch {i // 3}!" for i in range(20_000)]
+    raw("tatoeba/anki.en-de.tsv", "\n".join(pairs).encode())
+    splits = {
+        split: [tuple(line.split("\t")) for line in path.read_text().splitlines()]
+        for split in ("train", "valid", "test")
+        for path in [find("everyday-en-de", f"everyday/en-de.{split}.tsv")]
+    }
+    assert len(splits["valid"]) == len(splits["test"]) == 2000
+    for side in (0, 1):
+        found = [{pair[side] for pair in pairs} for pairs in splits.values()]
+        assert len(set.union(*found)) == sum(map(len, found))
+    assert splits["train"]
+
+
+BOOK = """\ufeffThe Project Gutenberg EBook of A Book
+
+*** START OF THIS PROJECT GUTENBERG EBOOK A BOOK ***
+
+Produced by Somebody
+
+A BOOK
+
+CONTENTS
+
+   I. The Beginning     1
+
+CHAPTER I
+
+{long}
+
+\u201cShort,\u201d she said\u2014and _left_. . .
+
+[Illustration: a tree]
+
+One.
+
+Two.
+
+Three.
+
+ * * * * *
+
+CHAPTER II. THE END OF IT
+
+{long} Again--"
+
+*** END OF THIS PROJECT GUTENBERG EBOOK A BOOK ***
+
+The licence, which is of no use here.
+"""
+
+
+def test_books_become_paragraphs(raw, monkeypatch):
+    """Without the frame, headings as breaks, plain quotes; and a book in another encoding."""
+    long = " ".join(["It was a long day, and nothing at all happened in it."] * 20)
+    files = ("prose/books/11.txt", "prose/books/12.txt")
+    raw(files[0], BOOK.format(long=long.replace(" ", "\r\n", 3)).encode())
+    raw(files[1], BOOK.format(long=f"Caf\u00e9! {long}").lstrip("\ufeff").encode("cp1252"))
+    monkeypatch.setitem(registry.MADE, "prose/stories-train.txt", ("stories", files))
+    texts = find("stories", "prose/stories-train.txt").read_text().split("<|endoftext|>\n")
+    plain, other = sorted(texts, key=len)
+    assert plain.split("\n\n") == [
+        *(long, '"Short," she said -- and left...', "One.", "Two.", "Three."),
+        *("* * *", f'{long} Again --"', ""),
+    ]
+    assert other.startswith("Caf\u00e9! It was a long day")
 
 
 def test_what_comes_with_the_package_is_found_without_a_folder(monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 
 from limelight.explain.traced_text import TooLongError
 from limelight.serve.worker.jobs import chat, complete
+from limelight.tasks.search import rank_texts, why
 from tests.serve.samples import ROOT, Served, all_at_once, exact
 
 SOURCES = ["a b c", "c a", "b b a", "e d c b a", "a", "f a b c d e"]
@@ -191,6 +192,22 @@ def test_a_choice_can_be_made_and_its_prefix_is_aligned_too(service, known):
     # What a token looks at depends on what comes before it, and on nothing after it.
     assert forced["alignment"]["weights"][0] == told["alignment"]["weights"][0]
     assert service.client.get("/api/model", params={"model": "chat"}).json()["history"] == 3
+
+
+def test_a_search_finds_what_python_finds(service, known):
+    texts = ["the cat sleeps", "a dog", "", "the river"]
+    asked = {"model": "writer", "query": "the cat", "texts": texts}
+    told = service.ask("/api/search", **asked, top=2, why=True)["matches"]
+    best = rank_texts(known["writer"], "the cat", texts, 2)
+    assert [match["index"] for match in told] == [index for _, index in best]
+    assert [match["score"] for match in told] == pytest.approx([score for score, _ in best])
+    similar = why(known["writer"], "the cat", told[0]["text"])
+    assert [(m["query"], m["text"]) for m in told[0]["why"]] == [m[:2] for m in similar.best]
+    plain = service.ask("/api/search", **asked)["matches"]
+    assert len(plain) == 4
+    assert "why" not in plain[0]
+    for wrong in ({"texts": []}, {"texts": ["a"] * 257}, {"top": 0}, {"query": ""}):
+        assert service.post("/api/search", **{**asked, **wrong}).status_code == 422
 
 
 def test_what_a_model_cannot_do_is_said(service):

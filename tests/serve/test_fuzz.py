@@ -86,9 +86,11 @@ VALUES = st.recursive(
 )
 FIELDS = ("prompt", "messages", "text", "texts", "input", "model", "n", "stop", "seed", "beam",
           "max_tokens", "temperature", "top_p", "logprobs", "stream", "nbest", "prefix", "include",
-          "tag", "count", "alternatives", "tree", "target", "source", "mode", "top_k")  # fmt: skip
+          "tag", "count", "alternatives", "tree", "target", "source", "mode", "top_k", "query",
+          "top", "why")  # fmt: skip
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/api/translate", "/api/fill",
          "/api/suggest", "/api/classify", "/api/score", "/api/neighbours", "/api/trace",
+         "/api/search",
          "/api/teacher", "/api/next")  # fmt: skip
 GOOD = {
     "prompt": "the", "messages": [{"role": "user", "content": "hello"}], "text": "a",

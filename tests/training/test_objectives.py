@@ -8,6 +8,7 @@ from limelight.data.config import DataConfig
 from limelight.data.datasets import (
     CausalLMDataset,
     ClassificationDataset,
+    ContrastiveDataset,
     MaskedLMDataset,
     PromptDataset,
     Seq2SeqDataset,
@@ -178,3 +179,54 @@ def test_tokens_are_counted_without_padding(tmp_path, kind):
         masks = [x for name, x in batch._asdict().items() if "real" in name and x is not None]
         real = sum(int(mask.sum()) for mask in masks) if masks else batch.tokens.numel()
         assert count_tokens(batch) == real
+
+
+# Texts that mean the same
+
+
+def contrastive_by_hand(model, batch, rows):
+    """Each text against all partners and back, one pair at a time, without padding."""
+
+    def vector(tokens, real):
+        states = model.encode(cut(tokens, real))[0].mean(dim=0)
+        return states / states.norm()
+
+    source = [vector(batch.source[i], batch.source_real[i]) for i in rows]
+    target = [vector(batch.target[i], batch.target_real[i]) for i in rows]
+    texts = [(tuple(batch.source[i].tolist()), tuple(batch.target[i].tolist())) for i in rows]
+    loss = right = 0.0
+    for ours, theirs in ((source, target), (target, source)):
+        for i in range(len(rows)):
+            others = [
+                j for j in range(len(rows))
+                if i == j or not (texts[i][0] == texts[j][0] or texts[i][1] == texts[j][1])
+            ]  # fmt: skip
+            scores = torch.stack([ours[i] @ theirs[j] / 0.05 for j in others])
+            loss = loss - scores.log_softmax(dim=0)[others.index(i)] / 2
+            right += float(others[int(scores.argmax())] == i) / 2
+    return torch.stack([loss, loss, torch.tensor(right), torch.tensor(len(rows))]).double()
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_a_text_finds_its_partner_among_those_of_the_batch(tmp_path, bucketed):
+    """Equal texts are no negatives, and rows that only fill up a shape take no part."""
+    lines = [f"{a}{b}\t{b * n}{a}" for n, a in enumerate("abcd", 1) for b in "xy"]
+    lines += ["ax\tother", "another\txa", "ax\txa"]
+    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
+    data = DataConfig(train=(str(tmp_path / "train.tsv"),))
+    store = open_or_build(data, "train", TOKENIZER, tmp_path / "stores")
+    model = small("encoder-only", vocab=len(TOKENIZER), masked_head=False)
+    plan = BatchPlan(ContrastiveDataset(store, TOKENIZER), 90, seed=1, bucketed=bucketed)
+    empty = 0
+    for batch in plan.epoch(0):
+        rows = (batch.examples >= 0).nonzero()[:, 0].tolist()
+        empty += len(batch.examples) - len(rows)
+        ours = summed(LossModule(model), [batch])
+        expected = contrastive_by_hand(model, batch, rows)
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+        loss = LossModule(model)(batch).loss
+        loss.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        real = batch.source_real.sum() + batch.target_real.sum()
+        assert count_tokens(batch) == int(real)
+    assert bool(empty) is bucketed

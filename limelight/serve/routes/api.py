@@ -96,6 +96,14 @@ async def score(request: schemas.ScoreRequest, registry: Registry) -> Message:
     return await registry.choose(request.model, "score").call("score", request.timeout, **fields)
 
 
+@router.post("/search", response_model=schemas.SearchResponse, response_model_exclude_none=True)
+async def search(request: schemas.SearchRequest, registry: Registry) -> Message:
+    """The texts that are closest in meaning to a query."""
+    registry.check_texts([request.query, *request.texts])
+    fields = request.model_dump(include={"query", "texts", "top", "why"})
+    return await registry.choose(request.model, "embed").call("search", request.timeout, **fields)
+
+
 @router.post("/neighbours", response_model=schemas.Neighbours)
 async def neighbours(request: schemas.NeighboursRequest, registry: Registry) -> Message:
     """The tokens whose embeddings are closest to those of a word."""

@@ -69,6 +69,15 @@ class ScoreRequest(_EitherRequest):
     tag: Name = ""
 
 
+class SearchRequest(BaseRequest):
+    """What to search for, and the texts to search: the service reads no files."""
+
+    query: Annotated[Words, StringConstraints(min_length=1)]
+    texts: list[Words] = Field(min_length=1, max_length=256)
+    top: _Count = 10
+    why: bool = Field(False, description="Report the similarities of tokens.")
+
+
 class NeighboursRequest(BaseRequest):
     text: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     count: _Count = 10
@@ -184,6 +193,29 @@ class ScoreItem(BaseModel):
 
 class ScoreList(BaseModel):
     scores: list[ScoreItem]
+
+
+class TokenMatch(BaseModel):
+    """A token of the query, the most similar one of the text, and their cosine."""
+
+    query: str
+    text: str
+    cosine: float
+
+
+class SearchMatch(BaseModel):
+    """A text, by its number among those that were sent, and its cosine to the query."""
+
+    index: int
+    score: float
+    text: str
+    why: list[TokenMatch] | None = None
+
+
+class SearchResponse(BaseModel):
+    """The texts most similar to the query, the best first."""
+
+    matches: list[SearchMatch]
 
 
 class Neighbour(BaseModel):

@@ -35,6 +35,7 @@ from limelight.serve.worker.sequences import (
     finite,
 )
 from limelight.serve.worker.trace_cache import TraceCache, Work
+from limelight.tasks import search
 from limelight.tasks import translate as translation
 from limelight.tasks.chat import Conversation, request_for_messages
 from limelight.tasks.classify import classify
@@ -298,6 +299,17 @@ def _embed(loaded: LoadedModel, message: Message) -> Message:
     return {"vectors": vectors, "read": read, "left_out": sum(lengths) - read}
 
 
+def _search(loaded: LoadedModel, message: Message) -> Message:
+    query, texts, matches = message["query"], message["texts"], []
+    for cosine, index in search.rank_texts(loaded, query, texts, message["top"]):
+        match: Message = {"index": index, "score": cosine, "text": texts[index]}
+        if message["why"]:
+            best = search.why(loaded, query, texts[index]).best
+            match["why"] = [{"query": q, "text": t, "cosine": c} for q, t, c in best]
+        matches.append(match)
+    return {"matches": matches}
+
+
 def _score(loaded: LoadedModel, message: Message) -> Message:
     scores = []
     for scored in score(loaded, map(tuple, message["texts"]), message["tag"]):
@@ -332,6 +344,7 @@ _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "fill": lambda loaded, m: {"filled": [asdict(fill(loaded, t, m["count"])) for t in m["texts"]]},
     "classify": lambda loaded, m: {"classes": list(classify(loaded, m["texts"]))},
     "embed": _embed,
+    "search": _search,
     "score": _score,
     "patch": pictures.inspect_patch,
     "neighbours": _neighbours,
@@ -342,5 +355,6 @@ _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
 _TASKS = {
     "suggest": "write",
     "patch": "draw",
+    "search": "embed",
     **{task: task for task in ("fill", "classify", "embed", "score")},
 }
