@@ -1,12 +1,12 @@
-"""The certificate of an import: our numbers beside those of the origin's own library.
+"""The certificate of an import or export: our numbers beside those of the other library.
 
 Both read the same tokens, some of a text and some drawn at random. A model whose numbers differ is
-no import of it: nothing is written then.
+another model: nothing is written then.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +41,7 @@ class Certificate:
 
 
 def certify(imported: ImportedModel, path: Path) -> Certificate:
-    """Compare a model with its origin, if the origin's library is installed."""
+    """Compare a model with what lies at a path, if the library that reads it is installed."""
     compare = COMPARISONS.get(imported.origin.format)
     if compare is None:
         why = f"no other reader of {imported.origin.format} is known"
@@ -51,31 +51,35 @@ def certify(imported: ImportedModel, path: Path) -> Certificate:
     except PackageNotFoundError as error:
         return Certificate("nothing", why=f"{error.name} is not installed")
     theirs, texts = compare(imported, path)
-    return _verdict(imported, theirs, texts, versions)
+    source, target = sample_tokens(imported)
+    ours = _our_logits(imported, source, target)
+    certificate = verdict(ours, theirs(source, target), "transformers", versions)
+    return replace(certificate, texts=texts)
 
 
 _Logits = Callable[[Tensor, Tensor], Tensor]  # of a source and a target; one side reads one of them
 
 
-def _verdict(
-    imported: ImportedModel, theirs: _Logits, texts: int, versions: dict[str, str]
+def verdict(
+    ours: Tensor, theirs: Tensor, library: str, versions: dict[str, str], within: float = _WITHIN
 ) -> Certificate:
-    source, target = _sample_tokens(imported)
-    ours = _our_logits(imported, source, target)
-    expected = theirs(source, target)
+    """How far two computations are apart; too far is an error. B T numbers are one for each token.
+
+    `within` is a share of the largest number.
+    """
     possible = ours > NEVER / 2  # what was made impossible
-    difference = (ours - expected)[possible].abs().max().item()
-    largest = expected[possible].abs().max().item()
-    if not difference <= _WITHIN * (1 + largest) or not math.isfinite(largest):
+    difference = (ours - theirs)[possible].abs().max().item()
+    largest = theirs[possible].abs().max().item()
+    if not difference <= within * (1 + largest) or not math.isfinite(largest):
         raise FailedError(
-            f"the imported model differs from {imported.origin.architecture}: by {difference:.2g} "
-            f"in numbers of up to {largest:.3g}; nothing was written"
+            f"our model and {library} differ: by {difference:.2g} in numbers of up to "
+            f"{largest:.3g}; nothing was written"
         )
-    tokens = math.prod(ours.shape[:-1])
-    return Certificate("transformers", difference, largest, tokens, texts, versions)
+    tokens = math.prod(ours.shape[:2])
+    return Certificate(library, difference, largest, tokens, versions=versions)
 
 
-def _sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
+def sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
     """Two rows of source and of target tokens: from a text, and drawn."""
     config, tokenizer = imported.config, imported.tokenizer
     draw = torch.Generator().manual_seed(1)
@@ -103,6 +107,7 @@ def _our_logits(imported: ImportedModel, source: Tensor, target: Tensor) -> Tens
 def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
     import transformers
 
+    cast(Any, transformers).logging.disable_progress_bar()
     # The classes of the library by name, never code of the folder.
     kind = getattr(transformers, imported.origin.architecture, None)
     if kind is None:
@@ -154,8 +159,8 @@ def _compare_ids(imported: ImportedModel, path: Path) -> int:
         expected = theirs(plain, add_special_tokens=False)["input_ids"]
         if (got := imported.tokenizer.source.encode(plain)) != expected:
             raise FailedError(
-                f"the imported tokenizer differs from the origin's on {plain!a:.60}: {got[:12]} "
-                f"and {expected[:12]}; nothing was written"
+                f"our tokenizer and transformers' differ on {plain!a:.60}: {got[:12]} and "
+                f"{expected[:12]}; nothing was written"
             )
     return len(_TEXTS)
 
