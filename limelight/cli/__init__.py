@@ -2,7 +2,7 @@
 
 parser       arguments from types and docstrings: reading, errors, help, completion
 io           what commands read and print: models, lines, reports, conversations
-inspect      models, recipes, info, data
+inspect      models, import, export, recipes, info, data
 train        demo, train, resume, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, score
 draw         draw
@@ -24,7 +24,7 @@ from limelight.cli import io, parser
 from limelight.cli.draw import draw
 from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, translate, write
-from limelight.cli.inspect import data, import_, info, models, recipes
+from limelight.cli.inspect import data, export, import_, info, models, recipes
 from limelight.cli.lab import lab
 from limelight.cli.serve import serve
 from limelight.cli.train import compare, demo, evaluate, resume, sweep, train
@@ -59,7 +59,7 @@ def completion(
 
 _BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
 _USE = (translate, chat, write, fill, classify, embed, score, draw)
-_AFTER = (explain, lab, serve, completion)
+_AFTER = (explain, lab, serve, export, completion)
 COMMANDS: dict[str, parser.Command] = {
     one.__name__.rstrip("_"): one for one in (*_BEFORE, *_USE, *_AFTER)
 }

@@ -14,13 +14,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from limelight.data.tokenizer import Tokenizer
 from limelight.errors import FailedError
 from limelight.interop.huggingface import NEVER
 from limelight.interop.imported import ImportedModel
-from limelight.model import build
+from limelight.model import ModelConfig, build
 
 _WITHIN = 1e-4  # of the largest number: float32 in two orders of summation, over 30 layers
-_TEXTS = (
+TEXTS = (
     "The cat sat on the mat.",
     "  Straße, naïve café: 12,345.67 €\n\tx = [1, 2]  # ok?",
     "日本語 العربية 🙂 don't <tag> </s> [MASK] ﬁ",
@@ -46,12 +47,24 @@ def certify(imported: ImportedModel, path: Path) -> Certificate:
     if compare is None:
         why = f"no other reader of {imported.origin.format} is known"
         return Certificate("nothing", why=why)
+    return certify_by(imported, lambda: compare(imported, path))
+
+
+def certify_by(
+    imported: ImportedModel, compare: Callable[[], "tuple[_Logits, int]"]
+) -> Certificate:
+    """Compare with `transformers`, whose logits and number of texts with our ids this gives."""
     try:
         versions = {name: version(name) for name in ("transformers", "torch")}
     except PackageNotFoundError as error:
         return Certificate("nothing", why=f"{error.name} is not installed")
-    theirs, texts = compare(imported, path)
-    source, target = sample_tokens(imported)
+    import transformers
+
+    log = cast(Any, transformers).logging
+    log.disable_progress_bar()
+    log.set_verbosity_error()
+    theirs, texts = compare()
+    source, target = sample_tokens(imported.config, imported.tokenizer)
     ours = _our_logits(imported, source, target)
     certificate = verdict(ours, theirs(source, target), "transformers", versions)
     return replace(certificate, texts=texts)
@@ -79,13 +92,12 @@ def verdict(
     return Certificate(library, difference, largest, tokens, versions=versions)
 
 
-def sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
+def sample_tokens(config: ModelConfig, tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
     """Two rows of source and of target tokens: from a text, and drawn."""
-    config, tokenizer = imported.config, imported.tokenizer
     draw = torch.Generator().manual_seed(1)
     sides = []
     for own, vocab in ((tokenizer.source, config.num_source_tokens), (tokenizer, config.vocab)):
-        text = own.encode(" ".join(_TEXTS))[: min(24, config.max_len)]
+        text = own.encode(" ".join(TEXTS))[: min(24, config.max_len)]
         drawn = torch.randint(vocab, (len(text),), generator=draw)
         sides.append(torch.stack([torch.tensor(text), drawn]))
     return sides[0], sides[1]
@@ -107,7 +119,6 @@ def _our_logits(imported: ImportedModel, source: Tensor, target: Tensor) -> Tens
 def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
     import transformers
 
-    cast(Any, transformers).logging.disable_progress_bar()
     # The classes of the library by name, never code of the folder.
     kind = getattr(transformers, imported.origin.architecture, None)
     if kind is None:
@@ -118,16 +129,23 @@ def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
 
 def _gguf(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
     """transformers reading this file; not its tokenizer, which leaves out llama.cpp's rules."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    return gguf_logits(imported, path, config), 0
+
+
+def gguf_logits(imported: ImportedModel, path: Path, config: Any) -> _Logits:
+    """What transformers computes with the tensors of a file, in a model of its own."""
     import transformers
     from transformers import modeling_gguf_pytorch_utils
 
     hf, reader = cast(Any, transformers), cast(Any, modeling_gguf_pytorch_utils)
-    config = hf.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    model = hf.LlamaForCausalLM(config).float().eval()
+    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
     found = reader.load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
     model.load_state_dict(found, strict=False)
     model.tie_weights()
-    return _logits_of(model, imported), 0
+    return _logits_of(model, imported)
 
 
 def _logits_of(model: Any, imported: ImportedModel) -> _Logits:
@@ -154,7 +172,7 @@ def _compare_ids(imported: ImportedModel, path: Path) -> int:
         theirs = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (ValueError, OSError, KeyError, ImportError):  # of a kind that needs more packages
         return 0
-    for text in _TEXTS:
+    for text in TEXTS:
         plain = text.replace("</s>", "").replace("[MASK]", "")  # ours never reads a special token
         expected = theirs(plain, add_special_tokens=False)["input_ids"]
         if (got := imported.tokenizer.source.encode(plain)) != expected:
@@ -162,7 +180,7 @@ def _compare_ids(imported: ImportedModel, path: Path) -> int:
                 f"our tokenizer and transformers' differ on {plain!a:.60}: {got[:12]} and "
                 f"{expected[:12]}; nothing was written"
             )
-    return len(_TEXTS)
+    return len(TEXTS)
 
 
 COMPARISONS: dict[str, Callable[[ImportedModel, Path], tuple[_Logits, int]]] = {

@@ -6,12 +6,20 @@ The other library then reads what was written, and its numbers must be ours.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_args
 
-from limelight.errors import FailedError, UserError
+from limelight.errors import FailedError, UserError, unknown_name
 from limelight.files import atomic_folder, sync
 from limelight.interop.certificate import Certificate, certify
+from limelight.interop.ctranslate2_export import (
+    PRECISIONS,
+    check_ctranslate2,
+    compare_ctranslate2,
+    write_ctranslate2,
+)
+from limelight.interop.gguf_export import check_gguf, compare_gguf, write_gguf
 from limelight.interop.huggingface_export import (
     options_for,
     tokenizer_files,
@@ -20,23 +28,22 @@ from limelight.interop.huggingface_export import (
 )
 from limelight.interop.imported import ImportedModel, Origin
 from limelight.interop.model_card import model_card
+from limelight.interop.onnx_export import check_onnx, compare_onnx, write_onnx
 from limelight.loading import LoadedModel, load
 from limelight.model import ModelConfig
 from limelight.run.atomic import check_disk_space, make_folder
 from limelight.run.bundled_models import find_run
 
-Format = Literal["huggingface"]
+Format = Literal["huggingface", "ctranslate2", "gguf", "onnx"]
 
 
 @dataclass(frozen=True)
 class _Exporter:
-    """How a format is written, by functions that get the model and a folder."""
+    """How a format is written, by functions that get the model and perhaps a folder."""
 
     check: Callable[[LoadedModel], object]  # refuses, by its name, a setting without equivalent
     write: Callable[[LoadedModel, Path], None]
     compare: Callable[[LoadedModel, Path], Certificate]
-    library: str  # as the hub calls it
-    use: Callable[[LoadedModel], str]  # Python for the model card
 
 
 def export_model(
@@ -57,8 +64,7 @@ def export_model(
     check_disk_space(target.parent.resolve(), weights)
     with atomic_folder(target) as unfinished:
         exporter.write(loaded, unfinished)
-        card = model_card(loaded, found, exporter.library, exporter.use(loaded))
-        (unfinished / "README.md").write_text(card, "utf-8")
+        (unfinished / "README.md").write_text(model_card(loaded, found, to), "utf-8")
         certificate = exporter.compare(loaded, unfinished)
         write_json(unfinished / "certificate.json", asdict(certificate))
         for path in unfinished.rglob("*"):
@@ -71,15 +77,29 @@ def _refuse_others(loaded: LoadedModel) -> None:
     if not isinstance(config, ModelConfig):
         raise UserError(f"family={config.family!r} cannot be exported: only Transformers can be")
     if loaded.image_tokenizer is not None:
-        raise UserError("data.kind='images': a model that draws cannot be exported")
+        raise UserError("data.kind='images' cannot be exported: no other library draws so")
     if config.decoder_cell != "attention":
         raise UserError(
-            f"decoder_cell={config.decoder_cell!r} cannot be exported: no other library has it"
+            f"decoder_cell={config.decoder_cell!r} cannot be exported: train a model with "
+            "decoder_cell='attention'"
         )
 
 
 def _exporter(to: str, precision: str) -> _Exporter:
-    return _Exporter(_check_huggingface, write_huggingface, _compare, "transformers", _use)
+    if to not in get_args(Format):
+        raise unknown_name("format", to, get_args(Format))
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    if to != "ctranslate2" and precision != "float32":
+        raise UserError(f"precision={precision!r} is for --to ctranslate2: {to} is in float32")
+    write = partial(write_ctranslate2, precision=precision)
+    compare = partial(compare_ctranslate2, precision=precision)
+    return {
+        "huggingface": _Exporter(_check_huggingface, write_huggingface, _compare_huggingface),
+        "ctranslate2": _Exporter(check_ctranslate2, write, compare),
+        "gguf": _Exporter(check_gguf, write_gguf, _compare_gguf),
+        "onnx": _Exporter(check_onnx, write_onnx, compare_onnx),
+    }[to]
 
 
 def _check_huggingface(loaded: LoadedModel) -> None:
@@ -87,37 +107,21 @@ def _check_huggingface(loaded: LoadedModel) -> None:
     tokenizer_files(loaded)
 
 
-def _compare(loaded: LoadedModel, folder: Path) -> Certificate:
+def _compare_huggingface(loaded: LoadedModel, folder: Path) -> Certificate:
     """`transformers` reads the folder: its numbers and ids must be ours."""
-    config, kind = loaded.model.config, "texts"
-    origin = Origin("huggingface", options_for(config)["architectures"][0], str(folder))
-    weights = {name: value.detach() for name, value in loaded.model.named_parameters()}
-    model: Any = ImportedModel(config, weights, loaded.tokenizer, origin, kind)
-    certificate = certify(model, folder)
+    certificate = certify(_in_our_terms(loaded, folder), folder)
     if certificate.compared != "nothing" and not certificate.texts:
         raise FailedError("transformers cannot read the tokenizer; nothing was written")
     return certificate
 
 
-_AUTO = {
-    "translate": "AutoModelForSeq2SeqLM",
-    "write": "AutoModelForCausalLM",
-    "fill": "AutoModelForMaskedLM",
-    "classify": "AutoModelForSequenceClassification",
-    "embed": "AutoModel",
-}
+def _compare_gguf(loaded: LoadedModel, folder: Path) -> Certificate:
+    return compare_gguf(loaded, _in_our_terms(loaded, folder), folder)
 
 
-def _use(loaded: LoadedModel) -> str:
-    kind = "write" if loaded.family == "decoder-only" else loaded.tasks[0]
-    run = "print(tokenizer.decode(model.generate(**texts)[0], skip_special_tokens=True))"
-    if loaded.family == "encoder-only":
-        run = "print(model(**texts))"
-    return f"""
-from transformers import {_AUTO[kind]}, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = {_AUTO[kind]}.from_pretrained(".")
-texts = tokenizer("I am hungry.", return_tensors="pt", return_token_type_ids=False)
-{run}
-"""
+def _in_our_terms(loaded: LoadedModel, folder: Path) -> ImportedModel:
+    """What an import of this folder should find."""
+    config = loaded.model.config
+    origin = Origin("huggingface", options_for(config)["architectures"][0], str(folder))
+    weights = {name: value.detach() for name, value in loaded.model.named_parameters()}
+    return ImportedModel(config, weights, loaded.tokenizer, origin, "texts")

@@ -203,7 +203,8 @@ def write_json(path: Path, value: Any) -> None:
 def _token_ids(loaded: LoadedModel) -> _Options:
     tokenizer = loaded.tokenizer
     ends = sorted(tokenizer.ends, key=lambda i: i != tokenizer.end)
-    ids = {"pad_token_id": tokenizer.pad, "eos_token_id": ends if len(ends) > 1 else tokenizer.end}
+    end = ends if len(ends) > 1 else tokenizer.end
+    ids: _Options = {"pad_token_id": tokenizer.pad, "eos_token_id": end}
     if loaded.family == "encoder-decoder":  # or their own defaults would hold
         ids |= {"decoder_start_token_id": tokenizer.start, "forced_eos_token_id": None}
     return {**ids, "bos_token_id": _first_token(loaded)}
@@ -282,8 +283,10 @@ def _with_frame(loaded: LoadedModel, found: _Options) -> _Options:
         {"id": i, "content": f"⟨{name}⟩", **flags, "special": True} for name, i in special.items()
     ]
     before, behind = frame_of(loaded)
-    parts = [[{"SpecialToken": {"id": f"⟨{name}⟩", "type_id": 0}} for name in one] for one in
-             (before, behind)]
+    parts = [
+        [{"SpecialToken": {"id": f"⟨{name}⟩", "type_id": 0}} for name in one]
+        for one in (before, behind)
+    ]
     first, second = ({"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB"))
     processor = {
         "type": "TemplateProcessing",

@@ -114,12 +114,13 @@ def _turned(d_head: int) -> tuple[_Change, _Change]:
 _GATED = {"gate_proj": "gate", "up_proj": "inner", "down_proj": "outer"}
 
 
-def llama(config: ModelConfig, prefix: str = "model.") -> NameTable:
+def llama(config: ModelConfig, prefix: str = "model.", paired: bool = False) -> NameTable:
     """Llama, and what has its layout: SmolLM2, TinyLlama, Mistral, Qwen2, Qwen3.
 
-    StarCoder2 too, which has layer norms, and no gate.
+    StarCoder2 too, which has layer norms, and no gate. In GGUF files of Llama's architecture the
+    rotary pairs are neighbours (`paired`), as ours are.
     """
-    turn = _turned(config.d_head)
+    turn = () if paired else _turned(config.d_head)
     biased = _BOTH if config.bias or config.qkv_bias else _BOTH[:1]
     others = _BOTH if config.bias else _BOTH[:1]
     normed = _BOTH if config.norm == "layer" else _BOTH[:1]
