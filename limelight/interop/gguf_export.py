@@ -141,8 +141,8 @@ def compare_gguf(loaded: LoadedModel, model: ImportedModel, folder: Path) -> Cer
     def compare() -> Any:
         from transformers import AutoConfig
 
-        own: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}  # or defaults that are not in the model
-        config = AutoConfig.for_model(**options_for(model.config), **own)
+        ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}  # theirs do not exist
+        config = AutoConfig.for_model(**options_for(model.config), **ids)
         return gguf_logits(model, folder / FILE, config), len(TEXTS)
 
     return certify_by(model, compare)

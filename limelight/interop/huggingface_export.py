@@ -166,8 +166,10 @@ def _rope(config: ModelConfig) -> _Options:
 
 
 def tensors_for(config: ModelConfig, ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by their names; the sinusoids of Marian and Pegasus are among them."""
+    """The weights by their names, and what their files have besides: sinusoids, a bias twice."""
     found = FAMILIES[_model_type(config)].table(config).to_theirs(ours)
+    if config.tying == "none" and "cls.predictions.bias" in found:
+        found["cls.predictions.decoder.bias"] = found["cls.predictions.bias"].clone()
     if config.family == "encoder-decoder":
         wave = sinusoids(torch.arange(config.max_len), config.d_model, torch.float32)
         halves = torch.cat([wave[:, 0::2], wave[:, 1::2]], dim=1)

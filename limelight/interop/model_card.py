@@ -112,17 +112,16 @@ def model_card(loaded: LoadedModel, run: RunFolder, to: str) -> str:
     config, name = loaded.model.config, run.path.resolve().name
     size = sum(p.numel() for p in loaded.model.parameters())
     data = dict.fromkeys(_data(loaded.recipe.data))  # a corpus may be read in both directions
-    came = f", imported from {origin.get('source')}" if origin else ""
+    came = f", imported ({origin['architecture']})" if origin else ""
     use = _use(loaded, to, auto, "I am hungry." if task == "translate" else "It was").strip()
     return "\n".join(
         [
             *("---", *head, "---", "", f"# {name}", "", loaded.recipe.about, ""),
             f"{config.family}, {config.layers} layers of {config.d_model}, {size:,} parameters, "
             f"{config.vocab:,} tokens, texts of up to {config.max_len} tokens{came}. Exported by "
-            f"Limelight {version('limelight')}; `certificate.json` says how far its numbers are from "
-            "ours.",
+            f"Limelight {version('limelight')}; `certificate.json` has how far it is from the run.",
             *("", "```python", use, "```", "", "## Data", ""),
-            *(data if not origin else [f"See {origin['source']}."]),
+            *(data if not origin else ["See the model that was imported."]),
             *("", "## Scores", "", *_scores(facts, run), "", "## Licence", "", licence, ""),
         ]
     )
