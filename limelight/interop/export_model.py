@@ -34,7 +34,7 @@ from limelight.model import ModelConfig
 from limelight.run.atomic import check_disk_space, make_folder
 from limelight.run.bundled_models import find_run
 
-Format = Literal["huggingface", "ctranslate2", "gguf", "onnx"]
+_Format = Literal["huggingface", "ctranslate2", "gguf", "onnx"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,12 @@ class _Exporter:
 
 
 def export_model(
-    run: str | Path, folder: str | Path, to: Format = "huggingface", precision: str = "float32"
+    run: str | Path, folder: str | Path, to: _Format = "huggingface", precision: str = "float32"
 ) -> Certificate:
     """Write a run as a model of another library, and compare both."""
     target, exporter = Path(folder), _exporter(to, precision)
-    if target.is_dir() and not any(target.iterdir()):
-        target.rmdir()
-    if target.exists():
+    empty = target.is_dir() and not any(target.iterdir())
+    if target.exists() and not empty:
         raise UserError(f"{target} is there already: choose another folder, or delete it")
     found = find_run(run)
     loaded = load(run, device="cpu", precision="float32")
@@ -62,6 +61,8 @@ def export_model(
     make_folder(target.parent.resolve())
     weights = sum(p.nbytes for p in loaded.model.parameters())
     check_disk_space(target.parent.resolve(), weights)
+    if empty:
+        target.rmdir()
     with atomic_folder(target) as unfinished:
         exporter.write(loaded, unfinished)
         (unfinished / "README.md").write_text(model_card(loaded, found, to), "utf-8")
@@ -86,8 +87,8 @@ def _refuse_others(loaded: LoadedModel) -> None:
 
 
 def _exporter(to: str, precision: str) -> _Exporter:
-    if to not in get_args(Format):
-        raise unknown_name("format", to, get_args(Format))
+    if to not in get_args(_Format):
+        raise unknown_name("format", to, get_args(_Format))
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
     if to != "ctranslate2" and precision != "float32":
@@ -111,7 +112,10 @@ def _compare_huggingface(loaded: LoadedModel, folder: Path) -> Certificate:
     """`transformers` reads the folder: its numbers and ids must be ours."""
     certificate = certify(_in_our_terms(loaded, folder), folder)
     if certificate.compared != "nothing" and not certificate.texts:
-        raise FailedError("transformers cannot read the tokenizer; nothing was written")
+        raise FailedError(
+            "transformers cannot read the tokenizer (does it need sentencepiece?); nothing was "
+            "written"
+        )
     return certificate
 
 

@@ -165,7 +165,7 @@ def _rope(config: ModelConfig) -> _Options:
     return {"rope_theta": config.rotary_base, "rope_scaling": scaling if scaled else None}
 
 
-def tensors_for(config: ModelConfig, ours: dict[str, Tensor]) -> dict[str, Tensor]:
+def _tensors_for(config: ModelConfig, ours: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights by their names, and what their files have besides: sinusoids, a bias twice."""
     found = FAMILIES[_model_type(config)].table(config).to_theirs(ours)
     if config.tying == "none" and "cls.predictions.bias" in found:
@@ -193,7 +193,7 @@ def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
     for name, data in tokenizer_files(loaded).items():
         (folder / name).write_bytes(data)
     weights = {name: value.detach() for name, value in loaded.model.named_parameters()}
-    tensors = tensors_for(config, weights)
+    tensors = _tensors_for(config, weights)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -221,8 +221,9 @@ def _first_token(loaded: LoadedModel) -> int:
 def _generation(loaded: LoadedModel) -> _Options:
     decode, longest = loaded.decode, loaded.model.config.max_len
     found: _Options = {"max_length": longest, "repetition_penalty": decode.repetition_penalty}
+    found["no_repeat_ngram_size"] = decode.no_repeat_ngram
     if decode.temperature:
-        names = ("temperature", "top_k", "top_p")
+        names = ("temperature", "top_k", "top_p", "min_p")
         return {**found, "do_sample": True, **{name: getattr(decode, name) for name in names}}
     beam = decode.beam if loaded.family == "encoder-decoder" else 1
     penalty = {"length_penalty": decode.length_penalty} if beam > 1 else {}
@@ -258,14 +259,17 @@ def tokenizer_files(loaded: LoadedModel) -> dict[str, bytes]:
         files = {"tokenizer.json": json.dumps(_with_frame(loaded, found), ensure_ascii=False)}
         facts["split_special_tokens"] = True  # what a user types never becomes one
         symbols = {i: symbol for symbol, i in tokenizer.vocabulary.items()}
-    elif (kind := tokenizer.coder.kind) != "tokenizer.json":
-        raise UserError(
-            f"the tokenizer of this model ({kind}) has no equivalent tokenizer.json: export it "
-            "with --to ctranslate2 or --to onnx, which keep its own files"
-        )
     else:
-        files = {"tokenizer.json": tokenizer.files["tokenizer.json"].decode()}
         symbols = {i: symbol or "" for i, symbol in enumerate(tokenizer.coder.symbols)}
+        own = {n: data for n, data in tokenizer.files.items() if n != "special_tokens.json"}
+        if {"source.spm", "target.spm"} <= own.keys():
+            return {**own, "tokenizer_config.json": _marian_tokenizer(tokenizer, own)}
+        if "tokenizer.json" not in own:
+            raise UserError(
+                f"the tokenizer of this model ({tokenizer.coder.kind}) has no equivalent "
+                "tokenizer.json: export it with --to ctranslate2 or --to onnx, which keep its files"
+            )
+        files = {"tokenizer.json": own["tokenizer.json"].decode()}
     ids = {"pad": tokenizer.pad, "eos": tokenizer.end, "mask": tokenizer.mask}
     ids["bos"] = _first_token(loaded)
     if loaded.family == "encoder-only":
@@ -277,6 +281,15 @@ def tokenizer_files(loaded: LoadedModel) -> dict[str, bytes]:
     return {name: text.encode() for name, text in files.items()}
 
 
+def _marian_tokenizer(tokenizer: ImportedTokenizer, files: dict[str, bytes]) -> bytes:
+    """SentencePiece's models and vocab.json stay as they were published."""
+    ids = {"pad": tokenizer.pad, "eos": tokenizer.end}
+    facts: _Options = {f"{name}_token": tokenizer.coder.symbols[i] for name, i in ids.items()}
+    facts |= {"tokenizer_class": "MarianTokenizer", "source_lang": "", "target_lang": ""}
+    facts["separate_vocabs"] = "target_vocab.json" in files
+    return json.dumps(facts, indent=2).encode()
+
+
 def _with_frame(loaded: LoadedModel, found: _Options) -> _Options:
     """Our tokenizer.json, with special tokens, and put around a text as our models read it."""
     special = loaded.tokenizer.special
@@ -284,7 +297,7 @@ def _with_frame(loaded: LoadedModel, found: _Options) -> _Options:
     added = [
         {"id": i, "content": f"⟨{name}⟩", **flags, "special": True} for name, i in special.items()
     ]
-    before, behind = frame_of(loaded)
+    before, behind = _frame_of(loaded)
     parts = [
         [{"SpecialToken": {"id": f"⟨{name}⟩", "type_id": 0}} for name in one]
         for one in (before, behind)
@@ -302,7 +315,7 @@ def _with_frame(loaded: LoadedModel, found: _Options) -> _Options:
     return {**found, "added_tokens": added, "post_processor": processor}
 
 
-def frame_of(loaded: LoadedModel) -> tuple[list[str], list[str]]:
+def _frame_of(loaded: LoadedModel) -> tuple[list[str], list[str]]:
     """The special tokens of ours before and behind a text, by name."""
     tag = loaded.default_tag or (loaded.tags[0] if len(loaded.tags) == 1 else "")
     tags = [tag] if tag else []

@@ -186,7 +186,7 @@ def test_the_card_of_a_translator_translates(to, tmp_path):
 
 @pytest.mark.system
 @pytest.mark.parametrize("kind", ["marian", "pegasus", "gpt2", "llama", "qwen3", "bert"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_onnx_computes_every_family(kind, seed, tmp_path):
     write_run(tmp_path / "run", random_config(kind, seed), seed)
     assert export(tmp_path / "run", tmp_path / "out", "onnx").largest_difference < 1e-4

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import limelight
 from limelight.errors import FailedError, UserError
 from limelight.interop import certificate, huggingface, names
+from limelight.interop.export_model import export_model
 from limelight.interop.import_model import import_model
 from limelight.model import build
 from tests.interop import samples
@@ -231,6 +232,10 @@ def test_marian_has_the_ids_of_vocab_json_and_not_of_sentencepiece(tmp_path):
     assert loaded.translate(TEXTS[0], beam=1, max_tokens=10).text == expected
     trace = loaded.explain(TEXTS[0], max_tokens=4)
     assert all(check.passed for stop in trace.walk() for check in stop.checks)
+
+    assert export_model(tmp_path / "run", tmp_path / "out").texts == 3  # and out again
+    again = hf.MarianTokenizer.from_pretrained(tmp_path / "out")
+    assert again(plain)["input_ids"] == theirs_(plain)["input_ids"]
 
 
 def test_a_text_never_spells_a_special_token(imported):
