@@ -30,7 +30,8 @@ def translated(folder, texts, precision="float32", beam=1):
     tokens = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     engine = ctranslate2.Translator(str(folder), compute_type=COMPUTED.get(precision, precision))
     given = [tokens.encode(text).tokens for text in texts]
-    found = [result.hypotheses[0] for result in engine.translate_batch(given, beam_size=beam)]
+    options = {"beam_size": beam, "patience": (beam + 2) / beam, "length_penalty": 0}
+    found = [result.hypotheses[0] for result in engine.translate_batch(given, **options)]
     return [tokens.decode([tokens.token_to_id(w) for w in words]).strip() for words in found]
 
 
