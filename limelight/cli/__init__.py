@@ -3,7 +3,7 @@
 parser       arguments from types and docstrings: reading, errors, help, completion
 output_file  the output of a long job: complete, or else resumable
 io           what commands read and print: models, lines, reports, conversations
-inspect      models, recipes, info, data
+inspect      models, import, export, recipes, info, data
 train        demo, train, resume, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, search, score
 draw         draw
@@ -25,7 +25,7 @@ from limelight.cli import io, parser
 from limelight.cli.draw import draw
 from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, search, translate, write
-from limelight.cli.inspect import data, import_, info, models, recipes
+from limelight.cli.inspect import data, export, import_, info, models, recipes
 from limelight.cli.lab import lab
 from limelight.cli.serve import serve
 from limelight.cli.train import compare, demo, evaluate, resume, sweep, train
@@ -60,7 +60,7 @@ def completion(
 
 _BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
 _USE = (translate, chat, write, fill, classify, embed, search, score, draw)
-_AFTER = (explain, lab, serve, completion)
+_AFTER = (explain, lab, serve, export, completion)
 COMMANDS: dict[str, parser.Command] = {
     one.__name__.rstrip("_"): one for one in (*_BEFORE, *_USE, *_AFTER)
 }

@@ -1,6 +1,7 @@
 """Commands that show what there is: models, recipes, sizes, data."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -49,6 +50,35 @@ def import_(
     from limelight.workflows.info import show_certificate
 
     io.print_report(asdict(import_by_name(source, folder)), show_certificate, json)
+
+
+def export(
+    run: arg.Run,
+    folder: Annotated[str, arg.Argument("DIR", positional=True)],
+    to: Annotated[Literal["huggingface", "ctranslate2", "gguf", "onnx"], arg.Argument("FORMAT")],
+    precision: Annotated[
+        Literal["float32", "float16", "int8", "int8_bfloat16"], arg.Argument("NAME")
+    ] = "float32",
+    json: arg.Json = False,
+) -> None:
+    """Write a model for another library, which must then compute the same numbers.
+
+    A setting that the other library cannot compute is refused by its name. What was written is
+    loaded by the other library, both compute the same texts, and a difference is an error that
+    leaves nothing.
+
+    Args:
+        folder: the folder to write
+        to: huggingface (transformers, vLLM), ctranslate2, gguf (llama.cpp, Ollama) or onnx
+        precision: ctranslate2: of the weights: float32, float16, int8 or int8_bfloat16
+    """
+    from dataclasses import asdict
+
+    from limelight.interop.export_model import export_model
+    from limelight.workflows.info import show_certificate
+
+    report = asdict(export_model(run, folder, to, precision))
+    io.print_report(report, partial(show_certificate, done="exported"), json)
 
 
 def recipes(

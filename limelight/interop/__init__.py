@@ -1,4 +1,4 @@
-"""Models that other people published: they come in as run folders. Read in this order:
+"""Models of other libraries: they come in as run folders, and ours go out. Read in this order:
 
 binary                 numbers and bytes of files, with every size checked
 coders                 how other people's files turn text into ids
@@ -19,10 +19,16 @@ fairseq                fairseq's Transformers
 gguf_file              the files of llama.cpp
 llama2c                the files of llama2.c
 nanogpt                the checkpoints of nanoGPT
-certificate            our numbers beside those of the origin's own library
+certificate            our numbers beside those of the other library
 hub                    models of the hub by their names
 import_model           `limelight import`: a source becomes a run folder
 known_models           models known by name: where they are, how large, under which licence
+huggingface_export     folders of the hub, written by the same tables
+ctranslate2_export     folders of CTranslate2
+gguf_export            files of llama.cpp
+onnx_export            graphs for onnxruntime
+model_card             README.md of an export: data, scores, licence
+export_model           `limelight export`: a run becomes a model of another library
 
 Everything is data: nothing that comes with a model is executed, and sizes are checked first.
 """

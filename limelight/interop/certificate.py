@@ -1,12 +1,12 @@
-"""The certificate of an import: our numbers beside those of the origin's own library.
+"""The certificate of an import or export: our numbers beside those of the other library.
 
 Both read the same tokens, some of a text and some drawn at random. A model whose numbers differ is
-no import of it: nothing is written then.
+another model: nothing is written then.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +14,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from limelight.data.tokenizer import Tokenizer
 from limelight.errors import FailedError
 from limelight.interop.huggingface import NEVER
 from limelight.interop.imported import ImportedModel
-from limelight.model import build
+from limelight.model import ModelConfig, build
 
 _WITHIN = 1e-4  # of the largest number: float32 in two orders of summation, over 30 layers
-_TEXTS = (
+TEXTS = (
     "The cat sat on the mat.",
     "  Straße, naïve café: 12,345.67 €\n\tx = [1, 2]  # ok?",
     "日本語 العربية 🙂 don't <tag> </s> [MASK] ﬁ",
@@ -41,47 +42,62 @@ class Certificate:
 
 
 def certify(imported: ImportedModel, path: Path) -> Certificate:
-    """Compare a model with its origin, if the origin's library is installed."""
+    """Compare a model with what lies at a path, if the library that reads it is installed."""
     compare = COMPARISONS.get(imported.origin.format)
     if compare is None:
         why = f"no other reader of {imported.origin.format} is known"
         return Certificate("nothing", why=why)
+    return certify_by(imported, lambda: compare(imported, path))
+
+
+def certify_by(
+    imported: ImportedModel, compare: Callable[[], "tuple[_Logits, int]"]
+) -> Certificate:
+    """Compare with `transformers`, whose logits and number of texts with our ids this gives."""
     try:
         versions = {name: version(name) for name in ("transformers", "torch")}
     except PackageNotFoundError as error:
         return Certificate("nothing", why=f"{error.name} is not installed")
-    theirs, texts = compare(imported, path)
-    return _verdict(imported, theirs, texts, versions)
+    import transformers
+
+    log = cast(Any, transformers).logging
+    log.disable_progress_bar()
+    log.set_verbosity_error()
+    theirs, texts = compare()
+    source, target = sample_tokens(imported.config, imported.tokenizer)
+    ours = _our_logits(imported, source, target)
+    certificate = verdict(ours, theirs(source, target), "transformers", versions)
+    return replace(certificate, texts=texts)
 
 
 _Logits = Callable[[Tensor, Tensor], Tensor]  # of a source and a target; one side reads one of them
 
 
-def _verdict(
-    imported: ImportedModel, theirs: _Logits, texts: int, versions: dict[str, str]
+def verdict(
+    ours: Tensor, theirs: Tensor, library: str, versions: dict[str, str], within: float = _WITHIN
 ) -> Certificate:
-    source, target = _sample_tokens(imported)
-    ours = _our_logits(imported, source, target)
-    expected = theirs(source, target)
+    """How far two computations are apart; too far is an error. B T numbers are one for each token.
+
+    `within` is a share of the largest number.
+    """
     possible = ours > NEVER / 2  # what was made impossible
-    difference = (ours - expected)[possible].abs().max().item()
-    largest = expected[possible].abs().max().item()
-    if not difference <= _WITHIN * (1 + largest) or not math.isfinite(largest):
+    difference = (ours - theirs)[possible].abs().max().item()
+    largest = theirs[possible].abs().max().item()
+    if not difference <= within * (1 + largest) or not math.isfinite(largest):
         raise FailedError(
-            f"the imported model differs from {imported.origin.architecture}: by {difference:.2g} "
-            f"in numbers of up to {largest:.3g}; nothing was written"
+            f"our model and {library} differ: by {difference:.2g} in numbers of up to "
+            f"{largest:.3g}; nothing was written"
         )
-    tokens = math.prod(ours.shape[:-1])
-    return Certificate("transformers", difference, largest, tokens, texts, versions)
+    tokens = math.prod(ours.shape[:2])
+    return Certificate(library, difference, largest, tokens, versions=versions)
 
 
-def _sample_tokens(imported: ImportedModel) -> tuple[Tensor, Tensor]:
+def sample_tokens(config: ModelConfig, tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
     """Two rows of source and of target tokens: from a text, and drawn."""
-    config, tokenizer = imported.config, imported.tokenizer
     draw = torch.Generator().manual_seed(1)
     sides = []
     for own, vocab in ((tokenizer.source, config.num_source_tokens), (tokenizer, config.vocab)):
-        text = own.encode(" ".join(_TEXTS))[: min(24, config.max_len)]
+        text = own.encode(" ".join(TEXTS))[: min(24, config.max_len)]
         drawn = torch.randint(vocab, (len(text),), generator=draw)
         sides.append(torch.stack([torch.tensor(text), drawn]))
     return sides[0], sides[1]
@@ -113,16 +129,23 @@ def _huggingface(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
 
 def _gguf(imported: ImportedModel, path: Path) -> tuple[_Logits, int]:
     """transformers reading this file; not its tokenizer, which leaves out llama.cpp's rules."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    return gguf_logits(imported, path, config), 0
+
+
+def gguf_logits(imported: ImportedModel, path: Path, config: Any) -> _Logits:
+    """What transformers computes with the tensors of a file, in a model of its own."""
     import transformers
     from transformers import modeling_gguf_pytorch_utils
 
     hf, reader = cast(Any, transformers), cast(Any, modeling_gguf_pytorch_utils)
-    config = hf.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    model = hf.LlamaForCausalLM(config).float().eval()
+    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
     found = reader.load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
     model.load_state_dict(found, strict=False)
     model.tie_weights()
-    return _logits_of(model, imported), 0
+    return _logits_of(model, imported)
 
 
 def _logits_of(model: Any, imported: ImportedModel) -> _Logits:
@@ -149,15 +172,15 @@ def _compare_ids(imported: ImportedModel, path: Path) -> int:
         theirs = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (ValueError, OSError, KeyError, ImportError):  # of a kind that needs more packages
         return 0
-    for text in _TEXTS:
+    for text in TEXTS:
         plain = text.replace("</s>", "").replace("[MASK]", "")  # ours never reads a special token
         expected = theirs(plain, add_special_tokens=False)["input_ids"]
         if (got := imported.tokenizer.source.encode(plain)) != expected:
             raise FailedError(
-                f"the imported tokenizer differs from the origin's on {plain!a:.60}: {got[:12]} "
-                f"and {expected[:12]}; nothing was written"
+                f"our tokenizer and transformers' differ on {plain!a:.60}: {got[:12]} and "
+                f"{expected[:12]}; nothing was written"
             )
-    return len(_TEXTS)
+    return len(TEXTS)
 
 
 COMPARISONS: dict[str, Callable[[ImportedModel, Path], tuple[_Logits, int]]] = {

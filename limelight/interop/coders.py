@@ -93,6 +93,7 @@ _PATTERNS = {
     r"\s+",
     r"\p{N}",
     r"\p{N}{1,3}",
+    *(r"(?m:.)", r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]"),  # of our own kinds char and uncased
 }
 _PARTS = {  # the kinds of parts that are known, by where they stand
     "normalizer": {

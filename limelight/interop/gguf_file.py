@@ -40,7 +40,7 @@ _SCALARS = {
     12: "d",
 }
 _TEXT, _ARRAY = 8, 9
-_CONTROL = 3  # tokenizer.ggml.token_type, as in SentencePiece
+CONTROL = 3  # tokenizer.ggml.token_type, as in SentencePiece
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")  # of a turn or a text
 
 
@@ -235,7 +235,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
-_PRE_TOKENIZERS = {  # tokenizer.ggml.pre: a pattern is never read from a file
+PRE_TOKENIZERS = {  # tokenizer.ggml.pre: a pattern is never read from a file
     "gpt-2": {**_BYTES, "use_regex": True},
     "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, {**_BYTES, "use_regex": True}]},
     "llama-bpe": _split(LLAMA3),
@@ -331,15 +331,15 @@ def _pieces(file: GgufFile, tokens: list[str], types: list[int]) -> SentencePiec
 def _byte_level(
     file: GgufFile, tokens: list[str], types: list[int], merges: list[str], pre: str
 ) -> dict[str, Any]:
-    if pre not in _PRE_TOKENIZERS:
-        raise unknown_name("pre-tokenizer", pre, _PRE_TOKENIZERS)
+    if pre not in PRE_TOKENIZERS:
+        raise unknown_name("pre-tokenizer", pre, PRE_TOKENIZERS)
     pairs = [merge.split(" ") for merge in merges if isinstance(merge, str)]
     vocab = {token: i for i, token in enumerate(tokens)}
     for pair in pairs:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
             raise UserError(f"{file.path} merges {pair!r:.80}, which are not its tokens")
     fixed = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    control = [i for i, kind in enumerate(types) if kind == _CONTROL]
+    control = [i for i, kind in enumerate(types) if kind == CONTROL]
     return {
         "version": "1.0",
         "truncation": None,
@@ -348,7 +348,7 @@ def _byte_level(
             {"id": i, "content": tokens[i], **fixed, "special": True} for i in control
         ],
         "normalizer": None,
-        "pre_tokenizer": _PRE_TOKENIZERS[pre],
+        "pre_tokenizer": PRE_TOKENIZERS[pre],
         "post_processor": None,
         "decoder": {**_BYTES, "use_regex": True},
         "model": {

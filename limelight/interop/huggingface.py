@@ -12,7 +12,7 @@ from torch import Tensor
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.coders import parse_json
-from limelight.interop.huggingface_config import LLAMA, Family, read_config, size_of
+from limelight.interop.huggingface_config import Family, read_config, size_of
 from limelight.interop.huggingface_tokenizer import (
     maybe_object,
     read_object,
@@ -38,7 +38,7 @@ def read(folder: Path) -> ImportedModel:
     theirs = _tensors(folder, files, config)
     weights = _to_ours(theirs, config, family, options["model_type"])
     tokenizer, chat_template = read_tokenizer(folder, options, config)
-    if config.family == "encoder-decoder" and tokenizer.pad != tokenizer.end:
+    if config.family == "encoder-decoder" and _bans_padding(folder, tokenizer.pad, tokenizer.end):
         _never_write(weights, tokenizer.pad)
     check_weights(config, weights, str(folder))
     classes = options.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"} if config.classes else {}
@@ -144,14 +144,14 @@ def parameters_of(config: ModelConfig) -> int:
     return small + (larger - small) * (max(config.layers, config.num_decoder_layers) - 1)
 
 
-_PREFIXES = {"gpt2": "transformer.", "bert": "bert.", "llama": "model."}
+_PREFIXES = {"gpt2": "transformer.", "bert": "bert."}
 
 
 def _to_ours(
     theirs: dict[str, Tensor], config: ModelConfig, family: Family, kind: str
 ) -> dict[str, Tensor]:
     """Our weights in float32; what repeats another tensor must be equal to it."""
-    if prefix := _PREFIXES.get(kind, "model." if family is LLAMA else ""):
+    if prefix := _PREFIXES.get(kind, "model." if config.positions == "rotary" else ""):
         bare = not any(name.startswith(prefix) for name in theirs)  # saved without its head
         theirs = {prefix + name: v for name, v in theirs.items()} if bare else theirs
     table = family.table(config)
@@ -181,6 +181,12 @@ def _check_derived(theirs: Mapping[str, Tensor], table: NameTable, config: Model
 
 
 _TIED = ("lm_head.weight", "predictions.decoder.weight", "coder.embed_tokens.weight")
+
+
+def _bans_padding(folder: Path, pad: int, end: int) -> bool:
+    """Whether their search never writes it: as generation_config.json says, or else as Marian."""
+    said = maybe_object(folder / "generation_config.json")
+    return pad != end and (not said or [pad] in (said.get("bad_words_ids") or []))
 
 
 def _never_write(weights: dict[str, Tensor], token: int) -> None:

@@ -178,6 +178,19 @@ def _llama(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _starcoder2(options: dict[str, Any]) -> dict[str, Any]:
+    """As Llama, with layer norms, biases, and no gate."""
+    norm_eps, bias = _number(options, "norm_epsilon", 1e-5), options.get("use_bias", True)
+    return {
+        **_llama({**options, "attention_bias": bias, "mlp_bias": bias, "hidden_act": "silu"}),
+        "norm": "layer",
+        "norm_eps": norm_eps,
+        "activation": _choice(options, "hidden_act", "gelu_pytorch_tanh", _ACTIVATIONS),
+        "tied": "all" if _tied(options, True) else "none",
+        "dropout": _number(options, "residual_dropout", 0.0),
+    }
+
+
 def _bert(options: dict[str, Any]) -> dict[str, Any]:
     architecture = (options.get("architectures") or ["BertModel"])[0]
     heads: dict[str, dict[str, Any]] = {
@@ -257,19 +270,16 @@ _SIDES = tuple(
     for side in ("encoder", "decoder")
     for one in ("layers", "ffn_dim", "attention_heads")
 )
-LLAMA = Family(
-    _llama,
-    names.llama,
-    _read(
-        *(*_SHAPE, *_ROPE, "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"),
-        *("attention_bias", "mlp_bias", "sliding_window", "max_window_layers", "layer_types"),
-        use_sliding_window=(False,),
-        pretraining_tp=(1,),
-        rope_interleaved=(False,),
-        is_encoder_decoder=(False,),
-    ),
-    "texts",
+_ROTARY = _read(
+    *(*_SHAPE, *_ROPE, "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"),
+    *("attention_bias", "mlp_bias", "sliding_window", "max_window_layers", "layer_types"),
+    use_sliding_window=(False,),
+    pretraining_tp=(1,),
+    rope_interleaved=(False,),
+    is_encoder_decoder=(False,),
 )
+_LLAMA = Family(_llama, names.llama, _ROTARY, "texts")
+_DROPOUTS = dict.fromkeys(("residual_dropout", "embedding_dropout"), _ANY)
 _SEQ2SEQ = _read(
     *(*_SIDES, "d_model", "max_position_embeddings", "activation_function", "scale_embedding"),
     *("tie_word_embeddings", "num_hidden_layers", "decoder_vocab_size"),
@@ -297,7 +307,13 @@ FAMILIES = {
         ),
         "texts",
     ),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), LLAMA),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+    "starcoder2": Family(
+        _starcoder2,
+        names.llama,
+        {**_ROTARY, **_DROPOUTS, "norm_epsilon": _ANY, "use_bias": (True, False)},
+        "texts",
+    ),
     "bert": Family(
         _bert,
         names.bert,
@@ -327,7 +343,7 @@ def read_config(options: dict[str, Any]) -> tuple[ModelConfig, Family]:
     family = FAMILIES[kind]
     refuse_unknown(options, family.known, "config.json")
     window = options.get("sliding_window")
-    if kind == "mistral" and window is not None:
+    if kind in ("mistral", "starcoder2") and window is not None:
         raise UserError(f"config.json: sliding_window={window!r:.80} is not supported")
     if any(each != "full_attention" for each in options.get("layer_types") or ()):
         raise UserError("config.json: layer_types other than full_attention are not supported")

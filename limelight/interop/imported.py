@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.interop.tokenizers import ImportedTokenizer
 from limelight.model import ModelConfig, build
 from limelight.run.atomic import sha256_of
 
@@ -36,7 +36,7 @@ class ImportedModel:
 
     config: ModelConfig
     weights: Mapping[str, Tensor]  # by the names of `build(config).named_parameters()`
-    tokenizer: ImportedTokenizer
+    tokenizer: Tokenizer
     origin: Origin
     kind: Literal["pairs", "texts", "labelled"]  # of the data that it learned from: what it can do
     decode: DecodeConfig = field(default_factory=DecodeConfig)

@@ -111,15 +111,23 @@ def _turned(d_head: int) -> tuple[_Change, _Change]:
     return lambda x: reorder(x, order), lambda x: reorder(x, inverse)
 
 
-def llama(config: ModelConfig, prefix: str = "model.") -> NameTable:
-    """Llama, and what has its layout: SmolLM2, TinyLlama, Mistral, Qwen2, Qwen3."""
-    turn = _turned(config.d_head)
+_GATED = {"gate_proj": "gate", "up_proj": "inner", "down_proj": "outer"}
+
+
+def llama(config: ModelConfig, prefix: str = "model.", paired: bool = False) -> NameTable:
+    """Llama, and what has its layout: SmolLM2, TinyLlama, Mistral, Qwen2, Qwen3.
+
+    StarCoder2 too, which has layer norms, and no gate. In GGUF files of Llama's architecture the
+    rotary pairs are neighbours (`paired`), as ours are.
+    """
+    turn = () if paired else _turned(config.d_head)
     biased = _BOTH if config.bias or config.qkv_bias else _BOTH[:1]
     others = _BOTH if config.bias else _BOTH[:1]
-    entries = [
-        Entry(f"{prefix}embed_tokens.weight", ("target.tokens.weight",)),
-        Entry(f"{prefix}norm.weight", ("decoder.norm.weight",)),
-    ]
+    normed = _BOTH if config.norm == "layer" else _BOTH[:1]
+    gated = config.activation == "swiglu"
+    feed_forward = _GATED if gated else {"c_fc": "inner", "c_proj": "outer"}
+    entries = [Entry(f"{prefix}embed_tokens.weight", ("target.tokens.weight",))]
+    entries += _pairs(f"{prefix}norm", "decoder.norm", normed)
     if config.tying == "none":
         entries.append(Entry("lm_head.weight", ("classifier.weight",)))
     for i in range(config.layers):
@@ -127,7 +135,7 @@ def llama(config: ModelConfig, prefix: str = "model.") -> NameTable:
         attention = f"{new}.self_attention"
         norms = {"input_layernorm": "self", "post_attention_layernorm": "feed_forward"}
         for theirs, ours in norms.items():
-            entries += _pairs(f"{old}.{theirs}", f"{new}.{ours}_residual.norm", _BOTH[:1])
+            entries += _pairs(f"{old}.{theirs}", f"{new}.{ours}_residual.norm", normed)
         for letter, part in (("q", "query"), ("k", "key")):
             for kind in biased:
                 name = (f"{attention}.{part}.{kind}",)
@@ -137,8 +145,8 @@ def llama(config: ModelConfig, prefix: str = "model.") -> NameTable:
                 entries.append(Entry(f"{old}.self_attn.{letter}_norm.weight", name, *turn))
         entries += _pairs(f"{old}.self_attn.v_proj", f"{attention}.value", biased)
         entries += _pairs(f"{old}.self_attn.o_proj", f"{attention}.output", others)
-        for theirs, ours in (("gate", "gate"), ("up", "inner"), ("down", "outer")):
-            entries += _pairs(f"{old}.mlp.{theirs}_proj", f"{new}.feed_forward.{ours}", others)
+        for theirs, ours in feed_forward.items():
+            entries += _pairs(f"{old}.mlp.{theirs}", f"{new}.feed_forward.{ours}", others)
     tied = "|lm_head\\.weight" if config.tying == "all" else ""
     return NameTable(entries, rf"(?:{prefix}layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq{tied}")
 

@@ -388,7 +388,8 @@ def _compare_task(
     if "fill" not in tasks:
         partners = _partners(lines.columns)
         found = [ranks_of_partners(model, texts, partners) for model in loaded]
-        return [compare_examples("recall@1", names, [[float(r == 0) for r in own] for own in found])]
+        first = [[float(rank == 0) for rank in own] for own in found]
+        return [compare_examples("recall@1", names, first)]
     if len({(model.tokenizer.hash, model.max_len) for model in loaded}) > 1:
         raise UserError(
             f"{' and '.join(names)} differ in tokenizer or max_len, so that other "

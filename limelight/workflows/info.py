@@ -274,20 +274,21 @@ def show(facts: dict[str, Any], console: Console) -> None:
     )
 
 
-def show_certificate(facts: dict[str, Any], console: Console) -> None:
-    """How far an imported model is from its origin; anybody may have edited the file."""
+def show_certificate(facts: dict[str, Any], console: Console, done: str = "imported") -> None:
+    """How far a model is from the same one in another library; anybody may have edited the file."""
     try:
         if facts["compared"] == "nothing":
-            text = f"imported; its numbers were not compared: {facts['why']}"
+            text = f"{done}; its numbers were not compared: {facts['why']}"
         else:
             packages = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+            ids = f"; the ids of {facts['texts']} texts are equal" if facts["texts"] else ""
             text = (
-                f"imported; at most {facts['largest_difference']:.1e} from {facts['compared']}, "
-                f"in numbers of up to {facts['largest_value']:.3g} at {facts['tokens']} positions; "
-                f"the ids of {facts['texts']} texts are equal ({packages})"
+                f"{done}; at most {facts['largest_difference']:.1e} from {facts['compared']}, "
+                f"in numbers of up to {facts['largest_value']:.3g} at {facts['tokens']} positions"
+                f"{ids} ({packages})"
             )
     except (KeyError, TypeError, ValueError, AttributeError):
-        text = "imported; its certificate.json cannot be read"
+        text = f"{done}; its certificate.json cannot be read"
     console.print(Text(text))
 
 

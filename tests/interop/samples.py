@@ -211,6 +211,7 @@ def _seq2seq(kind, seed, vocab):
     )
     with torch.no_grad():
         found.final_logits_bias.copy_(torch.randn(1, vocab))
+    found.generation_config.bad_words_ids = [[0]]  # as published ones have it
     return found
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import limelight
 from limelight.errors import FailedError, UserError
 from limelight.interop import certificate, huggingface, names
+from limelight.interop.export_model import export_model
 from limelight.interop.import_model import import_model
 from limelight.model import build
 from tests.interop import samples
@@ -211,8 +212,8 @@ def test_marian_has_the_ids_of_vocab_json_and_not_of_sentencepiece(tmp_path):
         eos_token_id=0, forced_eos_token_id=None,
     )  # fmt: skip
     origin = hf.MarianMTModel(config).eval()
-    origin.save_pretrained(tmp_path)
     origin.generation_config.bad_words_ids = [[vocab - 1]]
+    origin.save_pretrained(tmp_path)
     theirs_ = hf.MarianTokenizer.from_pretrained(tmp_path)
     assert import_model(tmp_path, tmp_path / "run").texts == 3
     loaded = limelight.load(tmp_path / "run")
@@ -231,6 +232,10 @@ def test_marian_has_the_ids_of_vocab_json_and_not_of_sentencepiece(tmp_path):
     assert loaded.translate(TEXTS[0], beam=1, max_tokens=10).text == expected
     trace = loaded.explain(TEXTS[0], max_tokens=4)
     assert all(check.passed for stop in trace.walk() for check in stop.checks)
+
+    assert export_model(tmp_path / "run", tmp_path / "out").texts == 3  # and out again
+    again = hf.MarianTokenizer.from_pretrained(tmp_path / "out")
+    assert again(plain)["input_ids"] == theirs_(plain)["input_ids"]
 
 
 def test_a_text_never_spells_a_special_token(imported):
@@ -302,7 +307,7 @@ def test_a_divergence_is_an_error_that_leaves_nothing(monkeypatch, tmp_path):
         return imported
 
     monkeypatch.setitem(import_model.__globals__["READERS"], "huggingface", (lambda _: True, wrong))
-    with pytest.raises(FailedError, match="differs from LlamaForCausalLM"):
+    with pytest.raises(FailedError, match="our model and transformers differ"):
         import_model(hub, tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["hub"]
 

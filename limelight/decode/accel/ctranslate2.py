@@ -351,23 +351,36 @@ def _hash_of(model: nn.Module, end: int, precision: str) -> str:
     return found.hexdigest()
 
 
-def save(model: EncoderDecoder | DecoderOnly, folder: Path, *, end: int, precision: str) -> None:
-    """Write a model that `unknown_in_model` does not object to, as CTranslate2 reads it."""
+def save(
+    model: EncoderDecoder | DecoderOnly,
+    folder: Path,
+    *,
+    end: int,
+    precision: str,
+    vocabularies: tuple[list[str], list[str]] | None = None,
+    start: int | None = None,
+) -> None:
+    """Write a model that `unknown_in_model` does not object to, as CTranslate2 reads it.
+
+    Without the words of source and target, ids are its words; without a start token, a prompt
+    brings its own.
+    """
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise UserError(DAMAGED)  # CTranslate2 would write something
     specs = require_package().specs
-    config, words = model.config, [str(token) for token in range(model.config.vocab)]
+    config, ids = model.config, [str(token) for token in range(model.config.vocab)]
+    sources, words = vocabularies or (ids[: model.config.num_source_tokens], ids)
     with torch.no_grad():
         decoder = _decoder_spec(specs, model)
         if isinstance(model, EncoderDecoder):
             spec = specs.TransformerSpec(_encoder_spec(specs, model), decoder)
-            spec.register_source_vocabulary(words[: len(model.source.tokens.weight)])
+            spec.register_source_vocabulary(sources)
             spec.register_target_vocabulary(words)
-            spec.config.decoder_start_token = None  # a prompt brings its own
+            spec.config.decoder_start_token = None if start is None else words[start]
         else:
             spec = specs.TransformerDecoderModelSpec(decoder)
             spec.register_vocabulary(words)
-    spec.config.eos_token, spec.config.layer_norm_epsilon = str(end), config.norm_eps
+    spec.config.eos_token, spec.config.layer_norm_epsilon = words[end], config.norm_eps
     spec.config.bos_token = spec.config.unk_token = words[0]  # never used: all words are known
     spec.validate()
     spec.optimize(quantization=precision)

@@ -1,0 +1,131 @@
+"""`limelight export`: a run becomes a model of another library, all of it or nothing.
+
+What the other library cannot compute is refused by the setting's name before anything is written.
+The other library then reads what was written, and its numbers must be ours.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from limelight.errors import FailedError, UserError, unknown_name
+from limelight.files import atomic_folder, sync
+from limelight.interop.certificate import Certificate, certify
+from limelight.interop.ctranslate2_export import (
+    PRECISIONS,
+    check_ctranslate2,
+    compare_ctranslate2,
+    write_ctranslate2,
+)
+from limelight.interop.gguf_export import check_gguf, compare_gguf, write_gguf
+from limelight.interop.huggingface_export import (
+    options_for,
+    tokenizer_files,
+    write_huggingface,
+    write_json,
+)
+from limelight.interop.imported import ImportedModel, Origin
+from limelight.interop.model_card import model_card
+from limelight.interop.onnx_export import check_onnx, compare_onnx, write_onnx
+from limelight.loading import LoadedModel, load
+from limelight.model import ModelConfig
+from limelight.run.atomic import check_disk_space, make_folder
+from limelight.run.bundled_models import find_run
+
+_Format = Literal["huggingface", "ctranslate2", "gguf", "onnx"]
+
+
+@dataclass(frozen=True)
+class _Exporter:
+    """How a format is written, by functions that get the model and perhaps a folder."""
+
+    check: Callable[[LoadedModel], object]  # refuses, by its name, a setting without equivalent
+    write: Callable[[LoadedModel, Path], None]
+    compare: Callable[[LoadedModel, Path], Certificate]
+
+
+def export_model(
+    run: str | Path, folder: str | Path, to: _Format = "huggingface", precision: str = "float32"
+) -> Certificate:
+    """Write a run as a model of another library, and compare both."""
+    target, exporter = Path(folder), _exporter(to, precision)
+    empty = target.is_dir() and not any(target.iterdir())
+    if target.exists() and not empty:
+        raise UserError(f"{target} is there already: choose another folder, or delete it")
+    found = find_run(run)
+    loaded = load(run, device="cpu", precision="float32")
+    _refuse_others(loaded)
+    exporter.check(loaded)
+    make_folder(target.parent.resolve())
+    weights = sum(p.nbytes for p in loaded.model.parameters())
+    check_disk_space(target.parent.resolve(), weights)
+    if empty:
+        target.rmdir()
+    with atomic_folder(target) as unfinished:
+        exporter.write(loaded, unfinished)
+        (unfinished / "README.md").write_text(model_card(loaded, found, to), "utf-8")
+        certificate = exporter.compare(loaded, unfinished)
+        write_json(unfinished / "certificate.json", asdict(certificate))
+        for path in unfinished.rglob("*"):
+            sync(path)
+    return certificate
+
+
+def _refuse_others(loaded: LoadedModel) -> None:
+    config = loaded.model.config
+    if not isinstance(config, ModelConfig):
+        raise UserError(f"family={config.family!r} cannot be exported: only Transformers can be")
+    if loaded.image_tokenizer is not None:
+        raise UserError("data.kind='images' cannot be exported: no other library draws so")
+    if config.decoder_cell != "attention":
+        raise UserError(
+            f"decoder_cell={config.decoder_cell!r} cannot be exported: train a model with "
+            "decoder_cell='attention'"
+        )
+
+
+def _exporter(to: str, precision: str) -> _Exporter:
+    if to not in get_args(_Format):
+        raise unknown_name("format", to, get_args(_Format))
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    if to != "ctranslate2" and precision != "float32":
+        raise UserError(f"precision={precision!r} is for --to ctranslate2: {to} is in float32")
+    write = partial(write_ctranslate2, precision=precision)
+    compare = partial(compare_ctranslate2, precision=precision)
+    return {
+        "huggingface": _Exporter(_check_huggingface, write_huggingface, _compare_huggingface),
+        "ctranslate2": _Exporter(check_ctranslate2, write, compare),
+        "gguf": _Exporter(check_gguf, write_gguf, _compare_gguf),
+        "onnx": _Exporter(check_onnx, write_onnx, compare_onnx),
+    }[to]
+
+
+def _check_huggingface(loaded: LoadedModel) -> None:
+    options_for(loaded.model.config)
+    tokenizer_files(loaded)
+
+
+def _compare_huggingface(loaded: LoadedModel, folder: Path) -> Certificate:
+    """`transformers` reads the folder: its numbers and ids must be ours."""
+    certificate = certify(_in_our_terms(loaded, folder), folder)
+    if certificate.compared != "nothing" and not certificate.texts:
+        raise FailedError(
+            "transformers cannot read the tokenizer (does it need sentencepiece?); nothing was "
+            "written"
+        )
+    return certificate
+
+
+def _compare_gguf(loaded: LoadedModel, folder: Path) -> Certificate:
+    return compare_gguf(loaded, _in_our_terms(loaded, folder), folder)
+
+
+def _in_our_terms(loaded: LoadedModel, folder: Path) -> ImportedModel:
+    """What an import of this folder should find."""
+    config = loaded.model.config
+    origin = Origin("huggingface", options_for(config)["architectures"][0], str(folder))
+    weights = {name: value.detach() for name, value in loaded.model.named_parameters()}
+    return ImportedModel(config, weights, loaded.tokenizer, origin, "texts")
