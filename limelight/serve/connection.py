@@ -40,7 +40,7 @@ class _BoundedParser(h11.Connection):
             self.wire += len(data)
         super().receive_data(data)
 
-    def send(self, event: Any) -> bytes | None:
+    def send(self, event: Any) -> Any:
         """Keep the head of a response of known length for its body: one system call, not two."""
         data = super().send(event)
         if isinstance(event, h11.Response) and b"content-length" in dict(event.headers):

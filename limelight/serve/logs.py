@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from queue import Full, Queue
 from threading import Lock, Thread
@@ -28,7 +29,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.lines, self.dropped, self.lock = Queue[bytes](_MOST_WAITING), 0, Lock()
-        self.put = self.write
+        self.put: Callable[[bytes], None] = self.write
 
     def start(self) -> None:
         Thread(target=self.run, daemon=True).start()

@@ -23,6 +23,7 @@ from limelight.data.datasets import (
     lengths_of,
 )
 from limelight.data.progress import counting
+from limelight.data.registry import with_registry_defaults
 from limelight.data.token_store import TokenStore, open_or_build
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
@@ -74,7 +75,9 @@ def class_names(recipe: Recipe, data: DataConfig, store: TokenStore) -> tuple[st
 def is_sentence_encoder(recipe: Recipe) -> bool:
     """Whether a model has no head, and its vectors are all that it gives."""
     model: Any = recipe.model
-    return model.family == "encoder-only" and not (model.masked_head or model.classes)
+    if model.family != "encoder-only" or model.masked_head or model.classes:
+        return False
+    return with_registry_defaults(recipe.data).kind != "labelled"  # whose classes are counted later
 
 
 @dataclass(frozen=True)
