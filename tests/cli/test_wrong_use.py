@@ -56,6 +56,7 @@ COMPUTE = [
     "write",
 ]
 MANY_TEXTS = {
+    "evaluate",
     "chat",
     "classify",
     "compare",
