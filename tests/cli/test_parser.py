@@ -76,20 +76,22 @@ def test_these_may_be_repeated():
         *(("serve", flag) for flag in ("--allowed-hosts", "--allowed-origins")),
         ("write", "--stop"),
         ("explain", "--change"),
+        ("evaluate", "--metric"),
     }
 
 
 @pytest.mark.parametrize(("command", "argument"), list(several()))
 def test_an_option_takes_one_value_and_leaves_the_texts_behind_it(command, argument):
-    flag = argument.flag
-    given = ["run", flag, "a", "x", flag, "b", "y z"]
+    flag, (a, b, *_) = argument.flag, argument.choices or ("a", "b")
+    given = ["run", flag, a, "x", flag, b, "y z"]
     if command == "explain":  # which takes one text
         assert read_arguments(command, COMMANDS[command], given[:-1])["text"] == "x"
         return
     read = read_arguments(command, COMMANDS[command], given)
-    assert read[argument.name] == ("a", "b")
+    assert read[argument.name] == (a, b)
     texts = [value for name, value in read.items() if name not in ("run", argument.name)]
-    assert texts == [("run", "x", "y z")] if command == "serve" else [("x", "y z")]
+    many = command in ("serve", "evaluate")  # runs
+    assert texts == [("run", "x", "y z")] if many else [("x", "y z")]
 
 
 def test_a_change_leaves_the_texts_behind_it():

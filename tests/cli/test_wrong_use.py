@@ -58,6 +58,7 @@ COMPUTE = [
     "write",
 ]
 MANY_TEXTS = {
+    "evaluate",
     "chat",
     "classify",
     "compare",
