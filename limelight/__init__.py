@@ -12,22 +12,18 @@ __version__ = "0.1.0"
 
 __all__ = ["Constraints", "extend", "load", "save_run", "train"]
 
-_MODULES = {
-    "Constraints": "limelight.tasks.translate",
-    "extend": "limelight.extensions",
-    "load": "limelight.loading",
-    "save_run": "limelight.loading",
-    "train": "limelight.workflows.train",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Imports torch only when one of these is used: it is slow."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'limelight' has no attribute {name!r}")
-    from importlib import import_module
+    from limelight.extensions import extend
+    from limelight.loading import load, save_run
+    from limelight.tasks.translate import Constraints
+    from limelight.workflows.train import train
 
-    return getattr(import_module(_MODULES[name]), name)
+    known = {"Constraints": Constraints, "extend": extend, "load": load}
+    return {**known, "save_run": save_run, "train": train}[name]
 
 
 def __dir__() -> list[str]:
