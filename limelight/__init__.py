@@ -17,13 +17,15 @@ def __getattr__(name: str) -> Any:
     """Imports torch only when one of these is used: it is slow."""
     if name not in __all__:
         raise AttributeError(f"module 'limelight' has no attribute {name!r}")
+    if name == "train":
+        from limelight.workflows.train import train
+
+        return train
     from limelight.extensions import extend
     from limelight.loading import load, save_run
     from limelight.tasks.translate import Constraints
-    from limelight.workflows.train import train
 
-    known = {"Constraints": Constraints, "extend": extend, "load": load}
-    return {**known, "save_run": save_run, "train": train}[name]
+    return {"Constraints": Constraints, "extend": extend, "load": load, "save_run": save_run}[name]
 
 
 def __dir__() -> list[str]:
