@@ -12,22 +12,20 @@ __version__ = "0.1.0"
 
 __all__ = ["Constraints", "extend", "load", "save_run", "train"]
 
-_MODULES = {
-    "Constraints": "limelight.tasks.translate",
-    "extend": "limelight.extensions",
-    "load": "limelight.loading",
-    "save_run": "limelight.loading",
-    "train": "limelight.workflows.train",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Imports torch only when one of these is used: it is slow."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'limelight' has no attribute {name!r}")
-    from importlib import import_module
+    if name == "train":
+        from limelight.workflows.train import train
 
-    return getattr(import_module(_MODULES[name]), name)
+        return train
+    from limelight.extensions import extend
+    from limelight.loading import load, save_run
+    from limelight.tasks.translate import Constraints
+
+    return {"Constraints": Constraints, "extend": extend, "load": load, "save_run": save_run}[name]
 
 
 def __dir__() -> list[str]:

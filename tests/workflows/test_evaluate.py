@@ -374,7 +374,7 @@ def test_where_a_corpus_is_not_to_be_had_your_own_texts_are_proposed(tmp_path, m
     monkeypatch.setenv("LIMELIGHT_CACHE", str(tmp_path))
     with pytest.raises(UserError) as told:
         score_run("en-de", split)
-    assert f"needs everyday/en-de.{split}.tsv" in str(told.value)
+    assert "needs tatoeba/anki.en-de.tsv" in str(told.value)
     assert str(told.value).endswith(f"name your own texts instead: --data.{split} FILE ...")
 
 
