@@ -418,7 +418,8 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise UserError(f"{path} needs pyarrow: pip install 'limelight[parquet]'") from error
     if archive_of(path) or path.suffix.lower() != ".parquet":
         raise UserError(f"{path}: unpack it first, a .parquet file is compressed inside")
-    with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=2**20) as file:
+    small = {"buffer_size": 2**20, "pre_buffer": False}  # else a row group of a million texts
+    with opened(path) as raw, parquet.ParquetFile(raw, **small) as file:
         yield file
 
 

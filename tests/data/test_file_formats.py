@@ -2,9 +2,11 @@
 
 import csv
 import gzip
+import io
 import json
 import lzma
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -239,3 +241,27 @@ def test_the_check_counts_labels_and_warns_of_rare_and_of_countless_ones(tmp_pat
     data = DataConfig(kind="labelled", train=(write_csv(tmp_path / "m.csv", rows),))
     warnings = check(data, TokenizerConfig(vocab=300), 512, 256)["warnings"]
     assert "train has 150 different labels: is the column right?" in warnings
+
+
+def test_a_large_row_group_is_read_in_pieces(tmp_path, monkeypatch):
+    """Published datasets have a million rows in each."""
+    path, sizes = tmp_path / "a.parquet", []
+    texts = [f"{i * 7919 % 100_003} is number {i}" for i in range(100_000)]
+    parquet.write_table(pyarrow.table({"text": texts}), path, compression="none")
+    assert parquet.ParquetFile(path).num_row_groups == 1
+    assert path.stat().st_size > 2**21
+
+    class Watched(io.BufferedReader):
+        def read(self, size=-1):
+            sizes.append(size)
+            return super().read(size)
+
+    @contextmanager
+    def watched(path):
+        with open(path, "rb", buffering=0) as raw, Watched(raw) as file:
+            yield file
+
+    monkeypatch.setattr(readers, "opened", watched)
+    data = DataConfig(kind="texts", train=(str(path),))
+    assert [text for (text,) in read(data)[0]] == texts
+    assert 0 < max(sizes) <= 2**20
