@@ -1,15 +1,10 @@
-"""The command that draws, and what `limelight explain` says of a drawing."""
+"""The command that draws."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from limelight.cli import io
 from limelight.cli import parser as arg
-from limelight.errors import UserError
-
-if TYPE_CHECKING:
-    from limelight.decode.config import DecodeConfig
-    from limelight.loading import LoadedModel
 
 
 def draw(
@@ -71,34 +66,3 @@ def _show_preview(pixels: object) -> None:
         and grid.shape[1] <= console.width
     ):
         console.print(preview(grid), end="")
-
-
-def explain_drawing(
-    loaded: "LoadedModel",
-    caption: str,
-    config: "DecodeConfig",
-    patch: int | None,
-    word: str | None,
-    where: tuple[int | None, int | None],
-    figure: str,
-    as_json: bool,
-) -> None:
-    """Draw one picture, and show what its patches attended to."""
-    from limelight.draw.explanation import counted_from_1, explain_drawing
-
-    if patch is not None and (figure or as_json or word is not None):
-        one = "--figure" if figure else "--json" if as_json else "--word"
-        raise UserError(f"{one} covers all patches: leave --patch out")
-    model, images = loaded.model.config, loaded.recipe.images
-    counts = {"layer": model.layers, "head": model.heads}
-    asked = zip(counts.items(), where, strict=True)
-    layer, head = (counted_from_1(name, value, count) for (name, count), value in asked)
-    at = counted_from_1("patch", patch, images.tokens if images else 0)
-    found = explain_drawing(loaded.drawer(), caption, config)
-    if figure:
-        found.save(figure, layer, head)
-        io.note(f"drawn into {figure}")
-    if as_json:
-        io.print_json_line(found.facts())
-    elif not figure:
-        found.show(io.terminal(), at, word, layer, head)

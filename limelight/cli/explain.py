@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from limelight.cli import io
 from limelight.cli import parser as arg
-from limelight.cli.draw import explain_drawing
 from limelight.errors import UserError
 
 if TYPE_CHECKING:
+    from limelight.decode.config import DecodeConfig
     from limelight.explain.explanation import Explanation
     from limelight.explain.trace import Trace
+    from limelight.loading import LoadedModel
 
 
 def explain(
@@ -64,7 +65,7 @@ def explain(
     if "draw" in loaded.tasks:
         others = {"--target": target, "--change": change, "--which-head": which_head, "--tag": tag}
         _refuse(views | others, "--figure", why="is for texts, and this model draws")
-        explain_drawing(loaded, text, config, patch, word, (layer, head), figure, json)
+        _explain_drawing(loaded, text, config, patch, word, (layer, head), figure, json)
         return
     _refuse({"--patch": patch is not None}, why="is for models that draw")
     named: Any = {"tag": tag, "change": change, "smoothing": loaded.recipe.train.label_smoothing}
@@ -75,6 +76,37 @@ def explain(
         _save(trace, figure, html, Path(run).resolve().name, focus)
     else:
         _print(trace, "follow" if follow else stage, focus, json)
+
+
+def _explain_drawing(
+    loaded: "LoadedModel",
+    caption: str,
+    config: "DecodeConfig",
+    patch: int | None,
+    word: str | None,
+    where: tuple[int | None, int | None],
+    figure: str,
+    as_json: bool,
+) -> None:
+    """Draw one picture, and show what its patches attended to."""
+    from limelight.draw.explanation import counted_from_1, explain_drawing
+
+    if patch is not None and (figure or as_json or word is not None):
+        one = "--figure" if figure else "--json" if as_json else "--word"
+        raise UserError(f"{one} covers all patches: leave --patch out")
+    model, images = loaded.model.config, loaded.recipe.images
+    counts = {"layer": model.layers, "head": model.heads}
+    asked = zip(counts.items(), where, strict=True)
+    layer, head = (counted_from_1(name, value, count) for (name, count), value in asked)
+    at = counted_from_1("patch", patch, images.tokens if images else 0)
+    found = explain_drawing(loaded.drawer(), caption, config)
+    if figure:
+        found.save(figure, layer, head)
+        io.note(f"drawn into {figure}")
+    if as_json:
+        io.print_json_line(found.facts())
+    elif not figure:
+        found.show(io.terminal(), at, word, layer, head)
 
 
 def _refuse(options: dict[str, object], *but: str, why: str) -> None:

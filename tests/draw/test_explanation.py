@@ -154,6 +154,10 @@ def test_what_cannot_be_shown_is_refused(explain, options, sentence):
     assert sentence in error
 
 
-def test_a_text_is_not_explained_as_a_drawing_nor_a_drawing_as_a_text(loaded):
+def test_a_text_is_not_explained_as_a_drawing_nor_a_drawing_as_a_text(loaded, monkeypatch, capsys):
     with pytest.raises(UserError, match="this model draws: write explain_drawing"):
         loaded.explain(CAPTION)
+    monkeypatch.setattr(sys, "argv", ["limelight", "explain", "fill", "a ___", "--patch", "1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--patch is for models that draw: leave it out" in capsys.readouterr().err
