@@ -48,6 +48,20 @@ FAULTS = [
         "interop/test_huggingface.py::test_a_text_never_spells_a_special_token",
     ),
     Fault(
+        "equal texts of a batch are negatives",
+        "training/objectives.py",
+        "_equal_rows(batch.source) | _equal_rows(batch.target) | empty",
+        "_equal_rows(batch.source) & empty",
+        "training/test_objectives.py::test_a_text_finds_its_partner_among_those_of_the_batch",
+    ),
+    Fault(
+        "an index keeps the vectors of other weights",
+        "tasks/search.py",
+        "digest.update(value.cpu()",
+        "len(value.cpu()",
+        "tasks/test_search.py::test_other_weights_have_another_index",
+    ),
+    Fault(
         "training without the mask sees padding",
         "training/objectives.py",
         "batch.target_real[:, 1:]  # what has a label",
