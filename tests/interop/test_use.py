@@ -67,8 +67,10 @@ def labelled(folder):
     return str(folder / "labelled.tsv")
 
 
+@pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "pegasus"])
-def test_fine_tuning_starts_from_it_and_keeps_its_tokenizer(kind, imported, tmp_path):
+def test_fine_tuning_starts_from_it_and_keeps_its_tokenizer(kind, rank, imported, tmp_path):
+    """In full, or with LoRA."""
     folder, _ = imported(kind)
     files = {"data.train": [labelled(tmp_path)]}
     if kind == "bert":
@@ -80,7 +82,12 @@ def test_fine_tuning_starts_from_it_and_keeps_its_tokenizer(kind, imported, tmp_
         lines = [f"{text}\t{text[:9]}" for text in TEXTS]
         (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
         changes, files = {}, {"data.train": [str(tmp_path / "pairs.tsv")]}
-    steps = {"train.steps": 3, "train.batch_tokens": 256, "train.warmup": 1}
+    steps = {
+        "train.lora_rank": rank,
+        "train.steps": 3,
+        "train.batch_tokens": 256,
+        "train.warmup": 1,
+    }
     run = tmp_path / "tuned"
     limelight.train(
         str(folder / "recipe.toml"),
