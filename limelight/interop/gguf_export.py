@@ -15,7 +15,7 @@ from limelight.interop.tokenizers import ImportedTokenizer
 from limelight.loading import LoadedModel
 
 FILE = "model.gguf"
-_NORMAL, _UNUSED = 1, 5  # tokenizer.ggml.token_type
+_NORMAL = 1  # tokenizer.ggml.token_type
 _CONSTANT: dict[str, dict[str, Any]] = {  # settings that llama.cpp knows with one value only
     "llama": {"rotary_scaling": "none", "bias": False},
     "qwen2": {"rotary_scaling": "none"},
@@ -91,7 +91,7 @@ def _tokenizer(loaded: LoadedModel) -> dict[str, Any]:
     tokens, types = found["token_list"], found["token_types"]
     for i in range(len(tokens), size):
         tokens.append(f"<unused{i}>")
-        types.append(_UNUSED)
+        types.append(CONTROL)  # no text has it
         found.get("token_scores", []).append(0.0)
     found["eos_token_id"], found["pad_token_id"] = tokenizer.end, tokenizer.pad
     found["bos_token_id"] = (*tokenizer.text_start, tokenizer.start)[0]

@@ -11,7 +11,9 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from limelight.data.tokenizer import ALPHABET
 from limelight.errors import UserError
+from limelight.interop.export_model import export_model
 from limelight.interop.gguf_file import GgufFile, gguf_llama, gguf_tokenizer, read
+from limelight.interop.import_model import import_model
 from limelight.interop.sentencepiece import BPE, SentencePieceModel, to_bytes
 from limelight.model import build
 from tests.interop.nasty import nasty_texts
@@ -156,6 +158,14 @@ def test_a_tokenizer_of_llama_2_is_sentencepieces(tmp_path):
     theirs = sentencepiece.SentencePieceProcessor(model_proto=to_bytes(model))
     for text in nasty_texts():
         assert tokenizer.encode(text) == theirs.encode(text), text
+
+    import_model(tmp_path / "llama2.gguf", tmp_path / "run")
+    assert export_model(tmp_path / "run", tmp_path / "out", "gguf").texts == 3  # and out again
+    again = read(tmp_path / "out" / "model.gguf").tokenizer
+    assert (again.text_start, again.end) == ((1,), 2)
+    assert again.encode_many(nasty_texts()) == tokenizer.encode_many(nasty_texts())
+    with pytest.raises(UserError, match="has no equivalent tokenizer"):
+        export_model(tmp_path / "run", tmp_path / "hub", "huggingface")
 
 
 @pytest.mark.parametrize(
