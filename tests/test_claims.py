@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 
-from limelight.data.registry import NAMED, SOURCES
+from limelight.data.registry import NAMED
 from limelight.model import build
 from limelight.model.count import count_parameters
-from limelight.recipe import load_recipe, recipe_names
+from limelight.recipe import load_recipe
 from limelight.workflows.info import describe
 from tests.doc_pages import PAGES, ROOT
 
@@ -45,24 +45,6 @@ def test_the_model_in_one_file_has_as_many_lines_as_is_said():
     ]
     assert {page for page, _ in said} == {"README.md", "story.md"}
     assert {number for _, number in said} == {lines}
-
-
-def test_the_readme_names_the_recipes_that_cannot_be_run_without_files():
-    def names(data):
-        return {name for each in (data, *data.corpora) for name in [each.name] if name}
-
-    def unavailable(name):
-        corpus = NAMED[name]
-        files = {file for part in corpus.train for file in part} | {*corpus.valid, *corpus.test}
-        return not corpus.shipped and not files <= SOURCES.keys()
-
-    recipes = {name: load_recipe(name).data for name in recipe_names()}
-    blocked = {name for name, data in recipes.items() if any(map(unavailable, names(data)))}
-    (listed,) = re.findall(r"so the recipes (.*?) stop with a sentence", words(README))
-    said = set(re.findall(r"`([\w-]+)`", listed))
-    if "`bundled-*`" in listed:
-        said |= {name for name in recipes if name.startswith("bundled-")}
-    assert said == blocked
 
 
 def test_sst2_is_reported_as_it_was_recorded():

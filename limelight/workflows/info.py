@@ -58,8 +58,10 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
             f"--batch-tokens {batch_tokens} is out of range: from one full-length text, "
             f"max_len={config.max_len}, to {2**32}"
         )
+    stated = asdict(config)
     if isinstance(config, ModelConfig) and recipe.data.kind == "labelled" and not config.classes:
         config = replace(config, classes=2)  # training counts them
+        recipe = replace(recipe, model=config)
     model = _without_numbers(config)
     parts, settled = count_parameters(model), {}
     if isinstance(config, ModelConfig):
@@ -68,7 +70,7 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
     return {
         "name": recipe.name,
         "about": recipe.about,
-        "model": asdict(recipe.model) | settled,
+        "model": stated | settled,
         "experiments": config.experiments if isinstance(config, ModelConfig) else {},
         "parameters": sum(parts.values()),
         "parts": parts,
@@ -129,6 +131,7 @@ def multiply_adds(config: AnyConfig) -> dict[str, dict[str, int]]:
     for part in full:
         work, before = full[part] // long, half[part] // short
         grows = (work - before) * long // (long - short) if long > short else 0
+        grows = max(0, grows)  # what is done once for a text takes less of each token
         by_part[part] = {"weights": work - grows, "positions": grows}
     return by_part
 

@@ -122,14 +122,14 @@ def test_the_route_table_is_the_one_we_know():
     paths = {path for _, path in ROUTES}
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings"} < paths
     ours = ("model", "translate", "suggest", "fill", "classify", "score", "neighbours", "runs")
-    inside = ("trace", "teacher", "next", "vocabulary", "example")
+    inside = ("trace", "teacher", "next", "vocabulary", "example", "search")
     assert {f"/api/{name}" for name in (*ours, *inside)} < paths
     parts = ("tensor/{name}", "focus", "thumbs", "logits", "token", "stop/{name}")
     assert {f"/api/trace/{{trace}}/{part}" for part in parts} < paths
     assert {"/healthz", "/readyz", "/metrics", "/about", "/docs", "/openapi.json"} < paths
     assert {"/", "/page/{path:path}"} < paths
     assert {"/v1/images/generations", "/api/draw", "/api/draw/patch"} < paths
-    assert len(paths) == 36
+    assert len(paths) == 37
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

@@ -204,7 +204,6 @@ def test_a_model_that_knows_too_few_tokens_is_refused(tmp_path):
     ("family", "kind", "model"),
     [
         ("encoder-only", "pairs", {}),
-        ("encoder-only", "labelled", {}),
         ("encoder-only", "texts", {"classes": 2}),
         ("encoder-decoder", "texts", {}),
         ("encoder-decoder", "labelled", {}),
@@ -684,7 +683,8 @@ def train_and_move(folder, elsewhere):
 
     with pytest.raises(FailedError) as failed:
         train_in(folder, tiny(steps=4, checkpoint_every=2, validate_every=4), touch=touch)
-    return [*warned, str(failed.value)]
+    saving = [one for one in warned if "TensorBoard" not in one and "tensorboard" not in one]
+    return [*saving, str(failed.value)]
 
 
 # TensorBoard, where it is installed, writes in a thread that dies of it.
