@@ -70,7 +70,6 @@ def test_only_what_can_be_copied_is_predicted():
                 assert label == row[t + 1 - period]
 
 
-@pytest.mark.system  # a minute of training
 def test_two_layers_learn_induction_and_one_does_not():
     values = {name: measure() for name, measure in induction.measurements(True).items()}
     one, two = values["1 layer, seed 1"], values["2 layers, seed 1"]
