@@ -140,7 +140,7 @@ def main() -> None:
     except (RuntimeError, MemoryError) as error:
         from limelight.device import is_out_of_memory
 
-        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         _exit_with(_NO_MEMORY, 1)
 

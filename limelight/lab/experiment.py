@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from limelight.device import describe
-from limelight.errors import UserError, path_from_option
+from limelight.device import describe, is_out_of_memory
+from limelight.errors import FailedError, UserError, path_from_option
 from limelight.files import atomic_write, read_bounded
 from limelight.lab.timing import best_device, milliseconds
 from limelight.run.atomic import make_folder
@@ -116,13 +116,26 @@ def run(
             if key not in results["values"]:
                 bar.update(task, description=key)
                 began = time.perf_counter()
-                results["values"][key] = measure()
+                results["values"][key] = _measured(key, measure, quick)
                 results["seconds"][key] = round(time.perf_counter() - began, 3)
                 _write(path, results)
                 bar.advance(task)
     results["conclusion"] = experiment.findings(results["values"]).conclusion
     _write(path, results)
     return results
+
+
+def _measured(key: str, measure: Callable[[], Any], quick: bool) -> Any:
+    try:
+        return measure()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        smaller = "" if quick else "use --quick, which has smaller settings, or "
+        raise FailedError(
+            f"not enough memory for {key!r}: {smaller}close other programs; what was measured so "
+            "far is kept"
+        ) from error
 
 
 def _begin(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def each_line_saved(monkeypatch):
 
 
 def fails_after(monkeypatch, count, error):
-    """The line after so many fails."""
+    """Fails at the line after this many."""
     real, calls = output_file.OutputFile.save_if_due, []
 
     def save(self, *facts):
@@ -90,7 +90,7 @@ def test_lines_that_are_no_texts_are_counted_over_calls(
 
 
 def killed_at(count, arguments, folder):
-    """Run a command in a child, killed at so many file operations; its signal, or 0."""
+    """Run a command in a child, killed at this file operation; its signal, or 0."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forks in a process with threads
         child = os.fork()

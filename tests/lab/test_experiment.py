@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from limelight.errors import UserError
+from limelight.errors import FailedError, UserError
 from limelight.lab import report
 from limelight.lab.catalog import EXPERIMENTS, SUBJECTS, find, subject_of
 from limelight.lab.experiment import Findings, Panel, Subject, question_and_setting, run
@@ -52,6 +52,24 @@ def test_an_interrupted_run_makes_only_what_is_missing(counted, tmp_path):
     assert counted.made == ["one at 1", "two at 2", "two at 2", "six at 6"]
     assert results["conclusion"] == ["The sum is 24."]
     assert json.loads((tmp_path / "results.json").read_text()) == results
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_runs_out_of_memory_keeps_its_results_and_offers_less(counted, tmp_path, quick):
+    plain = counted.measurements(quick)
+
+    def no_room():
+        raise error
+
+    counted.measurements = lambda quick, *_: plain | {"two at 2": no_room}
+    error = MemoryError()
+    with pytest.raises(FailedError, match=r"not enough memory for 'two at 2'") as told:
+        run("fake", counted, tmp_path, quick, SILENT)
+    assert ("use --quick" in str(told.value)) is not quick
+    assert json.loads((tmp_path / "results.json").read_text())["values"] == {"one at 1": 8}
+    error = RuntimeError("a bug")  # any other error stays what it is
+    with pytest.raises(RuntimeError, match="a bug"):
+        run("fake", counted, tmp_path, quick, SILENT)
 
 
 def test_results_of_another_kind_are_not_continued(counted, tmp_path):

@@ -20,7 +20,7 @@ STEPS = {"steps": 4, "validate_every": 4, "label_smoothing": 0.2}
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """As much of Weights & Biases as is used; what it is told is kept."""
+    """The part of Weights & Biases that is used; it records its calls."""
     module, runs = ModuleType("wandb"), []
 
     class Run:

@@ -61,7 +61,7 @@ def side_by_side(rows):
 
 
 def parameters_after(folder, parts, loss_module=LossModule, **settings):
-    """Train on the same rows in so many parts; the weights, one behind the other."""
+    """Train on the same rows in this many parts; the weights, one after the other."""
     rows, size = ragged_rows(), ROWS // parts
     batches = [side_by_side(rows[i : i + size]) for i in range(0, ROWS, size)]
     torch.manual_seed(0)
