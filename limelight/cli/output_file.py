@@ -33,19 +33,16 @@ def job_of(
     command: str, input_hash: str, loaded: "LoadedModel", settings: Mapping[str, Any]
 ) -> _Job:
     """All that decides on the output, as JSON; long values as their hash."""
-    import torch
+    from limelight.run.weights import hash_weights
 
-    weights = sha256(loaded.tokenizer.hash.encode())
-    for model in loaded.unrounded():
-        for name, weight in model.named_parameters():
-            flat = weight.detach().cpu().reshape(-1)
-            weights.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
+    parts = (loaded.tokenizer.hash, *map(hash_weights, loaded.unrounded()))
+    model = sha256(" ".join(parts).encode()).hexdigest()
     shown = {name: json.dumps(value, default=repr) for name, value in settings.items()}
     short = {
         name: text if len(text) < 100 else sha256(text.encode()).hexdigest()
         for name, text in shown.items()
     }
-    return {"command": command, "input": input_hash, "model": weights.hexdigest(), **short}
+    return {"command": command, "input": input_hash, "model": model, **short}
 
 
 class OutputFile:

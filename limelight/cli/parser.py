@@ -327,9 +327,8 @@ def _read_value(argument: Argument, text: str) -> Any:
     what = argument.flag or argument.metavar
     if argument.choices and text not in argument.choices:
         raise unknown_name(argument.name, text, argument.choices)
-    if not text and re.search(
-        "RUN|RECIPE|FOLDER|FILE", argument.metavar
-    ):  # would be the current folder
+    # An empty path would be the current folder.
+    if not text and re.search("RUN|RECIPE|FOLDER|FILE", argument.metavar):
         raise UserError(f"{what} is empty: is a variable not set?")
     try:
         return argument.kind(text) if argument.kind in (int, float) else text

@@ -70,11 +70,12 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def hash_weights(model: nn.Module) -> str:
-    """SHA-256 of all weights of a model on the CPU, with their names, types and shapes."""
+    """SHA-256 of all weights of a model, with their names, types and shapes."""
     digest = sha256()
     for name, weight in model.named_parameters():
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-        digest.update(weight.detach().contiguous().view(torch.uint8).numpy().data)
+        flat = weight.detach().cpu().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -26,6 +26,7 @@ from limelight.data.tokenizer import valid_unicode
 from limelight.errors import UserError, check_count
 from limelight.files import atomic_folder, atomic_write, cache_folder, lock_file, sync
 from limelight.run.atomic import make_folder, remove_atomically, remove_stale_temp
+from limelight.run.weights import hash_weights
 from limelight.tasks.embed import embed, token_states
 from limelight.tasks.text_model import TextModel, add_special_tokens, in_batches
 
@@ -219,11 +220,7 @@ def update_index(
 def _fingerprint(trained: TextModel) -> str:
     """Of all that decides a vector: the weights, the tokenizer, and how texts are read."""
     how = (_FORMAT, trained.tokenizer.hash, trained.pooling, trained.max_tokens, trained.kind)
-    digest = sha256(repr(how).encode())
-    for name, value in sorted(trained.model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
+    return sha256(repr((*how, hash_weights(trained.model))).encode()).hexdigest()[:32]
 
 
 def _index_file(

@@ -42,6 +42,7 @@ from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.layers import Layer
 from limelight.model.stack import Classifier, Embedding, Stack
 from limelight.run.atomic import commit, remove_atomically
+from limelight.run.weights import hash_weights
 
 _INSTALL = "pip install limelight[fast]"
 _OLDEST = (4, 8, 1)  # earlier ones can be crashed by a file
@@ -344,11 +345,7 @@ def _prune(cache: Path) -> None:
 def _hash_of(model: nn.Module, end: int, precision: str) -> str:
     """A name for all that the files depend on."""
     facts = [_FORMAT, require_package().__version__, precision, end, repr(model.config)]
-    found = sha256(json.dumps(facts).encode())
-    for name, weight in model.named_parameters():
-        found.update(name.encode())
-        found.update(weight.detach().numpy().data)
-    return found.hexdigest()
+    return sha256(json.dumps([*facts, hash_weights(model)]).encode()).hexdigest()
 
 
 def save(
