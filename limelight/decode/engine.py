@@ -50,7 +50,11 @@ class Engine:
         return fast[0] if len(fast) == 1 else Ensemble(fast)
 
     def in_ctranslate2(
-        self, requests: Sequence[Request], config: DecodeConfig, keep_tree: bool = False
+        self,
+        requests: Sequence[Request],
+        config: DecodeConfig,
+        keep_tree: bool = False,
+        check: bool = True,
     ) -> CTranslate2Model | None:
         """CTranslate2, if it is chosen and can do what is asked; `auto` chooses it for int8.
 
@@ -68,7 +72,8 @@ class Engine:
         if keep_tree or len(self.accelerated) > 1:
             unknown = "a tree of beams" if keep_tree else "ensembles"
         if not unknown:
-            return first.in_ctranslate2(self.tokenizer.end, "int8" if self.int8 else "float32")
+            precision = "int8" if self.int8 else "float32"
+            return first.in_ctranslate2(self.tokenizer.end, precision, check)
         if config.engine == "ctranslate2":
             raise UserError(f"engine='ctranslate2' does not know {unknown}: set engine to 'auto'")
         if unknown not in self.warned:
@@ -102,8 +107,12 @@ class Engine:
         Beams and CTranslate2 call no `on_token`. Without `logprobs`, texts may come with the sum of
         their log-probabilities alone.
         """
-        if fast := self.in_ctranslate2(requests, config):
-            return CTranslate2Search(fast, requests, config, nbest, logprobs).run()
+        if fast := self.in_ctranslate2(requests, config, check=False):
+            search = CTranslate2Search(fast, requests, config, nbest, logprobs)
+            if not fast.snapshot.holds():  # looked at while it searches, in threads of its own
+                self.accelerated[0].converted.clear()
+                return self.generate(requests, config, nbest, on_token, logprobs)
+            return search.run()
         with torch.inference_mode():
             if config.temperature or (config.beam == 1 and nbest == 1):
                 written = write(self.model, requests, config, self.tokenizer, on_token)

@@ -63,10 +63,13 @@ class Accelerated:
                 self.made = fast, None if fast is self.original else Snapshot(self.original)
         return self.made[0]
 
-    def in_ctranslate2(self, end: int, precision: str) -> CTranslate2Model:
-        """The model in CTranslate2; one that it cannot compute is refused."""
+    def in_ctranslate2(self, end: int, precision: str, check: bool = True) -> CTranslate2Model:
+        """The model in CTranslate2; one that it cannot compute is refused.
+
+        Without `check` the caller looks whether its snapshot holds.
+        """
         there = self.converted.get(precision)
-        if there is None or not there.snapshot.holds():
+        if there is None or (check and not there.snapshot.holds()):
             if part := unknown_in_model(self.original):
                 if precision == "int8":
                     raise UserError(f"int8 is not for a model with {part}: use float32")
