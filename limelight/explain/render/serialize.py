@@ -25,7 +25,7 @@ from limelight.explain.stage_table import stage_facts
 from limelight.explain.stages import all_stages
 from limelight.explain.stages.layers import states_of
 from limelight.explain.starting_point import starting_point
-from limelight.explain.tokens import Words
+from limelight.explain.tokens import Words, pieces_of
 from limelight.explain.trace import DecodingStep, Trace, in_range
 from limelight.model.config import ModelConfig
 from limelight.model.taps import dataflow, sides
@@ -152,7 +152,9 @@ def _step(given: DecodingStep) -> dict[str, Any]:
 
 def _beam(trace: Trace) -> list[list[list[Any]]]:
     def facts(n: Any) -> list[Any]:
-        return [n.place, n.parent, n.token, *_round_all([n.logprob, n.score], 4), int(n.ended)]
+        piece = clean(pieces_of(trace.trained.tokenizer, [n.token])[0])
+        scores = _round_all([n.logprob, n.score], 4)
+        return [n.place, n.parent, n.token, *scores, int(n.ended), piece]
 
     return [[facts(node) for node in nodes] for nodes in trace.traced_text.tree]
 
