@@ -3,6 +3,7 @@
 tokens         tokens in a form that people can read
 traced_text    the text, and what the model generates after it
 trace          the forward pass once more, with every value recorded
+starting_point the layer, head and words with the sharpest attention
 interventions  changes inside the model: a head off, a token hidden, a value copied
 comparison     the unchanged and the changed model on the same text
 stage_table    the stages of the walk: names, titles, families, and what each depends on

@@ -1,5 +1,8 @@
 """The files of the page: read once, at the start, and served by name.
 
+The page itself loads one script and one style sheet, joined from all modules and styles: a module
+after the other would take as many round trips as imports are deep.
+
 No path of a request ever reaches the disk. Each file has an ETag, so that browsers revalidate it.
 """
 
@@ -13,6 +16,7 @@ from typing import NamedTuple
 from fastapi import FastAPI, Request, Response
 
 from limelight.serve.errors import RefusedError
+from limelight.web.bundle import joined, styles
 
 _KINDS = {
     "html": "text/html; charset=utf-8",
@@ -39,7 +43,14 @@ class _File(NamedTuple):
 def page_files() -> dict[str, _File]:
     """All files of the page by their URL paths; "/" is the page itself."""
     found = {f"/page/{path}": file for path, file in _files_in(files("limelight") / "web")}
+    found["/page/page.js"] = _file(joined("js/main.js").encode(), _KINDS["js"])
+    found["/page/page.css"] = _file(styles().encode(), _KINDS["css"])
     return {"/": found["/page/index.html"], **found}
+
+
+def _file(body: bytes, kind: str) -> _File:
+    tag = f'"{sha256(body).hexdigest()[:16]}"'
+    return _File(body, gzip.compress(body, 9, mtime=0), kind, tag)
 
 
 def _files_in(folder: Traversable, parent: str = "") -> Iterator[tuple[str, _File]]:
@@ -47,9 +58,7 @@ def _files_in(folder: Traversable, parent: str = "") -> Iterator[tuple[str, _Fil
         if entry.is_dir():
             yield from _files_in(entry, f"{parent}{entry.name}/")
         elif kind := _KINDS.get(entry.name.rpartition(".")[2]):
-            body = entry.read_bytes()
-            tag = f'"{sha256(body).hexdigest()[:16]}"'
-            yield parent + entry.name, _File(body, gzip.compress(body, 9, mtime=0), kind, tag)
+            yield parent + entry.name, _file(entry.read_bytes(), kind)
 
 
 def add_files(app: FastAPI, known: dict[str, _File]) -> None:

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 _ENTRY = "js/file.js"
-_STYLES = ("css/app.css", "css/charts.css", "css/tabs.css")
+_STYLES = ("css/app.css", "css/charts.css", "css/explain.css", "css/tabs.css")
 _IMPORT = re.compile(r'import \{ ([\w$]+(?:, [\w$]+)*) \} from "(\.{1,2}/[\w./-]+\.js)";')
 _DECLARED = re.compile(
     r"^(?P<export>export )?(?:async )?(?:function\*?|class|const|let) (?P<name>[\w$]+)",
@@ -85,9 +85,14 @@ def imports(name: str, source: str) -> dict[str, str]:
     return found
 
 
+def styles() -> str:
+    """All style sheets as one."""
+    return "\n".join(source_of(name) for name in _STYLES)
+
+
 def single_file(title: str, data: dict[str, Any], plain: str) -> str:
     """The page with its data; `plain` is the HTML shown where scripts are off."""
-    script, style = joined(), "\n".join(source_of(name) for name in _STYLES)
+    script, style = joined(), styles()
     policy = (
         f"default-src 'none'; script-src {_hashed(script)}; style-src {_hashed(style)}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"

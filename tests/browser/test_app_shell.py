@@ -101,10 +101,12 @@ def test_the_theme_follows_the_system_until_somebody_chooses(new_page, system):
 def test_another_model_is_a_choice_away_and_an_unknown_one_is_the_first(page):
     visit(page, model="nonsense", tab="explain")
     assert page.title() == "greetings · Limelight"
+    assert "There is no model “nonsense” here" in page.locator("main [role=status]").inner_text()
     page.get_by_label("Model", exact=True).select_option("writer")
     expect(page).to_have_title("writer · Limelight")
     ready(page)
-    assert "decoder-only" in page.locator(".model-card").inner_text()
+    assert page.get_by_role("tab").first.inner_text() == "Write"
+    assert page.locator("main > [role=status]").count() == 0
     page.go_back()
     expect(page).to_have_title("greetings · Limelight")
 

@@ -179,8 +179,9 @@ def test_tables_travel_with_all_their_rows(kind):
 def test_a_word_can_be_pointed_at_by_its_place():
     trace = traced("paper")
     first = serialize.manifest(trace)["first_look"]
-    view = focus_on(trace, None, None, None)
-    assert (first["source"], first["target"]) == (view.source_word, view.target_word)
+    view = focus_on(trace, first["layer"], first["head"], None, (first["source"], first["target"]))
+    weights = view.block("decoder", "cross").get("weights")
+    assert weights[first["target"], first["key"]].item() == pytest.approx(first["weight"], rel=1e-4)
     there = focus_on(trace, 2, 3, None, (1, 0))
     assert (there.source_word, there.target_word, there.layer, there.head) == (1, 0, 1, 2)
     for rows in [(99, None), (None, 99), (-1, None)]:

@@ -18,6 +18,7 @@ from limelight.explain.render.serialize import Blob, attentions
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import all_stages, stage_at, walk
+from limelight.explain.starting_point import starting_point
 from limelight.explain.trace import Trace
 from limelight.model.count import count_parameters
 from limelight.model.taps import depth, sides
@@ -43,7 +44,7 @@ def as_html(
     title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
         return _static_page(trace, title, walk(trace, layer, head, word))
-    focus = focus_on(trace, layer, head, word)
+    focus = _first_focus(trace, layer, head, word)
     data: dict[str, Any] = {
         "model": _model_facts(trace, name),
         "manifest": serialize.manifest(trace),
@@ -65,6 +66,19 @@ def as_html(
         elif (missed := missed + 1) == _MISSES:
             break
     return single_file(title, data, plain)
+
+
+def _first_focus(trace: Trace, layer: int | None, head: int | None, word: str | None) -> Focus:
+    """What was asked for, and the rest from where the walk tells most."""
+    start = starting_point(trace)
+    if start is None or word is not None:
+        return focus_on(trace, layer, head, word)
+    rows = (
+        start.source if len(trace.source) else None,
+        start.target if len(trace.target) else None,
+    )
+    layer, head = (x if x is not None else y for x, y in ((layer, start.layer), (head, start.head)))
+    return focus_on(trace, layer, head, None, rows)
 
 
 def _model_facts(trace: Trace, name: str) -> dict[str, Any]:

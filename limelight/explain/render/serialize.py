@@ -24,7 +24,8 @@ from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
 from limelight.explain.stages import all_stages
 from limelight.explain.stages.layers import states_of
-from limelight.explain.tokens import Words
+from limelight.explain.starting_point import starting_point
+from limelight.explain.tokens import Words, pieces_of
 from limelight.explain.trace import DecodingStep, Trace, in_range
 from limelight.model.config import ModelConfig
 from limelight.model.taps import dataflow, sides
@@ -49,7 +50,7 @@ class Blob(NamedTuple):
 
 def manifest(trace: Trace, comparison: ChangeComparison | None = None) -> dict[str, Any]:
     """What a page needs first: under 150 KB for the paper's base model and 64 tokens."""
-    names, focus = all_stages(trace), focus_on(trace, None, None, None)
+    names = all_stages(trace)
     return {
         "model": _model_card(trace),
         "text": clean(trace.text),
@@ -59,7 +60,7 @@ def manifest(trace: Trace, comparison: ChangeComparison | None = None) -> dict[s
         "target": _words(trace.target),
         "answers": _words(trace.answers),
         "given": trace.traced_text.given,
-        "first_look": {"source": focus.source_word, "target": focus.target_word},
+        "first_look": _first_look(trace),
         "ended": trace.traced_text.ended,
         "steps": [_step(s) for s in trace.steps],
         "beam": _beam(trace),
@@ -73,6 +74,14 @@ def manifest(trace: Trace, comparison: ChangeComparison | None = None) -> dict[s
         **({"changes": [*map(clean, trace.changes)]} if trace.changes else {}),
         **({"comparison": _comparison(comparison)} if comparison else {}),
     }
+
+
+def _first_look(trace: Trace) -> dict[str, Any]:
+    """Where the walk starts, with layer and head from 1, and what is attended to there."""
+    if found := starting_point(trace):
+        return {**found._asdict(), "weight": _round_significant(found.weight)}
+    focus = focus_on(trace, None, None, None)
+    return {"source": focus.source_word, "target": focus.target_word}
 
 
 def _comparison(found: ChangeComparison) -> dict[str, Any]:
@@ -143,7 +152,9 @@ def _step(given: DecodingStep) -> dict[str, Any]:
 
 def _beam(trace: Trace) -> list[list[list[Any]]]:
     def facts(n: Any) -> list[Any]:
-        return [n.place, n.parent, n.token, *_round_all([n.logprob, n.score], 4), int(n.ended)]
+        piece = clean(pieces_of(trace.trained.tokenizer, [n.token])[0])
+        scores = _round_all([n.logprob, n.score], 4)
+        return [n.place, n.parent, n.token, *scores, int(n.ended), piece]
 
     return [[facts(node) for node in nodes] for nodes in trace.traced_text.tree]
 

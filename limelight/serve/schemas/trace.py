@@ -113,7 +113,13 @@ class TeacherTable(BaseModel):
     smoothed: float
 
 
+class NamedText(BaseModel):
+    name: str  # what it shows
+    text: str
+
+
 class Example(BaseModel):
     text: str = ""
     target: str | None = None
     tag: str = ""
+    more: list[NamedText] = []

@@ -257,6 +257,47 @@ _SENTENCES = {
 }
 
 
+# What else to try, by the text to begin with: a name that says what it shows, and the text.
+_MORE_SENTENCES = {
+    "A man is sleeping in the park.": {
+        "Word order": "Tomorrow I will read the book.",
+        "A pronoun": "The soup is cold because she forgot it.",
+        "A rare word": "He plays the saxophone.",
+        "A long sentence": "I think that we should go home now, because it is late and the last "
+        "train leaves in ten minutes.",
+        "A question": "Where did you buy these shoes?",
+    },
+    "Ein Mann schläft im Park.": {
+        "Word order": "Morgen werde ich das Buch lesen.",
+        "A pronoun": "Die Suppe ist kalt, weil sie sie vergessen hat.",
+        "A rare word": "Er spielt Saxophon.",
+        "A long sentence": "Ich glaube, dass wir jetzt nach Hause gehen sollten, weil es spät ist.",
+        "A question": "Wo hast du diese Schuhe gekauft?",
+    },
+    "Hi how are you": {
+        "Small talk": "Hi how are you",
+        "A pronoun": "I have a dog. I love her.",
+        "A rare word": "I play the saxophone.",
+        "A long sentence": "I work in a hospital all day and I like to read books in the evening.",
+        "A question": "Where are you from?",
+    },
+    "Once upon a time": {
+        "A fairy tale": "Once upon a time",
+        "A pronoun": "She opened the door and",
+        "A pair": "The king and the",
+        "A long sentence": "When the rain had stopped and the sun came out again, the children",
+        "A question": "\"Where are you going?\" asked the",
+    },
+    f"The cat {BLANK} on the mat.": {
+        "A verb": f"The cat {BLANK} on the mat.",
+        "A pronoun": f"She gave {BLANK} hand to the prince.",
+        "A fixed phrase": f"Once upon a {BLANK} there was a king.",
+        "A long sentence": f"When the sun went down, the old man took his {BLANK} and walked home.",
+        "A question": f"Where are {BLANK} going? asked the old man.",
+    },
+}
+
+
 def example_for(loaded: LoadedModel) -> Message:
     """A text to demonstrate the model with: the first one here that it reads easily.
 
@@ -271,4 +312,6 @@ def example_for(loaded: LoadedModel) -> Message:
     encode = loaded.tokenizer.encode
     effort = {text: len(encode(text)) / len(text) for text in _SENTENCES[can]}
     easy = 1.3 * min(effort.values())
-    return {"text": next(text for text in effort if effort[text] <= easy), "tag": tag}
+    text = next(text for text in effort if effort[text] <= easy)
+    more = _MORE_SENTENCES.get(text, {}).items()
+    return {"text": text, "tag": tag, "more": [{"name": n, "text": t} for n, t in more]}

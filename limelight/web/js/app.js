@@ -4,7 +4,6 @@ import { api, onKeyWanted } from "./core/api.js";
 import { askForKey, helpDialog } from "./core/dialogs.js";
 import { button, h, replace } from "./core/dom.js";
 import { onKeys } from "./core/keys.js";
-import { showCount } from "./core/numbers.js";
 import { filePage, livePage, reading } from "./core/page.js";
 import { onSelect, select, selected } from "./core/state.js";
 import { themeButton } from "./core/theme.js";
@@ -14,12 +13,13 @@ import { classifyTab } from "./tabs/classify.js";
 import { drawTab } from "./tabs/draw.js";
 import { explainTab } from "./tabs/explain.js";
 import { fillTab } from "./tabs/fill.js";
+import { intro } from "./tabs/intro.js";
 import { modelTab } from "./tabs/model.js";
 import { trainingTab } from "./tabs/training.js";
 import { translateTab } from "./tabs/translate.js";
 import { writeTab } from "./tabs/write.js";
 
-// In the order of the tab bar. The first one that fits the model is shown first.
+// In the order of the tab bar; what the model was trained for comes before them all.
 const APP_TABS = [
   translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
   explainTab, attentionTab, trainingTab, modelTab,
@@ -36,7 +36,11 @@ export async function start(file = null) {
   onKeyWanted(askForKey);
   onKeys({
     "?": () => frame.help.showModal(),
-    "/": () => document.getElementById("sentence")?.focus(),
+    "/": () => {
+      const field = document.getElementById("sentence");
+      field?.closest(".explain-top")?.classList.add("open");
+      field?.focus();
+    },
   });
   onSelect((now, before) => {
     if (now.model !== before.model) appOpen(frame, file);
@@ -54,7 +58,7 @@ function appFrame() {
     skip: h("a", { class: "skip", href: "#main", on: { click: appSkip } }, "Skip to content"),
     card: h("div", { class: "model-card" }),
     tabs: h("div", { class: "tabs", role: "tablist", "aria-label": "Tabs" }),
-    main: h("main", { id: "main", class: "main", tabindex: "-1" }, reading("loading the model")),
+    main: h("main", { id: "main", class: "main", tabindex: "-1" }, appShell(reading("loading the model"))),
     live: h("div", { class: "unseen", role: "status", "aria-live": "polite", id: "live" }),
   };
   frame.tabs.addEventListener("keydown", (event) => appTabKey(frame, event));
@@ -64,9 +68,21 @@ function appFrame() {
     button("?", () => help.showModal(), { class: "button quiet round", title: "Help (?)", "aria-label": "Help" }),
     themeButton(),
   );
-  const name = h("a", { class: "wordmark", href: "#" }, "Limelight");
+  const name = h("a", { class: "wordmark", href: "#", on: { click: (event) => appHome(frame, event) } }, "Limelight");
   frame.bar = h("header", { class: "bar" }, h("div", { class: "bar-top" }, name, frame.card, tools), frame.tabs);
   return frame;
+}
+
+/** The first screen of this model; without a model yet, what the link says. */
+function appHome(frame, event) {
+  if (!frame.page || frame.page.offline) return;
+  event.preventDefault();
+  select({ ...Object.fromEntries(Object.keys(selected()).map((name) => [name, name === "all" ? false : null])), model: selected().model });
+}
+
+/** The same words as in index.html, so that nothing jumps. */
+function appShell(line) {
+  return h("div", { class: "shell" }, h("h1", null, "A Transformer at work. ", h("span", { class: "soft" }, "Every number on this page is its own.")), line);
 }
 
 function appSkip(event) {
@@ -109,7 +125,8 @@ async function appAskModel(frame, opening) {
   const show = appLoading(frame, name);
   const model = await api.loadedModel(name, (...counts) => frame.opening === opening && show(...counts));
   const example = await api.get(`/api/example?model=${encodeURIComponent(name)}`).catch(() => null);
-  return livePage({ model, models, example, live: frame.live });
+  const missing = wanted && wanted !== name ? wanted : null;
+  return livePage({ model, models, example, missing, live: frame.live });
 }
 
 /** Progress while models are loaded. Screen readers hear of models, not of every second. */
@@ -122,26 +139,13 @@ function appLoading(frame, name) {
     const text = all > 1 ? `loading ${name}: ${ready} of ${all} models are ready` : `loading ${name}`;
     if (models.textContent !== text) models.textContent = text;
     time.textContent = ` … ${Math.round((Date.now() - started) / 1000)} s`;
-    if (!line.isConnected) replace(frame.main, line);
+    if (!line.isConnected) replace(frame.main, appShell(line));
   };
 }
 
-/** The model in one line; with several models, a chooser. */
-function appCard(page) {
-  const { model, models } = page;
-  const { config } = model;
-  const facts = [
-    config.family,
-    config.layers === 1 ? "1 layer" : `${config.layers} layers`,
-    config.heads ? `${config.heads} heads` : null,
-    `width ${config.d_model}`,
-    config.norm === "none" ? "no norms" : config.norm_order ? `${config.norm_order}-norm` : null,
-    `${showCount(model.vocabulary)} pieces`,
-    `${showCount(model.parameters)} parameters`,
-    model.step ? `${showCount(model.step)} training steps` : null,
-  ];
-  const name = models && models.length > 1 ? appChooser(model, models) : h("strong", null, model.name);
-  return [name, h("span", { class: "soft small model-facts" }, facts.filter(Boolean).join(" · "))];
+/** The name of the model; with several models, a chooser. */
+function appCard({ model, models }) {
+  return models && models.length > 1 ? appChooser(model, models) : h("strong", { class: "model-name" }, model.name);
 }
 
 function appChooser(model, models) {
@@ -159,7 +163,9 @@ function appChooser(model, models) {
 
 function appFitting(frame) {
   const { model, offline } = frame.page;
-  return APP_TABS.filter((tab) => tab.fits(model, frame.page) && (!offline || APP_OFFLINE.includes(tab.id)));
+  const fitting = APP_TABS.filter((tab) => tab.fits(model, frame.page) && (!offline || APP_OFFLINE.includes(tab.id)));
+  const first = { dialogues: chatTab }[model.kind];
+  return first && fitting.includes(first) ? [first, ...fitting.filter((tab) => tab !== first)] : fitting;
 }
 
 /** The chosen tab, or else the first. */
@@ -174,14 +180,21 @@ function appShowTab(frame) {
   frame.tabs.querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "nearest" });
   frame.main.dataset.tab = chosen.id;
   const panel = h("div", { id: "panel", class: `tab-${chosen.id}`, role: "tabpanel", "aria-labelledby": `tab-${chosen.id}` });
-  replace(frame.main, panel);
+  const first = selected().tab === null && !frame.page.offline ? intro(frame.page) : null;
+  replace(frame.main, appMissing(frame.page), first?.element, panel);
   frame.page.busy(Promise.resolve());
   try {
-    frame.leave = chosen.mount(panel, frame.page) || (() => {});
+    const leave = chosen.mount(panel, frame.page) || (() => {});
+    frame.leave = () => { leave(); first?.leave(); };
   } catch (error) {
-    frame.leave = () => {};
+    frame.leave = () => first?.leave();
     frame.page.showError(panel, error, () => appShowTab(frame));
   }
+}
+
+/** A link may name a model that is not served here. */
+function appMissing({ missing, model }) {
+  return missing ? h("p", { class: "changed", role: "status" }, `There is no model “${missing}” here. This is ${model.name}.`) : null;
 }
 
 function appTabButton(tab, chosen) {

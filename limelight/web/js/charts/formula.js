@@ -60,6 +60,11 @@ export function msub(base, below) {
   return math("msub", base, below);
 }
 
+/** A letter in the colour of its role: q, k or v. */
+export function mrole(letter, below) {
+  return domFilled(math("msub", letter, below), { class: `role-${letter}` }, []);
+}
+
 /** With two letters below. */
 export function mij(base, i, j) {
   return math("msub", base, mrow(i, j));
@@ -104,7 +109,7 @@ export function sumOfProducts(a, b, sum) {
   const products = Array.from(a, (x, i) => x * b[i]);
   const order = products.map((_, i) => i).sort((i, j) => Math.abs(products[j]) - Math.abs(products[i]) || i - j);
   const largest = order.slice(0, 3);
-  const pieces = largest.map((i, n) => mrow(...(n ? [mo("+")] : []), mfactor(a[i]), mo("×"), mfactor(b[i])));
+  const pieces = largest.map((i, n) => domFilled(mrow(...(n ? [mo("+")] : []), mfactor(a[i]), mo("×"), mfactor(b[i])), { dataset: { number: String(i), of: String(a.length) } }, []));
   if (products.length > largest.length) {
     const others = order.slice(3).reduce((all, i) => all + products[i], 0);
     pieces.push(mrow(mo("+"), mfactor(others), mwords(`\u00a0from ${products.length - largest.length} more`)));

@@ -31,7 +31,8 @@ let matrixCount = 0;
  *   `hidden` cells are hatched, and `hiddenMeans` says why; `also` more numbers for the sentence
  *   about a cell; shares below `threshold` are left pale; `credit` is written into a saved picture
  * @returns {{element: HTMLElement, set: (changes: object) => void,
- *   pin: (row: number | null, column: number | null) => void}} `pin` does not call `onPin`
+ *   pin: (row: number | null, column: number | null) => void,
+ *   point: (row: number | null, column: number | null) => void}} `pin` and `point` call nobody back
  */
 export function matrix(options) {
   const made = new MatrixView();
@@ -40,6 +41,7 @@ export function matrix(options) {
     element: made.parts.element,
     set: (changes) => made.set(changes),
     pin: (r, c) => made.pinQuietly(r, c),
+    point: (r, c) => made.lookAt(r === null || c === null ? null : made.within([r, c])),
   };
 }
 
@@ -115,7 +117,8 @@ class MatrixView extends ScheduledPicture {
   fit(available) {
     const around = layoutOf(this.context, this.shown, 24);
     const best = Math.floor((available - around.left - around.right) / Math.max(1, this.shown.columns.length));
-    const tall = Math.max(36, Math.floor(COMFORTABLE_HEIGHT / Math.max(1, this.shown.rows.length)));
+    const room = Math.min(COMFORTABLE_HEIGHT, parseFloat(getComputedStyle(this.parts.view).maxHeight) || COMFORTABLE_HEIGHT);
+    const tall = Math.floor((room - around.top - 12) / Math.max(1, this.shown.rows.length));
     const cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, tall, best));
     return layoutOf(this.context, this.shown, Math.max(3, Math.min(72, Math.round(cell * this.zoom))));
   }
@@ -130,12 +133,17 @@ class MatrixView extends ScheduledPicture {
   }
 
   moveTo(mark) {
-    if (String(mark) === String(this.cursor)) return;
+    if (!this.lookAt(mark)) return;
+    this.options.onCursor?.(mark?.[0] ?? null, mark?.[1] ?? null);
+  }
+
+  lookAt(mark) {
+    if (String(mark) === String(this.cursor)) return false;
     this.cursor = mark;
     this.lastRow = mark?.[0] ?? this.lastRow;
     this.showReadout();
     this.draw();
-    this.options.onCursor?.(mark?.[0] ?? null, mark?.[1] ?? null);
+    return true;
   }
 
   pinQuietly(row, column) {

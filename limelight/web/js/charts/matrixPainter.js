@@ -30,7 +30,7 @@ export function layoutOf(context, shown, cell) {
     Math.min(LONGEST_LABEL, Math.max(0, ...texts.map((t) => context.measureText(t).width)));
   const rows = shown.rows.map((_, i) => paintRowLabel(shown, i));
   const columns = longest(shown.columns);
-  const slanted = columns > cell - 6;
+  const slanted = !paintNumbered(shown) && columns > cell - 6;
   const overhang = slanted ? Math.max(0, columns * Math.cos(SLANT) - cell / 2) : 0;
   const left = Math.ceil(Math.max(longest(rows), 52) + 14);
   const top = Math.ceil(slanted ? columns * Math.sin(SLANT) + 20 : 36);
@@ -291,16 +291,21 @@ function paintRowLabels(context, shown, { layout, view, inside, cursor }) {
   context.restore();
 }
 
+/** The numbers of vectors: some of their places are enough. */
+function paintNumbered(shown) {
+  return shown.labels.column === "number";
+}
+
 function paintColumnLabels(context, shown, { layout, view, inside, cursor }) {
   const { cell, left, top, slanted } = layout;
-  const every = Math.ceil(12 / cell);
+  const every = paintNumbered(shown) && cell < 26 ? 8 : Math.ceil(12 / cell);
   context.save();
   paintClip(context, left - cell / 2, 0, view.width, top);
   context.textBaseline = "middle";
   context.textAlign = slanted ? "left" : "center";
   for (let c = inside.columns[0]; c < inside.columns[1]; c += 1) {
     const here = cursor?.[1] === c;
-    if (c % every && !here) continue;
+    if ((every === 8 ? c && (c + 1) % 8 : c % every) && !here) continue;
     context.font = paintFont(cell, here ? 700 : 400);
     context.fillStyle = here ? theme().accent : theme().ink;
     context.save();

@@ -3,6 +3,7 @@
 import { h } from "../core/dom.js";
 import { sliderKey } from "../core/keys.js";
 import { show } from "../core/numbers.js";
+import { onPointer, pointAt } from "../core/pointer.js";
 import { colourOf, inkOn, redrawWithTheme, scaleOf, theme } from "./colour.js";
 import { ScheduledPicture } from "./frameScheduler.js";
 import { inCell, NUMBERS_FROM } from "./matrixPainter.js";
@@ -32,6 +33,7 @@ class StripView extends ScheduledPicture {
     this.parts = stripParts(this);
     this.fill(this.parts.canvas);
     redrawWithTheme(this.parts.element, () => this.draw());
+    onPointer(this.parts.element, ({ number, of }) => this.lookAt(of === this.options.values.length ? number : null));
   }
 
   set(changes) {
@@ -72,7 +74,13 @@ class StripView extends ScheduledPicture {
     context.strokeRect((this.cursor + 0.5) * cell - wide / 2, 1, wide, height - 2);
   }
 
+  /** All vectors of this length follow. */
   moveTo(index) {
+    pointAt({ number: index, of: index === null ? null : this.options.values.length });
+    this.lookAt(index);
+  }
+
+  lookAt(index) {
     if (index === this.cursor) return;
     this.cursor = index;
     this.showReadout();

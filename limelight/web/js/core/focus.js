@@ -29,8 +29,8 @@ export function layersOn(m, side) {
 export function focusOf(trace, chosen) {
   const m = trace.manifest;
   const { name: stage, side, scope, title, extra } = stageNamed(m, chosen.stage) ?? m.stages[0];
-  const layer = Math.min(Math.max(1, chosen.layer ?? 1), layersOn(m, side));
-  const head = Math.min(Math.max(1, chosen.head ?? 1), m.model.heads);
+  const layer = Math.min(Math.max(1, chosen.layer ?? m.first_look.layer ?? 1), layersOn(m, side));
+  const head = Math.min(Math.max(1, chosen.head ?? m.first_look.head ?? 1), m.model.heads);
   const rows = { encoder: focusRow(m, "encoder", chosen), decoder: focusRow(m, "decoder", chosen) };
   const use = stage === "cross" ? "cross" : "self";
   return {
@@ -40,8 +40,14 @@ export function focusOf(trace, chosen) {
     all: chosen.all,
     at: `${side}.${layer - 1}.${use}`,
     queryTokens: tokensOn(m, side),
+    keySide: use === "cross" ? "encoder" : side,
     keyTokens: tokensOn(m, use === "cross" ? "encoder" : side),
   };
+}
+
+/** The word at a position of a side, as the shared cursor names it. */
+export function wordAt(side, i) {
+  return `${side}:${i}`;
 }
 
 /** What the facts of a stage depend on: they are requested again only when one of these changes. */

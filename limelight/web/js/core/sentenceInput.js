@@ -19,6 +19,9 @@ export function sentenceInput(page) {
     autocomplete: "off",
     spellcheck: "false",
     maxlength: "2000",
+    required: "",
+    pattern: ".*\\S.*",
+    title: "Type a text first",
     dir: "auto",
     value: sentenceNow(page),
     "aria-label": "Text to inspect",
@@ -53,11 +56,11 @@ export function sentenceWords(manifest, chosen, onWord) {
   const { source, target, answers, given } = manifest;
   const rows = [];
   if (source.ids.length) {
-    rows.push(sentenceRow("reads", source, chosen.source, chosen.side !== "decoder", (i) => onWord("encoder", i)));
+    rows.push(sentenceRow("reads", "encoder", source, chosen.source, chosen.side !== "decoder", onWord));
   }
   if (target.ids.length) {
     const label = source.ids.length ? "generates" : given < target.ids.length - 1 ? "reads, generates" : "reads";
-    const row = sentenceRow(label, target, chosen.target, chosen.side !== "encoder", (i) => onWord("decoder", i), given);
+    const row = sentenceRow(label, "decoder", target, chosen.target, chosen.side !== "encoder", onWord, given);
     if (answers.ids.length === target.ids.length) {
       row.lastChild.append(h("span", { class: "chip last written" }, answers.labels[answers.ids.length - 1]));
     }
@@ -66,13 +69,15 @@ export function sentenceWords(manifest, chosen, onWord) {
   return h("div", { class: "sentence-words" }, rows);
 }
 
-function sentenceRow(label, words, chosen, matters, onWord, given = Infinity) {
+function sentenceRow(label, side, words, chosen, matters, onWord, given = Infinity) {
   const chips = words.labels.map((text, i) =>
-    button(text, () => onWord(i), {
+    button(text, () => onWord(side, i), {
       class: `chip${words.special[i] ? " special" : ""}${i > given ? " written" : ""}${matters ? "" : " inactive"}`,
       "aria-pressed": i === chosen ? "true" : "false",
       "aria-label": `${words.pieces[i]}, position ${i}`,
       dir: "auto",
+      dataset: { word: `${side}:${i}` },
+      title: side === "decoder" && i === 0 && words.special[i] ? "the mark at the beginning: every text starts with it" : null,
     }),
   );
   return h("div", { class: "sentence-row" }, h("span", { class: "soft small" }, label), h("div", { class: "chips" }, chips));

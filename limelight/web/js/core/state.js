@@ -3,7 +3,7 @@
 
 const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key"]);
 const STATE_NAMES = [
-  "model", "tab", "text", "tag", "target", "change", "stage", "step", "side", "layer", "head", "query", "key", "all",
+  "model", "tab", "text", "tag", "target", "change", "stage", "step", "side", "layer", "head", "query", "key", "all", "walk",
 ];
 const STATE_OLD_NAMES = { stage: "stop" }; // in links of earlier versions
 const stateListeners = new Set();
@@ -14,7 +14,7 @@ let stateNow = stateFromFragment(stateFragment());
  * `change` has a line for each change of the model, and the URL has it several times.
  * @returns {{model: ?string, tab: ?string, text: ?string, tag: ?string, target: ?string,
  *   change: ?string, stage: ?string, step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
- *   all: boolean}}
+ *   all: boolean, walk: ?string}}
  */
 export function selected() {
   return { ...stateNow };

@@ -1,12 +1,13 @@
 // The stages of equation 1. For one query a table with a row per key, which grows from stage to
 // stage; for all queries a matrix.
 
-import { calculation, formula, mfactor, mfrac, mij, mint, mnum, mo, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../charts/formula.js";
+import { calculation, formula, mfactor, mfrac, mij, mint, mnum, mo, mrole, mrow, msqrt, msub, msum, msup, mwords, sumOfProducts } from "../charts/formula.js";
 import { matrix } from "../charts/matrix.js";
 import { vectorStrip } from "../charts/vectorStrip.js";
-import { button, h } from "../core/dom.js";
-import { nextWords, twoSided } from "../core/focus.js";
+import { button, h, svg } from "../core/dom.js";
+import { nextWords, twoSided, wordAt } from "../core/focus.js";
 import { dot, largestOf, rowOf, show, softmax, total } from "../core/numbers.js";
+import { pointAt } from "../core/pointer.js";
 import { select } from "../core/state.js";
 import { cellStage } from "./cell.js";
 import { compared, counted, figure, origin, shareBar, strips, valueLink } from "./parts.js";
@@ -50,12 +51,15 @@ function attendTable(focus, eq) {
   const rows = focus.keyTokens.labels.map((label, j) => attendRow(focus, eq, parts, label, j));
   const table = h(
     "table",
-    { class: "table weights-table" },
-    h("thead", null, h("tr", null, heads.map((name, n) => h("th", { scope: "col", class: n && parts[n - 1] !== "k" && parts[n - 1] !== "weight" ? "n" : null }, name)))),
+    { class: `table weights-table${rows.length > 12 ? " many" : ""}`, style: { "--rows": String(rows.length + (parts.includes("k") ? 5 : 2)) } },
+    h("thead", null, h("tr", null, heads.map((name, n) => h("th", { scope: "col", class: n && parts[n - 1] !== "k" && parts[n - 1] !== "weight" ? "n" : null }, name))), parts.includes("k") ? attendQueryRow(focus, eq) : null),
     h("tbody", null, rows),
     parts.includes("weight") ? attendFoot(focus, eq, parts) : null,
   );
+  const products = parts.includes("k") ? attendProducts(focus, eq) : null;
+  if (products) table.append(products.element);
   const update = (now) => {
+    products?.update(now);
     const key = attendKey(now, eq);
     rows.forEach((row, j) => {
       row.classList.toggle("focus", j === key);
@@ -63,14 +67,51 @@ function attendTable(focus, eq) {
     });
   };
   update(focus);
-  return { table, update };
+  return { table, update, point: (now, pointer) => { update(now); products?.read(now, pointer); } };
+}
+
+/** The query above all keys, number above number. */
+function attendQueryRow(focus, eq) {
+  const label = focus.queryTokens.labels[focus.row];
+  const strip = vectorStrip({ values: rowOf(eq.q, focus.row), title: `q (question) of ${label}`, note: "", scale: eq.keyScale }).element;
+  return h("tr", { class: "query-row role-q" }, h("td", null, h("strong", null, "q"), " of ", h("span", { dir: "auto" }, label)), h("td", { class: "strip-cell" }, strip), h("td", null));
+}
+
+/** Below the keys: the products of q and the chosen k, and their running sum. */
+function attendProducts(focus, eq) {
+  const of = (now) => {
+    const [q, k] = [rowOf(eq.q, now.row), rowOf(eq.k, attendKey(now, eq))];
+    let sum = 0;
+    const products = Float64Array.from(q, (x, i) => x * k[i]);
+    return { q, k, products, sums: products.map((x) => (sum += x)), total: sum };
+  };
+  const names = [h("th", { scope: "row" }), h("th", { scope: "row" }, "added up")];
+  const ends = [h("td", { class: "n soft" }, "Σ"), h("td", { class: "n sum" })];
+  const first = of(focus);
+  const made = [first.products, first.sums].map((values, n) => vectorStrip({ values, title: n ? "running sum of the products" : "products of q and k", note: "" }));
+  const readout = h("td", { colspan: "3", class: "small products-readout number" }, "");
+  const rows = names.map((name, n) => h("tr", null, name, h("td", { class: "strip-cell" }, made[n].element), ends[n]));
+  const update = (now) => {
+    const { products, sums, total: sum } = of(now);
+    names[0].replaceChildren("q × k of ", h("span", { dir: "auto" }, now.keyTokens.labels[attendKey(now, eq)]));
+    made[0].set({ values: products });
+    made[1].set({ values: sums });
+    ends[1].textContent = show(sum);
+  };
+  const read = (now, { number, of: width }) => {
+    const { q, k, products, sums } = of(now);
+    const at = width === q.length ? number : null;
+    readout.textContent = at === null ? "Point at a number of a strip." : `number ${at + 1}: ${show(q[at])} × ${show(k[at])} = ${show(products[at])}, sum so far ${show(sums[at])}`;
+  };
+  read(focus, {});
+  return { element: h("tfoot", { class: "products" }, rows, h("tr", null, readout)), update, read };
 }
 
 function attendRow(focus, eq, parts, label, j) {
   const at = focus.row * eq.columns + j;
   const gone = eq.hidden[at];
   const cells = {
-    k: () => h("td", { class: "strip-cell" }, vectorStrip({ values: rowOf(eq.k, j), title: `k of ${label}`, note: "", scale: eq.keyScale }).element),
+    k: () => h("td", { class: "strip-cell role-k" }, vectorStrip({ values: rowOf(eq.k, j), title: `k of ${label}`, note: "", scale: eq.keyScale }).element),
     score: () => attendNumber(eq.scores.values[at]),
     scaled: () => attendNumber(eq.scaled.values[at]),
     mask: () => h("td", { class: gone ? "n hidden-cell" : "n soft" }, gone ? "−inf" : "0"),
@@ -78,7 +119,7 @@ function attendRow(focus, eq, parts, label, j) {
     weight: () => h("td", { class: "share-cell" }, h("span", { class: "number" }, show(eq.weights.values[at])), shareBar(eq.weights.values[at])),
   };
   const choose = button(label, () => select({ key: j }), { class: `chip${focus.keyTokens.special[j] ? " special" : ""}`, dir: "auto" });
-  return h("tr", { class: gone ? "gone" : null }, h("th", { scope: "row" }, choose), parts.map((part) => cells[part]()));
+  return h("tr", { class: gone ? "gone" : null, dataset: { word: wordAt(focus.keySide, j) } }, h("th", { scope: "row" }, choose), parts.map((part) => cells[part]()));
 }
 
 function attendNumber(x) {
@@ -111,6 +152,7 @@ function attendMatrix(focus, eq, value, title) {
     labels: attendLabels(focus, ATTEND_NAMES[value]),
     credit: `${focus.side}, layer ${focus.layer}, head ${focus.head}`,
     onPin: (row, key) => { if (row !== null) attendPick(focus, row, key); },
+    onCursor: (row, key) => pointAt({ query: row === null ? null : wordAt(focus.side, row), word: key === null ? null : wordAt(focus.keySide, key) }),
   });
   made.pin(focus.row, attendKey(focus, eq));
   return made;
@@ -133,8 +175,8 @@ function attendRoles(focus, eq) {
   return h(
     "div",
     { class: "roles" },
-    h("div", { class: "role queries" }, h("strong", null, "Queries from the decoder"), h("span", { class: "small" }, `${rows} rows: one query (question) per target token`)),
-    h("div", { class: "role keys" }, h("strong", null, "Keys and values from the encoder"), h("span", { class: "small" }, `${columns} columns: one key (label) and one value (content) per source token`)),
+    h("div", { class: "role queries" }, h("strong", null, "Queries from the decoder"), h("span", { class: "small" }, `${rows}, one per target token`)),
+    h("div", { class: "role keys" }, h("strong", null, "Keys and values from the encoder"), h("span", { class: "small" }, `${columns} of each, one per source token`)),
   );
 }
 
@@ -151,11 +193,15 @@ async function attendStage(focus) {
     picture = {
       element: h("div", null, attendRoles(focus, eq), made.map((one, n) => figure(focus, one.element, [`${focus.at}.${grids[n]}`]))),
       update: (now) => made.forEach((one) => one.pin(now.row, attendKey(now, eq))),
+      point: (now, { word }) => made.forEach((one) => one.point(word === null ? null : now.row, word === null ? null : now.key)),
     };
   } else {
-    const { table, update } = attendTable(focus, eq);
+    const { table, update, point } = attendTable(focus, eq);
     const region = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "one row of the attention" }, table);
-    picture = { element: h("div", null, attendRoles(focus, eq), attendQuery(focus, eq), region, attendTriangle(focus, eq) ?? origin(focus, name)), update };
+    const triangle = attendTriangle(focus, eq);
+    const fan = ATTEND_TABLE[focus.stage].includes("weight") ? attendFan(focus, eq, table) : null;
+    const both = h("div", { class: triangle ? "beside" : fan ? "fan-table" : null }, fan, region, triangle);
+    picture = { element: h("div", null, attendRoles(focus, eq), both, attendSink(focus, eq), triangle ? null : origin(focus, name)), update, point };
   }
   return { picture, formulas: (now) => attendFormulas(now, eq), checks: attendChecks(focus, eq) };
 }
@@ -163,14 +209,37 @@ async function attendStage(focus) {
 /** The whole causal mask: the last token alone has nothing to mask. */
 function attendTriangle(focus, eq) {
   if (focus.stage !== "mask" || !attendCausal(focus)) return null;
-  return h("div", { class: "below" }, figure(focus, attendMatrix(focus, eq, "masked", "The same for all words").element, [`${focus.at}.masked`]));
+  return figure(focus, attendMatrix(focus, eq, "masked", "The same for all words").element, [`${focus.at}.masked`]);
 }
 
-/** The query vector. */
-function attendQuery(focus, eq) {
-  const label = focus.queryTokens.labels[focus.row];
-  const query = vectorStrip({ values: rowOf(eq.q, focus.row), title: `q (question) of ${label}` }).element;
-  return h("div", { class: "query-line" }, query);
+/** The query, and a line to each key as thick as its weight. */
+function attendFan(focus, eq, table) {
+  const weights = rowOf(eq.weights, focus.row);
+  const drawing = svg("svg", { class: "fan" });
+  const draw = () => {
+    const { width, height, top } = drawing.getBoundingClientRect();
+    if (!width) return;
+    drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    const [from, y] = [query.offsetWidth + 2, height / 2];
+    drawing.replaceChildren(...[...table.tBodies[0].rows].flatMap((row, j) => {
+      if (weights[j] < 0.004) return [];
+      const box = row.getBoundingClientRect();
+      const to = box.top + box.height / 2 - top;
+      const d = `M${from} ${y} C${(from + width) / 2} ${y} ${(from + width) / 2} ${to} ${width} ${to}`;
+      return [svg("path", { class: "fan-line", d, "stroke-width": String(0.8 + 9 * weights[j]), opacity: String(0.25 + 0.7 * weights[j]) })];
+    }));
+  };
+  new ResizeObserver(draw).observe(table);
+  const answer = nextWords(focus)?.[focus.row];
+  const query = h("div", { class: "fan-query" }, h("span", { dir: "auto" }, focus.queryTokens.labels[focus.row]), answer === undefined ? null : h("span", { dir: "auto" }, `→ ${answer}`));
+  return h("div", { "aria-hidden": "true" }, drawing, query);
+}
+
+/** Why the mark at the beginning gets so much weight. */
+function attendSink(focus, eq) {
+  const weight = eq.weights.values[focus.row * eq.columns];
+  if (!focus.keyTokens.special[0] || focus.keySide !== "decoder" || weight < 0.3 || !ATTEND_TABLE[focus.stage].includes("weight")) return null;
+  return h("p", { class: "small soft" }, h("strong", null, focus.keyTokens.labels[0]), " stands for the beginning of the text. A head that finds nothing to look at puts its weight there (an attention sink).");
 }
 
 function attendFormulas(now, eq) {
@@ -189,7 +258,7 @@ function attendFormulas(now, eq) {
 }
 
 function attendScore(now, eq, key, at) {
-  const letters = formula("score i j is q i times k j", mij("s", "i", "j"), mo("="), msub("q", "i"), mo("·"), msub("k", "j"));
+  const letters = formula("score i j is q i times k j", mij("s", "i", "j"), mo("="), mrole("q", "i"), mo("·"), mrole("k", "j"));
   const links = h("p", { class: "small soft" }, "where ", valueLink(now, `${now.at}.q`, "q"), " and ", valueLink(now, `${now.at}.k`, "k"), " come from");
   return [letters, sumOfProducts(rowOf(eq.q, now.row), rowOf(eq.k, key), eq.scores.values[at]), links];
 }
@@ -309,7 +378,7 @@ async function attendQueries(focus, facts) {
         "div",
         null,
         await attendComesIn(focus, label),
-        figure(focus, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${label}`, values: rowOf(eq[part], focus.row), name: `${focus.at}.${part}` }))), ["q", "k", "v"].map((part) => `${focus.at}.${part}`)),
+        figure(focus, strips(Object.entries(roles).map(([part, role]) => ({ title: `${role} of ${label}`, values: rowOf(eq[part], focus.row), name: `${focus.at}.${part}`, role: part }))), ["q", "k", "v"].map((part) => `${focus.at}.${part}`)),
       );
   return { picture: { element }, formulas: () => attendFirstNumber(focus, facts, label), checks: [] };
 }
@@ -353,7 +422,7 @@ async function attendSum(focus) {
 function attendShares(focus, eq) {
   const weights = rowOf(eq.weights, focus.row);
   const rows = focus.keyTokens.labels.flatMap((label, j) =>
-    weights[j] > 0 ? [{ title: `${show(weights[j])} × v of ${label}`, values: rowOf(eq.v, j).map((x) => x * weights[j]), sign: "+", note: "" }] : [],
+    weights[j] > 0 ? [{ title: `${show(weights[j])} × v of ${label}`, values: rowOf(eq.v, j).map((x) => x * weights[j]), sign: "+", note: "", role: "v", word: wordAt(focus.keySide, j) }] : [],
   );
   if (rows.length) rows[0].sign = "";
   const gone = weights.filter((weight) => weight === 0).length;
@@ -365,7 +434,7 @@ function attendSumFormula(focus, eq) {
   const weights = rowOf(eq.weights, focus.row);
   const first = Float32Array.from({ length: eq.columns }, (_, j) => eq.v.values[j * eq.v.shape[1]]);
   return [
-    formula("z i is the sum of w i j times v j", msub("z", "i"), mo("="), msum("j"), mij("w", "i", "j"), msub("v", "j")),
+    formula("z i is the sum of w i j times v j", msub("z", "i"), mo("="), msum("j"), mij("w", "i", "j"), mrole("v", "j")),
     h("p", { class: "small" }, "the first number of z for ", h("strong", { dir: "auto" }, focus.queryTokens.labels[focus.row]), ":"),
     sumOfProducts(weights, first, rowOf(eq.mixed, focus.row)[0]),
     h("p", { class: "small soft" }, "where ", valueLink(focus, `${focus.at}.weights`, "the weights"), " and ", valueLink(focus, `${focus.at}.v`, "v"), " come from"),

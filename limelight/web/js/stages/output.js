@@ -1,6 +1,7 @@
 // The last stages: output probabilities and the generation loop; and the extras.
 
 import { bars } from "../charts/bars.js";
+import { beamTree } from "../charts/beam.js";
 import { calculation, formula, mfactor, mfrac, mint, mnum, mo, mrow, msub, msum, msup, mwords } from "../charts/formula.js";
 import { h } from "../core/dom.js";
 import { chooseRow, stepAt } from "../core/focus.js";
@@ -9,13 +10,16 @@ import { pieceLabelAt } from "../core/pieces.js";
 import { compared, figure, listing, shareBar, tableNamed, tables } from "./parts.js";
 
 const OUTPUT_SHOWN = 6; // last tokens shown at each step of the loop
+const OUTPUT_BARS = 10; // candidates at most, and those above a thousandth only
 
 /** Probabilities of the vocabulary, or of the classes. */
 async function outputClassifier(focus, facts) {
   if (focus.m.classes.length) return outputClasses(focus);
   if (focus.m.model.masked_head === false) return outputExtra(focus, facts); // it embeds texts
   const { values: logits } = await focus.trace.logits(focus.row);
-  const top = tables(facts).find((table) => table.names.includes("top")).rows.map(([label, id]) => ({ label, id: Number(id) }));
+  const likely = tables(facts).find((table) => table.names.includes("top")).rows.map(([label, id]) => ({ label, id: Number(id) }));
+  const shares = softmax(logits);
+  const top = likely.filter(({ id }, n) => n < 5 || (n < OUTPUT_BARS && shares[id] >= 0.001));
   const chosen = focus.side === "decoder" ? focus.m.answers.ids[focus.row] : null;
   const made = bars({ items: outputItems(top, logits, 1, chosen), title: "Most likely pieces" });
   const readout = h("output", { class: "number", for: "explain-temperature" }, "1.0");
@@ -29,9 +33,10 @@ async function outputClassifier(focus, facts) {
   const element = h(
     "div",
     null,
-    h("h2", null, "Most likely pieces"),
-    h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", readout),
+    h("div", { class: "bars-heads soft small", "aria-hidden": "true" }, ["piece", "", "probability", "logit"].map((name) => h("span", null, name))),
     figure(focus, made.element, ["logits"]),
+    h("p", { class: "soft small" }, `and ${(logits.length - top.length).toLocaleString("en")} others: ${showPercent(1 - top.reduce((sum, { id }) => sum + shares[id], 0))} together`),
+    h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", readout),
     h("div", { class: "below" }, tableNamed(facts, "lens")),
   );
   return { picture: { element }, formulas: () => outputProbability(top[0], logits), checks: outputChecks(focus, logits) };
@@ -115,9 +120,16 @@ function outputStep(focus, step, n, focused) {
 
 /** The extras are tables, as in the terminal. */
 async function outputExtra(focus, facts) {
-  const element = h("div", null, tables(facts).map((table) => listing(table)));
+  const tree = focus.stage === "beam" && focus.m.beam.length ? outputTree(focus) : null;
+  const element = h("div", null, tree, tables(facts).map((table, n) => (tree && !n ? h("details", { class: "below" }, h("summary", null, "The same as a table"), listing(table)) : listing(table))));
   const write = { teacher: outputTeacher, beam: outputBeam, loss: outputTeacher, learning: outputLearning }[focus.stage];
   return { picture: { element }, formulas: () => (write ? write(facts.formulas.map(({ numbers }) => numbers)) : []), checks: [] };
+}
+
+/** The search as a tree: every step's hypotheses, and the way that won. */
+function outputTree({ m }) {
+  const tree = m.beam.map((step) => step.map(([place, parent, , logprob, score, ended, piece]) => ({ place, parent, piece, logprob, score, ended })));
+  return h("div", { class: "scroller beam-scroll", tabindex: "0", role: "region", "aria-label": "the search tree" }, beamTree(tree, m.answers.pieces.filter((_, i) => i >= m.given && !m.answers.special[i])));
 }
 
 /** The loss of this text; and with label smoothing, if training used it. */

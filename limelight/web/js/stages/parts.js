@@ -39,18 +39,27 @@ export function checkList(checks) {
 export function origin(focus, name) {
   const facts = focus.m.tensors[name];
   if (!facts) return null;
-  const sources = facts.from.map((from) => [" ", valueLink(focus, from)]);
+  const near = (from) => (from.slice(0, from.lastIndexOf(".")) === name.slice(0, name.lastIndexOf(".")) ? from.split(".").at(-1) : valueName(from));
+  const sources = facts.from.map((from) => [" ", valueLink(focus, from, near(from))]);
   return h(
     "p",
     { class: "origin soft small" },
-    h("code", null, name),
+    h("span", { title: name }, valueName(name)),
     ` [${facts.shape.join(" × ")}]: ${facts.op}`,
     sources.length ? [" of", sources] : null,
   );
 }
 
+/** encoder.0.self.norm as people count: encoder, layer 1, self-attention: norm. */
+function valueName(name) {
+  const parts = name.split(".");
+  const uses = { self: "self-attention", cross: "cross-attention", feed_forward: "feed-forward" };
+  const where = parts.slice(0, -1).map((part) => (/^\d+$/.test(part) ? `layer ${Number(part) + 1}` : uses[part] ?? part));
+  return where.length ? `${where.join(", ")}: ${parts.at(-1)}` : name;
+}
+
 /** The name of a value as a link to the stage that computes it. */
-export function valueLink(focus, name, label = name) {
+export function valueLink(focus, name, label = valueName(name)) {
   const { stage, layer } = makerOf(focus.m, name);
   const go = () => select({ stage, ...(layer ? { layer } : {}), key: null });
   return button(label, go, { class: "link", title: `${name}: go to the stage that computes it`, dataset: { value: name } });
@@ -63,20 +72,27 @@ export function figure(focus, made, names = []) {
 
 /**
  * The vectors of a token as strips on one colour scale.
- * @param {{title: string, values: ArrayLike<number>, name?: string, sign?: string, note?: string}[]}
- *   rows `name`: which value of the model it is, where it is one
+ * @param {{title: string, values: ArrayLike<number>, name?: string, sign?: string, note?: string, role?: string,
+ *   word?: string}[]} rows `name`: which value of the model it is, where it is one; `role`: q, k or v
  */
 export function strips(rows) {
-  let most = 0;
-  for (const { values } of rows) for (const x of values) if (Number.isFinite(x)) most = Math.max(most, Math.abs(x));
+  const most = stripsScale(rows.map(({ values }) => values));
   const scale = { kind: "signed", low: -most, high: most };
   return h(
     "div",
-    { class: "strips" },
-    rows.map(({ title, values, name, sign, note }) =>
-      h("div", { class: "strips-row", dataset: { value: name ?? "" } }, h("span", { class: "strips-sign", "aria-hidden": "true" }, sign ?? ""), vectorStrip({ values, title, note, scale }).element),
+    { class: rows.length > 12 ? "strips many" : "strips", style: { "--rows": String(rows.length) } },
+    rows.map(({ title, values, name, sign, note, role, word }) =>
+      h("div", { class: `strips-row${role ? ` role-${role}` : ""}`, dataset: { value: name ?? "", ...(word ? { word } : {}) } }, h("span", { class: "strips-sign", "aria-hidden": "true" }, sign ?? ""), vectorStrip({ values, title, note, scale }).element),
     ),
   );
+}
+
+/** The end of the colours: an outlier or two may be off it, or else nothing else could be seen. */
+function stripsScale(vectors) {
+  const sizes = vectors.flatMap((values) => Array.from(values, Math.abs)).filter(Number.isFinite).sort((a, b) => a - b);
+  if (!sizes.length) return 0;
+  const [most, usual] = [sizes.at(-1), sizes[Math.floor(0.98 * (sizes.length - 1))]];
+  return most > 4 * usual && usual > 0 ? 2 * usual : most;
 }
 
 /** A table of a stage, as the terminal prints it; `share` is a column of bars. */

@@ -11,7 +11,7 @@ import { segmentsOf } from "../core/words.js";
 export const chatTab = {
   id: "chat",
   title: "Chat",
-  fits: (model, page) => model.abilities.includes("chat") && !page.offline,
+  fits: (model, page) => model.abilities.includes("chat") && !(model.kind === "pairs" && model.tags.length) && !page.offline,
   mount(container, page) {
     container.classList.add("use", "chat");
     const view = chatView(page);

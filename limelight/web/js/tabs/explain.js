@@ -1,10 +1,13 @@
-// The walk through this model, stage by stage: a map, a picture, and the text and numbers about it.
+// The walk through this model, stage by stage: the drawing of the model, a zoom into it, and the text
+// and numbers about it. What the reader points at lights up everywhere.
 
 import { choice } from "../core/choice.js";
 import { button, h, replace } from "../core/dom.js";
 import { chooseRow, stageParameters, rowLabel, stepAt, focusOf, layersOn } from "../core/focus.js";
 import { onKeys } from "../core/keys.js";
+import { show } from "../core/numbers.js";
 import { reading } from "../core/page.js";
+import { onPointer, pointAt } from "../core/pointer.js";
 import { sentenceInput, sentenceWords } from "../core/sentenceInput.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { attentionStages } from "../stages/attention.js";
@@ -13,9 +16,11 @@ import { layerStages } from "../stages/layers.js";
 import { modelMap, stageList } from "../stages/modelMap.js";
 import { outputStages } from "../stages/output.js";
 import { checkList } from "../stages/parts.js";
+import { Lens, arrive, takeAlong } from "../stages/travel.js";
 
 const EXPLAIN_STAGES = { ...embeddingStages, ...attentionStages, ...layerStages, ...outputStages };
-const EXPLAIN_PLAY = 2500; // milliseconds per stage while playing
+const EXPLAIN_MINUTE = ["pieces", "queries", "scores", "mask", "softmax", "cross", "classifier", "loop"];
+const EXPLAIN_WALKS = [["1", "1 minute"], ["10", "10 minutes"], ["", "everything"]];
 
 export const explainTab = {
   id: "explain",
@@ -37,8 +42,14 @@ class ExplainWalk {
 
   begin() {
     const { parts } = this;
-    replace(this.container, h("div", { class: "explain-top" }, this.sentence.element, parts.words), parts.walk, parts.foot);
-    const ends = [onSelect((now, before) => this.onSelect(now, before)), onKeys(this.keys()), this.sentence.leave];
+    const open = button("✎", () => parts.top.classList.toggle("open"), { class: "button quiet round explain-edit", "aria-label": "Another text" });
+    parts.top = h("div", { class: "explain-top" }, this.page.offline ? null : open, this.sentence.element, parts.words);
+    replace(this.container, parts.top, parts.walk, parts.foot);
+    explainPointing(this.container);
+    onPointer(parts.more, (now) => this.drawPointed(now));
+    this.fits = new ResizeObserver(() => this.fit());
+    for (const one of [document.documentElement, parts.top, parts.map]) this.fits.observe(one);
+    const ends = [onSelect((now, before) => this.onSelect(now, before)), onKeys(this.keys()), this.sentence.leave, () => this.fits.disconnect()];
     this.read();
     return () => {
       this.turn += 1;
@@ -52,6 +63,14 @@ class ExplainWalk {
     else if (this.trace) this.draw();
   }
 
+  /** How high a picture may be without scrolling. */
+  fit() {
+    const { picture, foot, walk } = this.parts;
+    const top = picture.getBoundingClientRect().top + document.documentElement.scrollTop + this.parts.middle.scrollTop;
+    walk.style.setProperty("--room", `${Math.max(160, window.innerHeight - top - foot.offsetHeight - 28)}px`);
+    this.lens.draw();
+  }
+
   /** Trace the text. */
   async read() {
     this.stopPlaying();
@@ -63,6 +82,8 @@ class ExplainWalk {
       if (turn !== this.turn) return;
       this.trace = trace;
       await this.draw();
+      if (this.page.playing && turn + 1 === this.turn) this.play();
+      this.page.playing = false;
     } catch (error) {
       if (turn !== this.turn) return;
       this.empty();
@@ -89,8 +110,8 @@ class ExplainWalk {
         const made = await this.page.busy(EXPLAIN_STAGES[focus.stage](focus, facts));
         if (turn !== this.turn) return;
         if (this.drawn?.key === key && this.drawn.made.picture.update) made.picture = this.drawn.made.picture;
-        else replace(this.parts.picture, made.picture.element);
-        this.drawn = { key, made, row: focus.row };
+        else this.replacePicture(made.picture.element, focus);
+        this.drawn = { key, made, row: focus.row, stage: focus.stage };
       }
       this.drawn.made.picture.update?.(focus);
       this.drawWords(focus, facts, this.drawn.made);
@@ -104,6 +125,18 @@ class ExplainWalk {
     }
   }
 
+  /** The next picture: of another stage it is a zoom, and takes along what the last one computed. */
+  replacePicture(element, focus) {
+    const { picture, map, middle, walk } = this.parts;
+    const moved = this.drawn && this.drawn.stage !== focus.stage;
+    const taken = moved ? takeAlong(picture) : null;
+    replace(picture, element);
+    middle.scrollTop = 0;
+    if (moved && walk.getBoundingClientRect().top < 0) walk.scrollIntoView();
+    this.fit();
+    if (moved) arrive(taken, picture, map.querySelector("[aria-current]"));
+  }
+
   drawAround(focus) {
     const { parts } = this;
     const { m } = focus;
@@ -111,19 +144,24 @@ class ExplainWalk {
     explainKeepingFocus(parts.list, stageList(focus));
     explainKeepingFocus(parts.words, sentenceWords(m, { source: focus.rows.encoder, target: focus.rows.decoder, side: focus.side }, (side, i) => chooseRow(m, side, i)));
     explainKeepingFocus(parts.tools, explainTools(focus));
+    for (const chips of parts.words.querySelectorAll(".chips")) explainReveal(chips, chips.querySelector("[aria-pressed=true]"));
     this.drawFoot(focus);
+    this.fit();
   }
 
   drawWords(focus, facts, made) {
     const { parts, page } = this;
-    const count = focus.m.stages.filter(({ extra }) => !extra).length;
-    const number = focus.extra ? "extra" : `${focus.m.stops.indexOf(focus.stage) + 1} of ${count}`;
+    const stops = this.stops(focus.m).filter((name) => !focus.m.stages.find((stage) => stage.name === name).extra);
+    const at = stops.indexOf(focus.stage);
+    const number = focus.extra ? "extra" : at < 0 ? "beside the walk" : `${at + 1} of ${stops.length}`;
     replace(parts.head, h("p", { class: "soft small stage-number" }, [number, facts.place].filter(Boolean).join(" · ")), h("h1", { id: "stage-title" }, facts.title));
-    replace(parts.what, h("p", { class: "what" }, facts.what), h("p", { class: "soft small" }, `Section ${facts.section} of “Attention Is All You Need”`));
+    const rotary = focus.stage === "positions" && focus.m.model.positions === "rotary";
+    replace(parts.what, h("p", { class: "what" }, facts.what), explainWhy(focus), h("p", { class: "soft small" }, rotary ? "Rotary positions: Su et al. 2021; the paper adds sinusoids instead" : `Section ${facts.section} of “Attention Is All You Need”`));
     const formulas = made.formulas(focus).filter(Boolean);
+    parts.formulas = h("div", null, formulas);
     replace(
       parts.more,
-      formulas.length ? h("section", { class: "words-part" }, h("h2", null, "With your numbers"), formulas) : null,
+      formulas.length ? h("section", { class: "words-part" }, h("h2", null, "With your numbers"), parts.formulas) : null,
       explainChecks(made.checks, facts.checks),
       facts.notes.length ? h("section", { class: "words-part notes" }, facts.notes.map((note) => h("p", null, note))) : null,
     );
@@ -131,13 +169,38 @@ class ExplainWalk {
     parts.walk.dataset.stage = focus.stage;
   }
 
+  /** The numbers of what is pointed at, and the words and terms that belong to it. */
+  drawPointed(now) {
+    const { focus, drawn, parts } = this;
+    if (!focus || drawn?.stage !== focus.stage) return;
+    const at = (word, side) => (word?.startsWith(`${side}:`) ? Number(word.split(":")[1]) : null);
+    const pair = { ...focus, key: at(now.word, focus.keySide) ?? focus.key, row: at(now.query, focus.side) ?? focus.row };
+    const about = `${pair.key} ${pair.row}`;
+    if (focus.scope.includes("head") && drawn.about !== about && (drawn.about !== undefined || pair.key !== focus.key || pair.row !== focus.row)) {
+      drawn.about = about;
+      replace(parts.formulas, drawn.made.formulas(pair));
+    }
+    drawn.made.picture.point?.(pair, now);
+    for (const element of this.container.querySelectorAll("[data-word], [data-number]")) {
+      const lit = element.dataset.word ? [now.word, now.query].includes(element.dataset.word) : now.number !== null && element.dataset.number === String(now.number) && element.dataset.of === String(now.of);
+      element.classList.toggle("lit", lit);
+    }
+  }
+
+  /** The stages of the chosen walk. */
+  stops(m) {
+    const { walk } = selected();
+    if (walk === "1") return m.stops.filter((name) => EXPLAIN_MINUTE.includes(name) && (name !== "mask" || !m.source.ids.length));
+    return walk === "10" ? m.stops.filter((name) => !m.stages.find((stage) => stage.name === name).extra) : m.stops;
+  }
+
   drawFoot(focus) {
     const { m } = focus;
-    const { foot, back, next, scrub, scrubbed, scrubber } = this.parts;
-    const at = m.stops.indexOf(focus.stage);
+    const { foot, back, next, scrub, scrubbed, scrubber, walks } = this.parts;
     foot.hidden = false;
-    back.disabled = at === 0;
-    next.disabled = at === m.stops.length - 1;
+    back.disabled = !this.neighbour(-1);
+    next.disabled = !this.neighbour(1);
+    walks.value = selected().walk ?? "";
     const shown = m.steps.length > 0 && m.target.ids.length > 0;
     scrubber.hidden = !shown;
     if (!shown) return;
@@ -152,10 +215,18 @@ class ExplainWalk {
 
   /** Move along the walk by this many stages. */
   move(by) {
-    const { m, stage } = this.focus ?? {};
-    const to = m?.stops[m.stops.indexOf(stage) + by];
+    const to = this.neighbour(by);
     if (to) select({ stage: to, key: null });
     return Boolean(to);
+  }
+
+  /** The nearest stage of the walk in this direction. */
+  neighbour(by) {
+    const { m, stage } = this.focus ?? {};
+    if (!m) return null;
+    const here = m.stops.indexOf(stage);
+    const ahead = this.stops(m).filter((name) => by * (m.stops.indexOf(name) - here) > 0);
+    return (by > 0 ? ahead[0] : ahead.at(-1)) ?? null;
   }
 
   moveStep(by) {
@@ -192,9 +263,11 @@ class ExplainWalk {
       this.stopPlaying();
       return;
     }
+    const { length } = this.stops(this.focus.m);
+    const seconds = selected().walk === "1" ? 60 / length : 30;
     this.playing = setInterval(() => {
       if (!this.move(1)) this.stopPlaying();
-    }, EXPLAIN_PLAY);
+    }, 1000 * seconds);
     explainPlayShown(this.parts.play, true);
   }
 
@@ -207,31 +280,67 @@ class ExplainWalk {
 
 function explainParts(walk) {
   const parts = {};
-  for (const name of ["map", "list", "head", "what", "picture", "more", "tools", "words"]) parts[name] = h("div", { class: `explain-${name}` });
+  for (const name of ["map", "head", "what", "picture", "more", "tools", "words", "bench"]) parts[name] = h("div", { class: `explain-${name}` });
   parts.list = h("div");
+  parts.middle = h("div", { class: "explain-middle card", tabindex: "0", role: "region", "aria-label": "Picture" }, parts.tools, parts.picture, parts.bench);
   parts.walk = h(
     "article",
     { class: "walk", "aria-labelledby": "stage-title" },
-    h("nav", { class: "explain-side", "aria-label": "The stages of the walk" }, parts.map, h("details", { class: "explain-list" }, h("summary", null, "All stages"), parts.list)),
+    h("nav", { class: "explain-side", "aria-label": "The model" }, parts.map),
     parts.head,
-    parts.what,
-    h("div", { class: "explain-middle card" }, parts.tools, parts.picture),
-    parts.more,
+    parts.middle,
+    h("div", { class: "explain-text", tabindex: "0", role: "region", "aria-label": "Text" }, parts.what, parts.more),
   );
-  parts.back = button("← Back", () => walk.move(-1));
+  walk.lens = new Lens(parts.walk, parts.map, parts.middle);
+  parts.walk.prepend(walk.lens.element);
+  parts.back = button(["←", h("span", { class: "wide" }, " Back")], () => walk.move(-1), { "aria-label": "← Back" });
   parts.next = button("Next →", () => walk.move(1), { class: "button primary" });
   parts.play = button("", () => walk.play());
   explainPlayShown(parts.play, false);
   parts.scrub = h("input", { type: "range", min: "0", step: "1", id: "scrub", "aria-label": "The token being generated", on: { input: () => walk.moveStep(Number(parts.scrub.value) - (stepAt(walk.focus.m, walk.focus.rows.decoder) ?? -1)) } });
   parts.scrubbed = h("span", { class: "small scrubbed", dir: "auto" });
   parts.scrubber = h("div", { class: "scrubber" }, h("label", { class: "soft small", for: "scrub" }, "generating"), parts.scrub, parts.scrubbed);
-  parts.foot = h("div", { class: "explain-foot", role: "group", "aria-label": "Walk" }, h("div", { class: "foot-buttons" }, parts.back, parts.next, parts.play), parts.scrubber);
+  parts.walks = h("select", { class: "field small-field", "aria-label": "Length of the walk", on: { change: () => select({ walk: parts.walks.value || null }) } }, EXPLAIN_WALKS.map(([id, label]) => h("option", { value: id }, label)));
+  const list = h("details", { class: "explain-list" }, h("summary", { class: "button" }, h("span", { class: "wide" }, "All stages"), h("span", { class: "narrow" }, "Stages")), h("nav", { class: "popover", "aria-label": "The stages of the walk" }, parts.list));
+  parts.foot = h("div", { class: "explain-foot", role: "group", "aria-label": "Walk" }, h("div", { class: "foot-buttons" }, parts.back, parts.next, parts.play, parts.walks), parts.scrubber, list);
   parts.foot.hidden = true;
   return parts;
 }
 
+/** Words, cells and terms say by attributes what they are about. */
+function explainPointing(container) {
+  const told = (event, on) => {
+    const found = event.target.closest?.("[data-word], [data-number]");
+    if (!found) return;
+    if (found.dataset.word) pointAt({ word: on ? found.dataset.word : null });
+    else pointAt(on ? { number: Number(found.dataset.number), of: Number(found.dataset.of) } : { number: null, of: null });
+  };
+  for (const [name, on] of [["pointerover", true], ["pointerout", false], ["focusin", true], ["focusout", false]]) container.addEventListener(name, (event) => told(event, on));
+}
+
+/** Why the walk stands at this head and at these words; said as long as nobody chose others. */
+function explainWhy(focus) {
+  const { m, layer, head, rows } = focus;
+  const { first_look: first } = m;
+  const chosen = selected();
+  if (!first.layer || layer !== first.layer || head !== first.head || !focus.scope.includes("layer") || chosen.layer !== null) return null;
+  const cross = m.source.ids.length > 0 && m.target.ids.length > 0;
+  const keys = m.source.ids.length ? m.source : m.target;
+  const [side, about] = cross ? ["decoder", m.answers] : m.source.ids.length ? ["encoder", m.source] : ["decoder", m.target];
+  const row = side === "encoder" ? first.source : first.target;
+  if (rows[side] !== row) return null;
+  const verb = cross ? "For" : "At";
+  return h("p", { class: "small why" }, `Why here: head ${head} of layer ${layer} has the sharpest attention between words. ${verb} `, h("strong", { dir: "auto" }, about.labels[row]), ", ", h("span", { class: "number" }, show(first.weight)), " of its weight is on ", h("strong", { dir: "auto" }, keys.labels[first.key]), ".");
+}
+
+/** Scroll a row of chips, and nothing else, until this one is in sight. */
+function explainReveal(row, chip) {
+  if (chip) row.scrollLeft = chip.offsetLeft - row.offsetLeft - (row.clientWidth - chip.offsetWidth) / 2;
+}
+
 function explainPlayShown(made, playing) {
-  made.textContent = playing ? "❚❚ Pause" : "▶ Play";
+  replace(made, playing ? "❚❚" : "▶", h("span", { class: "wide" }, playing ? " Pause" : " Play"));
+  made.setAttribute("aria-label", playing ? "Pause" : "Play");
   made.setAttribute("aria-pressed", String(playing));
 }
 

@@ -22,11 +22,27 @@ export const modelTab = {
     replace(
       container,
       h("h1", { class: "unseen" }, "Model"),
+      h("p", { class: "model-facts" }, h("strong", null, page.model.name), ` · ${modelFacts(page.model)}`),
       h("div", { class: "model" }, drawing, h("div", { class: "model-cards" }, cards)),
     );
     return leave;
   },
 };
+
+/** The model in one line. */
+function modelFacts({ config, vocabulary, parameters, step }) {
+  const facts = [
+    config.family,
+    config.layers === 1 ? "1 layer" : `${config.layers} layers`,
+    config.heads ? `${config.heads} heads` : null,
+    `width ${config.d_model}`,
+    config.norm === "none" ? "no norms" : config.norm_order ? `${config.norm_order}-norm` : null,
+    `${showCount(vocabulary)} pieces`,
+    `${showCount(parameters)} parameters`,
+    step ? `${showCount(step)} training steps` : null,
+  ];
+  return facts.filter(Boolean).join(" · ");
+}
 
 /** The diagram follows the width of its container. */
 function modelDrawing(model) {

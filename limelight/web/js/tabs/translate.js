@@ -16,7 +16,7 @@ const TRANSLATE_OTHERS = 3;
 export const translateTab = {
   id: "translate",
   title: "Translate",
-  fits: (model, page) => model.abilities.includes("translate") && !page.offline,
+  fits: (model, page) => model.abilities.includes("translate") && model.kind !== "dialogues" && !page.offline,
   mount(container, page) {
     const view = translateView(page);
     container.classList.add("use");
