@@ -19,6 +19,7 @@ from limelight.data.corpora import TOYS
 from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import without_space
 from limelight.errors import UserError
+from limelight.explain.comparison import answer_logprob, answer_of, head_effects
 from limelight.explain.explanation import Explanation, changed
 from limelight.explain.focus import focus_on
 from limelight.explain.interventions import intervention_in_steps, parse
@@ -73,7 +74,10 @@ class TraceCache:
             fingerprint = _fingerprint(self.loaded, trace.traced_text)
             if message["print"] not in ("", fingerprint):
                 raise ExpiredError("the model has changed since this was traced")
-            answer = _TRACE_VIEWS[message["what"]](trace, message)
+            if message["what"] == "heads":
+                answer = yield from _heads_view(trace)
+            else:
+                answer = _TRACE_VIEWS[message["what"]](trace, message)
         finally:
             self.busy = False
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
@@ -176,6 +180,16 @@ def _stop_view(trace: Explanation, message: Message) -> Message:
     view = focus_on(trace, message["layer"], message["head"], message["word"], rows)
     trace.prefetch(n for n in trace.names if _needed(n, view.layer, message["name"]))
     return {"stop": serialize.stage_data(stage_at(trace, message["name"], view))}
+
+
+def _heads_view(trace: Explanation) -> Generator[None, None, Message]:
+    """What the answer loses without each head, in the order of the model."""
+    found: list[list[Any]] = []
+    for effects in head_effects(trace):
+        found += [[tap.removesuffix(".weights"), head, effect] for tap, head, effect in effects]
+        yield None
+    before = answer_logprob(trace, trace.logits)
+    return {"answer": answer_of(trace), "log_probability": before, "heads": found}
 
 
 def _needed(name: str, layer: int, stop: str) -> bool:

@@ -2,6 +2,7 @@
 
 import { api, onKeyWanted } from "./core/api.js";
 import { askForKey, helpDialog } from "./core/dialogs.js";
+import { benchTab } from "./bench/bench.js";
 import { button, h, replace } from "./core/dom.js";
 import { onKeys } from "./core/keys.js";
 import { showCount } from "./core/numbers.js";
@@ -22,7 +23,7 @@ import { writeTab } from "./tabs/write.js";
 // In the order of the tab bar. The first one that fits the model is shown first.
 const APP_TABS = [
   translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
-  explainTab, attentionTab, trainingTab, modelTab,
+  explainTab, benchTab, attentionTab, trainingTab, modelTab,
 ];
 const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show
 
