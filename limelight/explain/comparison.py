@@ -106,7 +106,7 @@ def rank_heads(
 
 
 def head_effects(trace: Trace) -> Iterator[list[HeadEffect]]:
-    """The same in the order of the model, some heads at a time: each has a row of a batch."""
+    """What each head is worth, in the order of the model: some at a time, each a row of a batch."""
     heads, before = all_heads(trace), answer_logprob(trace, trace.logits)
     for some in (heads[i : i + _AT_ONCE] for i in range(0, len(heads), _AT_ONCE)):
         edits = {name: [*others] for name, others in trace.edits.items()}

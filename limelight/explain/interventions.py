@@ -4,8 +4,9 @@
         changed(source, target)
 
 TAP[@HEAD]=off|uniform|zero|scale:X|from:TEXT, source:N=hide and target:N=WORD; heads and positions
-count from 1. `masked=off` lets a decoder see later tokens. TAP is a tap's name, a pattern with `*`, a layer (decoder.0) or a sub-layer
-(decoder.0.cross). The model computes on from the changed value, and is as before afterwards.
+count from 1. TAP is a tap's name, a pattern with `*`, a layer (decoder.0) or a sub-layer
+(decoder.0.cross); a decoder whose `masked` is off sees later tokens. The model
+computes on from the changed value, and is as before afterwards.
 """
 
 import math

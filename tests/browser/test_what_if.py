@@ -48,7 +48,8 @@ def test_a_head_off_shows_the_numbers_computed_by_hand(page, known):
     shares = softmax(hand.values["logits"])
     expected = [shares[step.row, step.chosen.token] for step in trace.steps]
     after = [row[2] for row in shown(page)]
-    assert all(map(is_share, after, expected)) and len(after) == len(expected)
+    assert all(map(is_share, after, expected))
+    assert len(after) == len(expected)
     assert [row[1] for row in shown(page)] == before != after
     assert page.locator(".two-matrices .matrix").count() == 2
 
@@ -56,7 +57,8 @@ def test_a_head_off_shows_the_numbers_computed_by_hand(page, known):
     ready(page)
     assert [row[2] for row in shown(page)] == after  # the link has it
     switch(page, f"{TITLE}, off")  # on again
-    assert changes(page) == [] and [row[-1] for row in shown(page)] == before
+    assert changes(page) == []
+    assert [row[-1] for row in shown(page)] == before
 
 
 def test_words_are_hidden_and_forced(page, known):
