@@ -125,6 +125,13 @@ async def heads(registry: Registry, trace: _TraceName) -> schemas.HeadsResponse:
     return schemas.HeadsResponse(**await _part(registry, trace, "heads"))
 
 
+@router.get("/trace/{trace}/html")
+async def html(registry: Registry, trace: _TraceName) -> schemas.HtmlResponse:
+    """The walk as one HTML file that works offline, as `limelight explain --html` writes it."""
+    called = registry.choose(token_of(trace).model).name
+    return schemas.HtmlResponse(**await _part(registry, trace, "html", called=called))
+
+
 @router.post("/teacher")
 async def teacher(request: schemas.TeacherRequest, registry: Registry) -> schemas.TeacherTable:
     """Teacher forcing: the loss at every position, given the true tokens before it."""

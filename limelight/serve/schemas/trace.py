@@ -104,6 +104,10 @@ class HeadsResponse(BaseModel):
     heads: list[tuple[str, int, float]]
 
 
+class HtmlResponse(BaseModel):
+    html: str
+
+
 class TeacherTable(BaseModel):
     """Teacher forcing, position by position: input, target, its probability, and the loss.
 

@@ -24,6 +24,7 @@ from limelight.explain.explanation import Explanation, changed
 from limelight.explain.focus import focus_on
 from limelight.explain.interventions import intervention_in_steps, parse
 from limelight.explain.render import serialize
+from limelight.explain.render.html import html_in_steps
 from limelight.explain.render.serialize import Blob, clean
 from limelight.explain.stages import stage_at
 from limelight.explain.stages.learning import teacher_forcing
@@ -74,8 +75,8 @@ class TraceCache:
             fingerprint = _fingerprint(self.loaded, trace.traced_text)
             if message["print"] not in ("", fingerprint):
                 raise ExpiredError("the model has changed since this was traced")
-            if message["what"] == "heads":
-                answer = yield from _heads_view(trace)
+            if view := _LONG_VIEWS.get(message["what"]):
+                answer = yield from view(trace, message)
             else:
                 answer = _TRACE_VIEWS[message["what"]](trace, message)
         finally:
@@ -182,7 +183,7 @@ def _stop_view(trace: Explanation, message: Message) -> Message:
     return {"stop": serialize.stage_data(stage_at(trace, message["name"], view))}
 
 
-def _heads_view(trace: Explanation) -> Generator[None, None, Message]:
+def _heads_view(trace: Explanation, _: Message) -> Generator[None, None, Message]:
     """What the answer loses without each head, in the order of the model."""
     found: list[list[Any]] = []
     for effects in head_effects(trace):
@@ -190,6 +191,10 @@ def _heads_view(trace: Explanation) -> Generator[None, None, Message]:
         yield None
     before = answer_logprob(trace, trace.logits)
     return {"answer": answer_of(trace), "log_probability": before, "heads": found}
+
+
+def _html_view(trace: Explanation, message: Message) -> Generator[None, None, Message]:
+    return {"html": (yield from html_in_steps(trace, message["called"]))}
 
 
 def _needed(name: str, layer: int, stop: str) -> bool:
@@ -217,6 +222,13 @@ _TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
     "logits": lambda trace, m: _blob_payload(serialize.logits(trace, m["row"])),
     "token": lambda trace, m: _blob_payload(serialize.token(trace, m["side"], m["row"])),
     "stop": _stop_view,
+}
+
+
+# These take seconds: other jobs have their turn meanwhile.
+_LONG_VIEWS: dict[str, Callable[[Explanation, Message], Generator[None, None, Message]]] = {
+    "heads": _heads_view,
+    "html": _html_view,
 }
 
 

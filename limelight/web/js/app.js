@@ -3,6 +3,7 @@
 import { api, onKeyWanted } from "./core/api.js";
 import { askForKey, helpDialog } from "./core/dialogs.js";
 import { benchTab } from "./bench/bench.js";
+import { embedded, shareMenu } from "./bench/share.js";
 import { button, h, replace } from "./core/dom.js";
 import { onKeys } from "./core/keys.js";
 import { showCount } from "./core/numbers.js";
@@ -33,6 +34,7 @@ const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file 
  */
 export async function start(file = null) {
   const frame = appFrame();
+  if (embedded()) document.documentElement.dataset.embed = "1";
   replace(document.body, frame.skip, frame.bar, frame.main, frame.live, frame.help);
   onKeyWanted(askForKey);
   onKeys({
@@ -62,6 +64,7 @@ function appFrame() {
   const tools = h(
     "div",
     { class: "tools" },
+    shareMenu(() => frame.page),
     button("?", () => help.showModal(), { class: "button quiet round", title: "Help (?)", "aria-label": "Help" }),
     themeButton(),
   );
